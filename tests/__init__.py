@@ -1,0 +1,1 @@
+"""The proofs, from the pure protocol to real workers under fire."""

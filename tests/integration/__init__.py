@@ -1,0 +1,1 @@
+"""Real workers, brokers and stores, and the faults they must survive."""

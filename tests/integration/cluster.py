@@ -1,0 +1,188 @@
+"""Setup, cluster, worker and AWS classes: pytest-celery's own, with the verbs that crash tests need."""
+# mypy: allow-subclassing-any
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from celery import Celery
+from pytest_celery import (
+    CeleryTestBroker,
+    CeleryTestContainer,
+    CeleryTestSetup,
+    CeleryTestWorker,
+    CeleryWorkerCluster,
+    CeleryWorkerContainer,
+)
+
+from tests.support import ledger
+from tests.support.ledger import Row
+from tests.support.waiting import wait_until
+
+AWS_PORT = "4566/tcp"
+on_redis = pytest.mark.parametrize("celery_broker", ["redis"], indirect=True)
+on_sqs = pytest.mark.parametrize("celery_broker", ["sqs"], indirect=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """The arguments of `@pytest.mark.worker`: which workers a test needs."""
+
+    count: int = 1
+    pool: str = "prefork"
+    concurrency: int = 2
+    queues: str = "celery"
+    visibility_timeout: int = 30
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, node: pytest.Item) -> WorkerOptions:
+        """Merge the marks of a test: the nearest one wins."""
+        marks = reversed(list(node.iter_markers("worker")))
+        return cls(**{name: value for mark in marks for name, value in mark.kwargs.items()})
+
+    def arguments(self) -> list[str]:
+        """The words of the command line."""
+        chosen = ["--pool", self.pool, "--concurrency", str(self.concurrency), "--queues", self.queues]
+        # Workers here never need to find each other; looking for neighbours costs a second per start.
+        return [*chosen, "--without-mingle", "--without-gossip", "--without-heartbeat"]
+
+
+class IdempotentSetup(CeleryTestSetup):
+    """Everything a test needs to drive its workers."""
+
+    worker: IdempotentWorker
+    worker_cluster: IdempotentCluster
+    app: Celery
+
+
+class IdempotentCluster(CeleryWorkerCluster):
+    """The workers of one test."""
+
+    def worker_of(self, row: Row) -> IdempotentWorker:
+        """The worker that wrote the row."""
+        workers: dict[str, IdempotentWorker] = {worker.hostname(): worker for worker in self}
+        return workers[row.worker]
+
+    def kill_child(self, row: Row) -> None:
+        """SIGKILL the process that wrote the row, and nothing else."""
+        self.worker_of(row).send_signal(row.pid, signal.SIGKILL)
+
+
+class IdempotentWorker(CeleryTestWorker):
+    """One worker, with its pool."""
+
+    def send_signal(self, pid: int, number: signal.Signals) -> None:
+        """Signal one process of this worker, such as the pool child that runs a task."""
+        code, output = self.container.exec_run(["python", "-c", f"import os; os.kill({pid}, {number.value})"])
+        assert code == 0, output
+
+    def freeze(self) -> None:
+        """Stop the whole worker in its tracks (SIGSTOP), as a long pause of its machine would."""
+        self.container.pause()
+
+    def thaw(self) -> None:
+        """Let a frozen worker go on (SIGCONT), unaware that time has passed."""
+        self.container.unpause()
+
+    def shut_down(self, *, cold: bool = False) -> None:
+        """Ask for a warm (SIGTERM) or a cold (SIGQUIT) shutdown and wait for its end."""
+        self.kill(signal="SIGQUIT" if cold else "SIGTERM", reload_container=False)
+        wait_until(self.has_exited, f"{self.hostname()} shuts down")
+
+    def has_exited(self) -> bool:
+        """Whether the worker's main process is gone."""
+        self.container.reload()
+        return bool(self.container.status == "exited")
+
+    def start_again(self) -> None:
+        """Start a worker that has ended, and wait until it consumes."""
+        starts = self.logs().count(self.container.ready_prompt)
+        self.container.restart(timeout=10)
+        wait_until(
+            lambda: self.logs().count(self.container.ready_prompt) > starts, f"{self.hostname()} starts again"
+        )
+
+
+class IdempotentWorkerContainer(CeleryWorkerContainer):
+    """A worker with the tasks of this folder."""
+
+    @classmethod
+    def command(cls, *args: str, **kwargs: Any) -> list[str]:
+        name = f"{cls.worker_name()}@%h"
+        return ["celery", "-A", "app", "worker", f"--loglevel={cls.log_level()}", "-n", name, *args]
+
+    @classmethod
+    def tasks_modules(cls) -> set[Any]:
+        from tests.integration import plain_tasks
+
+        return {ledger, plain_tasks}
+
+    @classmethod
+    def signals_modules(cls) -> set[Any]:
+        from tests.integration import quick_pool
+
+        return {quick_pool}
+
+    def pause(self) -> None:
+        """Freeze all processes."""
+        self._container.pause()
+
+    def unpause(self) -> None:
+        """Thaw all processes."""
+        self._container.unpause()
+
+
+class AwsContainer(CeleryTestContainer):
+    """DynamoDB and SQS."""
+
+    @property
+    def inside_address(self) -> str:
+        """`host:port` as other containers see it."""
+        hostname: str = self.attrs["Config"]["Hostname"]
+        return hostname if ":" in hostname else f"{hostname}:{AWS_PORT.split('/')[0]}"
+
+    @property
+    def outside_address(self) -> str:
+        """`host:port` as the tests see it."""
+        return f"localhost:{self._wait_port(AWS_PORT)}"
+
+    @property
+    def ready_prompt(self) -> str:
+        return "Running on http"
+
+
+class SqsBroker(CeleryTestBroker):
+    """SQS in an AWS account of its own, so that no test meets the queues of another."""
+
+    def __init__(self, container: AwsContainer, account: str) -> None:
+        super().__init__(container)
+        self._account = account
+
+    def config(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+        return {
+            "url": f"sqs://{self._account}:secret@{self.container.inside_address}//",
+            "host_url": f"sqs://{self._account}:secret@{self.container.outside_address}//",
+        }
+
+
+def transport_options(broker_url: str, visibility_timeout: int) -> dict[str, Any]:
+    """Broker options with which a lost message comes back in seconds instead of minutes."""
+    if broker_url.startswith("redis"):
+        return {
+            "visibility_timeout": visibility_timeout,
+            "unacked_restore_interval": 0.5,
+            "unacked_restore_throttle": 1,
+            "unacked_mutex_expire": 2,
+        }
+    return {
+        "visibility_timeout": visibility_timeout,
+        "region": "us-east-1",
+        "is_secure": False,
+        "wait_time_seconds": 1,
+        "polling_interval": 0.1,
+    }

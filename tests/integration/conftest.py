@@ -1,0 +1,182 @@
+"""Real brokers, stores and workers: containers where Docker exists, local processes where it does not.
+
+`CI_RUNTIME=process` (the default) or `CI_RUNTIME=docker` chooses; the tests cannot tell the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import pytest_docker_tools.wrappers.container
+from celery import Celery
+from pytest_celery import RedisTestBackend
+from pytest_docker_tools import build, container, fxtr, network
+
+from tests.integration.cluster import (
+    AWS_PORT,
+    AwsContainer,
+    IdempotentCluster,
+    IdempotentSetup,
+    IdempotentWorker,
+    IdempotentWorkerContainer,
+    SqsBroker,
+    WorkerOptions,
+    transport_options,
+)
+from tests.support.fault_proxy import FaultProxy
+from tests.support.ledger import Ledger
+from tests.support.local_docker import ROOT, LocalDockerClient, missing_packages
+
+if os.environ.get("CI_RUNTIME", "process") == "process":
+
+    @pytest.fixture(scope="session")
+    def docker_client() -> Iterator[LocalDockerClient]:
+        """Processes of this machine in place of containers."""
+        if missing := missing_packages():
+            verdict = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+            verdict(f"worker tests need the packages {', '.join(missing)}: pip install -e '.[dev]'")
+        # Where the tests themselves run in a container, published ports would be taken for inner ones.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pytest_docker_tools.wrappers.container, "tests_inside_container", lambda: False)
+            client = LocalDockerClient()
+            yield client
+            client.close()
+
+
+def worker_container() -> Any:
+    """A fixture that starts one worker."""
+    return container(
+        image="{celery_base_worker_image.id}",
+        environment=fxtr("default_worker_env"),
+        network="{default_pytest_celery_network.name}",
+        volumes={"{default_worker_volume.name}": {"bind": "/app", "mode": "rw"}},
+        wrapper_class=IdempotentWorkerContainer,
+        timeout=60,
+        command=fxtr("default_worker_command"),
+    )
+
+
+default_pytest_celery_network = network(scope="session")
+celery_base_worker_image = build(
+    path=str(ROOT), dockerfile="tests/integration/Dockerfile", tag="celery-idempotent/tests"
+)
+default_worker_container = worker_container()
+second_worker_container = worker_container()
+third_worker_container = worker_container()
+EXTRA_WORKERS = ("second_worker_container", "third_worker_container")
+aws = container(
+    scope="session",
+    image="{celery_base_worker_image.id}",
+    command=["ministack"],
+    environment={"SERVICES": "dynamodb,sqs", "IOT_MTLS_ENABLED": "0"},
+    network="{default_pytest_celery_network.name}",
+    ports={AWS_PORT: None},
+    wrapper_class=AwsContainer,
+    timeout=60,
+)
+
+
+@pytest.fixture
+def aws_account() -> str:
+    """An AWS account that no other test uses."""
+    return f"{random.randrange(10**12):012}"
+
+
+@pytest.fixture
+def celery_sqs_broker(aws: AwsContainer, aws_account: str) -> SqsBroker:
+    """SQS as a broker."""
+    return SqsBroker(aws, aws_account)
+
+
+@pytest.fixture(params=["redis", "sqs"])
+def celery_broker(request: pytest.FixtureRequest) -> Any:
+    """The broker: every test runs on each, unless it is marked `on_redis` or `on_sqs`."""
+    return request.getfixturevalue(f"celery_{request.param}_broker")
+
+
+@pytest.fixture
+def celery_backend(celery_redis_backend: RedisTestBackend) -> RedisTestBackend:
+    """The result backend."""
+    return celery_redis_backend
+
+
+@pytest.fixture
+def worker_options(request: pytest.FixtureRequest) -> WorkerOptions:
+    """What `@pytest.mark.worker(...)` asks for."""
+    return WorkerOptions.of(request.node)
+
+
+@pytest.fixture
+def default_worker_container_cls() -> type[IdempotentWorkerContainer]:
+    """Workers with the tasks of this folder."""
+    return IdempotentWorkerContainer
+
+
+@pytest.fixture
+def default_worker_cls() -> type[IdempotentWorker]:
+    """Workers with verbs for crashes."""
+    return IdempotentWorker
+
+
+@pytest.fixture
+def default_worker_command(worker_options: WorkerOptions) -> list[str]:
+    """The worker's command line."""
+    return IdempotentWorkerContainer.command(*worker_options.arguments())
+
+
+@pytest.fixture
+def celery_worker(celery_setup_worker: IdempotentWorker) -> IdempotentWorker:
+    """The first worker."""
+    return celery_setup_worker
+
+
+@pytest.fixture
+def celery_worker_cluster(
+    request: pytest.FixtureRequest, celery_worker: IdempotentWorker, worker_options: WorkerOptions
+) -> IdempotentCluster:
+    """As many workers as the test asks for."""
+    names = EXTRA_WORKERS[: worker_options.count - 1]
+    extra = [IdempotentWorker(request.getfixturevalue(name), celery_worker.app) for name in names]
+    return IdempotentCluster(celery_worker, *extra)
+
+
+@pytest.fixture
+def celery_setup_cls() -> type[IdempotentSetup]:
+    """The setup with our cluster."""
+    return IdempotentSetup
+
+
+@pytest.fixture
+def celery_setup_app(celery_setup_app: Celery, worker_options: WorkerOptions) -> Iterator[Celery]:
+    """The app of the test and of its workers: pytest-celery sends them what differs from the defaults."""
+    celery_setup_app.conf.update(
+        broker_transport_options=transport_options(
+            celery_setup_app.conf.broker_url, worker_options.visibility_timeout
+        ),
+        worker_prefetch_multiplier=1,
+        **worker_options.settings,
+    )
+    yield celery_setup_app
+    celery_setup_app.close()
+
+
+@pytest.fixture
+def faults(aws: AwsContainer, default_pytest_celery_network: Any) -> Iterator[FaultProxy]:
+    """The proxy between the workers and DynamoDB, listening where containers reach their host."""
+    default_pytest_celery_network.reload()
+    gateway = default_pytest_celery_network.attrs["IPAM"]["Config"][0]["Gateway"]
+    proxy = FaultProxy(aws.outside_address, gateway)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def ledger(celery_backend: RedisTestBackend) -> Iterator[Ledger]:
+    """What the tasks did."""
+    ledger = Ledger(celery_backend.config()["host_url"])
+    yield ledger
+    ledger.close()
