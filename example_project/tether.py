@@ -45,15 +45,16 @@ def stop(child: subprocess.Popen[bytes], patience: float = 5.0) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(patience)
     finally:
-        _kill_group(child.pid)
-        child.wait()
-        if child.stdin:
-            child.stdin.close()
+        kill(child)
 
 
-def _kill_group(leader: int) -> None:
+def kill(child: subprocess.Popen[bytes]) -> None:
+    """Kill `child` and its whole process group now."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    if child.stdin:
+        child.stdin.close()
 
 
 def _die_with_parent() -> None:

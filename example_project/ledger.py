@@ -1,0 +1,82 @@
+"""An append-only file of rows, the witness of what really happened.
+
+It has **no unique constraint** on purpose: whatever happens twice is there twice. One `write` with `O_APPEND`
+per row keeps rows whole when many processes write, and when a process is killed a moment later: what reached
+the kernel stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One thing that happened, to which order, in which attempt of which task.
+
+    `what` is `delivery`, `run`, `effect`, `kill`, `ready`, or the name of a signal of the library.
+    """
+
+    what: str
+    task: str = ""
+    order: str = ""
+    task_id: str = ""
+    attempt: int = 0
+    token: int = 0
+    point: str = ""  # of a kill: "before" or "after" the effect
+    reference: str = ""  # of a charge: its number at the bank
+    key: str = ""  # of a charge: the idempotency key that came with it
+    pid: int = field(default_factory=os.getpid)
+    time: float = field(default_factory=time.time)
+
+
+class Ledger:
+    """Rows in a file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+
+    def append(self, row: Row) -> None:
+        """Add `row`. It survives the death of this process once this returns."""
+        # The newline in front keeps a predecessor's torn line from swallowing this row.
+        line = b"\n" + json.dumps(asdict(row)).encode() + b"\n"
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            written = os.write(file, line)
+        finally:
+            os.close(file)
+        if written != len(line):
+            raise OSError(f"wrote {written} of {len(line)} bytes to {self._path}; is the disk full?")
+
+    def rows(self) -> list[Row]:
+        """Every row so far. A torn line was never reported as written, so it is passed over."""
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        return [row for line in lines if line and (row := _parse(line))]
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out of `locked` blocks; the kernel lets go for a holder that is killed."""
+        file = os.open(self._path, os.O_RDONLY | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
+
+def _parse(line: bytes) -> Row | None:
+    try:
+        return Row(**json.loads(line))
+    except ValueError:
+        return None

@@ -1,0 +1,112 @@
+"""Where things are, and the Celery settings that matter.
+
+Nothing needs to be set: the defaults point at the AWS that `python -m example_project.worker` embeds.
+
+| variable               | meaning                                                                        |
+|------------------------|--------------------------------------------------------------------------------|
+| `EXAMPLE_AWS=real`     | real SQS and DynamoDB in `AWS_REGION`, with boto3's usual credentials; they cost |
+|                        | money, and queue and table stay until you delete them                          |
+| `EXAMPLE_BROKER_URL`   | another broker, for example `sqs://key:secret@elasticmq:9324//`                |
+| `EXAMPLE_STORE_URL`    | another idempotency store, for example `dynamodb://key:secret@dynamodb:8000/t` |
+| `EXAMPLE_RESULTS_URL`  | another result backend, for example `redis://redis:6379/0`; empty for none     |
+| `EXAMPLE_FOLDER`       | where ledger, bank and results are written                                     |
+| `EXAMPLE_QUEUE`        | name of the queue                                                              |
+| `EXAMPLE_FAULTS=1`     | inject the faults of `faults.py`                                               |
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from example_project.embedded import REGION, EmbeddedAws
+
+EMBEDDED_PORT = 4577  # fixed, so that a worker and a publisher in two terminals find each other
+TABLE = "celery-idempotent-example"
+
+# The relations matter, not the values. They are short to make a demonstration quick.
+LEASE = 3.0  # how long a killed worker's claim holds others off; a living worker renews it
+BACKOFF = 0.5  # how soon, about, a message that met another claim comes back
+# Longer than Celery may take to notice a killed child (5 s): kombu cannot return a message it holds too long.
+VISIBILITY_TIMEOUT = 10
+SLOW_BODY = 12.0  # longer than both: SQS redelivers a body that is still running
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Everything that differs between a demo, two terminals, docker-compose and AWS."""
+
+    broker_url: str
+    store_url: str
+    results_url: str
+    folder: Path
+    queue: str = "orders"
+    faults: bool = False
+    embedded: bool = False
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """Read the variables in this module's docstring."""
+        real = environ.get("EXAMPLE_AWS") == "real"
+        embedded = EmbeddedAws(EMBEDDED_PORT)
+        folder = Path(environ.get("EXAMPLE_FOLDER") or Path(tempfile.gettempdir()) / TABLE)
+        return cls(
+            broker_url=environ.get("EXAMPLE_BROKER_URL") or ("sqs://" if real else embedded.broker_url),
+            store_url=environ.get("EXAMPLE_STORE_URL")
+            or (f"dynamodb://@{_region(environ)}/{TABLE}" if real else embedded.store_url(TABLE)),
+            results_url=environ.get("EXAMPLE_RESULTS_URL", f"file://{folder}/results"),
+            folder=folder,
+            queue=environ.get("EXAMPLE_QUEUE", "orders"),
+            faults=environ.get("EXAMPLE_FAULTS") == "1",
+            embedded=not real and "EXAMPLE_BROKER_URL" not in environ,
+        )
+
+    def environ(self) -> dict[str, str]:
+        """The variables that make a child process read these settings back."""
+        return {
+            "EXAMPLE_BROKER_URL": self.broker_url,
+            "EXAMPLE_STORE_URL": self.store_url,
+            "EXAMPLE_RESULTS_URL": self.results_url,
+            "EXAMPLE_FOLDER": str(self.folder),
+            "EXAMPLE_QUEUE": self.queue,
+            "EXAMPLE_FAULTS": "1" if self.faults else "0",
+        }
+
+    def celery(self) -> dict[str, Any]:
+        """The Celery configuration."""
+        if self.results_url.startswith("file://"):
+            # The file-system backend checks that its folder exists, and does not create it.
+            Path(self.results_url.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
+        return {
+            "broker_url": self.broker_url,
+            "result_backend": self.results_url or None,
+            "idempotency_store": self.store_url,
+            "task_default_queue": self.queue,
+            # Acknowledge after the body, not before: a message acknowledged early is lost with its worker.
+            "task_acks_late": True,
+            # Without it Celery acknowledges the message of a killed child too: late, but just as lost.
+            "task_reject_on_worker_lost": True,
+            # A prefetched message ages too. Waiting behind a slow one it can outlive its visibility timeout.
+            "worker_prefetch_multiplier": 1,
+            "broker_transport_options": {
+                "region": _region(os.environ),
+                "is_secure": self.broker_url == "sqs://",
+                # SQS redelivers what is not acknowledged by then. In production: longer than any body.
+                "visibility_timeout": VISIBILITY_TIMEOUT,
+                # Long polling; also the delay after which a rejected message comes back.
+                "wait_time_seconds": 1,
+                # The pause before kombu asks again after its prefetch window was full. The default of 1 s
+                # limits a worker to concurrency x prefetch_multiplier tasks per second.
+                "polling_interval": 0,
+            },
+            # SQS has neither fanout nor remote control; do not wait for answers that cannot come.
+            "worker_enable_remote_control": False,
+        }
+
+
+def _region(environ: Mapping[str, str]) -> str:
+    return environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or REGION

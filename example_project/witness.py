@@ -1,0 +1,24 @@
+"""Writes what workers and library report about themselves into the ledger, for `audit.py` to count."""
+# mypy: disallow-untyped-decorators=False
+# Celery has no type hints, so every decorator of its is untyped.
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.signals import task_prerun, worker_ready
+
+from example_project.effects import ledger
+from example_project.ledger import Row
+
+
+@worker_ready.connect
+def ready(**_: Any) -> None:
+    """A worker takes messages from now on."""
+    ledger.append(Row(what="ready"))
+
+
+@task_prerun.connect
+def delivered(task_id: str, task: Any, **_: Any) -> None:
+    """A message has reached a worker process; the body may or may not run."""
+    ledger.append(Row(what="delivery", task=task.name.rpartition(".")[2], task_id=task_id))
