@@ -8,6 +8,7 @@ from typing import Any
 
 from celery.signals import task_prerun, worker_ready
 
+from celery_idempotent import signals
 from example_project.effects import ledger
 from example_project.ledger import Row
 
@@ -22,3 +23,25 @@ def ready(**_: Any) -> None:
 def delivered(task_id: str, task: Any, **_: Any) -> None:
     """A message has reached a worker process; the body may or may not run."""
     ledger.append(Row(what="delivery", task=task.name.rpartition(".")[2], task_id=task_id))
+
+
+@signals.claimed.connect
+@signals.completed.connect
+@signals.conflicted.connect
+@signals.failed.connect
+@signals.lease_lost.connect
+@signals.outcome_unknown.connect
+@signals.released.connect
+@signals.replayed.connect
+@signals.store_unavailable.connect
+@signals.taken_over.connect
+def reported(signal: Any, sender: Any, task_id: str | None = None, fencing_token: int | None = None, **_: Any) -> None:
+    """The library has decided something; the row is named like the signal."""
+    ledger.append(
+        Row(
+            what=signal.name,
+            task=sender.name.rpartition(".")[2],
+            task_id=task_id or "",
+            token=fencing_token or 0,
+        )
+    )
