@@ -1,0 +1,53 @@
+"""Celery delivers a task at least once; this makes its effect happen once."""
+
+from celery_idempotent._version import __version__
+from celery_idempotent.errors import (
+    IdempotencyError,
+    IdempotencyWarning,
+    InFlight,
+    KeyMissing,
+    KeyReused,
+    LeaseLost,
+    OutcomeUnknown,
+    PolicyError,
+    ReplayedFailure,
+    ResultLost,
+    SafeToRetry,
+    StoreMisconfigured,
+    StoreUnavailable,
+)
+from celery_idempotent.handle import AttemptHandle, current_attempt
+from celery_idempotent.policy import Policy
+from celery_idempotent.record import Record, Status
+from celery_idempotent.store import Store
+from celery_idempotent.stores import open_store
+from celery_idempotent.task import IdempotentMixin, IdempotentTask
+
+__all__ = [
+    # the task
+    "IdempotentTask",
+    "IdempotentMixin",
+    "Policy",
+    "AttemptHandle",
+    "current_attempt",
+    # the store
+    "Store",
+    "Record",
+    "Status",
+    "open_store",
+    # errors
+    "IdempotencyError",
+    "PolicyError",
+    "KeyMissing",
+    "KeyReused",
+    "InFlight",
+    "LeaseLost",
+    "OutcomeUnknown",
+    "ResultLost",
+    "ReplayedFailure",
+    "StoreUnavailable",
+    "StoreMisconfigured",
+    "SafeToRetry",
+    "IdempotencyWarning",
+    "__version__",
+]

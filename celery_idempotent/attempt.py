@@ -1,0 +1,284 @@
+"""The attempt: one execution that owns a key, from its claim to its last write.
+
+Every write after the claim expects the revision that this attempt wrote last. When such a write does not
+win, :func:`celery_idempotent.protocol.settle` says what that means; nothing here decides anything.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from secrets import token_hex
+from typing import Any, Protocol, assert_never
+
+from celery_idempotent.codec import Encoded
+from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.protocol import (
+    GiveUp,
+    Lost,
+    Rebase,
+    Request,
+    Run,
+    Superseded,
+    Verdict,
+    Written,
+    completed,
+    decide,
+    failed,
+    given_up,
+    released,
+    renewed,
+    settle,
+)
+from celery_idempotent.record import Record
+from celery_idempotent.store import Store
+
+__all__ = ["Attempt", "Clock", "Superseded", "Written", "claim", "effect_key", "new_nonce"]
+
+_MAX_RACES = 100
+"""Lost races before a claim gives up. Every one of them means that another delivery advanced the record, so
+a real store never gets near it; a store that breaks ``swap`` would otherwise loop for ever."""
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+"""Seconds between tries of a final write that got no certain answer."""
+
+_CONFIRM_FOR = 600.0
+"""Seconds, or one lease if that is longer, for which a final write is tried. The effect has happened, so
+giving up means that it happens again or stays unknown: worth more patience than any fail-over takes."""
+
+
+class Clock(Protocol):
+    """A local clock; the module ``time`` is one. Only intervals are taken from it, never a date."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go backwards."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait that many seconds."""
+
+
+def new_nonce() -> str:
+    """128 random bits: identifies one attempt or one write, on every machine, for ever."""
+    return token_hex(16)
+
+
+def effect_key(key: str, name: str) -> str:
+    """A key for a receiver that honours idempotency keys: 64 hexadecimal digits, the same on every attempt."""
+    return sha256(f"{key}\0{name}".encode()).hexdigest()
+
+
+def claim(store: Store, request: Request) -> Run | Verdict:
+    """Ask for the right to run: ``Run`` means it was granted and is stored; the rest says why not.
+
+    Args:
+        store: Where the record lives.
+        request: Who asks; its revision is replaced by a fresh one for every write.
+
+    Raises:
+        StoreUnavailable: No certain answer, so nothing may run. A claim may have been stored all the same;
+            it then ends with its lease.
+    """
+    seen: Record | None = None
+    for _ in range(_MAX_RACES):
+        decision = decide(seen, replace(request, revision=new_nonce()), store.now())
+        if not isinstance(decision, Run | GiveUp):
+            return decision
+        seen = _swap(store, decision.record, decision.expected)
+        won = seen is not None and seen.revision == decision.record.revision
+        if won and isinstance(decision, Run):
+            return decision
+    raise StoreUnavailable(type(store).__name__, "claim", f"{_MAX_RACES} races lost in a row")
+
+
+def _swap(store: Store, new: Record, expected: str | None) -> Record | None:
+    """``store.swap``, asked once more when the answer is lost: the same revision makes that safe."""
+    try:
+        return store.swap(new, expected)
+    except StoreMisconfigured:
+        raise
+    except StoreUnavailable:
+        return store.swap(new, expected)
+
+
+class Attempt:
+    """One execution that owns its key. A task's body sees it as ``self.attempt``.
+
+    For the body: :attr:`key`, :attr:`fencing_token`, :attr:`number`, :attr:`is_takeover`,
+    :meth:`effect_key` and :meth:`ensure_owned`. The other methods end or extend the claim and belong to
+    the guard and the heartbeat.
+
+    Args:
+        store: Where the record lives.
+        record: The record that the claim stored.
+        lease: Milliseconds that a claim or renewal is good for.
+        retain: Milliseconds that an outcome is kept.
+        claimed_at: The local clock, in seconds, before the claim was sent.
+        clock: The local clock.
+    """
+
+    def __init__(
+        self, store: Store, record: Record, *, lease: int, retain: int, claimed_at: float, clock: Clock = time
+    ) -> None:
+        self.lease = lease / 1000
+        self._store = store
+        self._record = record
+        self._retain = retain
+        self._clock = clock
+        self._owned_until = claimed_at + self.lease
+        self._lost = False
+        self._settled = False
+        # The heartbeat renews while the body's thread settles; each write must expect the other's revision.
+        self._writing = threading.Lock()
+
+    @property
+    def key(self) -> str:
+        """The idempotency key."""
+        return self._record.key
+
+    @property
+    def fencing_token(self) -> int:
+        """An integer larger than that of every earlier attempt; send it to receivers that check it."""
+        return self._record.fencing_token
+
+    @property
+    def number(self) -> int:
+        """1 for the operation's first attempt, 2 for the next, and so on."""
+        return self._record.attempts
+
+    @property
+    def is_takeover(self) -> bool:
+        """Whether the attempt before this one ended without a word, so that its effects may have happened."""
+        return self._record.takeover
+
+    def effect_key(self, name: str) -> str:
+        """A key for the effect called ``name``, for a receiver that honours idempotency keys.
+
+        The same on every attempt of the operation and different for every other name; 64 hexadecimal
+        digits, which Stripe (255), PayPal (108), Adyen (64) and Square (45 needs a cut) take as it is.
+        """
+        return effect_key(self.key, name)
+
+    def ensure_owned(self) -> None:
+        """Return if this attempt still owns its key; call it right before an effect.
+
+        It asks the store only when the lease is over by the local clock. Ownership can end right after the
+        answer: what must never happen twice needs the receiver's help, by :meth:`effect_key` or
+        :attr:`fencing_token`.
+
+        Raises:
+            LeaseLost: It does not; stop. The delivery is tried again by itself.
+            StoreUnavailable: It cannot be known.
+        """
+        if not self._lost and self._clock.monotonic() >= self._owned_until:
+            self.renew()
+        if self._lost:
+            raise LeaseLost(self.key, self.fencing_token)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to renew: the attempt is settled, or lost."""
+        return self._settled or self._lost
+
+    def renew(self) -> None:
+        """Extend the lease. A loss is remembered, not raised: the body asks, or meets it at the end.
+
+        Raises:
+            StoreUnavailable: No certain answer; try again soon.
+        """
+        with self._writing:
+            if self.is_over:
+                return
+            asked_at = self._clock.monotonic()
+            lease, revision = round(self.lease * 1000), new_nonce()
+            match self._write(lambda record: renewed(record, self._store.now(), lease, revision)):
+                case Written():
+                    self._owned_until = asked_at + self.lease
+                case Superseded(record) if record.owner == self._record.owner:
+                    self._settled = True  # our own completion, whose reply was lost
+                case Superseded() | Lost():
+                    self._lost = True
+
+    def complete(self, encoded: Encoded | None, lost: str | None = None) -> Written | Superseded:
+        """Record the result; return once it is certain, or say whose result counts instead.
+
+        Args:
+            encoded: The result; None if it cannot be kept.
+            lost: Why it cannot be kept.
+
+        Raises:
+            RecordTooLarge: The store cannot hold it; complete again without the result.
+            LeaseLost: Somebody took over and has no result yet. Report nothing as done.
+            StoreUnavailable: It could not be confirmed in ten minutes. Report nothing as done.
+        """
+        revision, kept = new_nonce(), _kept(encoded)
+        return self._confirm(
+            lambda record: completed(record, self._store.now(), self._retain, revision, lost=lost, **kept)
+        )
+
+    def fail(self, encoded: Encoded | None, error: str) -> Written | Superseded:
+        """Record a failure that is an outcome; raises as :meth:`complete` does."""
+        revision, kept = new_nonce(), _kept(encoded)
+        return self._confirm(
+            lambda record: failed(record, self._store.now(), self._retain, revision, error=error, **kept)
+        )
+
+    def release(self) -> Written | Superseded | Lost:
+        """Give the claim back, if it is still ours.
+
+        Raises:
+            StoreUnavailable: Not confirmed; the claim ends with its lease at the latest.
+        """
+        revision = new_nonce()
+        return self._end(lambda record: released(record, self._store.now(), revision))
+
+    def give_up(self, reason: str) -> Written | Superseded | Lost:
+        """Mark the outcome UNKNOWN, if the claim is still ours; raises as :meth:`release` does."""
+        revision = new_nonce()
+        return self._end(lambda record: given_up(record, self._store.now(), revision, reason))
+
+    def _confirm(self, transition: Callable[[Record], Record]) -> Written | Superseded:
+        give_up_at = self._clock.monotonic() + max(self.lease, _CONFIRM_FOR)
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                settlement = self._end(transition)
+                break
+            except StoreMisconfigured:
+                raise
+            except StoreUnavailable:
+                if self._clock.monotonic() >= give_up_at:
+                    raise
+            self._clock.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+        if isinstance(settlement, Lost):
+            raise LeaseLost(self.key, self.fencing_token)
+        return settlement
+
+    def _end(self, transition: Callable[[Record], Record]) -> Written | Superseded | Lost:
+        with self._writing:
+            settlement = self._write(transition)
+            self._settled = True
+            return settlement
+
+    def _write(self, transition: Callable[[Record], Record]) -> Written | Superseded | Lost:
+        current = self._record
+        for _ in range(_MAX_RACES):
+            write = transition(current)
+            settlement = settle(write, _swap(self._store, write, current.revision))
+            match settlement:
+                case Written():
+                    self._record = write
+                    return settlement
+                case Rebase(record):
+                    current = record
+                case Superseded() | Lost():
+                    return settlement
+                case _:
+                    assert_never(settlement)
+        raise StoreUnavailable(type(self._store).__name__, "write", f"{_MAX_RACES} races lost in a row")
+
+
+def _kept(encoded: Encoded | None) -> dict[str, Any]:
+    return {"data": encoded.data, "content_type": encoded.content_type} if encoded else {}

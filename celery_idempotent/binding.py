@@ -1,0 +1,107 @@
+"""What is checked when a task is defined and bound to its app: the earliest moment there is."""
+
+import inspect
+import typing
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery, Task
+
+from celery_idempotent.errors import IdempotencyWarning, PolicyError
+from celery_idempotent.policy import Policy
+from celery_idempotent.runtime import runtime_of
+
+__all__ = [
+    "body_signature",
+    "check_selectors",
+    "is_builtin",
+    "model_converters",
+    "refuse_unsupported_body",
+    "warn_about_delivery",
+]
+
+
+def is_builtin(name: str | None) -> bool:
+    """Whether the task is one of Celery's own, or an abstract one without a name."""
+    # With task_cls, Celery's own tasks get this base too; running celery.backend_cleanup once a week is no favour.
+    return name is None or name.startswith("celery.")
+
+
+def refuse_unsupported_body(cls: type) -> None:
+    """Refuse a body whose effect would come after its claim was completed.
+
+    Raises:
+        PolicyError: ``run`` is async or a generator.
+    """
+    body = inspect.unwrap(getattr(cls, "run", cls))
+    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+        reason = "an async body returns before it runs, so its claim would be completed before its effect; use def"
+    elif inspect.isgeneratorfunction(body):
+        reason = "a generator's body runs when somebody iterates, after its claim was completed; return a list"
+    else:
+        return
+    raise PolicyError("base", cls.__name__, reason)
+
+
+def body_signature(cls: type[Task]) -> inspect.Signature:
+    """The signature of the task's body as callers see it, without ``self``."""
+    signature = inspect.signature(cls.run)
+    if isinstance(inspect.getattr_static(cls, "run"), staticmethod):
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def check_selectors(policy: Policy, signature: inspect.Signature) -> None:
+    """Refuse a policy whose key or fingerprint can select nothing from this signature.
+
+    Raises:
+        PolicyError: It names an argument that the task does not have.
+    """
+    policy.key_selector.check(signature)
+    if policy.fingerprint_selector is not None:
+        policy.fingerprint_selector.check(signature)
+
+
+def warn_about_delivery(cls: type[Task], app: Celery) -> None:
+    """Warn where Celery's or the broker's settings make the promise weaker than it looks."""
+    if cls.idempotent is not None and cls.idempotent.mode == "off":
+        return
+    problems = []
+    if not cls.acks_late:
+        problems.append("acks_late is off, so a task whose worker dies is lost")
+    elif not (cls.reject_on_worker_lost or cls.retry_on_worker_lost):
+        problems.append("reject_on_worker_lost is off, so a task whose pool process is killed is lost")
+    runtime = runtime_of(app)
+    policy = cls.idempotent or runtime.default_policy
+    timeout = runtime.broker.visibility_timeout
+    if timeout is not None and policy.retain_ms <= timeout * 1000:
+        problems.append(
+            f"retain ({policy.retain_ms / 1000:g} s) is not longer than the broker's visibility timeout "
+            f"({timeout:g} s), so a redelivery can come after its outcome was forgotten"
+        )
+    if timeout is not None and policy.lease_ms > timeout * 1000:
+        problems.append(
+            f"lease ({policy.lease_ms / 1000:g} s) is longer than the broker's visibility timeout ({timeout:g} s), "
+            "so a redelivery after a crash has to wait for it"
+        )
+    for problem in problems:
+        warnings.warn(f"{cls.name}: {problem}", IdempotencyWarning, stacklevel=_OUTSIDE)
+
+
+_OUTSIDE = 8
+"""Stack frames between the warning and the user's ``@app.task``, when a task is bound at once."""
+
+
+def model_converters(cls: type[Task], signature: inspect.Signature) -> dict[str, Callable[[Any], Any]]:
+    """For a task with ``pydantic=True``: what turns an argument of either form into its model."""
+    if cls._dump_pydantic_arguments is None:
+        return {}
+    hints = typing.get_type_hints(inspect.unwrap(cls.run))
+    found = {name: _model_of(hints.get(name)) for name in signature.parameters}
+    return {name: model.model_validate for name, model in found.items() if model is not None}
+
+
+def _model_of(hint: Any) -> Any:
+    candidates = [hint, *typing.get_args(hint)]
+    return next((each for each in candidates if isinstance(each, type) and hasattr(each, "model_validate")), None)

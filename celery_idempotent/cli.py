@@ -1,0 +1,158 @@
+"""``celery -A your_app idempotency ...``: set up the store, look into it, and give a verdict.
+
+The commands read the store itself, so they work with every broker; Celery's remote control does not reach
+workers on SQS.
+"""
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from celery import Celery
+
+from celery_idempotent import verdicts
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.record import Record, Status
+from celery_idempotent.runtime import runtime_of
+from celery_idempotent.store import Verifiable
+
+__all__ = ["idempotency"]
+
+
+@click.group(name="idempotency")
+def idempotency() -> None:
+    """Set up, check and inspect the idempotency store."""
+
+
+@idempotency.command()
+@click.pass_context
+def provision(context: click.Context) -> None:
+    """Create the table or schema if it is missing; safe to repeat."""
+    store = _store(context)
+    with _readable_errors():
+        store.provision()
+    click.echo(f"{store!r} is ready")
+
+
+@idempotency.command()
+@click.pass_context
+def check(context: click.Context) -> None:
+    """Check the store as a worker does when it starts; writes nothing."""
+    store = _store(context)
+    with _readable_errors():
+        if isinstance(store, Verifiable):
+            store.verify()
+    click.echo(f"{store!r} answers and can be used")
+
+
+@idempotency.command()
+@click.argument("task")
+@click.option("--args", "arguments", default="[]", help="Positional arguments, as a JSON list.")
+@click.option("--kwargs", "keywords", default="{}", help="Keyword arguments, as a JSON object.")
+@click.pass_context
+def key(context: click.Context, task: str, arguments: str, keywords: str) -> None:
+    """Print the idempotency key that a call of TASK would have."""
+    app = _app(context)
+    if task not in app.tasks:
+        raise click.BadParameter(f"{task} is no task of this app; it has: {', '.join(sorted(app.tasks))}")
+    with _readable_errors():
+        click.echo(app.tasks[task].idempotency_key_for(*json.loads(arguments), **json.loads(keywords)))
+
+
+@idempotency.command()
+@click.argument("key")
+@click.pass_context
+def show(context: click.Context, key: str) -> None:
+    """Print all that is recorded under KEY."""
+    with _readable_errors():
+        record = _store(context).get(key)
+    if record is None:
+        raise click.ClickException(f"nothing is recorded under {key}")
+    for name, value in record.to_fields().items():
+        click.echo(f"{name:>14}  {_readable(name, value)}")
+
+
+@idempotency.command(name="list")
+@click.option("--status", type=click.Choice([str(each) for each in Status]), help="Only records in this status.")
+@click.option("--task", help="Only records of this task.")
+@click.option("--limit", default=100, show_default=True, help="At most that many records.")
+@click.pass_context
+def list_records(context: click.Context, status: str | None, task: str | None, limit: int) -> None:
+    """List records, oldest write first. Reads the whole store: mind the cost of a large table."""
+    store = _store(context)
+    found: list[Record] = []
+    with (
+        _readable_errors(),
+        click.progressbar(length=limit, label="reading", file=click.get_text_stream("stderr")) as bar,
+    ):
+        for record in store.scan(status=Status(status) if status else None, task=task):
+            found.append(record)
+            bar.update(1)
+            if len(found) >= limit:
+                break
+    click.echo(_table(sorted(found, key=lambda record: record.updated_at)))
+
+
+@idempotency.command()
+@click.argument("key")
+@click.option("--completed", "result", help="The effect happened; the result to replay, as JSON.")
+@click.option("--rerun", is_flag=True, help="The effect did not happen; the next delivery runs the task.")
+@click.confirmation_option(prompt="Did you check the receiver, and is this its truth?")
+@click.pass_context
+def resolve(context: click.Context, key: str, result: str | None, rerun: bool) -> None:
+    """Give your verdict on KEY, whose outcome is UNKNOWN."""
+    if (result is None) == (not rerun):
+        raise click.UsageError("give either --completed RESULT or --rerun")
+    runtime = runtime_of(_app(context))
+    with _readable_errors():
+        if rerun:
+            record = verdicts.rerun(runtime.store, key)
+        else:
+            record = verdicts.completed(
+                runtime.store, runtime.codec, key, json.loads(str(result)), retain=runtime.default_policy.retain_ms
+            )
+    click.echo(f"{key} is {record.status}")
+
+
+def _app(context: click.Context) -> Celery:
+    app = context.obj.app
+    app.loader.import_default_modules()
+    return app
+
+
+def _store(context: click.Context) -> Any:
+    with _readable_errors():
+        return runtime_of(_app(context)).store
+
+
+class _readable_errors:  # noqa: N801 - a context manager, used like a function
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, IdempotencyError):
+            raise click.ClickException(str(error)) from error
+
+
+def _table(records: Iterable[Record]) -> str:
+    rows = [("STATUS", "UPDATED", "ATTEMPTS", "TASK", "KEY", "WORKER")]
+    rows += [
+        (str(each.status), _time(each.updated_at), str(each.attempts), each.task, each.key, each.worker)
+        for each in records
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _readable(name: str, value: Any) -> str:
+    if name in {"lease_until", "created_at", "updated_at"}:
+        return _time(value)
+    if name == "expires_at":
+        return _time(value * 1000)
+    return f"{len(value)} bytes" if name == "result" else str(value)
+
+
+def _time(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

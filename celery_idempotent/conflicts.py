@@ -1,0 +1,96 @@
+"""Conflicts and outages: a delivery that cannot run now is put off without using up its retries.
+
+``self.retry()`` would count against ``max_retries`` and, given another limit, leak it onto the shared task
+object. So the message is published again as it is, with the same ``retries``, and the delivery ends as
+Celery's ``Retry``. If that publish fails, the message itself goes back to the broker.
+"""
+
+import random
+from typing import Any, NoReturn
+
+from celery import Task
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.guard import Conflict
+from celery_idempotent.policy import Policy
+from celery_idempotent.publishing import CONFLICTS_HEADER, OUTAGES_HEADER, is_fifo
+from celery_idempotent.runtime import Broker, runtime_of
+
+__all__ = ["conflict", "outage"]
+
+_MAX_DELAY_MS = 900_000
+"""SQS delays a message by at most 900 s (SendMessage, DelaySeconds)."""
+
+
+def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
+    """End a delivery that met another one in flight, as ``on_conflict`` says.
+
+    Raises:
+        celery.exceptions.Retry: It is put off.
+        celery.exceptions.Ignore: It is skipped.
+        celery.exceptions.Reject: It goes back to the broker, as it could not be published again.
+        InFlight: ``on_conflict="raise"``, too many conflicts, or eager.
+    """
+    request = task.request
+    conflicts = _count(request, CONFLICTS_HEADER)
+    if request.is_eager or (policy.max_conflicts is not None and conflicts >= policy.max_conflicts):
+        raise met.error
+    # The holder's own redelivery is what recovers the task if the holder dies, and a group or chord waits for
+    # every member: neither may be dropped.
+    droppable = met.task_id != request.id and not request.group and not request.chord
+    if droppable and policy.on_conflict == "raise":
+        raise met.error
+    if droppable and policy.on_conflict == "skip":
+        raise Ignore(str(met.error))
+    _put_off(task, policy, CONFLICTS_HEADER, met.error, bounds=(met.error.retry_after,))
+
+
+def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
+    """End a delivery that got no certain answer, or lost its lease: nothing is reported as done.
+
+    Raises:
+        celery.exceptions.Retry: It is put off.
+        celery.exceptions.Reject: It goes back to the broker, as it could not be published again.
+        IdempotencyError: ``error`` itself, if the task runs eagerly.
+    """
+    if task.request.is_eager:
+        raise error
+    _put_off(task, policy, OUTAGES_HEADER, error, bounds=())
+
+
+def _put_off(task: Task, policy: Policy, header: str, error: IdempotencyError, *, bounds: tuple[int, ...]) -> NoReturn:
+    request = task.request
+    broker = runtime_of(task.app).broker
+    count = _count(request, header)
+    delay = policy.delay_ms(count, bounds=(*bounds, *_broker_bounds(broker)), draw=random.random())  # noqa: S311
+    signature = task.signature_from_request(
+        request,
+        retries=request.retries,
+        headers={**(request.headers or {}), header: count + 1},
+        **_delay_options(broker, request, delay),
+    )
+    try:
+        signature.apply_async()
+    except Exception as failure:
+        if not task.acks_late:
+            raise  # the message is acknowledged already: a visible failure is all that is left
+        raise Reject(failure, requeue=True) from failure
+    raise Retry(str(error), exc=error, when=delay / 1000, sig=signature)
+
+
+def _broker_bounds(broker: Broker) -> tuple[int, ...]:
+    # A message that waits longer than the visibility timeout in a worker is delivered again, and again.
+    timeout = broker.visibility_timeout
+    return (_MAX_DELAY_MS,) if timeout is None else (_MAX_DELAY_MS, max(1, round(timeout * 500)))
+
+
+def _delay_options(broker: Broker, request: Any, delay: int) -> dict[str, Any]:
+    if broker.is_sqs and not is_fifo(request):
+        # SQS itself holds the message back, in whole seconds: no worker has to keep it in memory.
+        return {"DelaySeconds": -(delay // -1000)}
+    return {"countdown": delay / 1000}
+
+
+def _count(request: Any, header: str) -> int:
+    return int((request.headers or {}).get(header) or 0)

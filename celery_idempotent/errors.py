@@ -1,0 +1,247 @@
+"""Every exception a user of this library can meet, and what to do about each.
+
+::
+
+    IdempotencyError
+    ├── PolicyError           a declaration or an argument that cannot work; fix the code
+    ├── KeyMissing            the call carries no idempotency key; nothing ran
+    ├── KeyReused             the key belongs to a call with other arguments; nothing ran
+    ├── InFlight              another delivery holds the key; come back later
+    ├── LeaseLost             this attempt no longer owns the key; nothing was recorded
+    ├── OutcomeUnknown        nobody can tell whether the effect happened; a person decides
+    ├── ResultLost            the effect happened, its result could not be kept
+    ├── ReplayedFailure       the recorded failure, when its own type cannot be rebuilt
+    └── StoreUnavailable      no certain answer from the store; nothing is reported as done
+        └── StoreMisconfigured    ... and there will be none until somebody changes something
+    SafeToRetry               raised *by* a task body: no effect has begun
+
+All fields are positional and plain, and all of them reach ``super().__init__``: that is what
+lets an exception survive pickle and Celery's JSON result backend. ``__str__`` builds the sentence.
+"""
+
+__all__ = [
+    "IdempotencyError",
+    "IdempotencyWarning",
+    "InFlight",
+    "KeyMissing",
+    "KeyReused",
+    "LeaseLost",
+    "OutcomeUnknown",
+    "PolicyError",
+    "ReplayedFailure",
+    "ResultLost",
+    "SafeToRetry",
+    "StoreMisconfigured",
+    "StoreUnavailable",
+]
+
+
+class IdempotencyError(Exception):
+    """Base of everything this library raises on its own behalf."""
+
+
+class IdempotencyWarning(UserWarning):
+    """A setting under which the promise is weaker than its author probably thinks."""
+
+
+class PolicyError(IdempotencyError, ValueError):
+    """A policy, setting or argument cannot be used as given; nothing ran.
+
+    Args:
+        option: The option, setting or argument at fault.
+        value: ``repr`` of what was given.
+        remedy: What is wrong and what to write instead.
+    """
+
+    def __init__(self, option: str, value: str, remedy: str) -> None:
+        super().__init__(option, value, remedy)
+        self.option = option
+        self.value = value
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.option}={self.value}: {self.remedy}"
+
+
+class KeyMissing(IdempotencyError):
+    """The call has no idempotency key, so it was not run: unprotected is never the fallback.
+
+    Args:
+        task: Name of the task.
+        source: Where the key was looked for.
+    """
+
+    def __init__(self, task: str, source: str) -> None:
+        super().__init__(task, source)
+        self.task = task
+        self.source = source
+
+    def __str__(self) -> str:
+        return (
+            f"{self.task}: {self.source} gave no idempotency key (missing or null); nothing ran. "
+            "Pass the argument, or publish with apply_async(..., idempotency_key='...')"
+        )
+
+
+class KeyReused(IdempotencyError):
+    """The key is retained for a call with other arguments; nothing ran and a retry cannot help.
+
+    The rule of the IETF Idempotency-Key draft, section 2.7 (HTTP 422) and of Stripe's API.
+
+    Args:
+        key: The idempotency key.
+        task_id: Task id of the call that the key belongs to.
+    """
+
+    def __init__(self, key: str, task_id: str) -> None:
+        super().__init__(key, task_id)
+        self.key = key
+        self.task_id = task_id
+
+    def __str__(self) -> str:
+        return (
+            f"idempotency key {self.key} was first used with other arguments (task id {self.task_id}); "
+            "nothing ran. Use a new key for a new effect, or narrow Policy(fingerprint=...) "
+            "to the arguments that define it"
+        )
+
+
+class InFlight(IdempotencyError):
+    """Another delivery holds a running lease on the key; this one did nothing.
+
+    Args:
+        key: The idempotency key.
+        retry_after: Milliseconds until the lease can be taken over, on the store's clock.
+        holder: Worker that holds the lease.
+    """
+
+    def __init__(self, key: str, retry_after: int, holder: str) -> None:
+        super().__init__(key, retry_after, holder)
+        self.key = key
+        self.retry_after = retry_after
+        self.holder = holder
+
+    def __str__(self) -> str:
+        return (
+            f"idempotency key {self.key} is in flight on {self.holder}; "
+            f"its lease runs for another {self.retry_after} ms unless renewed"
+        )
+
+
+class LeaseLost(IdempotencyError):
+    """This attempt no longer owns its key: it wrote nothing and reports nothing as done.
+
+    Stop producing effects. The delivery is tried again as a conflict and will meet the
+    outcome of whoever took over.
+
+    Args:
+        key: The idempotency key.
+        fencing_token: The token this attempt held.
+    """
+
+    def __init__(self, key: str, fencing_token: int) -> None:
+        super().__init__(key, fencing_token)
+        self.key = key
+        self.fencing_token = fencing_token
+
+    def __str__(self) -> str:
+        return f"idempotency key {self.key}: the attempt with fencing token {self.fencing_token} was taken over"
+
+
+class OutcomeUnknown(IdempotencyError):
+    """An attempt under ``on_takeover="refuse"`` ended without a recorded outcome; it is never re-run.
+
+    Find out whether the effect happened, then resolve the record.
+
+    Args:
+        key: The idempotency key.
+        reason: How the attempt ended, for the person who resolves it.
+    """
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(key, reason)
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"idempotency key {self.key}: it is unknown whether the effect happened ({self.reason}). "
+            "Check the receiver, then run `celery idempotency resolve`"
+        )
+
+
+class ResultLost(IdempotencyError):
+    """The effect happened and will not be repeated, but its result could not be kept for replays.
+
+    Args:
+        key: The idempotency key.
+        reason: Why: too large for the store, or not encodable.
+    """
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(key, reason)
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"idempotency key {self.key} is completed, but its result was not kept: {self.reason}. "
+            "Return something small and serialisable, such as an id"
+        )
+
+
+class ReplayedFailure(IdempotencyError):
+    """The recorded failure of an earlier delivery, whose exception type cannot be rebuilt here.
+
+    Args:
+        key: The idempotency key.
+        type_name: Qualified name of the exception that was recorded.
+        message: Its message.
+    """
+
+    def __init__(self, key: str, type_name: str, message: str) -> None:
+        super().__init__(key, type_name, message)
+        self.key = key
+        self.type_name = type_name
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"idempotency key {self.key} failed earlier with {self.type_name}: {self.message}"
+
+
+class StoreUnavailable(IdempotencyError):
+    """The store gave no certain answer: the write may or may not have happened.
+
+    Nothing is reported as done after it. The driver's exception is the ``__cause__``.
+
+    Args:
+        store: The store, readable, without credentials.
+        operation: What was asked of it.
+        reason: What went wrong.
+    """
+
+    def __init__(self, store: str, operation: str, reason: str) -> None:
+        super().__init__(store, operation, reason)
+        self.store = store
+        self.operation = operation
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.store}: {self.operation} failed: {self.reason}"
+
+
+class StoreMisconfigured(StoreUnavailable):
+    """The store cannot work until somebody changes a setting, a permission or a table.
+
+    Args:
+        store: The store, readable, without credentials.
+        operation: What was asked of it.
+        reason: What is wrong and the command or permission that mends it.
+    """
+
+
+class SafeToRetry(Exception):
+    """Raise it from a task body to state that no effect has begun: the claim is released.
+
+    The only exception besides Celery's ``Retry`` that releases under ``on_takeover="refuse"``.
+    """

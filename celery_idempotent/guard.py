@@ -1,0 +1,409 @@
+"""The guard: runs a body at most once per claim and turns every ending into a recorded outcome.
+
+It knows stores, policies and exceptions, and nothing of Celery. Whoever uses it says which exceptions are
+its control flow, and maps what :meth:`Guard.run` returns or raises to its own world.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, assert_never
+
+from kombu.exceptions import KombuError
+
+from celery_idempotent import protocol
+from celery_idempotent.attempt import Attempt, Clock, claim, new_nonce
+from celery_idempotent.codec import Codec, Encoded, describe
+from celery_idempotent.errors import (
+    InFlight,
+    KeyReused,
+    LeaseLost,
+    OutcomeUnknown,
+    ResultLost,
+    SafeToRetry,
+    StoreUnavailable,
+)
+from celery_idempotent.heartbeat import Heartbeat
+from celery_idempotent.keys import Identity
+from celery_idempotent.policy import Policy
+from celery_idempotent.protocol import Ending, Lost, Request, Superseded, Verdict, Written
+from celery_idempotent.record import Record
+from celery_idempotent.store import RecordTooLarge, Store
+
+__all__ = ["Conflict", "ControlFlow", "Event", "EventName", "Finished", "Guard", "Operation"]
+
+Body = Callable[[Attempt | None], Any]
+"""What is to happen once; it gets its attempt, or None where the policy lets it run unprotected."""
+
+
+class EventName(StrEnum):
+    """What can be observed; also the names of the signals and of the log events."""
+
+    CLAIMED = "claimed"
+    REPLAYED = "replayed"
+    CONFLICTED = "conflicted"
+    TAKEN_OVER = "taken_over"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    RELEASED = "released"
+    LEASE_LOST = "lease_lost"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    STORE_UNAVAILABLE = "store_unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to an operation; never carries arguments or results.
+
+    Args:
+        name: What happened.
+        key: The idempotency key.
+        fencing_token: Of the attempt concerned, if there is one.
+        reason: Why, for people.
+    """
+
+    name: EventName
+    key: str
+    fencing_token: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One delivery of one call.
+
+    Args:
+        identity: Which effect, with which arguments.
+        policy: Under which promise.
+        task: Task name, for people.
+        task_id: Task id, for people.
+        worker: Who executes it, for people.
+    """
+
+    identity: Identity
+    policy: Policy
+    task: str
+    task_id: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlFlow:
+    """Exceptions that a body raises to steer its caller, not to fail.
+
+    Args:
+        nothing_begun: The author says that running again is right.
+        no_outcome: They end the delivery without telling whether the effect happened.
+    """
+
+    nothing_begun: tuple[type[BaseException], ...] = ()
+    no_outcome: tuple[type[BaseException], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The operation has an outcome; ``value`` is its result, of this delivery or of an earlier one."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Another delivery is running the operation; nothing was done.
+
+    Args:
+        error: Who holds the key, and for how long.
+        task_id: Task id of the delivery that holds it.
+    """
+
+    error: InFlight
+    task_id: str
+
+
+class Guard:
+    """Runs bodies under claims.
+
+    Args:
+        store: Where the records live.
+        codec: How outcomes are kept.
+        heartbeat: Who renews the leases.
+        control: The caller's control flow.
+        observe: Called with every event, in the thread that executes the body.
+        clock: The local clock.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        codec: Codec,
+        heartbeat: Heartbeat,
+        control: ControlFlow,
+        observe: Callable[[Event], None],
+        clock: Clock = time,
+    ) -> None:
+        self._store = store
+        self._codec = codec
+        self._heartbeat = heartbeat
+        self._control = control
+        self._observe = observe
+        self._clock = clock
+
+    def run(self, operation: Operation, body: Body) -> Finished | Conflict:
+        """Run ``body`` if nobody ran it, replay its outcome if somebody did.
+
+        Raises:
+            KeyReused: The key belongs to other arguments; nothing ran.
+            OutcomeUnknown: An earlier attempt must not be repeated and never ended; nothing ran.
+            ResultLost: The effect happened earlier; its result was not kept.
+            LeaseLost: The body ran, and somebody took over meanwhile; report nothing as done.
+            StoreUnavailable: No certain answer; report nothing as done.
+            BaseException: What the body raised, now or, if it is a recorded outcome, earlier.
+        """
+        asked_at = self._clock.monotonic()
+        try:
+            decision = claim(self._store, _request(operation, operation.policy.on_takeover))
+        except StoreUnavailable as error:
+            self._emit(EventName.STORE_UNAVAILABLE, operation, None, str(error))
+            if operation.policy.on_outage == "run":
+                return Finished(body(None))
+            raise
+        if isinstance(decision, protocol.Run):
+            return self._execute(operation, decision.record, asked_at, body)
+        return self._answer(operation, decision)
+
+    def observe(self, operation: Operation, body: Body) -> Any:
+        """Run ``body`` in any case and report what :meth:`run` would have suppressed.
+
+        Returns:
+            What the body returns, untouched.
+        """
+        asked_at = self._clock.monotonic()
+        try:
+            decision = claim(self._store, _request(operation, "rerun"))
+        except StoreUnavailable as error:
+            self._emit(EventName.STORE_UNAVAILABLE, operation, None, str(error))
+            return body(None)
+        if not isinstance(decision, protocol.Run):
+            self._report(operation, decision)
+            return body(None)
+        attempt = self._begin(operation, decision.record, asked_at)
+        try:
+            value = body(attempt)
+        except BaseException:
+            self._try(operation, attempt, attempt.release)
+            raise
+        else:
+            with suppress(LeaseLost, StoreUnavailable):
+                self._complete(operation, attempt, value)
+            return value
+        finally:
+            self._heartbeat.stop(attempt)
+
+    def _answer(self, operation: Operation, verdict: Verdict) -> Finished | Conflict:
+        self._report(operation, verdict)
+        record = verdict.record
+        match verdict:
+            case protocol.Replay():
+                return Finished(self._result(record))
+            case protocol.ReplayFailure():
+                raise self._failure(record)
+            case protocol.InFlight(_, retry_after):
+                return Conflict(InFlight(record.key, retry_after, record.worker), record.task_id)
+            case protocol.KeyReused():
+                raise KeyReused(record.key, record.task_id)
+            case protocol.Unknown():
+                raise OutcomeUnknown(record.key, record.error or "")
+            case _:
+                assert_never(verdict)
+
+    def _report(self, operation: Operation, verdict: Verdict) -> None:
+        record = verdict.record
+        match verdict:
+            case protocol.Replay():
+                self._emit(EventName.REPLAYED, operation, record, "completed earlier")
+            case protocol.ReplayFailure():
+                self._emit(EventName.REPLAYED, operation, record, f"failed earlier: {record.error}")
+            case protocol.InFlight(_, retry_after):
+                self._emit(EventName.CONFLICTED, operation, record, f"in flight for another {retry_after} ms")
+            case protocol.KeyReused():
+                self._emit(EventName.CONFLICTED, operation, record, "key reused with other arguments")
+            case protocol.Unknown():
+                self._emit(EventName.OUTCOME_UNKNOWN, operation, record, record.error or "")
+            case _:
+                assert_never(verdict)
+
+    def _begin(self, operation: Operation, record: Record, asked_at: float) -> Attempt:
+        policy = operation.policy
+        attempt = Attempt(
+            self._store,
+            record,
+            lease=policy.lease_ms,
+            retain=policy.retain_ms,
+            claimed_at=asked_at,
+            clock=self._clock,
+        )
+        self._emit(EventName.CLAIMED, operation, record, f"attempt {record.attempts}")
+        if record.takeover:
+            self._emit(EventName.TAKEN_OVER, operation, record, "the attempt before never ended")
+        self._heartbeat.start(attempt)
+        return attempt
+
+    def _execute(self, operation: Operation, record: Record, asked_at: float, body: Body) -> Finished:
+        attempt = self._begin(operation, record, asked_at)
+        try:
+            try:
+                value = body(attempt)
+            except BaseException as error:
+                instead = self._end(operation, attempt, error)
+                if instead is None:
+                    raise
+                return instead
+            return self._complete(operation, attempt, value)
+        finally:
+            self._heartbeat.stop(attempt)
+
+    def _complete(self, operation: Operation, attempt: Attempt, value: Any) -> Finished:
+        encoded, value, lost = self._kept(value)
+
+        def write() -> Written | Superseded:
+            try:
+                return attempt.complete(encoded, lost)
+            except RecordTooLarge as error:
+                return attempt.complete(None, str(error))
+
+        instead = self._settled(operation, attempt, write, EventName.COMPLETED, lost or "")
+        return instead or Finished(value)
+
+    def _kept(self, value: Any) -> tuple[Encoded | None, Any, str | None]:
+        """What is recorded of a result, what the first caller gets, and why nothing is recorded."""
+        try:
+            encoded = self._codec.encode(value)
+            return encoded, self._codec.decode(encoded), None
+        except Exception as error:  # noqa: BLE001 - the effect has happened: nothing about its result may undo that
+            return None, value, f"not encodable: {describe(error)}"
+
+    def _end(self, operation: Operation, attempt: Attempt, error: BaseException) -> Finished | None:
+        """Settle the claim of a body that raised; the outcome to report instead of ``error``, if there is one."""
+        policy = operation.policy
+        match protocol.ending(
+            error,
+            on_takeover=policy.on_takeover,
+            remember=policy.remember,
+            nothing_begun=(SafeToRetry, *self._control.nothing_begun),
+            no_outcome=self._control.no_outcome,
+        ):
+            case Ending.FAIL:
+                failure = self._codec.encode_failure(error)
+                return self._settled(
+                    operation,
+                    attempt,
+                    lambda: attempt.fail(failure, f"{type(error).__name__}: {describe(error)}"),
+                    EventName.FAILED,
+                    type(error).__name__,
+                )
+            case Ending.RELEASE:
+                return self._given_back(operation, attempt, error)
+            case Ending.GIVE_UP:
+                reason = f"{type(error).__name__} ended attempt {attempt.number}"
+                self._try(operation, attempt, lambda: attempt.give_up(reason))
+                self._emit_of(EventName.OUTCOME_UNKNOWN, operation, attempt, reason)
+                return None
+
+    def _given_back(self, operation: Operation, attempt: Attempt, error: BaseException) -> Finished | None:
+        settlement = self._try(operation, attempt, attempt.release)
+        if settlement is None:
+            return None
+        if isinstance(settlement, Written):
+            self._emit_of(EventName.RELEASED, operation, attempt, type(error).__name__)
+            return None
+        self._emit_of(EventName.LEASE_LOST, operation, attempt, "taken over before the body raised")
+        if not isinstance(error, Exception) or isinstance(error, self._steering):
+            return None  # the message is already on its way elsewhere
+        if isinstance(settlement, Superseded):
+            return Finished(self._result(settlement.record))
+        raise LeaseLost(attempt.key, attempt.fencing_token) from error
+
+    @property
+    def _steering(self) -> tuple[type[BaseException], ...]:
+        return (*self._control.nothing_begun, *self._control.no_outcome)
+
+    def _try(
+        self, operation: Operation, attempt: Attempt, write: Callable[[], Written | Superseded | Lost]
+    ) -> Written | Superseded | Lost | None:
+        """``write()``, or None where the store gave no answer: the lease then ends the claim by itself."""
+        try:
+            return write()
+        except StoreUnavailable as error:
+            self._emit_of(EventName.STORE_UNAVAILABLE, operation, attempt, str(error))
+            return None
+
+    def _settled(
+        self,
+        operation: Operation,
+        attempt: Attempt,
+        write: Callable[[], Written | Superseded],
+        event: EventName,
+        reason: str,
+    ) -> Finished | None:
+        """Make an outcome certain; the outcome that counts instead, if another attempt recorded one."""
+        try:
+            settlement = write()
+        except LeaseLost as error:
+            self._emit_of(EventName.LEASE_LOST, operation, attempt, str(error))
+            raise
+        except StoreUnavailable as error:
+            self._emit_of(EventName.STORE_UNAVAILABLE, operation, attempt, str(error))
+            raise
+        match settlement:
+            case Written():
+                self._emit_of(event, operation, attempt, reason)
+                return None
+            case Superseded(record):
+                self._emit_of(EventName.LEASE_LOST, operation, attempt, "completed by another attempt")
+                return Finished(self._result(record))
+
+    def _result(self, record: Record) -> Any:
+        kept = _encoded(record)
+        if kept is None:
+            raise ResultLost(record.key, record.error or "no reason recorded")
+        try:
+            return self._codec.decode(kept)
+        except KombuError as error:
+            raise ResultLost(record.key, f"it cannot be decoded here: {describe(error)}") from error
+
+    def _failure(self, record: Record) -> BaseException:
+        try:
+            return self._codec.decode_failure(_encoded(record), record.key)
+        except KombuError as error:
+            raise ResultLost(record.key, f"its failure cannot be decoded here: {describe(error)}") from error
+
+    def _emit(self, name: EventName, operation: Operation, record: Record | None, reason: str) -> None:
+        token = None if record is None else record.fencing_token
+        self._observe(Event(name, operation.identity.key, token, reason))
+
+    def _emit_of(self, name: EventName, operation: Operation, attempt: Attempt, reason: str) -> None:
+        self._observe(Event(name, operation.identity.key, attempt.fencing_token, reason))
+
+
+def _request(operation: Operation, on_takeover: protocol.OnTakeover) -> Request:
+    policy = operation.policy
+    return Request(
+        key=operation.identity.key,
+        fingerprint=operation.identity.fingerprint,
+        owner=new_nonce(),
+        revision="",  # claim() gives every write its own
+        lease=policy.lease_ms,
+        grace=policy.grace_ms,
+        on_takeover=on_takeover,
+        task=operation.task,
+        task_id=operation.task_id,
+        worker=operation.worker,
+    )
+
+
+def _encoded(record: Record) -> Encoded | None:
+    if record.result is None or record.content_type is None:
+        return None
+    return Encoded(record.result, record.content_type)

@@ -1,0 +1,397 @@
+"""From a call to its idempotency key: pure, and the same for every way of writing the same call.
+
+A key is ``scope:version:SHA-256``. The hash covers a *typed canonical form* of the values that the policy
+selects, so that ``1``, ``"1"``, ``1.0``, ``True`` and ``None`` are five different keys while a tuple is a
+list, and the order of a dict or a set does not matter.
+
+What JSON cannot tell apart on the wire has one form, so that publisher and worker agree: an enum counts as
+its value, a dataclass or a pydantic model as the dict of its fields.
+
+The form is frozen by ``tests/unit/golden_keys.json``. Changing it gives every running operation a new key,
+which is to say: runs it again.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+import jmespath
+from jmespath.exceptions import JMESPathError
+
+from celery_idempotent.errors import KeyMissing, PolicyError
+
+__all__ = [
+    "WHOLE_CALL",
+    "CallSignature",
+    "Identity",
+    "NotCanonical",
+    "Selector",
+    "Spec",
+    "canonical",
+    "identify",
+]
+
+Spec = str | tuple[str, ...] | Callable[..., Any]
+"""How a policy names what it selects: a JMESPath, several, or a function of the task's own arguments."""
+
+WHOLE_CALL = "@"
+"""JMESPath's own name for "everything here": all arguments of the call."""
+
+
+class NotCanonical(TypeError):
+    """A value has no canonical form, so it cannot be told whether two of them are the same.
+
+    Args:
+        path: Where in the arguments the value stands.
+        type_name: Its type.
+    """
+
+    def __init__(self, path: str, type_name: str) -> None:
+        super().__init__(path, type_name)
+        self.path = path
+        self.type_name = type_name
+
+    def __str__(self) -> str:
+        return f"argument {self.path} of type {self.type_name} has no canonical form"
+
+
+def canonical(value: Any, path: str = "value") -> str:
+    """The typed canonical form of ``value``: equal for equal values, different for different ones.
+
+    Raises:
+        NotCanonical: Some part has no canonical form; the message says which.
+    """
+    encode = _ENCODERS.get(type(value))
+    if encode is None:
+        encode = _encoder_of_subclass(value, path)
+    return encode(value, path)
+
+
+def _text(value: str, path: str) -> str:
+    # The length makes the form prefix-free: no text can imitate a neighbouring value.
+    return f"s{len(value)}:{value}"
+
+
+def _float(value: float, path: str) -> str:
+    return f"f{value + 0.0!r}"  # adding 0.0 turns -0.0 into the 0.0 it is equal to
+
+
+def _decimal(value: Decimal, path: str) -> str:
+    # Equal decimals have one form, exactly: Decimal.normalize() would round to the context's precision.
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        return f"m{value}"
+    text = "".join(map(str, digits)).lstrip("0")
+    if not text:
+        return "m0"
+    stripped = text.rstrip("0")
+    return f"m{'-' if sign else ''}{stripped}e{exponent + len(text) - len(stripped)}"
+
+
+def _datetime(value: datetime, path: str) -> str:
+    if value.tzinfo is None:
+        return f"T{value.isoformat()}"
+    return f"t{value.astimezone(UTC).replace(tzinfo=None).isoformat()}"
+
+
+def _duration(value: timedelta, path: str) -> str:
+    return f"p{value // timedelta(microseconds=1)}"
+
+
+def _bytes(value: bytes | bytearray | memoryview, path: str) -> str:
+    return f"y{bytes(value).hex()};"
+
+
+def _sequence(value: Iterable[Any], path: str) -> str:
+    return _list([canonical(each, f"{path}[{index}]") for index, each in enumerate(value)])
+
+
+def _list(parts: list[str]) -> str:
+    return f"l{len(parts)}[{','.join(parts)}]"
+
+
+def _set(value: Iterable[Any], path: str) -> str:
+    parts = sorted(canonical(each, f"{path}{{}}") for each in value)
+    return f"S{len(parts)}[{','.join(parts)}]"
+
+
+def _mapping(value: Mapping[Any, Any], path: str) -> str:
+    return _pairs((canonical(key, f"key of {path}"), canonical(each, f"{path}.{key}")) for key, each in value.items())
+
+
+def _pairs(parts: Iterable[tuple[str, str]]) -> str:
+    ordered = sorted(parts)
+    return f"d{len(ordered)}{{{','.join(f'{key}={each}' for key, each in ordered)}}}"
+
+
+def _dataclass(value: Any, path: str) -> str:
+    return _mapping({each.name: getattr(value, each.name) for each in dataclasses.fields(value)}, path)
+
+
+def _model(value: Any, path: str) -> str:
+    return canonical(value.model_dump(mode="json"), path)
+
+
+def _enum(value: Enum, path: str) -> str:
+    return canonical(value.value, path)
+
+
+_ENCODERS: dict[type, Callable[[Any, str], str]] = {
+    type(None): lambda value, path: "n",
+    bool: lambda value, path: "b1" if value else "b0",
+    int: lambda value, path: f"i{value}",
+    float: _float,
+    str: _text,
+    bytes: _bytes,
+    bytearray: _bytes,
+    memoryview: _bytes,
+    Decimal: _decimal,
+    UUID: lambda value, path: f"u{value.hex}",
+    datetime: _datetime,
+    date: lambda value, path: f"D{value.isoformat()}",
+    time: lambda value, path: f"o{value.isoformat()}",
+    timedelta: _duration,
+    list: _sequence,
+    tuple: _sequence,
+    set: _set,
+    frozenset: _set,
+    dict: _mapping,
+}
+
+
+def _encoder_of_subclass(value: Any, path: str) -> Callable[[Any, str], str]:
+    if isinstance(value, Enum):
+        return _enum
+    if hasattr(type(value), "model_dump"):
+        return _model
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _dataclass
+    # datetime before date, of which it is a subclass; the order of _ENCODERS says so.
+    for known, encode in _ENCODERS.items():
+        if isinstance(value, known):
+            return encode
+    if isinstance(value, Mapping):
+        return _mapping
+    raise NotCanonical(path, f"{type(value).__module__}.{type(value).__qualname__}")
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with every container turned into what JMESPath can search; leaves stay as they are."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if hasattr(type(value), "model_dump"):
+        return _plain(value.model_dump())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class CallSignature:
+    """Binds the arguments of a call to names, defaults included, however the call was written.
+
+    Args:
+        signature: The signature of the task's body, without ``self``.
+        convert: For pydantic tasks: by argument name, what turns the wire form into the model.
+    """
+
+    signature: inspect.Signature
+    convert: Mapping[str, Callable[[Any], Any]]
+
+    def bind(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        """The call's arguments by name.
+
+        Raises:
+            TypeError: The arguments do not fit the task, as calling it would say.
+        """
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        for name, convert in self.convert.items():
+            if bound.arguments.get(name) is not None:
+                bound.arguments[name] = convert(bound.arguments[name])
+        return bound
+
+
+class Selector:
+    """What a policy's ``key`` or ``fingerprint`` selects from the bound arguments of a call.
+
+    Args:
+        option: Name of the option, for messages.
+        spec: JMESPath, tuple of them, or a function with the task's own signature.
+
+    Raises:
+        PolicyError: The expression does not parse, or the function can give no value.
+    """
+
+    def __init__(self, option: str, spec: Spec) -> None:
+        self.option = option
+        self.spec = spec
+        self._paths: tuple[Any, ...] = ()
+        if callable(spec):
+            if inspect.iscoroutinefunction(spec) or inspect.isgeneratorfunction(spec):
+                raise PolicyError(option, repr(spec), "must be a plain function that returns the value")
+        elif isinstance(spec, str):
+            self._paths = (_compile(option, spec),)
+        elif isinstance(spec, tuple) and spec and all(isinstance(each, str) for each in spec):
+            self._paths = tuple(_compile(option, each) for each in spec)
+        else:
+            raise PolicyError(
+                option,
+                repr(spec),
+                "must be a JMESPath, a non-empty tuple of them, or a function of the arguments",
+            )
+
+    def check(self, signature: inspect.Signature) -> None:
+        """Refuse, before any call, a selector that can never select anything from this signature.
+
+        Raises:
+            PolicyError: An expression starts with a name that is no argument, or the function takes others.
+        """
+        parameters = signature.parameters.values()
+        if callable(self.spec):
+            example = signature.bind_partial()
+            example.arguments |= {each.name: _EXAMPLES.get(each.kind) for each in parameters}
+            try:
+                inspect.signature(self.spec).bind(*example.args, **example.kwargs)
+            except TypeError as error:
+                raise PolicyError(
+                    self.option, repr(self.spec), f"must take the task's arguments {signature}: {error}"
+                ) from error
+            return
+        names = {each.name for each in parameters}
+        for path in self._paths:
+            root = _root_name(path.parsed)
+            if root is not None and root not in names:
+                raise PolicyError(
+                    self.option,
+                    repr(path.expression),
+                    f"{root!r} is no argument of the task, whose are {signature}",
+                )
+
+    def canonical(self, bound: inspect.BoundArguments, task: str) -> str:
+        """The canonical form of what is selected; a tuple of expressions gives that of a list.
+
+        Raises:
+            KeyMissing: Any selected part is missing or null.
+            PolicyError: An expression does not fit the argument's type.
+            NotCanonical: A selected value has no canonical form.
+        """
+        if self.spec == WHOLE_CALL:
+            return _pairs((_text(name, name), canonical(value, name)) for name, value in bound.arguments.items())
+        if callable(self.spec):
+            value = self.spec(*bound.args, **bound.kwargs)
+            return canonical(self._present(value, repr(self.spec), task), self.option)
+        parts = [
+            canonical(
+                self._present(self._search(path, bound.arguments), repr(path.expression), task),
+                path.expression,
+            )
+            for path in self._paths
+        ]
+        return _list(parts) if isinstance(self.spec, tuple) else parts[0]
+
+    def _present(self, value: Any, source: str, task: str) -> Any:
+        if value is None:
+            raise KeyMissing(task, f"{self.option}={source}")
+        return value
+
+    def _search(self, path: Any, arguments: Mapping[str, Any]) -> Any:
+        if path.parsed["type"] == "field":
+            return arguments.get(path.parsed["value"])
+        try:
+            return path.search(_plain(arguments))
+        except JMESPathError as error:
+            raise PolicyError(self.option, repr(path.expression), str(error)) from error
+
+
+_EXAMPLES: Mapping[Any, Any] = {inspect.Parameter.VAR_POSITIONAL: (), inspect.Parameter.VAR_KEYWORD: {}}
+
+
+def _compile(option: str, expression: str) -> Any:
+    try:
+        return jmespath.compile(expression)
+    except JMESPathError as error:
+        raise PolicyError(option, repr(expression), f"is no JMESPath: {error}") from error
+
+
+def _root_name(node: Mapping[str, Any]) -> str | None:
+    """The argument a plain path starts from; None where an expression has no single start."""
+    while node["type"] in {"subexpression", "index_expression"}:
+        node = node["children"][0]
+    return str(node["value"]) if node["type"] == "field" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which effect a call asks for, and with which arguments.
+
+    Args:
+        key: The idempotency key.
+        fingerprint: Hash of the declared arguments, or None if none are declared.
+    """
+
+    key: str
+    fingerprint: str | None
+
+
+def identify(
+    scope: str,
+    bound: inspect.BoundArguments,
+    *,
+    task: str,
+    key: Selector,
+    fingerprint: Selector | None,
+    explicit: str | None = None,
+    occurrence: str | None = None,
+) -> Identity:
+    """The identity of one call.
+
+    Args:
+        scope: Namespace and generation of the key.
+        bound: The call's arguments by name.
+        task: Task name, for messages.
+        key: What selects the key.
+        fingerprint: What selects the fingerprint, if there is one.
+        explicit: The key that the publisher gave; it takes the place of what ``key`` selects.
+        occurrence: Tells apart calls that are equal but meant to happen each time, such as beat's ticks.
+
+    Raises:
+        KeyMissing: The call has no key.
+        PolicyError: An argument has no canonical form, or an expression does not fit it.
+    """
+    try:
+        selected = None if explicit is not None else key.canonical(bound, task)
+        if explicit is not None:
+            material = f"explicit:{explicit}"
+        elif occurrence is not None:
+            material = f"occurrence:{_text(occurrence, '')}{selected}"
+        else:
+            material = f"selected:{selected}"
+        if fingerprint is None:
+            declared = None
+        elif selected is not None and fingerprint.spec == key.spec:
+            declared = selected
+        else:
+            declared = fingerprint.canonical(bound, task)
+    except NotCanonical as error:
+        raise PolicyError(
+            error.path,
+            f"<{error.type_name}>",
+            f"{task}: this argument has no canonical form, so equal calls cannot be told; pass a plain value, "
+            "or leave it out with Policy(key=..., fingerprint=...)",
+        ) from error
+    return Identity(f"{scope}:{_digest(material)}", None if declared is None else _digest(declared))
+
+
+def _digest(text: str) -> str:
+    # surrogatepass: a lone surrogate is legal in a JSON string, and must not make a call fail.
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,191 @@
+"""The policy: the one option of an idempotent task, checked where it is written."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from inspect import isclass
+from typing import Literal, get_args
+
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.keys import WHOLE_CALL, Selector, Spec
+from celery_idempotent.protocol import OnTakeover
+
+__all__ = ["Duration", "Mode", "OnConflict", "OnOutage", "Policy"]
+
+Duration = float | timedelta
+"""Seconds, or a timedelta."""
+
+OnConflict = Literal["retry", "raise", "skip"]
+OnOutage = Literal["retry", "run"]
+Mode = Literal["enforce", "observe", "off"]
+
+MAX_KEY_BYTES = 2048
+"""DynamoDB's limit for a partition key value (Developer Guide, "Quotas": 2048 bytes)."""
+
+_MIN_LEASE = 0.5
+"""Seconds. A shorter lease is over before a heartbeat at a third of it can be answered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How one task is made idempotent; a value that cannot work is refused where it is written.
+
+    Durations are seconds or :class:`datetime.timedelta`.
+
+    Args:
+        key: What identifies the intended effect: a JMESPath over the arguments (``"order_id"``,
+            ``"order.id"``), a tuple of them, or a function with the task's own signature. A missing or null
+            key is :exc:`~celery_idempotent.errors.KeyMissing`, never an unprotected run. Default: all
+            arguments. One exception: a task sent by beat with that default is a new operation at every tick.
+        scope: Namespace of the key; set it to survive a rename or to share keys between tasks.
+            Default: the task's name.
+        version: Generation of the key; a new one starts every operation anew.
+        fingerprint: What must be equal under one key, in the same forms as ``key``; None to compare nothing.
+        lease: How long a claim lasts without renewal, in seconds. A heartbeat renews it every third, so it
+            bounds recovery after a crash, not the length of a task.
+        grace: Seconds past the lease before a takeover, for ordinary clock error between machines.
+        retain: How long an outcome is replayed, in seconds. Longer than any redelivery can take.
+        on_conflict: When another delivery is running the operation: ``"retry"`` later without using up
+            ``max_retries``, ``"raise"`` :exc:`~celery_idempotent.errors.InFlight`, or ``"skip"`` (Celery's
+            ``Ignore``). A redelivery of the running message itself, and a member of a group or chord, is
+            always retried: dropping those would lose the task when its first worker dies.
+        backoff: Bound of the first delay after a conflict, in seconds; doubles with every further one, with
+            full jitter (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
+        backoff_max: Upper bound of that delay, in seconds.
+        max_conflicts: After that many conflicts of one delivery, ``InFlight`` is raised. Default: no limit.
+        on_takeover: When an attempt ended without a word: ``"rerun"`` (at least once) or ``"refuse"`` (at
+            most once; ends UNKNOWN and a person resolves it).
+        remember: Exception types that are a final outcome: recorded and replayed. Others release the claim
+            (but see "refuse" in the README).
+        on_outage: When the store gives no answer: ``"retry"`` later and run nothing, or ``"run"`` unprotected.
+        mode: ``"enforce"``; ``"observe"`` runs everything and counts what would have been suppressed;
+            ``"off"`` does nothing.
+
+    Raises:
+        PolicyError: A value cannot work; the message says which and what to write instead.
+    """
+
+    key: Spec = WHOLE_CALL
+    scope: str | None = None
+    version: int = 1
+    fingerprint: Spec | None = WHOLE_CALL
+    lease: Duration = 60
+    grace: Duration = 1
+    retain: Duration = timedelta(days=7)
+    on_conflict: OnConflict = "retry"
+    backoff: Duration = 1
+    backoff_max: Duration = 60
+    max_conflicts: int | None = None
+    on_takeover: OnTakeover = "rerun"
+    remember: tuple[type[BaseException], ...] = ()
+    on_outage: OnOutage = "retry"
+    mode: Mode = "enforce"
+
+    def __post_init__(self) -> None:
+        for option, literal in (
+            ("on_conflict", OnConflict),
+            ("on_takeover", OnTakeover),
+            ("on_outage", OnOutage),
+            ("mode", Mode),
+        ):
+            self._require(option, getattr(self, option) in get_args(literal), f"must be one of {get_args(literal)}")
+        for option in ("lease", "grace", "retain", "backoff", "backoff_max"):
+            self._require(option, _is_duration(getattr(self, option)), "must be seconds or a timedelta, not negative")
+        self._require("lease", self.lease_ms >= _MIN_LEASE * 1000, f"must be at least {_MIN_LEASE} s")
+        self._require("retain", self.retain_ms > self.lease_ms, "must be longer than the lease")
+        self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
+        self._require("backoff_max", self.backoff_max_ms >= self.backoff_ms, "must be at least backoff")
+        self._require("version", _is_count(self.version), "must be a whole number from 1")
+        self._require(
+            "max_conflicts",
+            self.max_conflicts is None or _is_count(self.max_conflicts),
+            "must be None or from 1",
+        )
+        self._require(
+            "remember",
+            isinstance(self.remember, tuple)
+            and all(isclass(each) and issubclass(each, BaseException) for each in self.remember),
+            "must be a tuple of exception types",
+        )
+        self._require("scope", self.scope is None or _is_scope(self.scope), "must be a text of 1 to 1900 bytes")
+        _ = self.key_selector, self.fingerprint_selector
+
+    def _require(self, option: str, holds: bool, remedy: str) -> None:
+        if not holds:
+            raise PolicyError(option, repr(getattr(self, option)), remedy)
+
+    @cached_property
+    def key_selector(self) -> Selector:
+        """What ``key`` selects."""
+        return Selector("key", self.key)
+
+    @cached_property
+    def fingerprint_selector(self) -> Selector | None:
+        """What ``fingerprint`` selects, if it selects anything."""
+        return None if self.fingerprint is None else Selector("fingerprint", self.fingerprint)
+
+    @cached_property
+    def lease_ms(self) -> int:
+        """``lease`` in milliseconds."""
+        return _milliseconds(self.lease)
+
+    @cached_property
+    def grace_ms(self) -> int:
+        """``grace`` in milliseconds."""
+        return _milliseconds(self.grace)
+
+    @cached_property
+    def retain_ms(self) -> int:
+        """``retain`` in milliseconds."""
+        return _milliseconds(self.retain)
+
+    @cached_property
+    def backoff_ms(self) -> int:
+        """``backoff`` in milliseconds."""
+        return _milliseconds(self.backoff)
+
+    @cached_property
+    def backoff_max_ms(self) -> int:
+        """``backoff_max`` in milliseconds."""
+        return _milliseconds(self.backoff_max)
+
+    def delay_ms(self, postponed: int, *, bounds: tuple[int, ...], draw: float) -> int:
+        """How long to wait before the next try, in milliseconds: exponential, capped, full jitter.
+
+        Args:
+            postponed: How often this delivery was put off before.
+            bounds: Further upper bounds in milliseconds.
+            draw: A random number from 0 to 1.
+        """
+        grown = self.backoff_ms * (1 << min(postponed, 30))
+        return max(1, round(draw * min(grown, self.backoff_max_ms, *bounds)))
+
+    def scope_of(self, task: str) -> str:
+        """The namespace and generation of the keys of the task called ``task``.
+
+        Raises:
+            PolicyError: The task's name is too long to be one.
+        """
+        scope = self.scope or task
+        if not _is_scope(scope):
+            raise PolicyError("scope", repr(scope), "the task's name is over 1900 bytes; set a shorter scope")
+        return f"{scope}:{self.version}"
+
+
+def _milliseconds(duration: Duration) -> int:
+    return round((duration.total_seconds() if isinstance(duration, timedelta) else duration) * 1000)
+
+
+def _is_duration(value: object) -> bool:
+    if isinstance(value, timedelta):
+        return value >= timedelta(0)
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_scope(value: object) -> bool:
+    # Room for ":version:" and 64 hexadecimal digits within MAX_KEY_BYTES.
+    return isinstance(value, str) and 1 <= len(value.encode()) <= MAX_KEY_BYTES - 148

@@ -1,0 +1,103 @@
+"""The record: everything a store keeps about one idempotency key.
+
+Times are integers, milliseconds since the epoch in UTC on the *store's* clock. ``expires_at`` is the one
+exception: whole seconds, because DynamoDB's TTL attribute must be.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Self
+
+from celery_idempotent.errors import StoreMisconfigured
+
+__all__ = ["SCHEMA", "Record", "Status"]
+
+SCHEMA = 1
+"""Version of the record's layout. A reader that meets a newer one refuses it."""
+
+
+class Status(StrEnum):
+    """Where an operation stands. COMPLETED, FAILED and UNKNOWN are final."""
+
+    IN_PROGRESS = "IN_PROGRESS"
+    """An attempt owns the key, until its lease is over and somebody takes over."""
+    COMPLETED = "COMPLETED"
+    """The effect happened; the result is replayed."""
+    FAILED = "FAILED"
+    """A failure that was declared to be an outcome; it is replayed."""
+    RELEASED = "RELEASED"
+    """Given back without an outcome; the next delivery runs at once."""
+    UNKNOWN = "UNKNOWN"
+    """It cannot be known whether the effect happened; only a person's verdict leaves this state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One idempotency key and all that is known about it; never changed, only replaced."""
+
+    key: str
+    status: Status
+    #: Fresh random nonce on every write; the only thing ``swap`` compares.
+    revision: str
+    #: Nonce of the attempt that holds or held the key. Never the task id: a redelivery shares that.
+    owner: str
+    #: Grows with every claim, also across releases and purges.
+    fencing_token: int
+    #: Until when others must wait.
+    lease_until: int
+    #: Hash of the declared arguments; None where the policy declares none.
+    fingerprint: str | None
+    #: How many claims this operation took.
+    attempts: int
+    #: Whether the last claim took over from an attempt that never ended.
+    takeover: bool = False
+    created_at: int
+    updated_at: int
+    task: str
+    task_id: str
+    worker: str
+    #: Finished and started steps of the operation.
+    steps: Mapping[str, Any] = field(default_factory=dict)
+    #: The encoded outcome, and how it is encoded. None on COMPLETED: the result was lost.
+    result: str | bytes | None = None
+    content_type: str | None = None
+    #: For people: why FAILED, UNKNOWN, or COMPLETED without a result.
+    error: str | None = None
+    #: Seconds since the epoch; only on COMPLETED and FAILED.
+    expires_at: int | None = None
+    schema: int = SCHEMA
+
+    def to_fields(self) -> dict[str, Any]:
+        """All fields that hold something, as plain values; what a store writes."""
+        return {
+            name: value
+            for name in _FIELDS
+            if (value := getattr(self, name)) is not None and value is not False and value != {}
+        }
+
+    @classmethod
+    def from_fields(cls, values: Mapping[str, Any], *, store: str) -> Self:
+        """The record that ``to_fields`` described.
+
+        Args:
+            values: Field names and plain values; unknown names are ignored.
+            store: Name of the store, for the error.
+
+        Raises:
+            StoreMisconfigured: The record was written by a newer version of this library, or is not one
+                of its records. It is left as it is.
+        """
+        schema = values.get("schema")
+        if not isinstance(schema, int) or schema > SCHEMA:
+            raise StoreMisconfigured(
+                store,
+                "read",
+                f"the record {values.get('key')!r} has schema {schema!r} and this version of celery-idempotent "
+                f"knows up to {SCHEMA}; upgrade this worker, or point idempotency_store at a table of its own",
+            )
+        known = {name: values[name] for name in _FIELDS if name in values}
+        return cls(**{**known, "status": Status(known["status"]), "fingerprint": known.get("fingerprint")})
+
+
+_FIELDS = tuple(each.name for each in fields(Record))

@@ -1,0 +1,131 @@
+"""What an app's settings mean: its store, its codec, its broker. One instance per app and process tree."""
+
+import threading
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary, proxy
+
+from celery import Celery
+from celery.exceptions import Ignore, Reject, Retry
+from kombu.serialization import prepare_accept_content, registry
+
+from celery_idempotent.codec import Codec
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.guard import ControlFlow
+from celery_idempotent.policy import Policy
+from celery_idempotent.store import Store
+from celery_idempotent.stores import open_store
+
+__all__ = ["CONTROL_FLOW", "Broker", "Runtime", "runtime_of"]
+
+CONTROL_FLOW = ControlFlow(nothing_begun=(Retry,), no_outcome=(Ignore, Reject))
+"""Celery's own exceptions: ``Retry`` is the author's word that running again is right; ``Ignore``, also
+raised by ``self.replace()``, and ``Reject`` end a delivery without an outcome."""
+
+_VISIBILITY_TIMEOUT = {"sqs": 1800, "redis": 3600}
+"""Seconds; kombu's defaults (kombu 5.7, transport/SQS and transport/redis)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """What matters of the broker here.
+
+    Args:
+        driver: kombu's name of the transport's driver, such as ``"sqs"`` or ``"redis"``.
+        visibility_timeout: Seconds after which an unacknowledged message is delivered again; None where
+            the broker has no such thing.
+    """
+
+    driver: str
+    visibility_timeout: float | None
+
+    @property
+    def is_sqs(self) -> bool:
+        """Whether messages go through Amazon SQS."""
+        return self.driver == "sqs"
+
+
+class Runtime:
+    """Everything that one app's settings decide.
+
+    Args:
+        app: The Celery app.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app: Celery = proxy(app)  # the app outlives its runtime, not the other way round
+        self._opening = threading.Lock()
+        self._store: tuple[Any, Store] | None = None
+
+    @property
+    def store(self) -> Store:
+        """The store of ``idempotency_store``, opened at the first use.
+
+        Raises:
+            PolicyError: The setting is missing or unusable.
+        """
+        setting = self._app.conf.get("idempotency_store")
+        opened = self._store
+        if opened is None or opened[0] is not setting:
+            with self._opening:
+                opened = self._store = (setting, _open(setting))
+        return opened[1]
+
+    @cached_property
+    def default_policy(self) -> Policy:
+        """The policy of tasks that declare none.
+
+        Raises:
+            PolicyError: ``idempotency_policy`` is no policy.
+        """
+        policy = self._app.conf.get("idempotency_policy") or Policy()
+        if not isinstance(policy, Policy):
+            raise PolicyError("idempotency_policy", repr(policy), "must be a Policy")
+        return policy
+
+    @cached_property
+    def codec(self) -> Codec:
+        """Encodes outcomes by ``result_serializer``, decodes by ``accept_content``, and JSON always.
+
+        Raises:
+            PolicyError: The app encodes by what it would refuse to decode.
+        """
+        serializer = self._app.conf.result_serializer
+        accept = prepare_accept_content(self._app.conf.accept_content) | {"application/json"}
+        content_type = registry.name_to_type.get(serializer)
+        if content_type not in accept:
+            raise PolicyError(
+                "result_serializer",
+                repr(serializer),
+                "outcomes in it could never be replayed, as accept_content does not list it; add it there",
+            )
+        return Codec(serializer, frozenset(accept))
+
+    @cached_property
+    def broker(self) -> Broker:
+        """What matters of the broker that the app publishes to; connects to nothing."""
+        driver = self._app.connection_for_write().transport.driver_type
+        options = self._app.conf.broker_transport_options or {}
+        return Broker(driver, options.get("visibility_timeout", _VISIBILITY_TIMEOUT.get(driver)))
+
+
+def _open(setting: Any) -> Store:
+    if setting is None:
+        raise PolicyError(
+            "idempotency_store",
+            "None",
+            "set it to a store or its URL, such as dynamodb://@eu-west-1/idempotency (under a settings namespace "
+            "CELERY it is called CELERY_IDEMPOTENCY_STORE)",
+        )
+    return open_store(setting)
+
+
+_runtimes: "WeakKeyDictionary[Celery, Runtime]" = WeakKeyDictionary()
+
+
+def runtime_of(app: Celery) -> Runtime:
+    """The runtime of ``app``."""
+    app = app._get_current_object() if hasattr(app, "_get_current_object") else app
+    found = _runtimes.get(app)
+    return found if found is not None else _runtimes.setdefault(app, Runtime(app))

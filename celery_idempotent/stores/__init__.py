@@ -1,0 +1,53 @@
+"""Stores, opened from a URL in the shape Celery users know."""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import cast
+from urllib.parse import urlsplit
+
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.store import Store
+
+__all__ = ["open_store"]
+
+_BUILT_IN = {
+    "memory": ("celery_idempotent.stores.memory", "MemoryStore", None),
+    "dynamodb": ("celery_idempotent.stores.dynamodb", "DynamoDBStore", "dynamodb"),
+}
+"""By URL scheme: module, class, and the extra that brings its driver."""
+
+
+def open_store(url: str | Store) -> Store:
+    """The store that ``url`` names; a store is returned as it is.
+
+    Args:
+        url: ``dynamodb://@eu-west-1/table``, ``dynamodb://@localhost:8000/table``, ``memory://``, or the
+            scheme of an entry point in the group ``celery_idempotent.stores``, which must be a callable
+            that takes the URL.
+
+    Raises:
+        PolicyError: Unknown scheme, missing driver or unusable URL; the message names the remedy.
+    """
+    if not isinstance(url, str):
+        return url
+    scheme = urlsplit(url).scheme
+    if scheme in _BUILT_IN:
+        return _open_built_in(url, *_BUILT_IN[scheme])
+    registered = {each.name: each for each in entry_points(group="celery_idempotent.stores")}
+    if scheme in registered:
+        return cast(Callable[[str], Store], registered[scheme].load())(url)
+    known = ", ".join(sorted({*_BUILT_IN, *registered}))
+    raise PolicyError("idempotency_store", f"'{scheme}://...'", f"no store has this scheme; there are: {known}")
+
+
+def _open_built_in(url: str, module: str, name: str, extra: str | None) -> Store:
+    try:
+        store = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise PolicyError(
+            "idempotency_store",
+            f"'{urlsplit(url).scheme}://...'",
+            f'{error.name} is not installed; run: pip install "celery-idempotent[{extra}]"',
+        ) from error
+    return cast(Store, store.from_url(url))

@@ -1,0 +1,66 @@
+"""A store in this process's memory: for tests, the explorer, and workers with one process."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Self
+
+from celery_idempotent.record import Record, Status
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore:
+    """Keeps records in a dict under one lock. Nothing outlives the process, and no other process sees it.
+
+    Args:
+        now: The store's clock in milliseconds since the epoch.
+    """
+
+    def __init__(self, now: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+        self.now = now
+        self._records: dict[str, Record] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """A new, empty store; the URL says nothing more."""
+        return cls()
+
+    def __repr__(self) -> str:
+        return "memory://"
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.swap`."""
+        with self._lock:
+            stored = self._records.get(new.key)
+            if (stored.revision if stored else None) != expected:
+                return stored
+            self._records[new.key] = new
+            return new
+
+    def get(self, key: str) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.get`."""
+        with self._lock:
+            return self._records.get(key)
+
+    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+        """See :meth:`celery_idempotent.store.Store.scan`."""
+        with self._lock:
+            records = list(self._records.values())
+        return (each for each in records if status in (None, each.status) and task in (None, each.task))
+
+    def delete(self, key: str, expected: str) -> bool:
+        """See :meth:`celery_idempotent.store.Store.delete`."""
+        with self._lock:
+            stored = self._records.get(key)
+            if stored is None or stored.revision != expected:
+                return False
+            del self._records[key]
+            return True
+
+    def provision(self) -> None:
+        """Nothing to create."""
+
+    def close(self) -> None:
+        """Nothing to release."""
