@@ -5,7 +5,8 @@ workers on SQS.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -127,13 +128,12 @@ def _store(context: click.Context) -> Any:
         return runtime_of(_app(context)).store
 
 
-class _readable_errors:  # noqa: N801 - a context manager, used like a function
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, IdempotencyError):
-            raise click.ClickException(str(error)) from error
+@contextmanager
+def _readable_errors() -> Iterator[None]:
+    try:
+        yield
+    except IdempotencyError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _table(records: Iterable[Record]) -> str:

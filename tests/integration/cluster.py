@@ -19,13 +19,19 @@ from pytest_celery import (
     CeleryWorkerContainer,
 )
 
-from tests.support import ledger
+from tests.support import ledger, waiting
 from tests.support.ledger import Row
 from tests.support.waiting import wait_until
 
 AWS_PORT = "4566/tcp"
 on_redis = pytest.mark.parametrize("celery_broker", ["redis"], indirect=True)
 on_sqs = pytest.mark.parametrize("celery_broker", ["sqs"], indirect=True)
+
+short_visibility = [
+    pytest.mark.worker(visibility_timeout=3),
+    # Some leases of these tasks are longer than that, and the library rightly says so.
+    pytest.mark.filterwarnings("ignore::celery_idempotent.errors.IdempotencyWarning"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +42,8 @@ class WorkerOptions:
     pool: str = "prefork"
     concurrency: int = 2
     queues: str = "celery"
-    visibility_timeout: int = 30
+    visibility_timeout: int = 120
+    transport_options: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -50,6 +57,15 @@ class WorkerOptions:
         chosen = ["--pool", self.pool, "--concurrency", str(self.concurrency), "--queues", self.queues]
         # Workers here never need to find each other; looking for neighbours costs a second per start.
         return [*chosen, "--without-mingle", "--without-gossip", "--without-heartbeat"]
+
+    def app_settings(self, broker_url: str) -> dict[str, Any]:
+        """The settings of the app."""
+        options = {"visibility_timeout": self.visibility_timeout, **quick_transport(broker_url)}
+        return {
+            "broker_transport_options": {**options, **self.transport_options},
+            "worker_prefetch_multiplier": 1,
+            **self.settings,
+        }
 
 
 class IdempotentSetup(CeleryTestSetup):
@@ -103,9 +119,7 @@ class IdempotentWorker(CeleryTestWorker):
         """Start a worker that has ended, and wait until it consumes."""
         starts = self.logs().count(self.container.ready_prompt)
         self.container.restart(timeout=10)
-        wait_until(
-            lambda: self.logs().count(self.container.ready_prompt) > starts, f"{self.hostname()} starts again"
-        )
+        wait_until(lambda: self.logs().count(self.container.ready_prompt) > starts, f"{self.hostname()} starts again")
 
 
 class IdempotentWorkerContainer(CeleryWorkerContainer):
@@ -118,15 +132,15 @@ class IdempotentWorkerContainer(CeleryWorkerContainer):
 
     @classmethod
     def tasks_modules(cls) -> set[Any]:
-        from tests.integration import plain_tasks
+        from tests.integration import idempotent_tasks, plain_tasks
 
-        return {ledger, plain_tasks}
+        return {waiting, ledger, idempotent_tasks, plain_tasks}
 
     @classmethod
     def signals_modules(cls) -> set[Any]:
-        from tests.integration import quick_pool
+        from tests.integration import quick_pool, witness
 
-        return {quick_pool}
+        return {quick_pool, witness}
 
     def pause(self) -> None:
         """Freeze all processes."""
@@ -170,19 +184,8 @@ class SqsBroker(CeleryTestBroker):
         }
 
 
-def transport_options(broker_url: str, visibility_timeout: int) -> dict[str, Any]:
+def quick_transport(broker_url: str) -> dict[str, Any]:
     """Broker options with which a lost message comes back in seconds instead of minutes."""
     if broker_url.startswith("redis"):
-        return {
-            "visibility_timeout": visibility_timeout,
-            "unacked_restore_interval": 0.5,
-            "unacked_restore_throttle": 1,
-            "unacked_mutex_expire": 2,
-        }
-    return {
-        "visibility_timeout": visibility_timeout,
-        "region": "us-east-1",
-        "is_secure": False,
-        "wait_time_seconds": 1,
-        "polling_interval": 0.1,
-    }
+        return {"unacked_restore_interval": 0.5, "unacked_restore_throttle": 1, "unacked_mutex_expire": 2}
+    return {"region": "us-east-1", "is_secure": False, "wait_time_seconds": 1, "polling_interval": 0.1}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,8 @@ from celery import Celery
 from pytest_celery import RedisTestBackend
 from pytest_docker_tools import build, container, fxtr, network
 
+from celery_idempotent.store import Store
+from celery_idempotent.stores import open_store
 from tests.integration.cluster import (
     AWS_PORT,
     AwsContainer,
@@ -25,7 +27,6 @@ from tests.integration.cluster import (
     IdempotentWorkerContainer,
     SqsBroker,
     WorkerOptions,
-    transport_options,
 )
 from tests.support.fault_proxy import FaultProxy
 from tests.support.ledger import Ledger
@@ -151,17 +152,35 @@ def celery_setup_cls() -> type[IdempotentSetup]:
 
 
 @pytest.fixture
-def celery_setup_app(celery_setup_app: Celery, worker_options: WorkerOptions) -> Iterator[Celery]:
+def celery_setup_app(
+    celery_setup_app: Celery,
+    worker_options: WorkerOptions,
+    store_url: Callable[[str], str],
+    store: Store,
+    faults: FaultProxy,
+) -> Iterator[Celery]:
     """The app of the test and of its workers: pytest-celery sends them what differs from the defaults."""
     celery_setup_app.conf.update(
-        broker_transport_options=transport_options(
-            celery_setup_app.conf.broker_url, worker_options.visibility_timeout
-        ),
-        worker_prefetch_multiplier=1,
-        **worker_options.settings,
+        idempotency_store=store_url(faults.address),
+        **worker_options.app_settings(celery_setup_app.conf.broker_url),
     )
     yield celery_setup_app
     celery_setup_app.close()
+
+
+@pytest.fixture
+def store_url(aws_account: str) -> Callable[[str], str]:
+    """The URL of the store for a DynamoDB at a given address."""
+    return lambda address: f"dynamodb://{aws_account}:secret@{address}/idempotency?region=us-east-1"
+
+
+@pytest.fixture
+def store(aws: AwsContainer, store_url: Callable[[str], str]) -> Iterator[Store]:
+    """The workers' store, provisioned, and seen past the faults."""
+    store = open_store(store_url(aws.outside_address))
+    store.provision()
+    yield store
+    store.close()
 
 
 @pytest.fixture

@@ -115,9 +115,7 @@ def keys(dynamodb: Any, table: str) -> set[str]:
     return {item["key"]["S"] for item in dynamodb.scan(TableName=table)["Items"]}
 
 
-def test_a_cut_reply_loses_the_answer_but_not_the_write(
-    dynamodb: Any, table: str, faults: FaultProxy
-) -> None:
+def test_a_cut_reply_loses_the_answer_but_not_the_write(dynamodb: Any, table: str, faults: FaultProxy) -> None:
     """The second matching request is applied although its sender sees an error; the others pass."""
     cut = faults.cut_reply("PutItem", body="order", nth=2)
     for key in ("other", "order-1"):

@@ -16,24 +16,27 @@ HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 @dataclass
 class Cut:
-    """Lose one request (`before` it reaches the store) or one reply (`after` the store has applied it)."""
+    """Lose one request (`before` it reaches the store) or one reply (`after` the store has applied it).
+
+    Without `nth`, lose every matching one.
+    """
 
     when: Literal["before", "after"]
     operation: str
     body: str
-    nth: int
+    nth: int | None
     seen: int = 0
 
     def strikes(self, operation: str, body: str) -> bool:
-        """Count a matching request and tell whether it is the one."""
-        if operation != self.operation or self.body not in body:
+        """Count a matching request and tell whether it is lost."""
+        if self.operation not in ("", operation) or self.body not in body:
             return False
         self.seen += 1
-        return self.seen == self.nth
+        return self.nth in (None, self.seen)
 
     def has_struck(self) -> bool:
         """Whether the cut has happened."""
-        return self.seen >= self.nth
+        return self.seen >= (self.nth or 1)
 
 
 class FaultProxy:
@@ -42,7 +45,6 @@ class FaultProxy:
     def __init__(self, upstream: str, listen_on: str = "127.0.0.1") -> None:
         self.upstream = upstream
         self.requests: Counter[str] = Counter()
-        self.is_down = threading.Event()
         self._lock = threading.Lock()
         self._cuts: list[Cut] = []
         self._server = _Server((listen_on, 0), _Handler)
@@ -64,13 +66,14 @@ class FaultProxy:
         return self._add(Cut("before", operation, body, nth))
 
     @contextlib.contextmanager
-    def down(self) -> Iterator[None]:
-        """Refuse every request inside the block."""
-        self.is_down.set()
+    def down(self, operation: str = "", body: str = "") -> Iterator[Cut]:
+        """Let no request, or no matching request, reach the store inside the block."""
+        cut = self._add(Cut("before", operation, body, None))
         try:
-            yield
+            yield cut
         finally:
-            self.is_down.clear()
+            with self._lock:
+                self._cuts.remove(cut)
 
     def close(self) -> None:
         """Stop listening."""
@@ -81,8 +84,6 @@ class FaultProxy:
         """Count a request and decide what becomes of it."""
         with self._lock:
             self.requests[operation] += 1
-            if self.is_down.is_set():
-                return "before"
             struck = [cut for cut in self._cuts if cut.strikes(operation, body)]
             return struck[0].when if struck else "pass"
 

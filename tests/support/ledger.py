@@ -1,6 +1,6 @@
 """What the tasks really did, written where a test can read it whatever happened to the worker.
 
-The worker gets this file as a copy beside its tasks, so it imports nothing of this repository.
+The worker gets this file as a copy beside its tasks.
 The ledger has no unique constraint: an effect that happened twice stands there twice.
 """
 
@@ -14,6 +14,8 @@ from typing import Any, cast
 
 from celery import current_app, current_task
 from redis import Redis
+
+from tests.support.waiting import wait_until
 
 ROWS = "ledger"
 
@@ -48,14 +50,22 @@ class Ledger:
         rows = [Row(**json.loads(line)) for line in self._redis.lrange(ROWS, 0, -1)]
         return [row for row in rows if row.kind == kind and key in (None, row.key)]
 
+    def wait_for(self, kind: str, count: int = 1, key: str | None = None) -> list[Row]:
+        """The rows of one kind, as soon as there are `count` of them."""
+
+        def enough() -> list[Row]:
+            rows = self.rows(kind, key)
+            return rows if len(rows) >= count else []
+
+        return wait_until(enough, f"{count} x {kind} of {key or 'any key'}")
+
     def open(self, gate: str) -> None:
         """Let every task pass that waits or will wait at the gate."""
         self._redis.set(f"gate:{gate}", "open")
 
     def pass_through(self, gate: str) -> None:
         """Wait until the test opens the gate."""
-        while not self._redis.exists(f"gate:{gate}"):
-            time.sleep(0.02)
+        wait_until(lambda: self._redis.exists(f"gate:{gate}"), f"gate {gate} opens", timeout=100)
 
     def close(self) -> None:
         """Close the connections."""

@@ -127,9 +127,7 @@ class LocalContainer:
             },
         }
 
-    def _process_environment(
-        self, container: Mapping[str, str], mounts: Mapping[str, Path]
-    ) -> dict[str, str]:
+    def _process_environment(self, container: Mapping[str, str], mounts: Mapping[str, Path]) -> dict[str, str]:
         mounted = {name: str(mounts.get(value, value)) for name, value in container.items()}
         temporary = self._directory / "tmp"
         temporary.mkdir()
