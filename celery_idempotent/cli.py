@@ -8,16 +8,18 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import click
 from celery import Celery
+from click.termui import progressbar
 
 from celery_idempotent import verdicts
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.record import Record, Status
 from celery_idempotent.runtime import runtime_of
-from celery_idempotent.store import Verifiable
+from celery_idempotent.store import Store, Verifiable
 
 __all__ = ["idempotency"]
 
@@ -83,16 +85,9 @@ def show(context: click.Context, key: str) -> None:
 def list_records(context: click.Context, status: str | None, task: str | None, limit: int) -> None:
     """List records, oldest write first. Reads the whole store: mind the cost of a large table."""
     store = _store(context)
-    found: list[Record] = []
-    with (
-        _readable_errors(),
-        click.progressbar(length=limit, label="reading", file=click.get_text_stream("stderr")) as bar,
-    ):
-        for record in store.scan(status=Status(status) if status else None, task=task):
-            found.append(record)
-            bar.update(1)
-            if len(found) >= limit:
-                break
+    records = islice(store.scan(status=Status(status) if status else None, task=task), limit)
+    with _readable_errors(), _progress(records, limit) as bar:
+        found = list(bar)
     click.echo(_table(sorted(found, key=lambda record: record.updated_at)))
 
 
@@ -123,7 +118,7 @@ def _app(context: click.Context) -> Celery:
     return app
 
 
-def _store(context: click.Context) -> Any:
+def _store(context: click.Context) -> Store:
     with _readable_errors():
         return runtime_of(_app(context)).store
 
@@ -134,6 +129,10 @@ def _readable_errors() -> Iterator[None]:
         yield
     except IdempotencyError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _progress(records: Iterable[Record], limit: int) -> Any:
+    return progressbar(records, length=limit, label="reading", file=click.get_text_stream("stderr"))
 
 
 def _table(records: Iterable[Record]) -> str:

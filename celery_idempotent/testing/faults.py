@@ -1,0 +1,66 @@
+"""A store that fails as real ones do: before a write, or after it with the reply lost."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.record import Record, Status
+from celery_idempotent.store import Store
+
+__all__ = ["Fault", "FaultyStore"]
+
+Fault = Literal["none", "request lost", "reply lost"]
+
+
+class FaultyStore:
+    """Passes everything to another store, except that each swap meets the next planned fault.
+
+    Args:
+        store: The store behind.
+        faults: What the coming swaps meet, in order; afterwards there are no more faults.
+    """
+
+    def __init__(self, store: Store, *faults: Fault) -> None:
+        self.store = store
+        self.faults: deque[Fault] = deque(faults)
+        #: Every swap that was asked for, faulted or not.
+        self.swaps: list[Record] = []
+        #: Called before each swap; a test can interfere here.
+        self.before_swap: Callable[[Record], None] = lambda record: None
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.swap`; raises ``StoreUnavailable`` as planned."""
+        self.swaps.append(new)
+        self.before_swap(new)
+        fault = self.faults.popleft() if self.faults else "none"
+        if fault == "request lost":
+            raise StoreUnavailable(repr(self), "swap", fault)
+        stored = self.store.swap(new, expected)
+        if fault == "reply lost":
+            raise StoreUnavailable(repr(self), "swap", fault)
+        return stored
+
+    def get(self, key: str) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.get`."""
+        return self.store.get(key)
+
+    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+        """See :meth:`celery_idempotent.store.Store.scan`."""
+        return self.store.scan(status=status, task=task)
+
+    def delete(self, key: str, expected: str) -> bool:
+        """See :meth:`celery_idempotent.store.Store.delete`."""
+        return self.store.delete(key, expected)
+
+    def now(self) -> int:
+        """See :meth:`celery_idempotent.store.Store.now`."""
+        return self.store.now()
+
+    def provision(self) -> None:
+        """See :meth:`celery_idempotent.store.Store.provision`."""
+        self.store.provision()
+
+    def close(self) -> None:
+        """See :meth:`celery_idempotent.store.Store.close`."""
+        self.store.close()

@@ -1,0 +1,14 @@
+"""The contract on the store in memory."""
+
+import pytest
+
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import StoreContract
+
+
+class TestMemoryStore(StoreContract):
+    """The whole contract."""
+
+    @pytest.fixture
+    def store(self) -> MemoryStore:
+        return MemoryStore()
