@@ -27,11 +27,9 @@ AWS_PORT = "4566/tcp"
 on_redis = pytest.mark.parametrize("celery_broker", ["redis"], indirect=True)
 on_sqs = pytest.mark.parametrize("celery_broker", ["sqs"], indirect=True)
 
-short_visibility = [
-    pytest.mark.worker(visibility_timeout=3),
-    # Some leases of these tasks are longer than that, and the library rightly says so.
-    pytest.mark.filterwarnings("ignore::celery_idempotent.errors.IdempotencyWarning"),
-]
+short_visibility = pytest.mark.worker(visibility_timeout=3)
+# Some leases of our tasks are longer than that timeout, and the library rightly says so.
+leases_may_be_longer = pytest.mark.filterwarnings("ignore::celery_idempotent.errors.IdempotencyWarning")
 
 
 @dataclass(frozen=True, kw_only=True)

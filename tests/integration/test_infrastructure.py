@@ -9,13 +9,13 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError
 
-from tests.integration.cluster import IdempotentSetup
+from tests.integration.cluster import IdempotentSetup, leases_may_be_longer, short_visibility
 from tests.integration.plain_tasks import add, plain_effect
 from tests.support.fault_proxy import FaultProxy
 from tests.support.ledger import Ledger
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.worker, leases_may_be_longer]
 
 
 def test_worker_runs_a_task_and_returns_its_result(celery_setup: IdempotentSetup) -> None:
@@ -35,7 +35,7 @@ def test_sigkill_of_the_child_redelivers_the_task(celery_setup: IdempotentSetup,
     assert again[0].pid != begun.pid
 
 
-@pytest.mark.worker(visibility_timeout=2)
+@short_visibility
 def test_sigkill_of_the_worker_redelivers_after_the_visibility_timeout(
     celery_setup: IdempotentSetup, ledger: Ledger
 ) -> None:
@@ -50,7 +50,8 @@ def test_sigkill_of_the_worker_redelivers_after_the_visibility_timeout(
     assert [row.key for row in ledger.rows("effect")] == ["k"]
 
 
-@pytest.mark.worker(count=2, visibility_timeout=2)
+@short_visibility
+@pytest.mark.worker(count=2)
 def test_a_frozen_worker_is_overtaken_and_thaws(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
     """What Celery alone does with a paused worker: both copies have the effect."""
     result = plain_effect.delay("k", gate="go")

@@ -1,0 +1,105 @@
+"""Idempotent tasks whose every step is written to the ledger, and which a test can hold at a gate."""
+# mypy: allow-untyped-decorators
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import shared_task
+
+from celery_idempotent import IdempotentTask, Policy, current_attempt
+from tests.support.ledger import record, wait_at
+
+GUARDED: dict[str, Any] = {
+    "base": IdempotentTask,
+    "bind": True,
+    "acks_late": True,
+    "reject_on_worker_lost": True,
+}
+# Recovery within seconds, and conflicts that come back at once.
+QUICK: dict[str, Any] = {"key": "order_id", "lease": 2, "grace": 0.2, "backoff": 0.2, "backoff_max": 0.5}
+FALSY: dict[str, Any] = {"none": None, "zero": 0, "false": False, "text": "", "list": []}
+
+
+def perform(task: Any, order_id: str, gate: str = "") -> str:
+    """Begin, wait at the gate of this attempt, have the effect."""
+    attempt = current_attempt()
+    facts = {"token": attempt.fencing_token, "attempt": attempt.number, "takeover": attempt.is_takeover}
+    record("begin", order_id, **facts, retries=task.request.retries, idempotency_key=attempt.key)
+    if gate:
+        wait_at(f"{gate}:{attempt.number}")
+    record("effect", order_id, **facts)
+    return f"{order_id} by attempt {attempt.number}"
+
+
+@shared_task(**GUARDED, idempotent=Policy(**QUICK))
+def charge(self: Any, order_id: str, gate: str = "", amount: int = 1) -> str:
+    """Have the effect once per order."""
+    return perform(self, order_id, gate)
+
+
+@shared_task(**GUARDED, idempotent=Policy(**QUICK))
+def charge_or_fail(self: Any, order_id: str, gate: str) -> str:
+    """Have the effect, but end its first attempt with an error."""
+    result = perform(self, order_id, gate)
+    if self.attempt.number == 1:
+        raise RuntimeError("the first attempt fails")
+    return result
+
+
+@shared_task(**GUARDED, idempotent=Policy(**{**QUICK, "lease": 90}))
+def charge_with_a_long_lease(self: Any, order_id: str, gate: str = "") -> str:
+    """Have the effect under a lease that no test outlives."""
+    return perform(self, order_id, gate)
+
+
+@shared_task(**GUARDED, idempotent=Policy(**QUICK, on_takeover="refuse"))
+def charge_at_most_once(self: Any, order_id: str, gate: str = "") -> str:
+    """Have the effect at most once, whatever happens."""
+    return perform(self, order_id, gate)
+
+
+@shared_task(**GUARDED, max_retries=2, idempotent=Policy(**QUICK, fingerprint="order_id"))
+def charge_with_retries(self: Any, order_id: str, gate: str = "") -> int:
+    """Fail if it was held at a gate; otherwise use up the two retries that its author allows."""
+    perform(self, order_id, gate)
+    if gate:
+        raise RuntimeError("released, so that the next delivery runs")
+    if self.request.retries < 2:
+        raise self.retry(countdown=0)
+    return int(self.request.retries)
+
+
+@shared_task(**GUARDED, idempotent=Policy(**{**QUICK, "backoff": 3, "backoff_max": 3}))
+def charge_and_back_off(self: Any, order_id: str, gate: str = "") -> str:
+    """Have the effect; conflicts come back only after whole seconds, the unit of SQS."""
+    return perform(self, order_id, gate)
+
+
+@shared_task(**GUARDED, idempotent=Policy(**QUICK))
+def falsy(self: Any, order_id: str) -> Any:
+    """Return the falsy value of that name."""
+    perform(self, order_id)
+    return FALSY[order_id]
+
+
+@shared_task(**GUARDED, idempotent=Policy(**QUICK))
+def refund(self: Any, order_id: str, gate: str = "") -> str:
+    """Another task with the same keys as `charge`."""
+    return "refund of " + perform(self, order_id, gate)
+
+
+@shared_task(**GUARDED, idempotent=Policy(**QUICK))
+def ship(self: Any, order_id: str) -> list[str]:
+    """Charge in its body, as a task of its own, and go on."""
+    before = self.attempt.key
+    charged = charge.apply(args=[order_id]).get(disable_sync_subtasks=False)
+    record("nested", order_id, before=before, after=self.attempt.key)
+    return [perform(self, order_id), charged]
+
+
+@shared_task
+def note(text: Any) -> str:
+    """Follow another task in a canvas; not idempotent, so that every dispatch shows."""
+    record("note", "note", text=text)
+    return f"noted: {text}"

@@ -1,0 +1,133 @@
+"""Workers that die, freeze and stop: the effect still happens once, and recovery is prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded
+
+from celery_idempotent.errors import OutcomeUnknown
+from celery_idempotent.record import Record, Status
+from celery_idempotent.store import Store
+from tests.integration.cluster import IdempotentSetup, leases_may_be_longer, on_redis, short_visibility
+from tests.integration.idempotent_tasks import (
+    charge,
+    charge_at_most_once,
+    charge_or_fail,
+    charge_with_a_long_lease,
+)
+from tests.support.ledger import Ledger
+from tests.support.waiting import wait_until
+
+pytestmark = [short_visibility, leases_may_be_longer]
+
+
+def record_of(store: Store, key: str) -> Record:
+    record = store.get(key)
+    assert record is not None
+    return record
+
+
+def test_a_killed_attempt_is_taken_over_after_its_lease(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
+) -> None:
+    """SIGKILL in the body: the next attempt knows that it takes over, and has the larger fencing token."""
+    result = charge.delay("o", gate="go")
+    (killed,) = ledger.wait_for("begin")
+    lease_until = record_of(store, killed.details["idempotency_key"]).lease_until
+    celery_setup.worker_cluster.kill_child(killed)
+    _, successor = ledger.wait_for("begin", count=2)
+    ledger.open("go:2")
+    assert result.get(timeout=60) == "o by attempt 2"
+    assert successor.details["takeover"]
+    assert successor.token > killed.token
+    # A claim without a predecessor has the store's time as its token; a takeover comes after the lease.
+    assert successor.token > lease_until
+    assert [row.attempt for row in ledger.rows("effect")] == [2]
+
+
+@pytest.mark.worker(count=2)
+@pytest.mark.parametrize("task", [charge, charge_or_fail], ids=["returns", "raises"])
+def test_a_zombie_cannot_overwrite_delete_or_report_anything(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, task: Any
+) -> None:
+    """A worker that was frozen past its lease wakes up: the record and the result stay its successor's."""
+    result = task.delay("o", gate="go")
+    (begun,) = ledger.wait_for("begin")
+    zombie = celery_setup.worker_cluster.worker_of(begun)
+    zombie.freeze()
+    ledger.wait_for("begin", count=2)
+    ledger.open("go:2")
+    assert result.get(timeout=60) == "o by attempt 2"
+    successors = record_of(store, begun.details["idempotency_key"])
+    zombie.thaw()
+    ledger.open("go:1")
+    (lost,) = ledger.wait_for("lease_lost")
+    reported = ledger.wait_for("reported", count=2)
+    assert lost.worker == zombie.hostname()
+    assert {row.details["result"] for row in reported} == {"o by attempt 2"}
+    assert result.get(timeout=60) == "o by attempt 2"
+    assert record_of(store, successors.key) == successors
+
+
+def test_a_task_longer_than_lease_and_visibility_timeout_runs_once(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
+) -> None:
+    """The heartbeat keeps the claim while the broker delivers the message again and again."""
+    result = charge.delay("o", gate="go")
+    (begun,) = ledger.wait_for("begin")
+    key = begun.details["idempotency_key"]
+    first_lease = record_of(store, key).lease_until
+    ledger.wait_for("conflicted", count=2)
+    wait_until(lambda: record_of(store, key).lease_until > first_lease + 2000, "the lease is renewed")
+    ledger.open("go:1")
+    assert result.get(timeout=60) == "o by attempt 1"
+    assert len(ledger.rows("begin")) == 1
+
+
+def test_a_task_that_refuses_takeovers_never_runs_twice(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
+) -> None:
+    """SIGKILL in a body that may happen at most once: every caller is told that the outcome is unknown."""
+    result = charge_at_most_once.delay("o", gate="go")
+    (killed,) = ledger.wait_for("begin")
+    celery_setup.worker_cluster.kill_child(killed)
+    for caller in (result, charge_at_most_once.delay("o", gate="go")):
+        with pytest.raises(OutcomeUnknown):
+            caller.get(timeout=60)
+    assert record_of(store, killed.details["idempotency_key"]).status is Status.UNKNOWN
+    assert len(ledger.rows("begin")) == 1
+
+
+def test_a_cold_shutdown_gives_the_claim_back(celery_setup: IdempotentSetup, ledger: Ledger, store: Store) -> None:
+    """SIGQUIT in the body: the redelivery runs at once, although the lease would last much longer."""
+    result = charge_with_a_long_lease.delay("o", gate="go")
+    (stopped,) = ledger.wait_for("begin")
+    celery_setup.worker.shut_down(cold=True)
+    assert record_of(store, stopped.details["idempotency_key"]).status is Status.RELEASED
+    celery_setup.worker.start_again()
+    _, successor = ledger.wait_for("begin", count=2)
+    ledger.open("go:2")
+    assert result.get(timeout=60) == "o by attempt 2"
+    assert not successor.details["takeover"]
+
+
+def test_a_hard_time_limit_gives_the_claim_back(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """A task that is stopped for its length leaves nothing that its next delivery has to wait for."""
+    with pytest.raises(TimeLimitExceeded):
+        charge_with_a_long_lease.apply_async(("o", "go"), time_limit=1).get(timeout=60)
+    ledger.open("go:2")
+    assert charge_with_a_long_lease.delay("o", "go").get(timeout=60) == "o by attempt 2"
+
+
+@on_redis
+def test_a_revoked_task_gives_the_claim_back(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """revoke(terminate=True) in the body: the next delivery of the key runs at once."""
+    revoked = charge_with_a_long_lease.delay("o", "go")
+    ledger.wait_for("begin")
+    revoked.revoke(terminate=True)
+    with pytest.raises(TaskRevokedError):
+        revoked.get(timeout=60)
+    ledger.open("go:2")
+    assert charge_with_a_long_lease.delay("o", "go").get(timeout=60) == "o by attempt 2"

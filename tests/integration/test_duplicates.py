@@ -1,0 +1,92 @@
+"""Deliveries of one call: the body runs once, and everybody gets its result."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_idempotent.errors import KeyReused
+from celery_idempotent.record import Status
+from celery_idempotent.store import Store
+from tests.integration.cluster import IdempotentSetup, on_redis
+from tests.integration.idempotent_tasks import FALSY, charge, falsy, refund, ship
+from tests.support.ledger import Ledger
+
+pytestmark = pytest.mark.worker
+
+
+@pytest.mark.worker(count=2, concurrency=3)
+def test_parallel_deliveries_run_the_body_once_and_share_its_result(
+    celery_setup: IdempotentSetup, ledger: Ledger
+) -> None:
+    """Six callers ask for one effect at the same time; it happens once and all of them hear of it."""
+    results = [charge.delay("o", gate="go") for _ in range(6)]
+    ledger.wait_for("begin")
+    ledger.wait_for("conflicted", count=5)
+    ledger.open("go:1")
+    assert {result.get(timeout=60) for result in results} == {"o by attempt 1"}
+    assert len(ledger.rows("begin")) == 1
+    assert len(ledger.rows("effect")) == 1
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [pytest.param(pool, marks=pytest.mark.worker(pool=pool)) for pool in ("prefork", "threads", "solo")],
+)
+@pytest.mark.worker(count=2)
+def test_every_pool_runs_a_duplicate_once(celery_setup: IdempotentSetup, ledger: Ledger, pool: str) -> None:
+    """The guarantee does not depend on how a worker executes its tasks."""
+    results = [charge.delay("o", gate="go") for _ in range(3)]
+    ledger.wait_for("conflicted", count=1)
+    ledger.open("go:1")
+    assert {result.get(timeout=60) for result in results} == {"o by attempt 1"}
+    assert len(ledger.rows("effect")) == 1
+
+
+@on_redis
+def test_falsy_results_are_replayed_as_themselves(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """None, 0, False, "" and [] are results like any other, for the first caller and for the next."""
+    for name, value in FALSY.items():
+        first, replayed = (falsy.delay(name).get(timeout=60) for _ in range(2))
+        assert (first, type(first)) == (replayed, type(replayed)) == (value, type(value))
+    assert len(ledger.rows("effect")) == len(ledger.rows("replayed")) == len(FALSY)
+
+
+@on_redis
+@pytest.mark.worker(pool="threads", concurrency=8)
+def test_threads_of_one_worker_never_cross_keys_or_results(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """Eight bodies of two tasks run at the same time in one process, each under its own key."""
+    orders = [f"o{number}" for number in range(4)]
+    results = {(task.name, order): task.delay(order, gate="go") for task in (charge, refund) for order in orders}
+    begun = ledger.wait_for("begin", count=8)
+    ledger.open("go:1")
+    for order in orders:
+        assert results[charge.name, order].get(timeout=60) == f"{order} by attempt 1"
+        assert results[refund.name, order].get(timeout=60) == f"refund of {order} by attempt 1"
+        keys = {row.details["idempotency_key"] for row in begun if row.key == order}
+        assert keys == {task.idempotency_key_for(order, gate="go") for task in (charge, refund)}
+
+
+@on_redis
+def test_an_idempotent_task_inside_another_keeps_a_record_of_its_own(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
+) -> None:
+    """The inner task neither borrows the claim of the outer one nor ends it, and happens once as well."""
+    assert charge.delay("o").get(timeout=60) == "o by attempt 1"
+    assert ship.delay("o").get(timeout=60) == ["o by attempt 1", "o by attempt 1"]
+    (nested,) = ledger.rows("nested")
+    outer, inner = ship.idempotency_key_for("o"), charge.idempotency_key_for("o")
+    assert nested.details == {"before": outer, "after": outer}
+    for key in (outer, inner):
+        record = store.get(key)
+        assert record is not None
+        assert record.status is Status.COMPLETED
+    assert [row.kind for row in ledger.rows("effect")] == ["effect", "effect"]
+
+
+@on_redis
+def test_a_key_with_other_arguments_is_refused_and_nothing_runs(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """The second call means something else, so it gets neither the first one's result nor an effect."""
+    assert charge.delay("o", amount=1).get(timeout=60) == "o by attempt 1"
+    with pytest.raises(KeyReused):
+        charge.delay("o", amount=2).get(timeout=60)
+    assert len(ledger.rows("begin")) == 1

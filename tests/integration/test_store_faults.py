@@ -1,0 +1,80 @@
+"""DynamoDB that loses replies or is away: nothing is doubled, nothing is lost, nothing is reported too early."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_idempotent.store import Store
+from tests.integration.cluster import IdempotentSetup, on_redis
+from tests.integration.idempotent_tasks import charge
+from tests.support.fault_proxy import FaultProxy
+from tests.support.ledger import Ledger
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.worker
+
+
+@on_redis
+@pytest.mark.parametrize("status", ["IN_PROGRESS", "COMPLETED"])
+def test_a_lost_reply_neither_blocks_nor_doubles(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, faults: FaultProxy, status: str
+) -> None:
+    """The write was applied and its sender does not know: it finds out, and it costs no further attempt."""
+    cut = faults.cut_reply("PutItem", body=status)
+    ledger.open("go:1")
+    assert charge.delay("o", "go").get(timeout=60) == "o by attempt 1"
+    assert cut.has_struck()
+    (effect,) = ledger.rows("effect")
+    assert not effect.details["takeover"]
+    record = store.get(charge.idempotency_key_for("o", "go"))
+    assert record is not None
+    assert record.attempts == 1
+    assert charge.delay("o", "go").get(timeout=60) == "o by attempt 1"
+
+
+def test_nothing_runs_while_the_store_is_down_and_once_when_it_is_back(
+    celery_setup: IdempotentSetup, ledger: Ledger, faults: FaultProxy
+) -> None:
+    """A claim that gets no certain answer is tried again later, by Celery, without an effect."""
+    with faults.down():
+        result = charge.delay("o")
+        ledger.wait_for("store_unavailable", count=2)
+        assert not ledger.rows("begin")
+    assert result.get(timeout=60) == "o by attempt 1"
+    assert len(ledger.rows("begin")) == 1
+
+
+def test_nothing_is_reported_while_the_completion_cannot_be_stored(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, faults: FaultProxy
+) -> None:
+    """The effect has happened and its record cannot be written: the claim is kept until it can."""
+    result = charge.delay("o", "go")
+    (begun,) = ledger.wait_for("begin")
+    key = begun.details["idempotency_key"]
+    with faults.down("PutItem", body="COMPLETED") as cut:
+        ledger.open("go:1")
+        wait_until(cut.has_struck, "the completion fails")
+        record = store.get(key)
+        assert record is not None
+        wait_until(lambda: store.now() > record.lease_until + 1000, "the lease of that moment is over")
+        duplicate = charge.delay("o", "go")
+        ledger.wait_for("conflicted")
+        assert not result.ready()
+        assert not ledger.rows("reported")
+    assert result.get(timeout=60) == duplicate.get(timeout=60) == "o by attempt 1"
+    assert len(ledger.rows("begin")) == 1
+
+
+def test_an_outage_at_completion_is_waited_out(
+    celery_setup: IdempotentSetup, ledger: Ledger, faults: FaultProxy
+) -> None:
+    """The whole store is away when the body ends: nothing is reported until it is back."""
+    result = charge.delay("o", "go")
+    ledger.wait_for("begin")
+    with faults.down() as cut:
+        ledger.open("go:1")
+        ledger.wait_for("effect")
+        wait_until(cut.has_struck, "the completion fails")
+        assert not result.ready()
+    assert result.get(timeout=60) == "o by attempt 1"
+    assert len(ledger.rows("begin")) == 1
