@@ -33,6 +33,7 @@ class Tally:
     charged_once: int
     charged_more: int
     charged_never: int
+    recognised: int  # charges asked for again and refused by the provider, which knew the key
     others_once: int
     others_more_excused: int  # the worker was killed, or its lease lost, between effect and completion
     others_more: int
@@ -68,6 +69,7 @@ def tally(rows: Sequence[Row], *, orders: Iterable[str], published: int, seconds
         charged_once=charges.count(1),
         charged_more=sum(times > 1 for times in charges),
         charged_never=charges.count(0),
+        recognised=what["recognised"],
         others_once=sum(times == 1 for times, _ in others),
         others_more_excused=sum(times > 1 and excuse for times, excuse in others),
         others_more=sum(times > 1 and not excuse for times, excuse in others),

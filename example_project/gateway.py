@@ -6,7 +6,9 @@ in the books as a whole or not at all, and remembered for the next caller: as go
 
 from __future__ import annotations
 
+import contextlib
 import uuid
+from dataclasses import replace
 
 from example_project.ledger import Ledger, Row
 
@@ -23,25 +25,21 @@ class Gateway:
         A second call with the same key moves no money and returns the first charge. Without a key every call
         is a new charge.
         """
-        if idempotency_key is None:
-            return self._book(order, "", attempt, token)
-        with self._books.locked():
-            return self._find(idempotency_key) or self._book(order, idempotency_key, attempt, token)
-
-    def _find(self, key: str) -> str | None:
-        return next((row.reference for row in self._books.rows() if row.key == key), None)
-
-    def _book(self, order: str, key: str, attempt: int, token: int) -> str:
-        reference = f"ch_{uuid.uuid4().hex[:12]}"
-        self._books.append(
-            Row(
-                what="effect",
-                task="charge_card",
-                order=order,
-                attempt=attempt,
-                token=token,
-                reference=reference,
-                key=key,
-            )
+        row = Row(
+            what="effect",
+            task="charge_card",
+            order=order,
+            attempt=attempt,
+            token=token,
+            reference=f"ch_{uuid.uuid4().hex[:12]}",
+            key=idempotency_key or "",
         )
-        return reference
+        with self._books.locked() if row.key else contextlib.nullcontext():
+            first = self._first(row.key) if row.key else None
+            if first:
+                row = replace(row, what="recognised", reference=first)
+            self._books.append(row)
+        return row.reference
+
+    def _first(self, key: str) -> str | None:
+        return next((row.reference for row in self._books.rows() if row.key == key), None)

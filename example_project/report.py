@@ -21,7 +21,8 @@ LEGEND = {
     ),
     "charged": (
         "The provider honours idempotency keys. Plain Celery has none to give; IdempotentTask derives one "
-        "from the intent. This is the promise: exactly once for every order, whatever was killed."
+        "from the intent, which a re-run after a crash presents again. "
+        "This is the promise: exactly once for every order, whatever was killed."
     ),
     "stock + mail": (
         "They honour no key. Promised is exactly once, unless the worker is killed between effect and "
@@ -55,6 +56,7 @@ def table(plain: Tally, idempotent: Tally) -> RenderableType:
     row("orders charged exactly once", "charged_once")
     row("orders charged twice or more", "charged_more", bad=True)
     row("orders never charged", "charged_never", bad=True)
+    row("second charges the provider recognised", "recognised")
     grid.add_section()
     row("stock + mail: exactly once", "others_once")
     row("stock + mail: repeated, killed after effect", "others_more_excused")
