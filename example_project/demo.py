@@ -9,6 +9,7 @@ Exit status: 0 if every promise held and the fire was real, 1 if not (the reason
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import boto3
 import click
@@ -98,7 +100,7 @@ class Column:
         with self._workers(settings) as workers:
             self._until(workers, START_TIMEOUT, "workers to start", lambda: self._ready() == WORKERS)
             started = time.monotonic()
-            self._publish(settings, published)
+            self._publish(settings, published, show)
             self._until(workers, COLUMN_TIMEOUT, "the queue to run empty", lambda: self._drained(show))
             seconds = time.monotonic() - started
         return audit.tally(self._rows(), orders=[order.id for order in load], published=len(published), seconds=seconds)
@@ -116,11 +118,13 @@ class Column:
                 stack.callback(tether.kill, workers[-1])
             yield workers
 
-    def _publish(self, settings: Settings, published: Sequence[orders.Order]) -> None:
+    def _publish(self, settings: Settings, published: Sequence[orders.Order], show: Show) -> None:
         publisher = Celery(set_as_current=False)
         publisher.conf.update(settings.celery())
         with publisher.producer_or_acquire() as producer:
-            for order in published:
+            for number, order in enumerate(published):
+                if number % 20 == 0:
+                    self._show(show)
                 for task, arguments in order.messages():
                     publisher.send_task(f"{self.tasks}.{task}", kwargs=arguments, producer=producer)
 
@@ -139,11 +143,14 @@ class Column:
         return sum(row.what == "ready" for row in self._rows())
 
     def _drained(self, show: Show) -> bool:
+        self._show(show)
+        return _queue_length(self.aws.endpoint, self.name) == 0
+
+    def _show(self, show: Show) -> None:
         rows = self._rows()
         charged = {row.order for row in rows if row.what == "effect" and row.task == audit.KEYED}
-        seen = [sum(row.what == what for row in rows) for what in ("delivery", "kill")]
-        show(self.name, len(charged), "{} deliveries, {} killed".format(*seen))
-        return _queue_length(self.aws, self.name) == 0
+        deliveries, kills = (sum(row.what == what for row in rows) for what in ("delivery", "kill"))
+        show(self.name, len(charged), f"{deliveries} deliveries, {kills} killed")
 
     def _rows(self) -> list[Row]:
         return [row for name in ("ledger", "bank") for row in Ledger(self._folder / f"{name}.jsonl").rows()]
@@ -162,15 +169,20 @@ def _worker(name: str, log: int, settings: Settings) -> subprocess.Popen[bytes]:
     )
 
 
-def _queue_length(aws: EmbeddedAws, queue: str) -> int:
-    """Messages waiting, delayed or being worked on."""
-    sqs = boto3.client(
+@functools.cache
+def _sqs(endpoint: str) -> Any:
+    return boto3.client(
         "sqs",
-        endpoint_url=aws.endpoint,
+        endpoint_url=endpoint,
         region_name=REGION,
         aws_access_key_id="test",
         aws_secret_access_key="test",  # noqa: S106
     )
+
+
+def _queue_length(endpoint: str, queue: str) -> int:
+    """Messages waiting, delayed or being worked on."""
+    sqs = _sqs(endpoint)
     url = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
     lengths = sqs.get_queue_attributes(
         QueueUrl=url,

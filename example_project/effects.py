@@ -16,7 +16,8 @@ from example_project.gateway import Gateway
 from example_project.ledger import Ledger, Row
 
 ledger = Ledger(settings.folder / "ledger.jsonl")
-gateway = Gateway(Ledger(settings.folder / "bank.jsonl"))
+bank = Ledger(settings.folder / "bank.jsonl")
+gateway = Gateway(bank)
 faults = Faults(settings.folder / "faults", ledger) if settings.faults else None
 
 
@@ -49,7 +50,7 @@ def mail(order: str, email: str, stamp: Stamp = Stamp()) -> str:
     _began("send_receipt", order, stamp)
     _record("effect", "send_receipt", order, stamp)
     _done("send_receipt", order)
-    return f"receipt to {email}"
+    return email
 
 
 def _began(task: str, order: str, stamp: Stamp) -> None:

@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 from rich.console import Console
 from rich.table import Table
 
-from example_project import orders, tasks
+from example_project import effects, orders, tasks
 from example_project.app import app, settings
 
 
@@ -27,7 +27,7 @@ from example_project.app import app, settings
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for the results.")
 def main(count: int, duplicates: bool, series: str | None, timeout: float) -> None:
     """Publish, wait, show."""
-    load = orders.make(count, series or f"order-{int(time.time())}")
+    load = orders.make(count, series or f"order-{int(time.time()):x}")
     try:
         published = [[_publish(order) for _ in range(1 + duplicates)] for order in load]
     except OperationalError as error:
@@ -53,15 +53,24 @@ def _results(copy: Sequence[AsyncResult], timeout: float) -> list[str]:
 
 
 def _show(load: Sequence[orders.Order], results: Sequence[Sequence[Sequence[str]]]) -> None:
-    table = Table("order", "publication", "charge", "stock", "receipt")
+    table = Table("order", "#", "charge", "stock", "receipt to")
     for order, copies in zip(load, results, strict=True):
         for number, copy in enumerate(copies, 1):
             table.add_row(order.id, str(number), *copy)
         table.add_section()
     console = Console()
     console.print(table)
+    _show_bank(console, load)
     same = sum(all(copy == copies[0] for copy in copies) for copies in results)
     console.print(f"{same} of {len(load)} orders have one outcome, however often they were published.")
+
+
+def _show_bank(console: Console, load: Sequence[orders.Order]) -> None:
+    """What counts in the end; to be seen where publisher and worker share a folder."""
+    wanted = {order.id for order in load}
+    charges = [row.order for row in effects.bank.rows() if row.what == "effect" and row.order in wanted]
+    if charges:
+        console.print(f"The bank's books show {len(charges)} charges for {len(set(charges))} orders.")
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ def recipient(order_id: str, email: str) -> str:
     bind=True,
     acks_late=True,
     reject_on_worker_lost=True,
+    # By default all arguments must be equal under one key; here the address may be written differently.
     idempotent=Policy(key=recipient, fingerprint=None, lease=LEASE, backoff=BACKOFF),
 )
 def send_receipt(self: IdempotentTask, order_id: str, email: str) -> str:
