@@ -1,0 +1,80 @@
+"""Every public exception survives the ways in which Celery carries exceptions."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+from celery import Celery
+
+from celery_idempotent import errors
+
+EXAMPLES = [
+    errors.IdempotencyError("base"),
+    errors.PolicyError("lease", "-1", "must be positive"),
+    errors.KeyMissing("orders.charge", "key='order_id'"),
+    errors.KeyReused("orders.charge:1:ab", "task-1"),
+    errors.InFlight("orders.charge:1:ab", 1500, "celery@a"),
+    errors.LeaseLost("orders.charge:1:ab", 1_800_000_000_000),
+    errors.OutcomeUnknown("orders.charge:1:ab", "attempt 1 ended"),
+    errors.ResultLost("orders.charge:1:ab", "too large"),
+    errors.ReplayedFailure("orders.charge:1:ab", "bank.Declined", "no money"),
+    errors.StoreUnavailable("dynamodb://@x/t", "PutItem", "timed out"),
+    errors.StoreMisconfigured("dynamodb://@x/t", "PutItem", "no such table"),
+    errors.SafeToRetry("nothing sent"),
+]
+
+
+def _ids(error: object) -> str:
+    return type(error).__name__
+
+
+def test_every_exception_has_an_example() -> None:
+    """A new exception cannot be forgotten here."""
+    public = {
+        each
+        for each in vars(errors).values()
+        if inspect.isclass(each) and issubclass(each, Exception) and not issubclass(each, Warning)
+    }
+
+    assert {type(each) for each in EXAMPLES} == public
+    assert {each.__name__ for each in public} | {"IdempotencyWarning"} == set(errors.__all__)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=_ids)
+def test_survives_pickle_and_copy(error: Exception) -> None:
+    """Billiard pickles exceptions between processes; type, fields and text come through."""
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(twin) is type(error)
+        assert twin.args == error.args
+        assert vars(twin) == vars(error)
+        assert str(twin) == str(error)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=_ids)
+def test_survives_celerys_json_backend(error: Exception) -> None:
+    """The result backend stores exceptions as JSON; the caller gets the same type with the same text."""
+    backend = Celery(set_as_current=False, backend="cache+memory://").backend
+
+    stored = backend.decode(backend.encode(backend.prepare_exception(error, "json")))
+    twin = backend.exception_to_python(stored)
+
+    assert type(twin) is type(error)
+    assert str(twin) == str(error)
+    assert vars(twin) == vars(error)
+
+
+@pytest.mark.parametrize("error", EXAMPLES[1:-1], ids=_ids)
+def test_text_names_every_field(error: Exception) -> None:
+    """What a person reads in the log contains all that the exception knows."""
+    for value in error.args:
+        assert str(value) in str(error)
+
+
+def test_tree_is_as_documented() -> None:
+    """The tree in the module's docstring is the real one."""
+    for each in EXAMPLES:
+        name = type(each).__name__
+        assert name in str(errors.__doc__)
+        assert isinstance(each, errors.IdempotencyError) or name == "SafeToRetry"
+    assert issubclass(errors.StoreMisconfigured, errors.StoreUnavailable)

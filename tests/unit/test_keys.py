@@ -1,0 +1,417 @@
+"""Keys: typed, stable, the same for every way of writing a call."""
+
+import inspect
+import json
+from collections import OrderedDict, UserDict
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_idempotent.errors import KeyMissing, PolicyError
+from celery_idempotent.keys import WHOLE_CALL, CallSignature, NotCanonical, Selector, Spec, canonical, identify
+
+GOLDEN = Path(__file__).with_name("golden_keys.json")
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Kind(StrEnum):
+    CARD = "card"
+
+
+@dataclass
+class Money:
+    cents: int
+    currency: str = "EUR"
+
+
+class Order(pydantic.BaseModel):
+    id: int
+    note: str | None = None
+
+
+GOLDEN_VALUES: dict[str, Any] = {
+    "none": None,
+    "true": True,
+    "false": False,
+    "one": 1,
+    "minus one": -1,
+    "big": 2**70,
+    "one as float": 1.0,
+    "tenth": 0.1,
+    "minus zero": -0.0,
+    "infinity": float("inf"),
+    "one as text": "1",
+    "empty text": "",
+    "text": "Grüße, 世界 \N{SNOWMAN}",
+    "lone surrogate": "\ud800",
+    "bytes": b"\x00\xff",
+    "no bytes": b"",
+    "decimal": Decimal("12.50"),
+    "small decimal": Decimal("-0.001"),
+    "large decimal": Decimal("1E+3"),
+    "decimal zero": Decimal("0.00"),
+    "decimal infinity": Decimal("-Infinity"),
+    "uuid": UUID("12345678-1234-5678-1234-567812345678"),
+    "date": date(2026, 2, 28),
+    "time": time(12, 30, 1, 5),
+    "zoned": datetime(2026, 2, 28, 12, 0, 0, 250, tzinfo=UTC),
+    "naive": datetime(2026, 2, 28, 12, 0),
+    "duration": timedelta(days=-1, microseconds=3),
+    "list": [1, "a", None],
+    "empty list": [],
+    "nested": {"a": [1, {"b": (2, 3)}], "c": {"x", "y"}},
+    "empty dict": {},
+    "int keys": {1: "a", 2: "b"},
+    "set": {3, 1, 2},
+    "enum": Color.RED,
+    "dataclass": Money(5),
+    "model": Order(id=7),
+}
+
+
+def test_canonical_forms_are_frozen() -> None:
+    """A changed form gives every running operation a new key: it would run again."""
+    frozen = json.loads(GOLDEN.read_text())
+
+    assert {name: canonical(value) for name, value in GOLDEN_VALUES.items()} == frozen["canonical"]
+
+
+def _charge(order_id: int, cents: int = 100, *, currency: str = "EUR") -> None: ...
+
+
+def test_keys_and_fingerprints_are_frozen() -> None:
+    """So are whole keys, for every form of selector and for explicit keys."""
+    frozen = json.loads(GOLDEN.read_text())
+
+    assert {name: _golden_key(name) for name in frozen["keys"]} == frozen["keys"]
+    assert len(frozen["keys"]) == 5
+
+
+def _golden_key(name: str) -> list[str | None]:
+    specs: dict[str, Spec] = {
+        "whole call": WHOLE_CALL,
+        "path": "order_id",
+        "tuple": ("order_id", "currency"),
+        "function": lambda order_id, cents, currency: [order_id, currency],
+        "explicit": "order_id",
+    }
+    identity = _identity(specs[name], (7,), {"currency": "USD"}, explicit="mine" if name == "explicit" else None)
+    return [identity.key, identity.fingerprint]
+
+
+def _identity(key: Spec, args: Any, kwargs: Any, *, fingerprint: Spec | None = WHOLE_CALL, **more: Any) -> Any:
+    return identify(
+        "orders.charge:1",
+        CallSignature(inspect.signature(_charge), {}).bind(args, kwargs),
+        task="orders.charge",
+        key=Selector("key", key),
+        fingerprint=None if fingerprint is None else Selector("fingerprint", fingerprint),
+        **more,
+    )
+
+
+def test_types_are_told_apart() -> None:
+    """1, "1", 1.0, True, None and their kin are all different, also as keys of a dict and inside a list."""
+    values = [
+        1,
+        "1",
+        1.0,
+        True,
+        None,
+        "True",
+        "None",
+        b"1",
+        Decimal(1),
+        [1],
+        {1: 1},
+        {"1": 1},
+        [[1]],
+        "",
+        [],
+        {},
+        set(),
+    ]
+
+    forms = [canonical(value) for value in values]
+    nested = [canonical({"x": [value]}) for value in values]
+
+    assert len(set(forms)) == len(values)
+    assert len(set(nested)) == len(values)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((1, 2), [1, 2]),
+        ({"a": 1, "b": 2}, OrderedDict([("b", 2), ("a", 1)])),
+        ({"a": 1}, UserDict({"a": 1})),
+        ({1, 2, 3}, frozenset([3, 2, 1])),
+        (0.0, -0.0),
+        (Decimal("1.0"), Decimal("1.000")),
+        (Decimal("100"), Decimal("1E2")),
+        (Decimal("0"), Decimal("-0.0")),
+        (b"ab", bytearray(b"ab")),
+        (b"ab", memoryview(b"ab")),
+        (Color.RED, "red"),
+        (Level.HIGH, 3),
+        (Kind.CARD, "card"),
+        (Money(5), {"currency": "EUR", "cents": 5}),
+        (Order(id=7), {"id": 7, "note": None}),
+        (
+            datetime(2026, 1, 1, 12, tzinfo=UTC),
+            datetime(2026, 1, 1, 13, tzinfo=timezone(timedelta(hours=1))),
+        ),
+    ],
+)
+def test_equal_values_have_one_form(one: Any, other: Any) -> None:
+    """What is equal, or cannot be told apart after it went over the wire, is one key."""
+    assert canonical(one) == canonical(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Decimal("0.1234567890123456789012345678901"), Decimal("0.1234567890123456789012345678902")),
+        (["a", "b"], ["a,s1:b"]),
+        ({"a": "b", "c": "d"}, {"a": "b,s1:c=s1:d"}),
+        (datetime(2026, 1, 1, 12), datetime(2026, 1, 1, 12, tzinfo=UTC)),
+        (datetime(2026, 1, 1), date(2026, 1, 1)),
+        ("\u00e9", "e\u0301"),
+        (timedelta(1), timedelta(1, microseconds=1)),
+        ([1, [2]], [[1], 2]),
+        ([None], []),
+    ],
+)
+def test_different_values_have_different_forms(one: Any, other: Any) -> None:
+    """Nothing is rounded, normalised or joined into a collision."""
+    assert canonical(one) != canonical(other)
+
+
+_scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.decimals(allow_nan=False)
+)
+_values = st.recursive(_scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+
+
+def _typed(value: Any) -> Any:
+    """An independent statement of what is the same: type and value, all the way down."""
+    if isinstance(value, dict):
+        return ("dict", frozenset((_typed(key), _typed(each)) for key, each in value.items()))
+    if isinstance(value, list):
+        return ("list", tuple(map(_typed, value)))
+    return (type(value), value)
+
+
+@given(_values, _values)
+def test_forms_are_equal_exactly_when_values_are(one: Any, other: Any) -> None:
+    """Two values have the same form if and only if they are of the same type and equal."""
+    assert (canonical(one) == canonical(other)) == (_typed(one) == _typed(other))
+
+
+def test_value_without_a_form_is_named() -> None:
+    """The error says which argument it was, however deep."""
+    with pytest.raises(NotCanonical, match=r"value\.lines\[1\]\.what of type builtins\.object"):
+        canonical({"lines": [1, {"what": object()}]})
+    with pytest.raises(NotCanonical, match=r"key of value"):
+        canonical({object(): 1})
+    with pytest.raises(NotCanonical, match="builtins.type"):
+        canonical(Money)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((7,), {}),
+        ((7, 100), {}),
+        ((7,), {"cents": 100}),
+        ((), {"order_id": 7}),
+        ((), {"cents": 100, "order_id": 7, "currency": "EUR"}),
+        ([7], {"currency": "EUR"}),
+    ],
+)
+@pytest.mark.parametrize(
+    "key", [WHOLE_CALL, "order_id", ("order_id", "cents"), lambda order_id, cents, currency: order_id]
+)
+def test_calling_style_does_not_matter(args: Any, kwargs: Any, key: Spec) -> None:
+    """Positional, keyword, defaulted: the same call has the same key and fingerprint."""
+    assert _identity(key, args, kwargs) == _identity(key, (7,), {})
+
+
+def test_key_separates_what_it_selects_and_nothing_else() -> None:
+    """The selected argument makes the key; the others only the fingerprint."""
+    base = _identity("order_id", (7,), {})
+    other_cents = _identity("order_id", (7, 5), {})
+
+    assert base.key == other_cents.key
+    assert base.fingerprint != other_cents.fingerprint
+    assert _identity("order_id", (8,), {}).key != base.key
+    assert _identity("order_id", (7,), {}, fingerprint="cents").fingerprint != base.fingerprint
+    assert _identity("order_id", (7,), {}, fingerprint=None).fingerprint is None
+    assert _identity(("order_id",), (7,), {}).key != base.key
+
+
+def test_explicit_key_takes_the_place_of_the_selected_one() -> None:
+    """A publisher's key identifies the effect, is hashed, and cannot collide with a derived one."""
+    mine = _identity("order_id", (7,), {}, explicit="order-7")
+
+    assert mine.key == _identity("order_id", (8,), {}, explicit="order-7").key
+    assert mine.key != _identity("order_id", (7,), {}, explicit="order-8").key
+    assert mine.key != _identity("order_id", (7,), {}).key
+    assert mine.fingerprint == _identity("order_id", (7,), {}).fingerprint
+    assert "order-7" not in mine.key
+
+
+def test_occurrences_of_one_call_are_different_operations() -> None:
+    """Equal calls that are meant to happen each time are told apart by their occurrence."""
+    first, second, plain = (_identity(WHOLE_CALL, (7,), {}, occurrence=each) for each in ("a", "b", None))
+
+    assert len({first.key, second.key, plain.key}) == 3
+    assert first.fingerprint == second.fingerprint
+
+
+def test_key_is_short_and_shows_its_scope() -> None:
+    """The key fits DynamoDB's 2048 bytes whatever the arguments, and a person sees what it belongs to."""
+    key = _identity(WHOLE_CALL, ("x" * 100_000,), {}).key
+
+    assert key.startswith("orders.charge:1:")
+    assert len(key.encode()) <= 2048
+
+
+@pytest.mark.parametrize(
+    ("spec", "arguments", "expected"),
+    [
+        ("order.id", {"order": {"id": 7}}, 7),
+        ("order.id", {"order": Order(id=7)}, 7),
+        ("order.cents", {"order": Money(7)}, 7),
+        ("order[0].id", {"order": ({"id": 7},)}, 7),
+        ("order[0]", {"order": (7, 8)}, 7),
+        ("order.lines[].sku", {"order": {"lines": [{"sku": "a"}, {"sku": "b"}]}}, ["a", "b"]),
+        ("order.id || order.number", {"order": {"number": 9}}, 9),
+        (("order.id", "order.tenant"), {"order": {"id": 7, "tenant": "t"}}, [7, "t"]),
+        ("order", {"order": 0}, 0),
+        ("order", {"order": ""}, ""),
+        ("order", {"order": False}, False),
+    ],
+)
+def test_selects(spec: Spec, arguments: dict[str, Any], expected: Any) -> None:
+    """JMESPath looks into dicts, lists, tuples, dataclasses and models; falsy is not missing."""
+    bound = inspect.Signature([inspect.Parameter("order", inspect.Parameter.KEYWORD_ONLY)]).bind(**arguments)
+
+    assert Selector("key", spec).canonical(bound, "t") == canonical(expected)
+
+
+@pytest.mark.parametrize("spec", ["order.id", ("order.tenant", "order.id"), lambda order: order.get("id")])
+@pytest.mark.parametrize("order", [{"tenant": "t"}, {"tenant": "t", "id": None}])
+def test_missing_or_null_key_is_an_error(spec: Spec, order: dict[str, Any]) -> None:
+    """Any missing part refuses the call: half a key would mix up two tenants."""
+    bound = inspect.signature(lambda order: None).bind(order)
+
+    with pytest.raises(KeyMissing, match="nothing ran"):
+        Selector("key", spec).canonical(bound, "t")
+
+
+def test_expression_that_does_not_fit_its_argument_is_an_error() -> None:
+    """A JMESPath function on the wrong type names the expression."""
+    bound = inspect.signature(lambda order: None).bind(5)
+
+    with pytest.raises(PolicyError, match="length"):
+        Selector("key", "length(order)").canonical(bound, "t")
+
+
+@pytest.mark.parametrize("spec", ["order.", "", (), ("a", 1), 5, None, ["a"]])
+def test_unusable_selector_is_refused(spec: Any) -> None:
+    """What cannot select anything is refused when it is written."""
+    with pytest.raises(PolicyError, match="key="):
+        Selector("key", spec)
+
+
+def test_selector_that_cannot_give_a_value_is_refused() -> None:
+    """A coroutine or generator would be its own, ever different key."""
+
+    async def later(order_id: int) -> int:
+        return order_id
+
+    def several(order_id: int) -> Any:
+        yield order_id
+
+    for spec in (later, several):
+        with pytest.raises(PolicyError, match="plain function"):
+            Selector("key", spec)
+
+
+@pytest.mark.parametrize("spec", ["order", "orderid.x", ("order_id", "tenant"), "order[0].id"])
+def test_selector_must_start_at_an_argument(spec: Spec) -> None:
+    """A misspelt argument is found when the task is bound, not when money is at stake."""
+    with pytest.raises(PolicyError, match="no argument of the task"):
+        Selector("key", spec).check(inspect.signature(_charge))
+
+
+@pytest.mark.parametrize(
+    "spec", ["order_id", "order_id.x[0]", WHOLE_CALL, "[order_id, cents]", "keys(@)", ("cents", "order_id")]
+)
+def test_possible_selector_passes_the_check(spec: Spec) -> None:
+    """Expressions without a single root cannot be judged before the call and pass."""
+    Selector("key", spec).check(inspect.signature(_charge))
+
+
+def test_function_must_take_the_tasks_arguments() -> None:
+    """A function of other arguments is refused at once; one of the same, or of any, is not."""
+    signature = inspect.signature(lambda order_id, *rest, cents=1, **more: None)
+    for fits in (
+        lambda order_id, *rest, cents, **more: order_id,
+        lambda *args, **kwargs: args,
+    ):
+        Selector("key", fits).check(signature)
+    with pytest.raises(PolicyError, match="must take the task's arguments"):
+        Selector("key", lambda: 1).check(signature)
+
+
+def test_argument_without_canonical_form_is_a_clear_error() -> None:
+    """The error names the task, the argument, its type and the remedy."""
+    with pytest.raises(PolicyError, match=r"order_id=<builtins.object>: orders.charge: .*Policy\(key") as raised:
+        _identity(WHOLE_CALL, (object(),), {})
+
+    assert raised.value.option == "order_id"
+
+
+def test_arguments_that_do_not_fit_are_a_type_error() -> None:
+    """As calling the task would say."""
+    with pytest.raises(TypeError, match="order_id"):
+        _identity("order_id", (), {})
+
+
+def test_conversion_makes_wire_form_and_model_one_call() -> None:
+    """A pydantic task gets dicts from the wire and models from eager callers: one key."""
+
+    def body(order: Order, count: int = 1) -> None: ...
+
+    signature = CallSignature(inspect.signature(body), {"order": Order.model_validate})
+
+    def key(order: Any) -> str:
+        bound = signature.bind((order,), {})
+        return identify("s", bound, task="t", key=Selector("key", WHOLE_CALL), fingerprint=None).key
+
+    assert key({"id": 7}) == key(Order(id=7)) == key({"id": 7, "note": None})
+    assert key(None) != key({"id": 7})

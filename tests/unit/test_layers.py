@@ -1,0 +1,115 @@
+"""Imports point downwards only; read from the source, so that no import can hide."""
+
+import ast
+from pathlib import Path
+
+import celery_idempotent
+
+ROOT = Path(celery_idempotent.__file__).parent
+
+LAYERS: list[dict[str, set[str]]] = [
+    # Within a layer, a module may import those that stand before it.
+    {"errors": set(), "record": set(), "_version": set()},
+    {"store": set(), "protocol": set(), "keys": {"jmespath"}, "codec": {"kombu"}, "policy": set()},
+    {
+        "stores.memory": set(),
+        "stores.dynamodb": {"boto3", "botocore", "mypy_boto3_dynamodb"},
+        "stores": set(),
+    },
+    {
+        "attempt": set(),
+        "heartbeat": set(),
+        "guard": {"kombu"},
+        "handle": set(),
+        "verdicts": set(),
+    },
+    {
+        "runtime": {"celery", "kombu"},
+        "startup": {"celery", "click"},
+        "binding": {"celery"},
+        "signals": {"celery"},
+        "publishing": {"celery", "kombu"},
+        "conflicts": {"celery"},
+        "task": {"celery"},
+        "cli": {"celery", "click"},
+    },
+    {"": set()},
+]
+"""From the ground up: by layer its modules, and the packages beyond the standard library they may import."""
+
+HALVES = ({"stores.memory", "stores.dynamodb", "stores"}, {"attempt", "heartbeat", "guard", "handle", "verdicts"})
+"""Two halves of one level: stores know nothing of attempts, attempts nothing of any store."""
+
+PURE = {"record", "errors", "protocol", "policy", "keys", "store"}
+FORBIDDEN_IN_PURE = {"time", "random", "secrets", "os", "socket", "threading", "logging"}
+
+
+def _imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            if node.module == "celery_idempotent":
+                found |= {f"celery_idempotent.{each.name}" for each in node.names}
+    return found
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+        if not name.startswith("testing"):
+            found[name] = path
+    return found
+
+
+def test_every_module_has_a_layer() -> None:
+    """A new module must be given its place."""
+    assert set(_modules()) == {name for layer in LAYERS for name in layer}
+
+
+def test_imports_point_downwards() -> None:
+    """No module imports one of a higher layer, or one of its own that stands after it."""
+    below: set[str] = set()
+    for layer in LAYERS:
+        for name in layer:
+            own = {
+                each.removeprefix("celery_idempotent").lstrip(".")
+                for each in _imports(_modules()[name])
+                if each.split(".")[0] == "celery_idempotent"
+            } & set(_modules())
+            assert own - {""} <= below, f"{name} imports upwards: {own - below}"
+            below.add(name)
+
+
+def test_the_halves_do_not_know_each_other() -> None:
+    """Attempts and stores meet only in the Store protocol."""
+    for half, other in (HALVES, HALVES[::-1]):
+        for name in half:
+            used = {each.removeprefix("celery_idempotent.") for each in _imports(_modules()[name])}
+            assert not used & other, name
+
+
+def test_only_declared_packages_are_imported() -> None:
+    """Celery is imported by the top layer alone, a driver by its own store alone, and nothing else at all."""
+    import sys
+
+    for layer in LAYERS:
+        for name, allowed in layer.items():
+            roots = {each.split(".")[0] for each in _imports(_modules()[name])}
+            assert roots - set(sys.stdlib_module_names) - {"celery_idempotent"} <= allowed, name
+
+
+def test_the_pure_part_has_no_clock_randomness_or_io() -> None:
+    """What decides takes the time and every nonce as an argument."""
+    for name in PURE:
+        roots = {each.split(".")[0] for each in _imports(_modules()[name])}
+        assert not roots & FORBIDDEN_IN_PURE, name
+
+
+def test_testing_is_imported_by_nobody() -> None:
+    """The test kit stands beside the library, not under it."""
+    for name, path in _modules().items():
+        assert not any(each.startswith("celery_idempotent.testing") for each in _imports(path)), name

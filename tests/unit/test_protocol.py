@@ -1,0 +1,279 @@
+"""The decision table and the settlement table, row by row."""
+
+from dataclasses import replace
+
+import pytest
+
+from celery_idempotent.protocol import (
+    Ending,
+    GiveUp,
+    InFlight,
+    KeyReused,
+    Lost,
+    Rebase,
+    Replay,
+    ReplayFailure,
+    Request,
+    Run,
+    Superseded,
+    Unknown,
+    Written,
+    completed,
+    decide,
+    ending,
+    failed,
+    given_up,
+    is_forgotten,
+    released,
+    renewed,
+    settle,
+)
+from celery_idempotent.record import Record, Status
+from celery_idempotent.testing.contract import a_record
+
+NOW = 1_800_000_100_000
+
+REQUEST = Request(
+    key="k",
+    fingerprint="f" * 64,
+    owner="me",
+    revision="new",
+    lease=60_000,
+    grace=1_000,
+    on_takeover="rerun",
+    task="orders.charge",
+    task_id="id",
+    worker="here",
+)
+
+
+def _record(**changes: object) -> Record:
+    return replace(a_record(), key="k", **changes)  # type: ignore[arg-type]
+
+
+def test_absent_record_runs() -> None:
+    """The first delivery of a key claims it with a token from the store's clock."""
+    decision = decide(None, REQUEST, NOW)
+
+    assert isinstance(decision, Run)
+    assert decision.expected is None
+    assert decision.record == Record(
+        key="k",
+        status=Status.IN_PROGRESS,
+        revision="new",
+        owner="me",
+        fencing_token=NOW,
+        lease_until=NOW + 60_000,
+        fingerprint="f" * 64,
+        attempts=1,
+        created_at=NOW,
+        updated_at=NOW,
+        task="orders.charge",
+        task_id="id",
+        worker="here",
+    )
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
+def test_forgotten_outcome_runs_as_a_new_operation(status: Status) -> None:
+    """Past its retention an outcome counts as absent, even if still stored; only the token goes on growing."""
+    seen = _record(status=status, expires_at=NOW // 1000, fencing_token=NOW + 5, attempts=7, fingerprint="other")
+
+    decision = decide(seen, REQUEST, NOW)
+
+    assert isinstance(decision, Run)
+    assert decision.expected == seen.revision
+    assert (decision.record.attempts, decision.record.fencing_token) == (1, NOW + 6)
+    assert decision.record.created_at == NOW
+    assert not decision.record.takeover
+
+
+@pytest.mark.parametrize("early", [1, 1000])
+def test_outcome_counts_until_its_very_last_millisecond(early: int) -> None:
+    """A retained outcome is replayed up to its expiry, not a moment less."""
+    seen = _record(status=Status.COMPLETED, expires_at=NOW // 1000 + 1)
+
+    assert decide(seen, REQUEST, NOW // 1000 * 1000 + 1000 - early) == Replay(seen)
+    assert not is_forgotten(seen, NOW // 1000 * 1000 + 1000 - early)
+    assert is_forgotten(seen, NOW // 1000 * 1000 + 1000)
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_other_fingerprint_is_refused_in_every_status(status: Status) -> None:
+    """A retained key used with other arguments is an error, whatever became of the first call."""
+    seen = _record(status=status, fingerprint="another")
+
+    assert decide(seen, REQUEST, NOW) == KeyReused(seen)
+
+
+@pytest.mark.parametrize(("stored", "asked"), [(None, "f"), ("f", None), (None, None)])
+def test_absent_fingerprint_compares_with_nothing(stored: str | None, asked: str | None) -> None:
+    """Where one side declares no arguments there is nothing to compare."""
+    seen = _record(status=Status.COMPLETED, fingerprint=stored)
+
+    assert decide(seen, replace(REQUEST, fingerprint=asked), NOW) == Replay(seen)
+
+
+def test_final_states_answer() -> None:
+    """Every final state has its one answer."""
+    assert isinstance(decide(_record(status=Status.COMPLETED), REQUEST, NOW), Replay)
+    assert isinstance(decide(_record(status=Status.FAILED), REQUEST, NOW), ReplayFailure)
+    assert isinstance(decide(_record(status=Status.UNKNOWN), REQUEST, NOW), Unknown)
+
+
+@pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
+def test_released_runs_again_and_keeps_its_steps(on_takeover: str) -> None:
+    """A released operation runs at once, with the next token, its steps and its age."""
+    seen = _record(status=Status.RELEASED, fencing_token=NOW + 9, attempts=2, steps={"charge": 1}, lease_until=NOW * 2)
+
+    decision = decide(seen, replace(REQUEST, on_takeover=on_takeover), NOW)  # type: ignore[arg-type]
+
+    assert isinstance(decision, Run)
+    assert decision.expected == seen.revision
+    assert decision.record.fencing_token == NOW + 10
+    assert decision.record.attempts == 3
+    assert decision.record.steps == {"charge": 1}
+    assert decision.record.created_at == seen.created_at
+    assert not decision.record.takeover
+
+
+@pytest.mark.parametrize("left", [1, 59_999, 61_000])
+def test_running_lease_conflicts(left: int) -> None:
+    """Up to the last millisecond of lease and grace, others wait, and are told how long."""
+    seen = _record(lease_until=NOW - REQUEST.grace + left)
+
+    assert decide(seen, REQUEST, NOW) == InFlight(seen, left)
+
+
+@pytest.mark.parametrize("over", [0, 1, 10_000_000])
+def test_lease_over_is_taken_over(over: int) -> None:
+    """From the first millisecond after lease and grace another runs, and the record says it is a takeover."""
+    seen = _record(lease_until=NOW - REQUEST.grace - over, steps={"charge": 1})
+
+    decision = decide(seen, REQUEST, NOW)
+
+    assert isinstance(decision, Run)
+    assert decision.expected == seen.revision
+    assert decision.record.takeover
+    assert decision.record.owner == "me"
+    assert decision.record.fencing_token > seen.fencing_token
+    assert decision.record.attempts == 2
+    assert decision.record.steps == {"charge": 1}
+
+
+def test_lease_over_is_given_up_under_refuse() -> None:
+    """What must not be repeated becomes UNKNOWN, keeps its owner and never expires."""
+    seen = _record(lease_until=0)
+
+    decision = decide(seen, replace(REQUEST, on_takeover="refuse"), NOW)
+
+    assert isinstance(decision, GiveUp)
+    assert decision.expected == seen.revision
+    assert decision.record.status is Status.UNKNOWN
+    assert decision.record.owner == seen.owner
+    assert decision.record.expires_at is None
+    assert decision.record.error
+
+
+def test_token_grows_even_if_the_clock_goes_back() -> None:
+    """A fencing token is never smaller than the one before, whatever the store's clock says."""
+    seen = _record(status=Status.RELEASED, fencing_token=NOW * 2)
+
+    decision = decide(seen, REQUEST, NOW)
+
+    assert isinstance(decision, Run)
+    assert decision.record.fencing_token == NOW * 2 + 1
+
+
+def test_only_outcomes_expire() -> None:
+    """Renewed, released and given-up records have no expiry; completed and failed ones have, rounded up."""
+    seen = _record()
+
+    for record in (
+        renewed(seen, NOW, 60_000, "r"),
+        released(seen, NOW, "r"),
+        given_up(seen, NOW, "r", "why"),
+    ):
+        assert record.expires_at is None
+    for record in (
+        completed(seen, 1_500, 1_000, "r", data="1", content_type="j"),
+        failed(seen, 1_500, 1_000, "r", error="e"),
+    ):
+        assert record.expires_at == 3
+
+
+def test_transitions_write_what_they_say() -> None:
+    """Every transition has a new revision, the time of its write, and changes nothing else than its own fields."""
+    seen = _record()
+
+    assert renewed(seen, NOW, 60_000, "r") == replace(seen, revision="r", updated_at=NOW, lease_until=NOW + 60_000)
+    assert released(seen, NOW, "r") == replace(
+        seen, revision="r", updated_at=NOW, lease_until=NOW, status=Status.RELEASED
+    )
+    assert given_up(seen, NOW, "r", "why") == replace(
+        seen, revision="r", updated_at=NOW, status=Status.UNKNOWN, error="why"
+    )
+    assert completed(seen, NOW, 1_000, "r", data=b"1", content_type="p", lost=None) == replace(
+        seen,
+        revision="r",
+        updated_at=NOW,
+        status=Status.COMPLETED,
+        result=b"1",
+        content_type="p",
+        expires_at=NOW // 1000 + 1,
+    )
+    assert failed(seen, NOW, 1_000, "r", data="{}", content_type="j", error="boom") == replace(
+        seen,
+        revision="r",
+        updated_at=NOW,
+        status=Status.FAILED,
+        result="{}",
+        content_type="j",
+        error="boom",
+        expires_at=NOW // 1000 + 1,
+    )
+
+
+def test_settlement_of_a_write() -> None:
+    """A write that did not win is still ours, ours on another base, somebody's completion, or lost."""
+    base = _record(owner="me", revision="r1")
+    write = completed(base, NOW, 1_000, "r2", data="1", content_type="j")
+    late_renewal = renewed(base, NOW, 60_000, "r3")
+    successor = _record(owner="other")
+
+    assert settle(write, write) == Written()
+    assert settle(write, None) == Lost()
+    assert settle(write, late_renewal) == Rebase(late_renewal)
+    assert settle(write, successor) == Lost()
+    assert settle(write, given_up(base, NOW, "r4", "refused")) == Lost()
+    assert settle(write, released(successor, NOW, "r5")) == Lost()
+    assert settle(write, failed(successor, NOW, 1, "r6", error="e")) == Lost()
+    theirs = completed(successor, NOW, 1, "r7", data="2", content_type="j")
+    assert settle(write, theirs) == Superseded(theirs)
+
+
+@pytest.mark.parametrize(
+    ("error", "rerun", "refuse"),
+    [
+        (KeyboardInterrupt(), Ending.RELEASE, Ending.GIVE_UP),
+        (SystemExit(1), Ending.RELEASE, Ending.GIVE_UP),
+        (ValueError(), Ending.RELEASE, Ending.FAIL),
+        (LookupError(), Ending.FAIL, Ending.FAIL),
+        (KeyError(), Ending.FAIL, Ending.FAIL),
+        (InterruptedError(), Ending.RELEASE, Ending.RELEASE),
+        (TimeoutError(), Ending.RELEASE, Ending.GIVE_UP),
+    ],
+)
+def test_ending_of_a_body_that_raised(error: BaseException, rerun: Ending, refuse: Ending) -> None:
+    """Under refuse nothing that may have begun is released; under rerun only declared outcomes are kept."""
+    for on_takeover, expected in (("rerun", rerun), ("refuse", refuse)):
+        assert (
+            ending(
+                error,
+                on_takeover=on_takeover,  # type: ignore[arg-type]
+                remember=(LookupError,),
+                nothing_begun=(InterruptedError,),
+                no_outcome=(TimeoutError,),
+            )
+            is expected
+        )
