@@ -1,0 +1,276 @@
+"""Three ways to charge an order once: this library, bare boto3, and AWS Powertools.
+
+All take the same order and return the same result; `deliver(n)` is the delivery of order `n`, so the first
+one does the work and every further one is a duplicate.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import boto3
+from aws_lambda_powertools.utilities.idempotency import (
+    DynamoDBPersistenceLayer,
+    IdempotencyConfig,
+    idempotent_function,
+)
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from celery import Celery
+
+from benchmarks.environment import Servers
+from benchmarks.payloads import order, result_of
+from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent.guard import Conflict, Guard, Operation
+from celery_idempotent.heartbeat import heartbeat
+from celery_idempotent.runtime import CONTROL_FLOW, runtime_of
+from celery_idempotent.store import Store
+from celery_idempotent.stores.dynamodb import _CONFIG, DynamoDBStore
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+__all__ = [
+    "LIBRARY_CONFIG",
+    "BareBoto3",
+    "Body",
+    "Contender",
+    "GuardedCall",
+    "GuardedTask",
+    "Powertools",
+    "Requests",
+    "make_app",
+    "recorded_requests",
+]
+
+LIBRARY_CONFIG: Config = _CONFIG
+"""The client settings that the library uses unless told otherwise."""
+
+Body = Callable[[dict[str, Any]], dict[str, Any]]
+
+TABLE = "benchmark"
+POWERTOOLS_TABLE = "benchmark-powertools"
+_WORKER = "celery@benchmark"
+
+
+class Contender(Protocol):
+    """One way to charge an order once."""
+
+    name: str
+
+    def deliver(self, number: int) -> object:
+        """Deliver order ``number``."""
+
+
+def make_app(store: Store) -> Celery:
+    """A Celery app whose broker is never used: the benchmarks deliver by hand."""
+    app = Celery("benchmark", broker="memory://", set_as_current=False)
+    app.conf.update(idempotency_store=store, task_acks_late=True, task_reject_on_worker_lost=True)
+    return app
+
+
+def _charge_task(app: Celery, body: Body, policy: Policy) -> Any:
+    @app.task(name="charge", base=IdempotentTask, idempotent=policy)  # type: ignore[untyped-decorator]  # Celery has no types
+    def charge(order: dict[str, Any]) -> dict[str, Any]:
+        return body(order)
+
+    return charge
+
+
+class GuardedCall:
+    """The library without Celery: key derivation, guard, codec, store.
+
+    Args:
+        servers: Where DynamoDB is.
+        session: The session to make the client of.
+        policy: The task's policy.
+        body: What is to happen once.
+    """
+
+    name = "celery-idempotent, Guard.run"
+
+    def __init__(
+        self,
+        servers: Servers,
+        session: boto3.session.Session,
+        policy: Policy | None = None,
+        body: Body = result_of,
+    ) -> None:
+        self.policy = policy or Policy()
+        self.store = DynamoDBStore(TABLE, endpoint_url=servers.dynamodb, session=session)
+        self.store.provision()
+        app = make_app(self.store)
+        self._app = app  # its runtime holds it weakly
+        self._task = _charge_task(app, body, self.policy)
+        self._body = body
+        self._guard = Guard(self.store, runtime_of(app).codec, heartbeat, CONTROL_FLOW, lambda event: None)
+
+    def operation(self, number: int) -> Operation:
+        """The delivery of order ``number``, its key derived."""
+        identity = self._task.idempotency_identity((), {"order": order(number)}, headers={}, task_id=f"task-{number}")
+        return Operation(
+            identity=identity, policy=self.policy, task=self._task.name, task_id=f"task-{number}", worker=_WORKER
+        )
+
+    def deliver(self, number: int) -> object:
+        """Deliver order ``number``."""
+        sent = order(number)
+        outcome = self._guard.run(self.operation(number), lambda attempt: self._body(sent))
+        return outcome if isinstance(outcome, Conflict) else outcome.value
+
+
+class GuardedTask:
+    """The library as a worker calls it: the task's ``__call__``, with its logging and signals.
+
+    Args:
+        servers: Where DynamoDB is.
+        session: The session to make the client of.
+    """
+
+    name = "celery-idempotent, task"
+
+    def __init__(self, servers: Servers, session: boto3.session.Session) -> None:
+        self._store = DynamoDBStore(TABLE, endpoint_url=servers.dynamodb, session=session)
+        self._app = make_app(self._store)
+        self._task = _charge_task(self._app, result_of, Policy(scope="charge-as-task"))
+
+    def deliver(self, number: int) -> object:
+        """Deliver order ``number``, as celery.app.trace does around a task with its own ``__call__``."""
+        task, kwargs = self._task, {"order": order(number)}
+        request = {
+            "id": f"task-{number}",
+            "args": (),
+            "kwargs": kwargs,
+            "headers": {},
+            "hostname": _WORKER,
+            "called_directly": False,
+        }
+        task.push_request(request)
+        try:
+            return task(**kwargs)
+        finally:
+            task.pop_request()
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The parameters of one new key as the library passes them to boto3."""
+
+    claim: Mapping[str, Any]
+    complete: Mapping[str, Any]
+
+
+def recorded_requests(servers: Servers) -> Requests:
+    """What the library passes to boto3 for one new key."""
+    session = servers.session()
+    seen: list[Mapping[str, Any]] = []
+
+    def record(params: Mapping[str, Any], **_: Any) -> None:
+        seen.append(params)
+
+    session.events.register("provide-client-params.dynamodb.PutItem", record)
+    call = GuardedCall(servers, session)
+    seen.clear()
+    call.deliver(time.time_ns())  # no earlier run on a lasting server can have used that number
+    claim, complete = seen
+    return Requests(claim, complete)
+
+
+class BareBoto3:
+    """The library's own requests, replayed by nothing but boto3: the least that any code must pay.
+
+    The items are ready made: only the key and the result are put into them, so the attributes, expressions
+    and lengths are those of the library, and no time is spent on anything but boto3 and JSON.
+
+    Args:
+        name: How it is called in the tables.
+        client: The client to send them with.
+        requests: What to send.
+    """
+
+    def __init__(self, name: str, client: DynamoDBClient, requests: Requests) -> None:
+        self.name = name
+        self._client = client
+        self._requests = requests
+        self._prefix = f"{name}:"
+
+    def deliver(self, number: int) -> object:
+        """Deliver order ``number``."""
+        sent, key = order(number), {"S": self._key(number)}
+        claim, complete = self._requests.claim, self._requests.complete
+        try:
+            self._client.put_item(**{**claim, "Item": {**claim["Item"], "idempotencyKey": key}})
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "ConditionalCheckFailedException":
+                raise
+            item: Mapping[str, Any] = error.response["Item"]  # type: ignore[typeddict-item]  # unknown to the stubs
+            return json.loads(item["resultData"]["S"])
+        result = result_of(sent)
+        done = {**complete["Item"], "idempotencyKey": key, "resultData": {"S": json.dumps(result)}}
+        self._client.put_item(**{**complete, "Item": done})
+        return result
+
+    def _key(self, number: int) -> str:
+        length = len(self._requests.claim["Item"]["idempotencyKey"]["S"])
+        return self._prefix + str(number).rjust(length - len(self._prefix), "0")
+
+
+class Powertools:
+    """AWS Powertools Idempotency: its cache off, a Lambda context registered so that it has a lease.
+
+    Args:
+        servers: Where DynamoDB is.
+        session: The session to make the client of.
+        body: What is to happen once.
+        lease_ms: What the Lambda context gives as remaining time, which is the lease.
+    """
+
+    name = "Powertools"
+
+    def __init__(
+        self, servers: Servers, session: boto3.session.Session, body: Body = result_of, lease_ms: int = 60_000
+    ) -> None:
+        client = session.client("dynamodb", endpoint_url=servers.dynamodb)
+        _create_table(client, POWERTOOLS_TABLE)
+        config = IdempotencyConfig(use_local_cache=False)
+        context: Any = _LambdaContext(lease_ms)
+        config.register_lambda_context(context)
+        layer = DynamoDBPersistenceLayer(POWERTOOLS_TABLE, boto3_client=client)
+
+        decorator: Any = idempotent_function(data_keyword_argument="order", persistence_store=layer, config=config)
+
+        @decorator  # type: ignore[untyped-decorator]  # Powertools wants typing_extensions for its types
+        def charge(order: dict[str, Any]) -> dict[str, Any]:
+            return body(order)
+
+        self._charge = charge
+
+    def deliver(self, number: int) -> object:
+        """Deliver order ``number``."""
+        return self._charge(order=order(number))
+
+
+@dataclass(frozen=True, slots=True)
+class _LambdaContext:
+    remaining_ms: int
+
+    def get_remaining_time_in_millis(self) -> int:
+        """What Powertools takes for its lease."""
+        return self.remaining_ms
+
+
+def _create_table(client: DynamoDBClient, name: str) -> None:
+    try:
+        client.create_table(
+            TableName=name,
+            BillingMode="PAY_PER_REQUEST",
+            AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+            KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+        )
+    except client.exceptions.ResourceInUseException:
+        return
+    client.get_waiter("table_exists").wait(TableName=name)

@@ -1,0 +1,36 @@
+"""The arithmetic of the benchmarks, which decides what is reported."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.stats import Spread, ratios, rotated, spread
+
+
+def test_spread_is_median_and_quartiles() -> None:
+    assert spread([5, 1, 3, 2, 4]) == Spread(median=3, p25=2, p75=4, count=5)
+
+
+def test_spread_of_one_value_is_that_value() -> None:
+    assert spread([7.0]) == Spread(7.0, 7.0, 7.0, 1)
+
+
+def test_spread_of_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        spread([])
+
+
+def test_ratios_are_taken_pair_by_pair() -> None:
+    # The ratio of the medians would be 2/10: a machine that slows down half-way must not decide the result.
+    assert ratios([1, 2, 200], [1, 10, 100]) == Spread(median=1, p25=0.6, p75=1.5, count=3)
+
+
+def test_ratios_of_unequal_rounds_are_an_error() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        ratios([1, 2], [1])
+
+
+def test_everybody_goes_first_once_per_turn() -> None:
+    orders = [tuple(rotated("abc", number)) for number in range(3)]
+    assert {order[0] for order in orders} == set("abc")
+    assert all(sorted(order) == list("abc") for order in orders)
