@@ -1,0 +1,509 @@
+"""The guard: every ending of a body becomes the right record, the right answer and the right event."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_idempotent.attempt import Attempt
+from celery_idempotent.codec import Codec
+from celery_idempotent.errors import (
+    InFlight,
+    KeyReused,
+    LeaseLost,
+    OutcomeUnknown,
+    ReplayedFailure,
+    ResultLost,
+    SafeToRetry,
+    StoreUnavailable,
+)
+from celery_idempotent.guard import Conflict, ControlFlow, Event, Finished, Guard, Operation
+from celery_idempotent.heartbeat import Heartbeat
+from celery_idempotent.keys import Identity
+from celery_idempotent.policy import Policy
+from celery_idempotent.record import Record, Status
+from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import FakeClock, FaultyStore
+
+JSON = Codec("json", frozenset({"application/json"}))
+
+
+class Again(Exception):
+    pass
+
+
+class Elsewhere(Exception):
+    pass
+
+
+class Declined(Exception):
+    pass
+
+
+class _Scene:
+    """A guard over a faulty store and a clock that stands, with all its events."""
+
+    def __init__(self, codec: Codec = JSON) -> None:
+        self.clock = FakeClock()
+        self.store = FaultyStore(MemoryStore(self.clock.now))
+        self.events: list[Event] = []
+        self.guard = Guard(
+            self.store,
+            codec,
+            Heartbeat(),  # on the real clock, where no lease here lasts long enough to be renewed
+            ControlFlow((Again,), (Elsewhere,)),
+            self.events.append,
+            self.clock,
+        )
+        self.runs = 0
+
+    def run(self, body: Callable[[Attempt | None], Any], fingerprint: str = "f", **policy: Any) -> Any:
+        return self.guard.run(self._operation(fingerprint, policy), self._counted(body))
+
+    def observe(self, body: Callable[[Attempt | None], Any], **policy: Any) -> Any:
+        return self.guard.observe(self._operation("f", policy), self._counted(body))
+
+    def _operation(self, fingerprint: str, policy: dict[str, Any]) -> Operation:
+        return Operation(
+            identity=Identity("k", fingerprint), policy=Policy(**policy), task="t", task_id="id", worker="w"
+        )
+
+    def _counted(self, body: Callable[[Attempt | None], Any]) -> Callable[[Attempt | None], Any]:
+        def counted(attempt: Attempt | None) -> Any:
+            self.runs += 1
+            return body(attempt)
+
+        return counted
+
+    @property
+    def record(self) -> Record:
+        record = self.store.get("k")
+        assert record is not None
+        return record
+
+    @property
+    def names(self) -> list[str]:
+        return [str(event.name) for event in self.events]
+
+    def abandon(self) -> None:
+        """Leave a claim behind whose worker died, and let its lease pass."""
+
+        class Killed(BaseException):
+            pass
+
+        def die(attempt: Attempt | None) -> None:
+            self.store.before_swap = lambda record: (_ for _ in ()).throw(Killed)
+            raise Killed
+
+        with pytest.raises(Killed):
+            self.run(die)
+        self.store.before_swap = lambda record: None
+        self.clock.advance(61_000)
+        self.events.clear()
+        self.runs = 0
+
+    def steal(self) -> None:
+        """Somebody else takes the running claim over."""
+        self.clock.advance(61_000)
+        other = _Scene()
+        other.store, other.clock = self.store, self.clock
+        other.guard._store, other.guard._clock = self.store, self.clock
+        other.run(lambda attempt: "theirs")
+
+
+@pytest.fixture
+def scene() -> _Scene:
+    return _Scene()
+
+
+def raising(error: BaseException) -> Callable[[Attempt | None], Any]:
+    def body(attempt: Attempt | None) -> Any:
+        raise error
+
+    return body
+
+
+def test_first_delivery_runs_and_records(scene: _Scene) -> None:
+    """The body runs with its attempt; its result is recorded before it is returned."""
+    keys = []
+
+    outcome = scene.run(lambda attempt: keys.append(attempt and attempt.key) or {"id": 1})
+
+    assert outcome == Finished({"id": 1})
+    assert keys == ["k"]
+    assert (scene.record.status, scene.record.result) == (Status.COMPLETED, '{"id": 1}')
+    assert scene.names == ["claimed", "completed"]
+    assert len(scene.store.swaps) == 2
+
+
+@pytest.mark.parametrize("value", [None, 0, False, "", [], {}, 0.0, (1, 2), {1: "x"}, "text"])
+def test_first_caller_and_replays_get_the_same(scene: _Scene, value: Any) -> None:
+    """Falsy values, tuples and odd keys: what the first caller gets is exactly what every duplicate gets."""
+    first = scene.run(lambda attempt: value)
+    replay = scene.run(lambda attempt: "never")
+
+    assert repr(first) == repr(replay)
+    assert first.value == json.loads(json.dumps(value))
+    assert scene.runs == 1
+    assert scene.names == ["claimed", "completed", "replayed"]
+
+
+def test_duplicate_costs_one_swap(scene: _Scene) -> None:
+    """A completed duplicate is answered from the failed claim."""
+    scene.run(lambda attempt: 1)
+    scene.store.swaps.clear()
+
+    scene.run(lambda attempt: 2)
+
+    assert len(scene.store.swaps) == 1
+
+
+def test_running_operation_is_a_conflict(scene: _Scene) -> None:
+    """A delivery that meets another one running does nothing and learns how long to wait, and for whom."""
+    met: list[Any] = []
+
+    def body(attempt: Attempt | None) -> str:
+        scene.clock.advance(10_000)
+        met.append(scene.run(lambda attempt: "never"))
+        return "done"
+
+    assert scene.run(body) == Finished("done")
+    assert scene.runs == 1
+    assert isinstance(met[0], Conflict)
+    assert isinstance(met[0].error, InFlight)
+    assert (met[0].error.retry_after, met[0].error.holder, met[0].task_id) == (51_000, "w", "id")
+    assert scene.names == ["claimed", "conflicted", "completed"]
+
+
+def test_other_arguments_are_refused(scene: _Scene) -> None:
+    """The same key with another fingerprint runs nothing and says whose key it is."""
+    scene.run(lambda attempt: 1)
+
+    with pytest.raises(KeyReused) as raised:
+        scene.run(lambda attempt: 2, fingerprint="other")
+
+    assert raised.value.task_id == "id"
+    assert scene.runs == 1
+    assert scene.names[-1] == "conflicted"
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), Again(), Elsewhere(), SafeToRetry(), SystemExit(1), KeyboardInterrupt()]
+)
+def test_raising_body_releases_under_rerun(scene: _Scene, error: BaseException) -> None:
+    """By default whatever is raised, process exit included, gives the claim back; the next delivery runs at once."""
+    with pytest.raises(type(error)):
+        scene.run(raising(error))
+
+    assert scene.record.status is Status.RELEASED
+    assert scene.names == ["claimed", "released"]
+    assert len(scene.store.swaps) == 2
+    assert scene.run(lambda attempt: attempt and attempt.number) == Finished(2)
+
+
+@pytest.mark.parametrize("error", [Again(), SafeToRetry()])
+def test_only_the_authors_word_releases_under_refuse(scene: _Scene, error: Exception) -> None:
+    """Under refuse a retry asked for by the body is run; nothing else is."""
+    with pytest.raises(type(error)):
+        scene.run(raising(error), on_takeover="refuse")
+
+    assert scene.run(lambda attempt: "ran", on_takeover="refuse") == Finished("ran")
+
+
+def test_exception_is_an_outcome_under_refuse(scene: _Scene) -> None:
+    """Under refuse an exception is recorded and replayed, never run again."""
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no money"):
+            scene.run(raising(ValueError("no money")), on_takeover="refuse")
+
+    assert scene.runs == 1
+    assert scene.names == ["claimed", "failed", "replayed", "replayed"]
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), Elsewhere(), KeyboardInterrupt()])
+def test_end_without_an_outcome_is_unknown_under_refuse(scene: _Scene, error: BaseException) -> None:
+    """Under refuse a body that was ended from outside leaves an UNKNOWN outcome for a person."""
+    with pytest.raises(type(error)):
+        scene.run(raising(error), on_takeover="refuse")
+    with pytest.raises(OutcomeUnknown, match=type(error).__name__):
+        scene.run(lambda attempt: "never", on_takeover="refuse")
+
+    assert scene.runs == 1
+    assert scene.names == ["claimed", "outcome_unknown", "outcome_unknown"]
+
+
+def test_remembered_failure_is_replayed_as_it_was(scene: _Scene) -> None:
+    """A declared outcome is raised again with its type and arguments, for as long as it is retained."""
+    for _ in range(2):
+        with pytest.raises(Declined) as raised:
+            scene.run(raising(Declined("no money", 42)), remember=(Declined,))
+        assert raised.value.args == ("no money", 42)
+
+    assert scene.runs == 1
+    assert scene.record.error == "Declined: ('no money', 42)"
+
+
+def test_failure_that_cannot_be_rebuilt_is_still_replayed(scene: _Scene) -> None:
+    """An exception with unencodable arguments, or of a type not loaded here, is replayed by name."""
+
+    class Local(Exception):
+        pass
+
+    for error in (Local("x"), Declined(object())):
+        fresh = _Scene()
+        with pytest.raises(type(error)):
+            fresh.run(raising(error), remember=(Exception,))
+        with pytest.raises(ReplayedFailure) as raised:
+            fresh.run(lambda attempt: "never", remember=(Exception,))
+        assert type(error).__qualname__ in raised.value.type_name
+        assert raised.value.message == str(error)
+
+
+def test_takeover_is_announced(scene: _Scene) -> None:
+    """An attempt after a dead one knows it, and so do the receivers."""
+    scene.abandon()
+
+    assert scene.run(lambda attempt: attempt and attempt.is_takeover) == Finished(True)
+    assert scene.names == ["claimed", "taken_over", "completed"]
+
+
+def test_dead_attempt_is_never_repeated_under_refuse(scene: _Scene) -> None:
+    """Under refuse nobody runs after a dead attempt; everybody is told that nobody knows."""
+    scene.abandon()
+
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            scene.run(lambda attempt: "never", on_takeover="refuse")
+
+    assert scene.runs == 0
+
+
+def test_zombie_gets_the_successors_result(scene: _Scene) -> None:
+    """A body that outlived its lease answers with its successor's result, whatever it returns or raises."""
+    for body in (lambda: "mine", lambda: (_ for _ in ()).throw(ValueError("mine"))):
+        fresh = _Scene()
+
+        def zombie(attempt: Attempt | None, body: Any = body, fresh: _Scene = fresh) -> Any:
+            fresh.steal()
+            return body()
+
+        assert fresh.run(zombie) == Finished("theirs")
+        assert fresh.record.result == '"theirs"'
+        assert fresh.names == ["claimed", "lease_lost"]
+
+
+def test_zombie_fails_with_the_successors_result_remembered(scene: _Scene) -> None:
+    """A declared failure of a zombie does not replace its successor's result either."""
+
+    def zombie(attempt: Attempt | None) -> Any:
+        scene.steal()
+        raise Declined
+
+    assert scene.run(zombie, remember=(Declined,)) == Finished("theirs")
+
+
+@pytest.mark.parametrize("end", [lambda: "mine", lambda: (_ for _ in ()).throw(ValueError("mine"))])
+def test_zombie_of_a_running_successor_reports_nothing(scene: _Scene, end: Callable[[], Any]) -> None:
+    """While the successor still runs, a zombie's delivery has no outcome at all."""
+
+    def successor(attempt: Attempt | None) -> Any:
+        raise AssertionError("stays in progress")
+
+    def zombie(attempt: Attempt | None) -> Any:
+        scene.clock.advance(61_000)
+        record = scene.record
+        from dataclasses import replace
+
+        scene.store.store.swap(replace(record, owner="other", revision="theirs", fencing_token=2**60), record.revision)
+        return end()
+
+    with pytest.raises(LeaseLost):
+        scene.run(zombie)
+    assert scene.record.owner == "other"
+    assert scene.names == ["claimed", "lease_lost"]
+
+
+@pytest.mark.parametrize("error", [Again(), Elsewhere(), SystemExit()])
+def test_zombies_control_flow_goes_on(scene: _Scene, error: BaseException) -> None:
+    """A retry that the body already published, or an exit, is not turned into something else."""
+
+    def zombie(attempt: Attempt | None) -> Any:
+        scene.steal()
+        raise error
+
+    with pytest.raises(type(error)):
+        scene.run(zombie)
+
+
+def test_store_down_at_claim_runs_nothing(scene: _Scene) -> None:
+    """Without a certain claim the body does not run."""
+    scene.store.faults.extend(["request lost"] * 2)
+
+    with pytest.raises(StoreUnavailable):
+        scene.run(lambda attempt: "never")
+
+    assert scene.runs == 0
+    assert scene.names == ["store_unavailable"]
+
+
+def test_store_down_at_claim_may_run_unprotected_if_asked_to(scene: _Scene) -> None:
+    """Only a policy that says so runs without protection, and loudly."""
+    scene.store.faults.extend(["request lost"] * 2)
+
+    assert scene.run(lambda attempt: attempt, on_outage="run") == Finished(None)
+    assert scene.names == ["store_unavailable"]
+
+
+@pytest.mark.parametrize("on_outage", ["retry", "run"])
+def test_store_down_at_completion_is_not_success(scene: _Scene, on_outage: str) -> None:
+    """A result that could not be recorded is not reported, and the body is not run again here."""
+
+    def body(attempt: Attempt | None) -> str:
+        scene.store.faults.extend(["request lost"] * 10_000)
+        return "done"
+
+    with pytest.raises(StoreUnavailable):
+        scene.run(body, on_outage=on_outage)
+
+    assert scene.runs == 1
+    assert scene.record.status is Status.IN_PROGRESS
+    assert scene.names == ["claimed", "store_unavailable"]
+
+
+def test_store_down_at_release_leaves_it_to_the_lease(scene: _Scene) -> None:
+    """The body's own exception stays primary when the claim cannot be given back."""
+
+    def body(attempt: Attempt | None) -> Any:
+        scene.store.faults.extend(["request lost"] * 2)
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        scene.run(body)
+
+    assert scene.record.status is Status.IN_PROGRESS
+    assert scene.names == ["claimed", "store_unavailable"]
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, float, lambda: None])
+def test_unencodable_result_is_completed_without_it(scene: _Scene, value: Any) -> None:
+    """The effect happened: the first caller gets the value, replays are told that it was not kept."""
+    assert scene.run(lambda attempt: value).value is value
+    assert scene.record.status is Status.COMPLETED
+    assert scene.record.result is None
+
+    with pytest.raises(ResultLost, match="not encodable"):
+        scene.run(lambda attempt: "never")
+    assert scene.runs == 1
+
+
+def test_recursive_result_is_completed_without_it(scene: _Scene) -> None:
+    """Whatever the encoder raises, the operation stays completed."""
+    value: list[Any] = []
+    value.append(value)
+
+    assert scene.run(lambda attempt: value).value is value
+    with pytest.raises(ResultLost):
+        scene.run(lambda attempt: "never")
+
+
+def test_oversized_result_is_completed_without_it(scene: _Scene) -> None:
+    """What the store cannot hold is dropped, and replays say so."""
+
+    def limit(record: Record) -> None:
+        if record.result is not None:
+            raise RecordTooLarge("over 400 KB")
+
+    scene.store.before_swap = limit
+
+    assert scene.run(lambda attempt: "big") == Finished("big")
+    with pytest.raises(ResultLost, match="over 400 KB"):
+        scene.run(lambda attempt: "never")
+    assert scene.runs == 1
+
+
+def test_pickle_from_the_store_is_refused_unless_accepted() -> None:
+    """A result written with pickle is not unpickled by an app that accepts only JSON."""
+    writer = _Scene(Codec("pickle", frozenset({"application/x-python-serialize"})))
+    assert writer.run(lambda attempt: {1, 2}) == Finished({1, 2})
+    assert writer.run(lambda attempt: "never") == Finished({1, 2})
+
+    writer.guard._codec = JSON
+    with pytest.raises(ResultLost, match="cannot be decoded here"):
+        writer.run(lambda attempt: "never")
+
+
+def test_pickled_failure_is_refused_unless_accepted() -> None:
+    """So is a failure."""
+    writer = _Scene(Codec("pickle", frozenset({"application/x-python-serialize"})))
+    with pytest.raises(Declined):
+        writer.run(raising(Declined()), remember=(Declined,))
+
+    writer.guard._codec = JSON
+    with pytest.raises(ResultLost, match="failure cannot be decoded here"):
+        writer.run(lambda attempt: "never", remember=(Declined,))
+
+
+def test_events_carry_key_and_token_and_no_values(scene: _Scene) -> None:
+    """What is observed names the operation, never its arguments or results."""
+    scene.run(lambda attempt: "secret result")
+    scene.run(lambda attempt: "never")
+
+    assert {event.key for event in scene.events} == {"k"}
+    assert {event.fencing_token for event in scene.events} == {scene.record.fencing_token}
+    assert "secret" not in repr(scene.events)
+
+
+def test_observing_runs_everything_and_reports_what_it_would_suppress(scene: _Scene) -> None:
+    """In observe mode duplicates, conflicts and reused keys run, and are counted."""
+    met = []
+
+    def outer(attempt: Attempt | None) -> str:
+        met.append(scene.observe(lambda attempt: "inner"))
+        return "outer"
+
+    assert scene.observe(outer) == "outer"
+    assert met == ["inner"]
+    assert scene.observe(lambda attempt: "again") == "again"
+    assert scene.runs == 3
+    assert scene.names == ["claimed", "conflicted", "completed", "replayed"]
+
+
+def test_observing_lets_exceptions_through(scene: _Scene) -> None:
+    """A failing body fails as it would alone; the claim is given back."""
+    with pytest.raises(ValueError, match="mine"):
+        scene.observe(raising(ValueError("mine")))
+
+    assert scene.record.status is Status.RELEASED
+
+
+def test_observing_survives_every_outage(scene: _Scene) -> None:
+    """With the store down at claim or completion the body still runs once and its value is returned."""
+    scene.store.faults.extend(["request lost"] * 2)
+    assert scene.observe(lambda attempt: attempt) is None
+
+    def body(attempt: Attempt | None) -> str:
+        scene.store.faults.extend(["request lost"] * 10_000)
+        return "done"
+
+    assert scene.observe(body) == "done"
+    assert scene.runs == 2
+
+
+def test_observing_reports_every_verdict(scene: _Scene) -> None:
+    """Reused keys, remembered failures and unknown outcomes are reported and run all the same."""
+    with pytest.raises(Declined):
+        scene.run(raising(Declined()), remember=(Declined,))
+    assert scene.observe(lambda attempt: 1) == 1
+    assert scene.names[-1] == "replayed"
+
+    assert scene.guard.observe(scene._operation("other", {}), lambda attempt: 2) == 2
+    assert scene.names[-1] == "conflicted"
+
+    unknown = _Scene()
+    unknown.abandon()
+    with pytest.raises(OutcomeUnknown):
+        unknown.run(lambda attempt: "never", on_takeover="refuse")
+    assert unknown.observe(lambda attempt: 3) == 3
+    assert unknown.names[-1] == "outcome_unknown"

@@ -1,0 +1,112 @@
+"""The policy: bad or incoherent values fail where they are written, and say what to do."""
+
+from dataclasses import FrozenInstanceError
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_idempotent import Policy, PolicyError
+
+
+def test_defaults_are_as_documented() -> None:
+    """A task that says nothing gets a minute's lease, a week's retention and at least once."""
+    policy = Policy()
+
+    assert (policy.lease_ms, policy.grace_ms, policy.retain_ms) == (60_000, 1_000, 7 * 86_400_000)
+    assert (policy.backoff_ms, policy.backoff_max_ms, policy.max_conflicts) == (1_000, 60_000, None)
+    assert (policy.on_conflict, policy.on_takeover, policy.on_outage, policy.mode) == (
+        "retry",
+        "rerun",
+        "retry",
+        "enforce",
+    )
+
+
+def test_is_frozen_and_keyword_only() -> None:
+    """A policy is shared by all deliveries, so nothing may change it; a typo is a TypeError."""
+    with pytest.raises(FrozenInstanceError):
+        Policy().lease = 5  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Policy("order_id")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="leese"):
+        Policy(leese=5)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lease": 0},
+        {"lease": 0.4},
+        {"lease": -1},
+        {"lease": "60"},
+        {"lease": True},
+        {"lease": float("inf")},
+        {"lease": float("nan")},
+        {"grace": -0.1},
+        {"grace": timedelta(seconds=-1)},
+        {"retain": 60},
+        {"retain": None},
+        {"backoff": 0},
+        {"backoff": 5, "backoff_max": 4},
+        {"version": 0},
+        {"version": "2"},
+        {"version": True},
+        {"max_conflicts": 0},
+        {"remember": ValueError},
+        {"remember": [ValueError]},
+        {"remember": (5,)},
+        {"remember": (int,)},
+        {"scope": ""},
+        {"scope": "x" * 1901},
+        {"scope": 5},
+        {"on_conflict": "wait"},
+        {"on_takeover": "steal"},
+        {"on_outage": "ignore"},
+        {"mode": "on"},
+        {"key": "order_id["},
+        {"key": None},
+        {"fingerprint": ()},
+    ],
+)
+def test_unusable_value_names_option_value_and_remedy(options: dict[str, Any]) -> None:
+    """The error says which option, what was given, and what is possible."""
+    with pytest.raises(PolicyError) as raised:
+        Policy(**options)
+
+    assert raised.value.option in options
+    assert raised.value.value == repr(options[raised.value.option])
+    assert raised.value.remedy
+
+
+def test_durations_are_seconds_or_timedeltas() -> None:
+    """Both spellings of a duration are one."""
+    assert Policy(lease=90, retain=3600.5).lease_ms == Policy(lease=timedelta(seconds=90)).lease_ms == 90_000
+    assert Policy(retain=3600.5).retain_ms == 3_600_500
+
+
+def test_scope_is_the_tasks_name_unless_set() -> None:
+    """The scope survives a rename only if it is set; the version starts a new generation."""
+    assert Policy().scope_of("orders.charge") == "orders.charge:1"
+    assert Policy(scope="billing", version=3).scope_of("orders.charge") == "billing:3"
+    with pytest.raises(PolicyError, match="scope"):
+        Policy().scope_of("x" * 2000)
+
+
+def test_backoff_doubles_up_to_its_bounds() -> None:
+    """The bound of the delay doubles with every conflict and never exceeds any cap."""
+    policy = Policy(backoff=1, backoff_max=60)
+
+    bounds = [policy.delay_ms(number, bounds=(), draw=1.0) for number in range(8)]
+
+    assert bounds == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]
+    assert policy.delay_ms(10_000, bounds=(), draw=1.0) == 60_000
+    assert policy.delay_ms(7, bounds=(900_000, 250), draw=1.0) == 250
+
+
+def test_backoff_has_full_jitter_and_is_never_zero() -> None:
+    """Any delay up to the bound is possible, so that a crowd does not come back at once."""
+    policy = Policy()
+
+    assert policy.delay_ms(3, bounds=(), draw=0.5) == 4_000
+    assert policy.delay_ms(3, bounds=(), draw=0.0) == 1
