@@ -62,7 +62,7 @@ class Settings:
             folder=folder,
             queue=environ.get("EXAMPLE_QUEUE", "orders"),
             faults=environ.get("EXAMPLE_FAULTS") == "1",
-            embedded=not real and "EXAMPLE_BROKER_URL" not in environ,
+            embedded=not real and not environ.get("EXAMPLE_BROKER_URL"),
         )
 
     def environ(self) -> dict[str, str]:
@@ -78,6 +78,7 @@ class Settings:
 
     def celery(self) -> dict[str, Any]:
         """The Celery configuration."""
+        real = self.broker_url == "sqs://"
         if self.results_url.startswith("file://"):
             # The file-system backend checks that its folder exists, and does not create it.
             Path(self.results_url.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
@@ -93,8 +94,8 @@ class Settings:
             # A prefetched message ages too. Waiting behind a slow one it can outlive its visibility timeout.
             "worker_prefetch_multiplier": 1,
             "broker_transport_options": {
-                "region": _region(os.environ),
-                "is_secure": self.broker_url == "sqs://",
+                "region": _region(os.environ) if real else REGION,
+                "is_secure": real,
                 # SQS redelivers what is not acknowledged by then. In production: longer than any body.
                 "visibility_timeout": VISIBILITY_TIMEOUT,
                 # Long polling; also the delay after which a rejected message comes back.

@@ -9,7 +9,7 @@ import contextlib
 
 import click
 
-from celery_idempotent.stores import open_store
+from celery_idempotent import open_store
 from example_project.app import app, settings
 from example_project.embedded import EmbeddedAws
 from example_project.settings import EMBEDDED_PORT

@@ -1,0 +1,152 @@
+"""One column of the table: a queue, two workers, a ledger, and the load."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import click
+from celery import Celery
+
+from example_project import audit, tether
+from example_project.embedded import REGION, EmbeddedAws
+from example_project.ledger import Ledger, Row
+from example_project.orders import Order, with_duplicates
+from example_project.progress import Show
+from example_project.settings import TABLE, Settings
+
+WORKERS = 2
+CHILDREN = 4  # of each worker
+START_TIMEOUT = 60.0
+TIMEOUT = 240.0
+POLL = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One way to run the load: by the tasks in the module `tasks`, with everything else in `folder`."""
+
+    name: str
+    tasks: str
+    aws: EmbeddedAws
+    folder: Path
+
+    def run(self, load: Sequence[Order], show: Show) -> audit.Tally:
+        """Publish `load`, some of it twice, wait until the queue is empty, count.
+
+        Raises:
+            click.ClickException: A worker ended, or something took far too long; the workers' logs are in it.
+        """
+        self.folder.mkdir(parents=True)
+        published = with_duplicates(load)
+        with self._workers() as workers:
+            self._until(workers, START_TIMEOUT, "the workers to start", self._all_ready)
+            started = time.monotonic()
+            self._publish(published, show)
+            self._until(workers, TIMEOUT, "the queue to run empty", lambda: self._drained(show))
+            seconds = time.monotonic() - started
+        return audit.tally(self._rows(), orders=[order.id for order in load], published=len(published), seconds=seconds)
+
+    @property
+    def _settings(self) -> Settings:
+        return Settings(
+            broker_url=self.aws.broker_url,
+            store_url=self.aws.store_url(TABLE),
+            results_url="",  # the ledger knows more
+            folder=self.folder,
+            queue=self.name,
+            faults=True,
+        )
+
+    @contextlib.contextmanager
+    def _workers(self) -> Iterator[list[subprocess.Popen[bytes]]]:
+        with contextlib.ExitStack() as stack:
+            workers = []
+            for number in range(WORKERS):
+                workers.append(self._worker(f"{self.name}-{number}"))
+                # The queue is empty, or we are giving up: there is nothing to wait for.
+                stack.callback(tether.kill, workers[-1])
+            yield workers
+
+    def _worker(self, name: str) -> subprocess.Popen[bytes]:
+        arguments = (
+            f"-A example_project.app worker --pool prefork --concurrency {CHILDREN} --hostname {name}@%h"
+            " --without-gossip --without-mingle --without-heartbeat --loglevel WARNING"
+        )
+        # Killed processes leave temporary files behind; let them do so where they are removed with the rest.
+        environ = self._settings.environ() | {"TMPDIR": str(self.folder)}
+        with (self.folder / f"{name}.log").open("wb") as log:
+            return tether.start("celery", *arguments.split(), log=log, env=environ)
+
+    def _publish(self, published: Sequence[Order], show: Show) -> None:
+        # An app of its own that knows no tasks: a publisher needs their names only.
+        publisher = Celery(set_as_current=False)
+        publisher.conf.update(self._settings.celery())
+        with publisher.producer_or_acquire() as producer:
+            for number, order in enumerate(published):
+                if number % 20 == 0:
+                    self._show(show)
+                for task, arguments in order.messages():
+                    publisher.send_task(f"{self.tasks}.{task}", kwargs=arguments, producer=producer)
+
+    def _until(
+        self, workers: Sequence[subprocess.Popen[bytes]], timeout: float, what: str, done: Callable[[], bool]
+    ) -> None:
+        deadline = time.monotonic() + timeout
+        while not done():
+            if any(worker.poll() is not None for worker in workers):
+                raise click.ClickException(f"a worker ended early:\n{self._logs()}")
+            if time.monotonic() > deadline:
+                raise click.ClickException(f"waited {timeout:g} s for {what}:\n{self._logs()}")
+            time.sleep(POLL)
+
+    def _all_ready(self) -> bool:
+        return sum(row.what == "ready" for row in self._rows()) == WORKERS
+
+    def _drained(self, show: Show) -> bool:
+        self._show(show)
+        return _queue_length(self.aws.endpoint, self.name) == 0
+
+    def _show(self, show: Show) -> None:
+        rows = self._rows()
+        charged = {row.order for row in rows if row.what == "effect" and row.task == audit.KEYED}
+        deliveries, kills = (sum(row.what == what for row in rows) for what in ("delivery", "kill"))
+        show(self.name, len(charged), f"{deliveries} deliveries, {kills} killed")
+
+    def _rows(self) -> list[Row]:
+        return [row for name in ("ledger", "bank") for row in Ledger(self.folder / f"{name}.jsonl").rows()]
+
+    def _logs(self) -> str:
+        return "\n".join(path.read_text(errors="replace")[-3000:] for path in self.folder.glob("*.log"))
+
+
+@functools.cache
+def _sqs(endpoint: str) -> Any:
+    return boto3.client(
+        "sqs",
+        endpoint_url=endpoint,
+        region_name=REGION,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",  # noqa: S106
+    )
+
+
+def _queue_length(endpoint: str, queue: str) -> int:
+    """Messages waiting, delayed or being worked on."""
+    sqs = _sqs(endpoint)
+    lengths = sqs.get_queue_attributes(
+        QueueUrl=sqs.get_queue_url(QueueName=queue)["QueueUrl"],
+        AttributeNames=[
+            "ApproximateNumberOfMessages",
+            "ApproximateNumberOfMessagesDelayed",
+            "ApproximateNumberOfMessagesNotVisible",
+        ],
+    )["Attributes"]
+    return sum(int(length) for length in lengths.values())
