@@ -50,14 +50,15 @@ def measure(servers: Servers, rounds: int, progress: Callable[[], None]) -> Sect
     ours = (guard.name, task.name)
     return Section(
         "2. Client CPU per call",
-        f"Thread CPU time of one call, the server in another process; {rounds} rounds after {WARM_UP} to warm up. In "
-        "a round every contender makes one new key and one duplicate, in an order that rotates; a ratio is that of the "
-        f"two calls of one round. Garbage is collected every {_COLLECT_EVERY} rounds, never inside a call. `bare "
-        "boto3` replays the library's own requests (same items, same expressions, keys ready made) plus one json.dumps or "
-        "json.loads, on a client with no settings but region and endpoint, as one writes it; `our settings` is the "
-        "same on a client with the library's settings, which leave out botocore's second validation of the parameters. "
-        "`Guard.run` includes key derivation and codec; `task` is the task's `__call__` as the worker calls it, with "
-        "logging and signals. Powertools: `idempotent_function`, DynamoDB layer, cache off, default client.",
+        f"Thread CPU time of one call, the server in another process; {rounds} rounds after {WARM_UP} to warm up. "
+        "In a round every contender makes one new key and one duplicate, in an order that rotates; a ratio is "
+        f"that of the two calls of one round. Garbage is collected every {_COLLECT_EVERY} rounds, never inside a "
+        "call. `bare boto3` replays the library's own requests (same items, same expressions, keys ready made) "
+        "plus one json.dumps or json.loads, on a client with no settings but region and endpoint, as one writes "
+        "it; `our settings` is the same on a client with the library's settings, which leave out botocore's "
+        "second validation of the parameters. `Guard.run` includes key derivation and codec; `task` is the task's "
+        "`__call__` as the worker calls it, with logging and signals. Powertools: `idempotent_function`, DynamoDB "
+        "layer, cache off, default client.",
         [_grid(path, contenders, samples[path], bare, bare_tuned, powertools) for path in _PATHS],
         [goal for path in _PATHS for goal in _goals(path, samples[path], ours, bare.name, powertools.name)],
         _data(samples, bare.name, bare_tuned.name, powertools.name),

@@ -72,8 +72,8 @@ def measure(servers: Servers, rounds: int, progress: Callable[[], None]) -> Sect
     ]
     return Section(
         "3. Key derivation against argument size",
-        f"Microseconds of thread CPU time, median of {rounds} batches, the batches of all rows interleaved. "
-        "`key and fingerprint` is what a delivery pays under the default policy, argument binding included: the "
+        f"Microseconds of thread CPU time, median of {rounds} batches, the batches of all rows interleaved. `key "
+        "and fingerprint` is what a delivery pays under the default policy, argument binding included: the "
         "fingerprint always covers all arguments. `key alone` is the same with `fingerprint=None`. Powertools: "
         "`_get_hashed_idempotency_key` alone, without the deep copy of the payload that goes before it.",
         [_grid(derivations, orders, found)],

@@ -93,8 +93,9 @@ def measure(servers: Servers) -> Section:
     ]
     return Section(
         "1. Requests per path",
-        "Counted by a botocore `before-send` hook on the client of each library: what goes to the network, resends "
-        "included. Powertools' cache is off and a Lambda context is registered, without which it has no lease.",
+        "Counted by a botocore `before-send` hook on the client of each library: what goes to the network, "
+        "resends included. Powertools' cache is off and a Lambda context is registered, without which it has no "
+        "lease.",
         [Grid("DynamoDB requests", ("Path", "celery-idempotent", "Powertools", "Wanted"), rows)],
         goals,
         {"celery-idempotent": ours, "powertools": theirs},

@@ -62,11 +62,12 @@ def measure(servers: Servers, rounds: int, progress: Callable[[], None]) -> Sect
                 found[name] = _sample(url, store, tasks, rounds, progress)
     return Section(
         "4. Throughput of a real worker",
-        f"`celery worker` with prefork and {_CONCURRENCY} processes, default prefetch, late acknowledgement, the store "
-        f"in DynamoDB; SQS is embedded and polled without pause. {rounds} pairs of rounds after one to warm up, plain and "
-        "idempotent taking turns at going first, each on its own queueful: the worker is stopped while it is filled, "
-        "and the rate is taken between the first and the last task that end. The task is empty, so this is the worst case. "
-        "Worker, broker and DynamoDB share this machine's cores: with a server elsewhere the ratio is another one.",
+        f"`celery worker` with prefork and {_CONCURRENCY} processes, default prefetch, late acknowledgement, the "
+        f"store in DynamoDB; SQS is embedded and polled without pause. {rounds} pairs of rounds after one to warm "
+        "up, plain and idempotent taking turns at going first, each on its own queueful: the worker is stopped "
+        "while it is filled, and the rate is taken between the first and the last task that end. The task is "
+        "empty, so this is the worst case. Worker, broker and DynamoDB share this machine's cores: with a server "
+        "elsewhere the ratio is another one.",
         [_grid(found)],
         data={
             name: {
