@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from example_project.embedded import EmbeddedAws
+from example_project.settings import TABLE, Settings
 from example_project.tether import ROOT
 
 pytestmark = [
@@ -78,6 +80,32 @@ def test_interrupting_it_leaves_no_process(tmp_path: Path, how: signal.Signals) 
         process.send_signal(how)
         assert process.wait(60) != 0
         eventually(lambda: not processes(folder), f"still there: {processes(folder)}")
+
+
+def test_worker_and_publisher_in_two_terminals(tmp_path: Path) -> None:
+    with EmbeddedAws() as aws:
+        settings = Settings(
+            broker_url=aws.broker_url,
+            store_url=aws.store_url(TABLE),
+            results_url=f"file://{tmp_path}/results",
+            folder=tmp_path,
+        )
+        environ = {**os.environ, **settings.environ()}
+        command = [sys.executable, "-m", "example_project.worker"]
+        with subprocess.Popen(command, cwd=ROOT, env=environ, start_new_session=True) as worker:
+            try:
+                command = [sys.executable, "-m", "example_project.publish", "--orders", "3", "--duplicates"]
+                publisher = subprocess.run(
+                    command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False
+                )
+                assert publisher.returncode == 0, publisher.stderr
+                assert "The bank's books show 3 charges for 3 orders." in publisher.stdout
+                assert "3 of 3 orders have one outcome" in publisher.stdout
+                worker.terminate()
+                assert worker.wait(60) == 0
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(worker.pid, signal.SIGKILL)
 
 
 def eventually(condition: Callable[[], bool], otherwise: str, timeout: float = 60) -> None:
