@@ -13,7 +13,7 @@ which is to say: runs it again.
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -68,22 +68,30 @@ def canonical(value: Any, path: str = "value") -> str:
     Raises:
         NotCanonical: Some part has no canonical form; the message says which.
     """
-    encode = _ENCODERS.get(type(value))
-    if encode is None:
-        encode = _encoder_of_subclass(value, path)
-    return encode(value, path)
+    try:
+        return _form(value)
+    except _Formless:
+        raise NotCanonical(*_culprit(value, path)) from None
 
 
-def _text(value: str, path: str) -> str:
+class _Formless(Exception):
+    """Some part of a value has no form. Paths are followed only then: nearly every call has a key."""
+
+
+def _form(value: Any) -> str:
+    return _ENCODERS[type(value)](value)
+
+
+def _text(value: str) -> str:
     # The length makes the form prefix-free: no text can imitate a neighbouring value.
     return f"s{len(value)}:{value}"
 
 
-def _float(value: float, path: str) -> str:
+def _float(value: float) -> str:
     return f"f{value + 0.0!r}"  # adding 0.0 turns -0.0 into the 0.0 it is equal to
 
 
-def _decimal(value: Decimal, path: str) -> str:
+def _decimal(value: Decimal) -> str:
     # Equal decimals have one form, exactly: Decimal.normalize() would round to the context's precision.
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
@@ -95,91 +103,131 @@ def _decimal(value: Decimal, path: str) -> str:
     return f"m{'-' if sign else ''}{stripped}e{exponent + len(text) - len(stripped)}"
 
 
-def _datetime(value: datetime, path: str) -> str:
+def _datetime(value: datetime) -> str:
     if value.tzinfo is None:
         return f"T{value.isoformat()}"
     return f"t{value.astimezone(UTC).replace(tzinfo=None).isoformat()}"
 
 
-def _duration(value: timedelta, path: str) -> str:
+def _duration(value: timedelta) -> str:
     return f"p{value // timedelta(microseconds=1)}"
 
 
-def _bytes(value: bytes | bytearray | memoryview, path: str) -> str:
+def _bytes(value: bytes | bytearray | memoryview) -> str:
     return f"y{bytes(value).hex()};"
 
 
-def _sequence(value: Iterable[Any], path: str) -> str:
-    return _list([canonical(each, f"{path}[{index}]") for index, each in enumerate(value)])
+def _sequence(value: Iterable[Any]) -> str:
+    return _list([_ENCODERS[type(each)](each) for each in value])
 
 
 def _list(parts: list[str]) -> str:
     return f"l{len(parts)}[{','.join(parts)}]"
 
 
-def _set(value: Iterable[Any], path: str) -> str:
-    parts = sorted(canonical(each, f"{path}{{}}") for each in value)
+def _set(value: Iterable[Any]) -> str:
+    parts = sorted(map(_form, value))
     return f"S{len(parts)}[{','.join(parts)}]"
 
 
-def _mapping(value: Mapping[Any, Any], path: str) -> str:
-    return _pairs((canonical(key, f"key of {path}"), canonical(each, f"{path}.{key}")) for key, each in value.items())
+def _mapping(value: Mapping[Any, Any]) -> str:
+    return _pairs([(_ENCODERS[type(key)](key), _ENCODERS[type(each)](each)) for key, each in value.items()])
 
 
-def _pairs(parts: Iterable[tuple[str, str]]) -> str:
-    ordered = sorted(parts)
-    return f"d{len(ordered)}{{{','.join(f'{key}={each}' for key, each in ordered)}}}"
+def _pairs(parts: list[tuple[str, str]]) -> str:
+    parts.sort()
+    return f"d{len(parts)}{{{','.join([f'{key}={each}' for key, each in parts])}}}"
 
 
-def _dataclass(value: Any, path: str) -> str:
-    return _mapping({each.name: getattr(value, each.name) for each in dataclasses.fields(value)}, path)
+def _dataclass(value: Any) -> str:
+    return _mapping(_fields(value))
 
 
-def _model(value: Any, path: str) -> str:
-    return canonical(value.model_dump(mode="json"), path)
+def _fields(value: Any) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
 
 
-def _enum(value: Enum, path: str) -> str:
-    return canonical(value.value, path)
+def _model(value: Any) -> str:
+    return _form(value.model_dump(mode="json"))
 
 
-_ENCODERS: dict[type, Callable[[Any, str], str]] = {
-    type(None): lambda value, path: "n",
-    bool: lambda value, path: "b1" if value else "b0",
-    int: lambda value, path: f"i{value}",
-    float: _float,
-    str: _text,
-    bytes: _bytes,
-    bytearray: _bytes,
-    memoryview: _bytes,
-    Decimal: _decimal,
-    UUID: lambda value, path: f"u{value.hex}",
-    datetime: _datetime,
-    date: lambda value, path: f"D{value.isoformat()}",
-    time: lambda value, path: f"o{value.isoformat()}",
-    timedelta: _duration,
-    list: _sequence,
-    tuple: _sequence,
-    set: _set,
-    frozenset: _set,
-    dict: _mapping,
-}
+def _enum(value: Enum) -> str:
+    return _form(value.value)
 
 
-def _encoder_of_subclass(value: Any, path: str) -> Callable[[Any, str], str]:
+def _derived(value: Any) -> str:
     if isinstance(value, Enum):
-        return _enum
+        return _enum(value)
     if hasattr(type(value), "model_dump"):
-        return _model
+        return _model(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _dataclass
+        return _dataclass(value)
     # datetime before date, of which it is a subclass; the order of _ENCODERS says so.
     for known, encode in _ENCODERS.items():
         if isinstance(value, known):
-            return encode
+            return encode(value)
     if isinstance(value, Mapping):
-        return _mapping
-    raise NotCanonical(path, f"{type(value).__module__}.{type(value).__qualname__}")
+        return _mapping(value)
+    raise _Formless
+
+
+class _Encoders(dict[type, Callable[[Any], str]]):
+    """By type, what gives a value's form. Values of other types are told by what those derive from."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], str]:
+        return _derived
+
+
+_ENCODERS = _Encoders(
+    {
+        type(None): lambda value: "n",
+        bool: lambda value: "b1" if value else "b0",
+        int: lambda value: f"i{value}",
+        float: _float,
+        str: _text,
+        bytes: _bytes,
+        bytearray: _bytes,
+        memoryview: _bytes,
+        Decimal: _decimal,
+        UUID: lambda value: f"u{value.hex}",
+        datetime: _datetime,
+        date: lambda value: f"D{value.isoformat()}",
+        time: lambda value: f"o{value.isoformat()}",
+        timedelta: _duration,
+        list: _sequence,
+        tuple: _sequence,
+        set: _set,
+        frozenset: _set,
+        dict: _mapping,
+    }
+)
+
+
+def _culprit(value: Any, path: str) -> tuple[str, str]:
+    """Path and type of the innermost part of ``value`` that has no form."""
+    for where, part in _parts(value, path):
+        try:
+            _form(part)
+        except _Formless:
+            return _culprit(part, where)
+    return path, f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    match value:
+        case Enum():
+            yield path, value.value
+        case list() | tuple():
+            yield from ((f"{path}[{index}]", each) for index, each in enumerate(value))
+        case set() | frozenset():
+            yield from ((f"{path}{{}}", each) for each in value)
+        case Mapping():
+            yield from ((f"key of {path}", key) for key in value)
+            yield from ((f"{path}.{key}", each) for key, each in value.items())
+        case _ if hasattr(type(value), "model_dump"):
+            yield path, value.model_dump(mode="json")
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from _parts(_fields(value), path)
 
 
 def _plain(value: Any) -> Any:
@@ -191,7 +239,7 @@ def _plain(value: Any) -> Any:
     if hasattr(type(value), "model_dump"):
         return _plain(value.model_dump())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {name: _plain(each) for name, each in _fields(value).items()}
     return value
 
 
@@ -286,7 +334,7 @@ class Selector:
             NotCanonical: A selected value has no canonical form.
         """
         if self.spec == WHOLE_CALL:
-            return _pairs((_text(name, name), canonical(value, name)) for name, value in bound.arguments.items())
+            return _pairs([(_text(name), canonical(value, name)) for name, value in bound.arguments.items()])
         if callable(self.spec):
             value = self.spec(*bound.args, **bound.kwargs)
             return canonical(self._present(value, repr(self.spec), task), self.option)
@@ -373,7 +421,7 @@ def identify(
         if explicit is not None:
             material = f"explicit:{explicit}"
         elif occurrence is not None:
-            material = f"occurrence:{_text(occurrence, '')}{selected}"
+            material = f"occurrence:{_text(occurrence)}{selected}"
         else:
             material = f"selected:{selected}"
         if fingerprint is None:
