@@ -1,0 +1,201 @@
+"""What a delivery becomes that cannot run now: put off, raised, skipped, or handed back to the broker."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from celery import Celery, states
+from celery.exceptions import Reject, Retry
+from kombu.exceptions import OperationalError
+
+from celery_idempotent import IdempotentTask, InFlight, LeaseLost, Policy, StoreUnavailable
+from celery_idempotent.record import Record
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import FaultyStore
+from tests.support.deliveries import Ended, an_app, deliver, published
+
+
+@pytest.fixture
+def app() -> Celery:
+    return an_app()
+
+
+def _meeting(app: Celery, policy: Policy, task_id: str = "other", **request: Any) -> tuple[Ended, Ended, int]:
+    """How a delivery and one that it meets end, and how often the body ran."""
+    runs = []
+
+    @app.task(base=IdempotentTask, shared=False, bind=True, name="t.meet", idempotent=policy)
+    def meet(self: Any, n: int) -> Ended:
+        runs.append(n)
+        if len(runs) > 1:
+            raise AssertionError("ran twice")
+        # In a thread of its own: within this body's context it would be a recursion, not a delivery.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(deliver, self, n, task_id=task_id, request=request).result()
+
+    app.conf.result_serializer = "pickle"
+    app.conf.accept_content = ["json", "pickle"]
+    outer = deliver(meet, 1, task_id="holder")
+    return outer, outer.value, len(runs)
+
+
+def test_conflict_is_published_again_without_using_up_retries(app: Celery) -> None:
+    """The same message comes back later: same id, same retries, same headers, one conflict more."""
+    _, met, runs = _meeting(
+        app, Policy(), retries=2, headers={"mine": "x", "idempotency_conflicts": 3}, expires=None, chord=None
+    )
+
+    assert met.state == states.RETRY
+    assert isinstance(met.value, Retry)
+    assert isinstance(met.value.exc, InFlight)
+    (message,) = published(app)
+    assert message.headers["id"] == "other"
+    assert message.headers["retries"] == 2
+    assert message.headers["mine"] == "x"
+    assert message.headers["idempotency_conflicts"] == 4
+    assert message.headers["eta"]
+    assert message.payload[0] == [1]
+    assert runs == 1
+
+
+def test_delay_is_bounded_by_lease_backoff_and_broker(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the longest draw the delay is the smallest of the holder's lease, the backoff, and half the visibility."""
+    monkeypatch.setattr("celery_idempotent.conflicts.random.random", lambda: 1.0)
+    for policy, visibility, conflicts, expected in (
+        (Policy(lease=60, backoff=5), None, 0, 5.0),
+        (Policy(lease=60, backoff=5), None, 2, 20.0),
+        (Policy(lease=60, backoff=5, backoff_max=7), None, 2, 7.0),
+        (Policy(lease=2, grace=0, backoff=500, backoff_max=500), None, 9, 2.0),
+        (Policy(lease=3600, backoff=2000, backoff_max=2000), None, 9, 900.0),
+        (Policy(lease=20, backoff=50), 30, 0, 15.0),
+    ):
+        app = an_app()
+        app.conf.broker_transport_options = {"visibility_timeout": visibility} if visibility else {}
+        _, met, _ = _meeting(app, policy, headers={"idempotency_conflicts": conflicts})
+        assert met.value.when == pytest.approx(expected, abs=0.5)
+
+
+@pytest.mark.parametrize("on_conflict", ["raise", "skip", "retry"])
+def test_policy_decides_about_another_call(app: Celery, on_conflict: Any) -> None:
+    """Another call of a running operation is put off, raised or skipped, as its author chose."""
+    _, met, runs = _meeting(app, Policy(on_conflict=on_conflict))
+
+    assert met.state == {"raise": states.FAILURE, "skip": states.IGNORED, "retry": states.RETRY}[on_conflict]
+    assert len(published(app)) == (on_conflict == "retry")
+    assert runs == 1
+
+
+@pytest.mark.parametrize("on_conflict", ["raise", "skip"])
+def test_redelivery_of_the_running_message_is_never_dropped(app: Celery, on_conflict: Any) -> None:
+    """The redelivery is what recovers the task if its worker dies, so it always comes back."""
+    _, met, _ = _meeting(app, Policy(on_conflict=on_conflict), task_id="holder")
+
+    assert met.state == states.RETRY
+    assert len(published(app)) == 1
+
+
+@pytest.mark.parametrize("waiting", [{"group": "g"}, {"chord": {"task": "t"}}])
+@pytest.mark.parametrize("on_conflict", ["raise", "skip"])
+def test_member_of_a_group_or_chord_is_never_dropped(app: Celery, on_conflict: Any, waiting: dict[str, Any]) -> None:
+    """A chord waits for every member: skipping one would keep it waiting for ever."""
+    from celery_idempotent.conflicts import conflict
+    from celery_idempotent.guard import Conflict
+
+    @app.task(base=IdempotentTask, shared=False, name="t.member")
+    def member() -> None: ...
+
+    member.push_request(id="x", args=[], kwargs={}, delivery_info={"exchange": "", "routing_key": "q"}, **waiting)
+    try:
+        with pytest.raises(Retry):
+            conflict(member, Policy(on_conflict=on_conflict), Conflict(InFlight("k", 5, "w"), "holder"))
+    finally:
+        member.pop_request()
+
+
+def test_too_many_conflicts_are_raised(app: Celery) -> None:
+    """With a limit, the conflict after it is a visible failure."""
+    _, met, _ = _meeting(app, Policy(max_conflicts=3), headers={"idempotency_conflicts": 2})
+    assert met.state == states.RETRY
+
+    _, met, _ = _meeting(an_app(), Policy(max_conflicts=3), headers={"idempotency_conflicts": 3})
+    assert isinstance(met.value, InFlight)
+
+
+@pytest.fixture
+def broken_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OperationalError("broker is down")
+
+    monkeypatch.setattr("kombu.messaging.Producer.publish", refuse)
+    return
+
+
+@pytest.mark.usefixtures("broken_broker")
+def test_message_goes_back_to_the_broker_if_it_cannot_be_published(app: Celery) -> None:
+    """With late acknowledgement the message itself is still there and is requeued, not lost."""
+    _, met, _ = _meeting(app, Policy())
+
+    assert met.state == states.REJECTED
+    assert isinstance(met.value, Reject)
+    assert met.value.requeue
+
+
+@pytest.mark.usefixtures("broken_broker")
+@pytest.mark.filterwarnings("ignore::celery_idempotent.IdempotencyWarning")
+def test_failed_publish_is_visible_if_the_message_is_already_acknowledged() -> None:
+    """With early acknowledgement nothing is left to requeue: the task fails with the broker's error."""
+    app = an_app()
+    app.conf.task_acks_late = False
+
+    _, met, _ = _meeting(app, Policy())
+
+    assert met.state == states.FAILURE
+    assert isinstance(met.value, OperationalError)
+
+
+def test_outage_is_published_again_and_counted_apart(app: Celery) -> None:
+    """A delivery that met no store comes back; conflicts and retries are not used up."""
+    app.conf.idempotency_store = FaultyStore(MemoryStore(), *["request lost"] * 2)
+    runs = []
+
+    @app.task(base=IdempotentTask, shared=False, name="t.outage", idempotent=Policy(max_conflicts=1))
+    def charge(n: int) -> None:
+        runs.append(n)
+
+    ended = deliver(charge, 1, request={"retries": 1, "headers": {"idempotency_outages": 40}})
+
+    assert ended.state == states.RETRY
+    assert isinstance(ended.value.exc, StoreUnavailable)
+    (message,) = published(app)
+    assert message.headers["idempotency_outages"] == 41
+    assert message.headers["retries"] == 1
+    assert "idempotency_conflicts" not in message.headers
+    assert runs == []
+
+
+def test_lost_lease_is_put_off_and_then_meets_the_outcome(app: Celery) -> None:
+    """A zombie's delivery reports nothing; when it comes back it gets its successor's result."""
+    from dataclasses import replace
+
+    from celery_idempotent.protocol import completed
+
+    store: MemoryStore = app.conf.idempotency_store
+
+    @app.task(base=IdempotentTask, shared=False, bind=True, name="t.zombie")
+    def zombie(self: Any, n: int) -> str:
+        seen = store.get(self.attempt.key)
+        assert isinstance(seen, Record)
+        store.swap(replace(seen, owner="successor", revision="theirs"), seen.revision)
+        return "mine"
+
+    ended = deliver(zombie, 1)
+    assert ended.state == states.RETRY
+    assert isinstance(ended.value.exc, LeaseLost)
+
+    theirs = store.get(zombie.idempotency_key_for(1))
+    assert theirs is not None
+    store.swap(
+        completed(theirs, store.now(), 60_000, "r", data='"theirs"', content_type="application/json"), theirs.revision
+    )
+    assert deliver(zombie, 1).value == "theirs"

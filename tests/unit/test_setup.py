@@ -1,0 +1,298 @@
+"""Settings, stores by URL, the check at worker start, and the command line."""
+
+import gc
+import json
+import weakref
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import click
+import pytest
+from celery import Celery
+from celery.bin.celery import celery as celery_command
+from click.testing import CliRunner, Result
+
+from celery_idempotent import (
+    IdempotencyWarning,
+    IdempotentTask,
+    Policy,
+    PolicyError,
+    Status,
+    StoreMisconfigured,
+    StoreUnavailable,
+    open_store,
+)
+from celery_idempotent.runtime import runtime_of
+from celery_idempotent.startup import StoreCheck
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import FaultyStore
+from celery_idempotent.testing.contract import a_record
+from tests.support.deliveries import an_app, deliver
+
+
+class _Checked(FaultyStore):
+    """A store in memory that other processes could see, and that says what is wrong with it."""
+
+    def __init__(self, error: StoreUnavailable | None = None) -> None:
+        super().__init__(MemoryStore())
+        self.error = error
+
+    def verify(self) -> None:
+        if self.error:
+            raise self.error
+
+
+def test_store_setting_is_a_url_or_a_store() -> None:
+    """Both are taken, a URL is opened once, and a changed setting is seen."""
+    store = MemoryStore()
+    assert runtime_of(_with(store)).store is store
+
+    app = _with("memory://")
+    opened = runtime_of(app).store
+    assert isinstance(opened, MemoryStore)
+    assert runtime_of(app).store is opened
+    app.conf.idempotency_store = store
+    assert runtime_of(app).store is store
+
+
+def _with(store: Any) -> Celery:
+    app = an_app()
+    app.conf.idempotency_store = store
+    return app
+
+
+def test_store_setting_works_under_a_namespace() -> None:
+    """Django projects keep their settings under CELERY_."""
+    app = Celery("named", set_as_current=False)
+    app.config_from_object({"CELERY_IDEMPOTENCY_STORE": "memory://"}, namespace="CELERY")
+
+    assert isinstance(runtime_of(app).store, MemoryStore)
+
+
+def test_missing_store_names_the_setting() -> None:
+    """Without a store the error says which setting to set, and to what."""
+    app = _with(None)
+
+    with pytest.raises(PolicyError, match=r"idempotency_store.*dynamodb://@eu-west-1"):
+        _ = runtime_of(app).store
+
+
+@pytest.mark.parametrize(("url", "remedy"), [("nosuch://x", "dynamodb, memory"), ("table", "no store has this scheme")])
+def test_unknown_scheme_lists_the_known_ones(url: str, remedy: str) -> None:
+    """A typo in the scheme is answered with what there is."""
+    with pytest.raises(PolicyError, match=remedy):
+        open_store(url)
+
+
+def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without boto3 the error is the command that installs it."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.delitem(sys.modules, "celery_idempotent.stores.dynamodb", raising=False)
+
+    with pytest.raises(PolicyError, match=r'pip install "celery-idempotent\[dynamodb\]"'):
+        open_store("dynamodb://@eu-west-1/t")
+
+
+def test_third_party_registers_a_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry point makes a store of somebody else's known by its scheme."""
+    monkeypatch.setattr(
+        "celery_idempotent.stores.entry_points",
+        lambda group: [EntryPoint("mine", "celery_idempotent.stores.memory:MemoryStore.from_url", group)],
+    )
+
+    assert isinstance(open_store("mine://anything"), MemoryStore)
+
+
+def test_serializer_that_could_not_be_read_back_is_refused() -> None:
+    """Results in a format the app does not accept could never be replayed."""
+    app = an_app(result_serializer="pickle")
+
+    with pytest.raises(PolicyError, match="accept_content"):
+        _ = runtime_of(app).codec
+    app = an_app(result_serializer="pickle", accept_content=["json", "pickle"])
+    assert runtime_of(app).codec.serializer == "pickle"
+
+
+def test_runtime_does_not_keep_its_app_alive() -> None:
+    """Apps of tests and scripts are collected with their runtime."""
+    app = Celery("short-lived", set_as_current=False)
+    runtime_of(app)
+    gone = weakref.ref(app)
+    app.close()
+    from celery import _state
+
+    _state._apps.discard(app)
+    del app
+    gc.collect()
+
+    assert gone() is None or gone() not in gc.get_referrers(gone())
+
+
+class _Worker:
+    def __init__(self, app: Celery, pool: str = "celery.concurrency.prefork") -> None:
+        self.app = app
+        self.pool_cls = type("TaskPool", (), {"__module__": pool})
+
+
+def _start(store: Any, pool: str = "celery.concurrency.prefork") -> None:
+    StoreCheck(None).create(_Worker(_with(store), pool))
+
+
+def test_worker_with_a_working_store_starts() -> None:
+    """The check passes in silence."""
+    _start(_Checked())
+
+
+@pytest.mark.parametrize("store", [_Checked(StoreMisconfigured("s", "PutItem", "run: provision")), None, "nosuch://x"])
+def test_worker_with_a_store_that_cannot_work_does_not_start(store: Any) -> None:
+    """A missing table, permission or setting stops the worker with a readable message."""
+    with pytest.raises(click.ClickException, match="celery-idempotent: "):
+        _start(store)
+
+
+def test_worker_starts_during_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """A store that may be back in a minute does not keep the worker from starting; its tasks are put off."""
+    _start(_Checked(StoreUnavailable("s", "PutItem", "timed out")))
+
+    assert "idempotency.store_unavailable" in caplog.text
+
+
+def test_memory_store_under_several_processes_is_warned_about() -> None:
+    """Pool processes do not share memory; threads and solo do."""
+    with pytest.warns(IdempotencyWarning, match="memory of its own"):
+        _start("memory://")
+    _start("memory://", "celery.concurrency.thread")
+    _start("memory://", "celery.concurrency.solo")
+
+
+def test_binding_a_task_puts_the_check_into_the_worker() -> None:
+    """An app with an idempotent task checks its store; one without does not."""
+    app = an_app()
+    assert StoreCheck not in app.steps["worker"]
+
+    @app.task(base=IdempotentTask, shared=False, lazy=False)
+    def charge() -> None: ...
+
+    assert StoreCheck in app.steps["worker"]
+
+
+# The command line: the real `celery` command in this process, on an app with a store in memory.
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = an_app()
+
+    @app.task(base=IdempotentTask, shared=False, name="orders.charge", idempotent=Policy(key="order_id"))
+    def charge(order_id: int) -> str:
+        return f"charged {order_id}"
+
+    app.finalize()
+    return app
+
+
+@pytest.fixture
+def command(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("celery.bin.celery.find_app", lambda *args, **kwargs: app)
+
+    def run(*arguments: str, answer: str = "") -> Result:
+        return CliRunner().invoke(celery_command, ["-A", "x", "idempotency", *arguments], input=answer)
+
+    return run
+
+
+def _unknown(app: Celery) -> str:
+    from dataclasses import replace
+
+    record = replace(a_record(), status=Status.UNKNOWN, error="killed")
+    app.conf.idempotency_store.swap(record, None)
+    return record.key
+
+
+def test_commands_have_help(command: Any) -> None:
+    """Every command says what it does."""
+    overview = command("--help").output
+    for name in ("provision", "check", "key", "show", "list", "resolve"):
+        assert name in overview
+        assert command(name, "--help").exit_code == 0
+
+
+def test_provision_and_check(command: Any, app: Celery) -> None:
+    """Both name the store, and a store that cannot work is a readable error."""
+    assert "memory:// is ready" in command("provision").output
+    assert "can be used" in command("check").output
+
+    app.conf.idempotency_store = _Checked()
+    assert command("check").exit_code == 0
+    app.conf.idempotency_store = _Checked(StoreMisconfigured("s", "PutItem", "no table"))
+    failed = command("check")
+    assert (failed.exit_code, "no table" in failed.output, "Traceback" in failed.output) == (1, True, False)
+
+
+def test_key_of_a_call_is_printed(command: Any, app: Celery) -> None:
+    """A person finds the record of a call by its arguments."""
+    task = app.tasks["orders.charge"]
+
+    for arguments in (("--args", "[7]"), ("--kwargs", '{"order_id": 7}')):
+        assert command("key", "orders.charge", *arguments).output.strip() == task.idempotency_key_for(7)
+    assert "is no task" in command("key", "orders.refund").output
+    assert "no idempotency key" in command("key", "orders.charge", "--args", "[null]").output
+
+
+def test_show_and_list_tell_what_is_recorded(command: Any, app: Celery) -> None:
+    """Records are found by status and task, and shown without their results."""
+    deliver(app.tasks["orders.charge"], 7, task_id="the-id")
+    key = app.tasks["orders.charge"].idempotency_key_for(7)
+    unknown = _unknown(app)
+
+    shown = command("show", key).output
+    assert "COMPLETED" in shown
+    assert "the-id" in shown
+    assert "charged 7" not in shown
+    assert "nothing is recorded" in command("show", "no-such-key").output
+    assert key in command("list").output
+    assert unknown in command("list", "--status", "UNKNOWN").output
+    assert key not in command("list", "--status", "UNKNOWN").output
+    assert unknown not in command("list", "--limit", "1", "--task", "orders.refund").output
+
+
+def test_resolve_is_the_way_out_of_unknown(command: Any, app: Celery) -> None:
+    """A person's verdict is asked back, recorded, and refused for anything that is not unknown."""
+    store = app.conf.idempotency_store
+    first, second = _unknown(app), _unknown(app)
+
+    assert command("resolve", first, "--rerun", answer="n\n").exit_code == 1
+    assert store.get(first).status is Status.UNKNOWN
+    assert command("resolve", first, "--rerun", "--yes").exit_code == 0
+    assert store.get(first).status is Status.RELEASED
+    assert command("resolve", second, "--completed", '{"id": "ch_1"}', "--yes").exit_code == 0
+    assert json.loads(store.get(second).result) == {"id": "ch_1"}
+    assert store.get(second).expires_at
+
+    assert "only an UNKNOWN outcome" in command("resolve", first, "--rerun", "--yes").output
+    assert "nothing is recorded" in command("resolve", "none", "--rerun", "--yes").output
+    assert "either" in command("resolve", first, "--yes").output
+    assert "either" in command("resolve", first, "--rerun", "--completed", "1", "--yes").output
+
+
+def test_verdict_does_not_overwrite_a_change_meanwhile(app: Celery) -> None:
+    """A record that changed since it was read keeps its change."""
+    from dataclasses import replace
+
+    from celery_idempotent import verdicts
+
+    class Changing(MemoryStore):
+        def get(self, key: str) -> Any:
+            seen = super().get(key)
+            assert seen is not None
+            self.swap(replace(seen, revision="changed"), seen.revision)
+            return seen
+
+    store = Changing()
+    record = replace(a_record(), status=Status.UNKNOWN)
+    store.swap(record, None)
+
+    with pytest.raises(PolicyError, match="meanwhile"):
+        verdicts.rerun(store, record.key)
