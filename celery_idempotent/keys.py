@@ -355,6 +355,9 @@ class Selector:
     def _search(self, path: Any, arguments: Mapping[str, Any]) -> Any:
         if path.parsed["type"] == "field":
             return arguments.get(path.parsed["value"])
+        member = _member(path.parsed, arguments)
+        if member is not None:
+            return member
         try:
             return path.search(_plain(arguments))
         except JMESPathError as error:
@@ -369,6 +372,22 @@ def _compile(option: str, expression: str) -> Any:
         return jmespath.compile(expression)
     except JMESPathError as error:
         raise PolicyError(option, repr(expression), f"is no JMESPath: {error}") from error
+
+
+def _member(path: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
+    """What a path of nothing but names leads to through plain dicts; None for any other path.
+
+    JMESPath can search nothing but plain containers, and copying all arguments into some costs more than all
+    the rest of a key. Nearly every path is of this kind, as is every argument that was JSON.
+    """
+    if path["type"] != "subexpression":
+        return None
+    found: Any = arguments
+    for name in path["children"]:
+        if name["type"] != "field" or type(found) is not dict:
+            return None
+        found = found.get(name["value"])
+    return _plain(found)
 
 
 def _root_name(node: Mapping[str, Any]) -> str | None:
