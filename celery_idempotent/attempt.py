@@ -199,6 +199,8 @@ class Attempt:
                     self._settled = True  # our own completion, whose reply was lost
                 case Superseded() | Lost():
                     self._lost = True
+                case unreachable:
+                    assert_never(unreachable)
 
     def complete(self, encoded: Encoded | None, lost: str | None = None) -> Written | Superseded:
         """Record the result; return once it is certain, or say whose result counts instead.
@@ -275,8 +277,8 @@ class Attempt:
                     current = record
                 case Superseded() | Lost():
                     return settlement
-                case _:
-                    assert_never(settlement)
+                case unreachable:
+                    assert_never(unreachable)
         raise StoreUnavailable(type(self._store).__name__, "write", f"{_MAX_RACES} races lost in a row")
 
 

@@ -5,6 +5,7 @@ workers on SQS.
 """
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,7 +14,6 @@ from typing import Any
 
 import click
 from celery import Celery
-from click.termui import progressbar
 
 from celery_idempotent import verdicts
 from celery_idempotent.errors import IdempotencyError
@@ -86,7 +86,7 @@ def list_records(context: click.Context, status: str | None, task: str | None, l
     """List records, oldest write first. Reads the whole store: mind the cost of a large table."""
     store = _store(context)
     records = islice(store.scan(status=Status(status) if status else None, task=task), limit)
-    with _readable_errors(), _progress(records, limit) as bar:
+    with _readable_errors(), click.progressbar(records, length=limit, label="reading", file=sys.stderr) as bar:
         found = list(bar)
     click.echo(_table(sorted(found, key=lambda record: record.updated_at)))
 
@@ -129,10 +129,6 @@ def _readable_errors() -> Iterator[None]:
         yield
     except IdempotencyError as error:
         raise click.ClickException(str(error)) from error
-
-
-def _progress(records: Iterable[Record], limit: int) -> Any:
-    return progressbar(records, length=limit, label="reading", file=click.get_text_stream("stderr"))
 
 
 def _table(records: Iterable[Record]) -> str:

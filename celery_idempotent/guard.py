@@ -215,8 +215,8 @@ class Guard:
                 raise KeyReused(record.key, record.task_id)
             case protocol.Unknown():
                 raise OutcomeUnknown(record.key, record.error or "")
-            case _:
-                assert_never(verdict)
+            case unreachable:
+                assert_never(unreachable)
 
     def _report(self, operation: Operation, verdict: Verdict) -> None:
         record = verdict.record
@@ -231,8 +231,8 @@ class Guard:
                 self._emit(EventName.CONFLICTED, operation, record, "key reused with other arguments")
             case protocol.Unknown():
                 self._emit(EventName.OUTCOME_UNKNOWN, operation, record, record.error or "")
-            case _:
-                assert_never(verdict)
+            case unreachable:
+                assert_never(unreachable)
 
     def _begin(self, operation: Operation, record: Record, asked_at: float) -> Attempt:
         policy = operation.policy
@@ -310,6 +310,8 @@ class Guard:
                 self._try(operation, attempt, lambda: attempt.give_up(reason))
                 self._emit_of(EventName.OUTCOME_UNKNOWN, operation, attempt, reason)
                 return None
+            case unreachable:
+                assert_never(unreachable)
 
     def _given_back(self, operation: Operation, attempt: Attempt, error: BaseException) -> Finished | None:
         settlement = self._try(operation, attempt, attempt.release)
@@ -363,6 +365,8 @@ class Guard:
             case Superseded(record):
                 self._emit_of(EventName.LEASE_LOST, operation, attempt, "completed by another attempt")
                 return Finished(self._result(record))
+            case unreachable:
+                assert_never(unreachable)
 
     def _result(self, record: Record) -> Any:
         kept = _encoded(record)

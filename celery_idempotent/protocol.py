@@ -9,7 +9,7 @@ says who *wins*.
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal
+from typing import Literal, assert_never
 
 from celery_idempotent.record import Record, Status
 
@@ -168,6 +168,8 @@ def decide(record: Record | None, request: Request, now: int) -> Decision:
                 return Run(_reclaimed(record, request, now), record.revision)
             reason = f"attempt {record.attempts} on {record.worker} ended without an outcome"
             return GiveUp(given_up(record, now, request.revision, reason), record.revision)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _claimed(request: Request, now: int, token_after: int = 0) -> Record:
