@@ -47,6 +47,19 @@ def test_a_killed_attempt_is_taken_over_after_its_lease(
     assert [row.attempt for row in ledger.rows("effect")] == [2]
 
 
+def test_a_killed_worker_is_taken_over_by_its_successor(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """SIGKILL of a worker with all its processes: whoever gets the message next goes on."""
+    result = charge.delay("o", gate="go")
+    (killed,) = ledger.wait_for("begin")
+    celery_setup.worker.kill()
+    celery_setup.worker.start_again()
+    _, successor = ledger.wait_for("begin", count=2)
+    ledger.open("go:2")
+    assert result.get(timeout=60) == "o by attempt 2"
+    assert successor.details["takeover"]
+    assert successor.token > killed.token
+
+
 @pytest.mark.worker(count=2)
 @pytest.mark.parametrize("task", [charge, charge_or_fail], ids=["returns", "raises"])
 def test_a_zombie_cannot_overwrite_delete_or_report_anything(

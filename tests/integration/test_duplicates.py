@@ -9,6 +9,7 @@ from celery_idempotent.record import Status
 from celery_idempotent.store import Store
 from tests.integration.cluster import IdempotentSetup, on_redis
 from tests.integration.idempotent_tasks import FALSY, charge, falsy, refund, ship
+from tests.support.fault_proxy import FaultProxy
 from tests.support.ledger import Ledger
 
 pytestmark = pytest.mark.worker
@@ -18,10 +19,10 @@ pytestmark = pytest.mark.worker
 def test_parallel_deliveries_run_the_body_once_and_share_its_result(
     celery_setup: IdempotentSetup, ledger: Ledger
 ) -> None:
-    """Six callers ask for one effect at the same time; it happens once and all of them hear of it."""
-    results = [charge.delay("o", gate="go") for _ in range(6)]
+    """Four callers whose messages are each delivered twice, all at once: one effect, and all hear of it."""
+    results = [charge.apply_async(("o", "go"), task_id=f"caller-{number // 2}") for number in range(8)]
     ledger.wait_for("begin")
-    ledger.wait_for("conflicted", count=5)
+    ledger.wait_for("conflicted", count=7)
     ledger.open("go:1")
     assert {result.get(timeout=60) for result in results} == {"o by attempt 1"}
     assert len(ledger.rows("begin")) == 1
@@ -40,6 +41,22 @@ def test_every_pool_runs_a_duplicate_once(celery_setup: IdempotentSetup, ledger:
     ledger.open("go:1")
     assert {result.get(timeout=60) for result in results} == {"o by attempt 1"}
     assert len(ledger.rows("effect")) == 1
+
+
+@on_redis
+def test_a_new_key_costs_two_requests_and_a_duplicate_one(
+    celery_setup: IdempotentSetup, ledger: Ledger, faults: FaultProxy
+) -> None:
+    """Claim and completion for the first delivery, the claim alone for every other, and never a read."""
+
+    def requests_of(order_id: str) -> dict[str, int]:
+        before = faults.requests.copy()
+        charge.delay(order_id).get(timeout=60)
+        return dict(faults.requests - before)
+
+    requests_of("another, so that the pool's process has its connection")
+    assert requests_of("o") == {"PutItem": 2}
+    assert requests_of("o") == {"PutItem": 1}
 
 
 @on_redis

@@ -78,7 +78,12 @@ def _python_argv(argv: list[str], port: int, container_id: str) -> list[str]:
 
 
 def _aws_environment(port: int) -> dict[str, str]:
-    return {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port)}
+    return {
+        "BIND_HOST": "127.0.0.1",
+        "GATEWAY_PORT": str(port),
+        "PERSIST_STATE": "0",
+        "DOCKER_HOST": "unix:///nonexistent",  # where Docker exists, it would look for old containers of its own
+    }
 
 
 PROGRAMS = {
