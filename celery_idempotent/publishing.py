@@ -33,7 +33,7 @@ _WAITED_FOR = ("link", "link_error", "chord", "chain", "group_id")
 """Options by which something else waits for this very message; dropping it would lose what waits."""
 
 
-def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str | None) -> dict[str, Any]:
+def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> dict[str, Any]:
     """The options of ``apply_async`` with an explicit key moved to the headers and FIFO's id added.
 
     Raises:
@@ -92,10 +92,10 @@ def _goes_to_fifo(task: Task, options: Mapping[str, Any]) -> bool:
     return str(getattr(queue, "name", queue) or "").endswith(".fifo")
 
 
-def _deduplication_id(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str | None) -> str:
+def _deduplication_id(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> str:
     headers = options.get("headers") or {}
     received = wire_form(task, args, kwargs)
-    key = task.idempotency_identity(*received, headers=headers, task_id=task_id or "").key
+    key = task.idempotency_identity(*received, headers=headers, task_id=task_id).key
     if any(options.get(each) for each in _WAITED_FOR):
         key = f"{key}\0{task_id}"
     repeats = (options.get("retries") or 0, headers.get(CONFLICTS_HEADER, 0), headers.get(OUTAGES_HEADER, 0))

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Celery, Task
+from kombu.utils.uuid import uuid
 
 from celery_idempotent import binding, conflicts, publishing, signals
 from celery_idempotent.errors import (
@@ -174,6 +175,7 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             KeyMissing: ``idempotency_key`` is null or empty.
             PolicyError: ``idempotency_key`` is no text.
         """
+        task_id = task_id or uuid()  # Celery would make it too late: FIFO's deduplication id may contain it
         options = publishing.prepared(self, args, kwargs, options, task_id)
         return super().apply_async(args, kwargs, task_id, *positional, **options)
 
