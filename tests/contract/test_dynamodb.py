@@ -54,6 +54,16 @@ class TestDynamoDBStoreWithOwnNames(StoreContract):
     def store(self, url: str) -> Iterator[DynamoDBStore]:
         yield from _opened(f"{url}&key_attr=pk&sort_key_attr=sk&sort_key_value=IDEMPOTENCY&ttl_attr=ttl")
 
+    def test_scan_leaves_other_items_of_the_table_alone(self, store: DynamoDBStore) -> None:
+        """In a table shared with others, only items with our sort key are records."""
+        record = a_record()
+        store.swap(record, None)
+        store._connected().put_item(
+            TableName=store.table, Item={"pk": {"S": "customer"}, "sk": {"S": "profile"}, "name": {"S": "Ada"}}
+        )
+
+        assert list(store.scan()) == [record]
+
     def test_items_stand_under_the_users_names(self, store: DynamoDBStore, url: str) -> None:
         """Key, sort key and expiry are where the user's table expects them; expiry is in seconds."""
         record = replace(a_record(), expires_at=1_900_000_000)
@@ -177,6 +187,7 @@ def test_unreachable_server_is_unavailable_not_misconfigured() -> None:
         session=boto3.session.Session("test", "test"),
         config=Config(retries={"total_max_attempts": 1}),
     )
+    store.close()
 
     with pytest.raises(StoreUnavailable) as raised:
         store.swap(a_record(), None)
@@ -243,8 +254,18 @@ def test_client_is_not_carried_over_a_fork(store: DynamoDBStore) -> None:
     assert _exit_status_of_child(in_child) == 0
 
 
+def test_given_client_knows_its_process(store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another process the error says how to give a client that survives a fork."""
+    given = DynamoDBStore(store.table, client=store._connected())
+    monkeypatch.setattr("os.getpid", lambda: -1)
+
+    with pytest.raises(StoreMisconfigured, match="a function that makes a client"):
+        given.verify()
+
+
 def test_threads_share_one_client(store: DynamoDBStore) -> None:
     """Concurrent first uses create one client, not one per thread."""
+    store.close()
     clients: list[object] = []
     barrier = threading.Barrier(8)
 
