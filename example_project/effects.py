@@ -6,10 +6,9 @@ they do what they are told, as often as they are told.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from celery import current_task
 
+from celery_idempotent import current_attempt
 from example_project.app import settings
 from example_project.faults import Faults
 from example_project.gateway import Gateway
@@ -21,40 +20,33 @@ gateway = Gateway(bank)
 faults = Faults(settings.folder / "faults", ledger) if settings.faults else None
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """Which attempt of which claim acts; plain Celery knows neither."""
-
-    attempt: int = 0
-    token: int = 0
-
-
-def charge(order: str, stamp: Stamp = Stamp(), idempotency_key: str | None = None) -> str:
+def charge(order: str, idempotency_key: str | None = None) -> str:
     """Charge the card; the number of the charge."""
-    _began("charge_card", order, stamp)
-    reference = gateway.charge(order, idempotency_key=idempotency_key, attempt=stamp.attempt, token=stamp.token)
+    _began("charge_card", order)
+    attempt, token = _stamp()
+    reference = gateway.charge(order, idempotency_key=idempotency_key, attempt=attempt, token=token)
     _done("charge_card", order)
     return reference
 
 
-def reserve(order: str, sku: str, quantity: int, stamp: Stamp = Stamp()) -> str:
+def reserve(order: str, sku: str, quantity: int) -> str:
     """Take `quantity` pieces of `sku` off the shelf."""
-    _began("reserve_stock", order, stamp)
-    _record("effect", "reserve_stock", order, stamp)
+    _began("reserve_stock", order)
+    _record("effect", "reserve_stock", order)
     _done("reserve_stock", order)
     return f"{quantity} x {sku}"
 
 
-def mail(order: str, email: str, stamp: Stamp = Stamp()) -> str:
+def mail(order: str, email: str) -> str:
     """Send the receipt."""
-    _began("send_receipt", order, stamp)
-    _record("effect", "send_receipt", order, stamp)
+    _began("send_receipt", order)
+    _record("effect", "send_receipt", order)
     _done("send_receipt", order)
     return email
 
 
-def _began(task: str, order: str, stamp: Stamp) -> None:
-    _record("run", task, order, stamp)
+def _began(task: str, order: str) -> None:
+    _record("run", task, order)
     if faults:
         faults.strike(task, "before", order)
 
@@ -64,14 +56,16 @@ def _done(task: str, order: str) -> None:
         faults.strike(task, "after", order)
 
 
-def _record(what: str, task: str, order: str, stamp: Stamp) -> None:
-    ledger.append(
-        Row(
-            what=what,
-            task=task,
-            order=order,
-            task_id=current_task.request.id,
-            attempt=stamp.attempt,
-            token=stamp.token,
-        )
-    )
+def _record(what: str, task: str, order: str) -> None:
+    attempt, token = _stamp()
+    task_id = current_task.request.id
+    ledger.append(Row(what=what, task=task, order=order, task_id=task_id, attempt=attempt, token=token))
+
+
+def _stamp() -> tuple[int, int]:
+    """Number and fencing token of the attempt that is running; plain Celery knows neither."""
+    try:
+        attempt = current_attempt()
+    except LookupError:
+        return 0, 0
+    return attempt.number, attempt.fencing_token

@@ -2,16 +2,16 @@
 
 Nothing needs to be set: the defaults point at the AWS that `python -m example_project.worker` embeds.
 
-| variable               | meaning                                                                        |
-|------------------------|--------------------------------------------------------------------------------|
-| `EXAMPLE_AWS=real`     | real SQS and DynamoDB in `AWS_REGION`, with boto3's usual credentials; they cost |
-|                        | money, and queue and table stay until you delete them                          |
-| `EXAMPLE_BROKER_URL`   | another broker, for example `sqs://key:secret@elasticmq:9324//`                |
-| `EXAMPLE_STORE_URL`    | another idempotency store, for example `dynamodb://key:secret@dynamodb:8000/t` |
-| `EXAMPLE_RESULTS_URL`  | another result backend, for example `redis://redis:6379/0`; empty for none     |
-| `EXAMPLE_FOLDER`       | where ledger, bank and results are written                                     |
-| `EXAMPLE_QUEUE`        | name of the queue                                                              |
-| `EXAMPLE_FAULTS=1`     | inject the faults of `faults.py`                                               |
+| variable              | meaning                                                                |
+|-----------------------|------------------------------------------------------------------------|
+| `EXAMPLE_AWS=real`    | real SQS and DynamoDB in `AWS_REGION`, with boto3's usual credentials; |
+|                       | it costs money, and queue and table stay until you delete them         |
+| `EXAMPLE_BROKER_URL`  | another broker: `sqs://key:secret@elasticmq:9324//`                    |
+| `EXAMPLE_STORE_URL`   | another idempotency store: `dynamodb://key:secret@dynamodb:8000/table` |
+| `EXAMPLE_RESULTS_URL` | another result backend: `redis://redis:6379/0`; empty for none         |
+| `EXAMPLE_FOLDER`      | where ledger, bank and results are written                             |
+| `EXAMPLE_QUEUE`       | name of the queue                                                      |
+| `EXAMPLE_FAULTS=1`    | inject the faults of `faults.py`                                       |
 """
 
 from __future__ import annotations

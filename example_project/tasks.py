@@ -28,7 +28,7 @@ def charge_card(self: IdempotentTask, order: dict[str, Any]) -> dict[str, str]:
     The provider gets a key derived from the same intent, so a re-run after a crash moves no money.
     """
     key = self.attempt.effect_key("charge")
-    return {"order": order["id"], "charge": effects.charge(order["id"], _stamp(self), idempotency_key=key)}
+    return {"order": order["id"], "charge": effects.charge(order["id"], idempotency_key=key)}
 
 
 @app.task(
@@ -40,7 +40,7 @@ def charge_card(self: IdempotentTask, order: dict[str, Any]) -> dict[str, str]:
 )
 def reserve_stock(self: IdempotentTask, order_id: str, sku: str, quantity: int) -> str:
     """Reserve what was ordered. The key is made of two arguments."""
-    return effects.reserve(order_id, sku, quantity, _stamp(self))
+    return effects.reserve(order_id, sku, quantity)
 
 
 def recipient(order_id: str, email: str) -> str:
@@ -58,8 +58,4 @@ def recipient(order_id: str, email: str) -> str:
 )
 def send_receipt(self: IdempotentTask, order_id: str, email: str) -> str:
     """Send the receipt. The key is computed by a function with the task's own signature."""
-    return effects.mail(order_id, email, _stamp(self))
-
-
-def _stamp(task: IdempotentTask) -> effects.Stamp:
-    return effects.Stamp(task.attempt.number, task.attempt.fencing_token)
+    return effects.mail(order_id, email)
