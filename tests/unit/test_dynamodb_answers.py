@@ -85,9 +85,10 @@ def test_item_that_vanished_is_no_record(server: Stubber, store: DynamoDBStore) 
 def test_scan_reads_every_page(server: Stubber, store: DynamoDBStore) -> None:
     """A table larger than one page is read to its end, with the filter on every page."""
     records = [a_record() for _ in range(3)]
+    items = [store._item(each) for each in records]
     pages = [
         {
-            "Items": [store._item(records[0]), store._item(records[1])],
+            "Items": items[:2],
             "LastEvaluatedKey": {"idempotencyKey": {"S": "x"}},
         },
         {"Items": [], "LastEvaluatedKey": {"idempotencyKey": {"S": "y"}}},
