@@ -1,7 +1,7 @@
 """Three ways to charge an order once: this library, bare boto3, and AWS Powertools.
 
-All take the same order and return the same result; `deliver(n)` is the delivery of order `n`, so the first
-one does the work and every further one is a duplicate.
+All take the same order and return the same result. `delivery(number)` is a delivery of that order, ready to
+be called: the first one does the work, and every further one is a duplicate.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from aws_lambda_powertools.utilities.idempotency import (
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from celery import Celery
+from celery.app.task import Context
+from celery.app.trace import setup_worker_optimizations
 
 from benchmarks.environment import Servers
 from benchmarks.payloads import order, result_of
@@ -54,7 +56,7 @@ Body = Callable[[dict[str, Any]], dict[str, Any]]
 
 TABLE = "benchmark"
 POWERTOOLS_TABLE = "benchmark-powertools"
-_WORKER = "celery@benchmark"
+_WORKER, _TASK_ID = "celery@benchmark", "0b8d1a5e-7c2f-4a52-9d0c-6f6f3b1f4a11"
 
 
 class Contender(Protocol):
@@ -62,8 +64,8 @@ class Contender(Protocol):
 
     name: str
 
-    def deliver(self, number: int) -> object:
-        """Deliver order ``number``."""
+    def delivery(self, number: int) -> Callable[[], object]:
+        """A delivery of order ``number``; everything that precedes it in any case is done."""
 
 
 def make_app(store: Store) -> Celery:
@@ -74,11 +76,11 @@ def make_app(store: Store) -> Celery:
 
 
 def _charge_task(app: Celery, body: Body, policy: Policy) -> Any:
-    @app.task(name="charge", base=IdempotentTask, idempotent=policy)  # type: ignore[untyped-decorator]  # Celery has no types
     def charge(order: dict[str, Any]) -> dict[str, Any]:
         return body(order)
 
-    return charge
+    app.task(name="charge", base=IdempotentTask, idempotent=policy)(charge)
+    return app.tasks["charge"]
 
 
 class GuardedCall:
@@ -109,17 +111,18 @@ class GuardedCall:
         self._body = body
         self._guard = Guard(self.store, runtime_of(app).codec, heartbeat, CONTROL_FLOW, lambda event: None)
 
-    def operation(self, number: int) -> Operation:
-        """The delivery of order ``number``, its key derived."""
-        identity = self._task.idempotency_identity((), {"order": order(number)}, headers={}, task_id=f"task-{number}")
-        return Operation(
-            identity=identity, policy=self.policy, task=self._task.name, task_id=f"task-{number}", worker=_WORKER
-        )
+    def operation(self, sent: dict[str, Any]) -> Operation:
+        """A delivery of the order ``sent``, its key derived."""
+        identity = self._task.idempotency_identity((), {"order": sent}, headers={}, task_id=_TASK_ID)
+        return Operation(identity=identity, policy=self.policy, task=self._task.name, task_id=_TASK_ID, worker=_WORKER)
 
-    def deliver(self, number: int) -> object:
-        """Deliver order ``number``."""
+    def delivery(self, number: int) -> Callable[[], object]:
+        """A delivery of order ``number``."""
         sent = order(number)
-        outcome = self._guard.run(self.operation(number), lambda attempt: self._body(sent))
+        return lambda: self._deliver(sent)
+
+    def _deliver(self, sent: dict[str, Any]) -> object:
+        outcome = self._guard.run(self.operation(sent), lambda attempt: self._body(sent))
         return outcome if isinstance(outcome, Conflict) else outcome.value
 
 
@@ -137,23 +140,23 @@ class GuardedTask:
         self._store = DynamoDBStore(TABLE, endpoint_url=servers.dynamodb, session=session)
         self._app = make_app(self._store)
         self._task = _charge_task(self._app, result_of, Policy(scope="charge-as-task"))
+        # As a worker does: without it the task's own __call__ would push a second request.
+        setup_worker_optimizations(self._app)
 
-    def deliver(self, number: int) -> object:
-        """Deliver order ``number``, as celery.app.trace does around a task with its own ``__call__``."""
-        task, kwargs = self._task, {"order": order(number)}
-        request = {
-            "id": f"task-{number}",
-            "args": (),
-            "kwargs": kwargs,
-            "headers": {},
-            "hostname": _WORKER,
-            "called_directly": False,
-        }
-        task.push_request(request)
+    def delivery(self, number: int) -> Callable[[], object]:
+        """A delivery of order ``number``: what celery.app.trace does around a task, and the request it made before."""
+        kwargs = {"order": order(number)}
+        request = Context({"id": _TASK_ID, "headers": {}, "hostname": _WORKER}, args=(), kwargs=kwargs)
+        request.called_directly = False
+        return lambda: self._deliver(request, kwargs)
+
+    def _deliver(self, request: Context, kwargs: dict[str, Any]) -> object:
+        task = self._task
+        task.request_stack.push(request)
         try:
             return task(**kwargs)
         finally:
-            task.pop_request()
+            task.request_stack.pop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +177,9 @@ def recorded_requests(servers: Servers) -> Requests:
 
     session.events.register("provide-client-params.dynamodb.PutItem", record)
     call = GuardedCall(servers, session)
+    deliver = call.delivery(time.time_ns())  # no earlier run on a lasting server can have used that number
     seen.clear()
-    call.deliver(time.time_ns())  # no earlier run on a lasting server can have used that number
+    deliver()
     claim, complete = seen
     return Requests(claim, complete)
 
@@ -198,9 +202,12 @@ class BareBoto3:
         self._requests = requests
         self._prefix = f"{name}:"
 
-    def deliver(self, number: int) -> object:
-        """Deliver order ``number``."""
+    def delivery(self, number: int) -> Callable[[], object]:
+        """A delivery of order ``number``."""
         sent, key = order(number), {"S": self._key(number)}
+        return lambda: self._deliver(sent, key)
+
+    def _deliver(self, sent: dict[str, Any], key: dict[str, str]) -> object:
         claim, complete = self._requests.claim, self._requests.complete
         try:
             self._client.put_item(**{**claim, "Item": {**claim["Item"], "idempotencyKey": key}})
@@ -249,9 +256,10 @@ class Powertools:
 
         self._charge = charge
 
-    def deliver(self, number: int) -> object:
-        """Deliver order ``number``."""
-        return self._charge(order=order(number))
+    def delivery(self, number: int) -> Callable[[], object]:
+        """A delivery of order ``number``."""
+        sent = order(number)
+        return lambda: self._charge(order=sent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def _sample(contenders: Sequence[Contender], rounds: int, progress: Callable[[],
             for each in rotated(contenders, index):
                 fresh, repeated = start + 2 * (index + WARM_UP), start - 1
                 if index == -WARM_UP:
-                    each.deliver(repeated)
+                    each.delivery(repeated)()
                 new, duplicate = _cpu_of(each, fresh), _cpu_of(each, repeated)
                 if index >= 0:
                     samples["new key"][each.name].append(new)
@@ -85,8 +85,9 @@ def _sample(contenders: Sequence[Contender], rounds: int, progress: Callable[[],
 
 
 def _cpu_of(contender: Contender, number: int) -> float:
+    deliver = contender.delivery(number)
     begin = time.thread_time_ns()
-    contender.deliver(number)
+    deliver()
     return (time.thread_time_ns() - begin) / 1000
 
 

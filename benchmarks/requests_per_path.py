@@ -13,7 +13,7 @@ from aws_lambda_powertools.utilities.idempotency.exceptions import IdempotencyAl
 
 from benchmarks.contenders import GuardedCall, Powertools
 from benchmarks.environment import Servers
-from benchmarks.payloads import result_of
+from benchmarks.payloads import order, result_of
 from benchmarks.report import Goal, Grid, Section
 from celery_idempotent import Policy
 from celery_idempotent.attempt import claim, new_nonce
@@ -110,18 +110,18 @@ def _library_paths(servers: Servers) -> dict[str, list[str]]:
     wire, body, start = _Wire(servers.session()), _Body(), time.time_ns()
     call = GuardedCall(servers, wire.session, Policy(scope="requests", lease=_LEASE, grace=0), body)
     found = {
-        "new key": wire.during(lambda: call.deliver(start)),
-        "completed duplicate": wire.during(lambda: call.deliver(start)),
+        "new key": wire.during(call.delivery(start)),
+        "completed duplicate": wire.during(call.delivery(start)),
     }
 
     def meet_the_first_in_flight() -> None:
-        found["conflict"] = wire.during(lambda: _expect_conflict(call.deliver(start + 1)))
+        found["conflict"] = wire.during(lambda: _expect_conflict(call.delivery(start + 1)()))
 
-    body.during(meet_the_first_in_flight, lambda: call.deliver(start + 1))
+    body.during(meet_the_first_in_flight, call.delivery(start + 1))
     claim(call.store, _request(call, start + 2))  # and never a word again, as if the process had been killed
     time.sleep(_LEASE * 1.2)
-    found["takeover of a dead lease"] = wire.during(lambda: call.deliver(start + 2))
-    found["failure"] = wire.during(lambda: _fail(body, lambda: call.deliver(start + 3)))
+    found["takeover of a dead lease"] = wire.during(call.delivery(start + 2))
+    found["failure"] = wire.during(lambda: _fail(body, call.delivery(start + 3)))
     return found
 
 
@@ -129,24 +129,24 @@ def _powertools_paths(servers: Servers) -> dict[str, list[str]]:
     wire, body, start = _Wire(servers.session()), _Body(), time.time_ns()
     call = Powertools(servers, wire.session, body, lease_ms=round(_LEASE * 1000))
     found = {
-        "new key": wire.during(lambda: call.deliver(start)),
-        "completed duplicate": wire.during(lambda: call.deliver(start)),
+        "new key": wire.during(call.delivery(start)),
+        "completed duplicate": wire.during(call.delivery(start)),
     }
 
     def meet_the_first_in_flight() -> None:
         def conflict() -> None:
             with suppress(IdempotencyAlreadyInProgressError):
-                call.deliver(start + 1)
+                call.delivery(start + 1)()
                 raise AssertionError("Powertools did not notice the conflict")
 
         found["conflict"] = wire.during(conflict)
 
-    body.during(meet_the_first_in_flight, lambda: call.deliver(start + 1))
+    body.during(meet_the_first_in_flight, call.delivery(start + 1))
     with suppress(SystemExit):  # which Powertools does not catch: its record stays as a killed process leaves it
-        body.during(_exit, lambda: call.deliver(start + 2))
+        body.during(_exit, call.delivery(start + 2))
     time.sleep(_LEASE * 1.2)
-    found["takeover of a dead lease"] = wire.during(lambda: call.deliver(start + 2))
-    found["failure"] = wire.during(lambda: _fail(body, lambda: call.deliver(start + 3)))
+    found["takeover of a dead lease"] = wire.during(call.delivery(start + 2))
+    found["failure"] = wire.during(lambda: _fail(body, call.delivery(start + 3)))
     return found
 
 
@@ -169,7 +169,7 @@ def _exit() -> None:
 
 
 def _request(call: GuardedCall, number: int) -> Request:
-    operation = call.operation(number)
+    operation = call.operation(order(number))
     return Request(
         key=operation.identity.key,
         fingerprint=operation.identity.fingerprint,
