@@ -33,7 +33,8 @@ COLUMNS = {"plain": "example_project.plain", "idempotent": "example_project.task
 @click.option("--folder", type=click.Path(path_type=Path), help="A new folder for ledgers and worker logs.")
 def main(count: int, folder: Path | None) -> None:
     """Run both columns, print the table, judge."""
-    # A SIGTERM then unwinds the `with` blocks just as Ctrl-C does.
+    # Both then unwind the `with` blocks. A shell starts what is put in the background with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     console = Console()
     with _folder(folder) as place:
