@@ -79,7 +79,7 @@ def _charge_task(app: Celery, body: Body, policy: Policy) -> Any:
     def charge(order: dict[str, Any]) -> dict[str, Any]:
         return body(order)
 
-    app.task(name="charge", base=IdempotentTask, idempotent=policy)(charge)
+    app.task(name="charge", base=IdempotentTask, idempotent=policy, shared=False)(charge)
     return app.tasks["charge"]
 
 
@@ -250,7 +250,7 @@ class Powertools:
 
         decorator: Any = idempotent_function(data_keyword_argument="order", persistence_store=layer, config=config)
 
-        @decorator  # type: ignore[untyped-decorator]  # Powertools wants typing_extensions for its types
+        @decorator
         def charge(order: dict[str, Any]) -> dict[str, Any]:
             return body(order)
 

@@ -114,7 +114,7 @@ def _task(app: Celery, name: str, policy: Policy, *, nested: bool) -> Any:
 
     def charge(order_id: str, customer: str, currency: str, total: float, lines: list[Any]) -> None: ...
 
-    task = app.task(name=name, base=IdempotentTask, idempotent=policy)
+    task = app.task(name=name, base=IdempotentTask, idempotent=policy, shared=False)
     return task(charge_order if nested else charge)
 
 

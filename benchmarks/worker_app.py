@@ -49,19 +49,19 @@ app.conf.update(
 app.conf.broker_transport_options = transport_options(app.conf.broker_url)
 
 
-@app.task(base=Task)  # type: ignore[untyped-decorator]  # Celery has no types
+@app.task(base=Task)
 def empty(number: int) -> int:
     """Do nothing."""
     return number
 
 
-@app.task(base=IdempotentTask)  # type: ignore[untyped-decorator]  # Celery has no types
+@app.task(base=IdempotentTask)
 def empty_idempotent(number: int) -> int:
     """Do nothing, once."""
     return number
 
 
-@task_postrun.connect  # type: ignore[untyped-decorator]  # Celery has no types
+@task_postrun.connect
 def _stamp(**_: Any) -> None:
     if FINISHED in os.environ:
         os.write(_finished(os.getpid()), STAMP.pack(time.monotonic_ns()))

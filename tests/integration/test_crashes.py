@@ -129,7 +129,7 @@ def test_a_cold_shutdown_gives_the_claim_back(celery_setup: IdempotentSetup, led
 def test_a_hard_time_limit_gives_the_claim_back(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
     """A task that is stopped for its length leaves nothing that its next delivery has to wait for."""
     with pytest.raises(TimeLimitExceeded):
-        charge_with_a_long_lease.apply_async(("o", "go"), time_limit=1).get(timeout=60)
+        charge_with_a_long_lease.apply_async(("o", "go"), time_limit=3).get(timeout=60)
     ledger.open("go:2")
     assert charge_with_a_long_lease.delay("o", "go").get(timeout=60) == "o by attempt 2"
 

@@ -1,6 +1,6 @@
 """The attempt: claims, renewals and endings over a store that loses requests and replies."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -330,7 +330,7 @@ def test_renewal_finds_its_own_unseen_completion(store: FaultyStore, clock: Fake
 
 
 @pytest.fixture
-def zombie(store: FaultyStore, clock: FakeClock) -> Iterator[tuple[Attempt, Attempt]]:
+def zombie(store: FaultyStore, clock: FakeClock) -> tuple[Attempt, Attempt]:
     """An attempt that slept through its lease, and its successor."""
     stale = _claimed(store, clock)
     clock.advance(LEASE + 1_000)

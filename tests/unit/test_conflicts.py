@@ -1,6 +1,5 @@
 """What a delivery becomes that cannot run now: put off, raised, skipped, or handed back to the broker."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -123,7 +122,7 @@ def test_too_many_conflicts_are_raised(app: Celery) -> None:
 
 
 @pytest.fixture
-def broken_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def broken_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise OperationalError("broker is down")
 
@@ -156,7 +155,7 @@ def test_failed_publish_is_visible_if_the_message_is_already_acknowledged() -> N
 
 def test_outage_is_published_again_and_counted_apart(app: Celery) -> None:
     """A delivery that met no store comes back; conflicts and retries are not used up."""
-    app.conf.idempotency_store = FaultyStore(MemoryStore(), *["request lost"] * 2)
+    app.conf.idempotency_store = FaultyStore(MemoryStore(), "request lost", "request lost")
     runs = []
 
     @app.task(base=IdempotentTask, shared=False, name="t.outage", idempotent=Policy(max_conflicts=1))

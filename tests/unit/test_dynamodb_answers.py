@@ -4,7 +4,7 @@ botocore's own Stubber stands where the server would; everything above it is rea
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import boto3
 import pytest
@@ -16,6 +16,9 @@ from celery_idempotent.record import Status
 from celery_idempotent.store import RecordTooLarge
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing.contract import a_record
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
 
 
 @pytest.fixture
@@ -34,7 +37,7 @@ def server() -> Iterator[Stubber]:
 
 @pytest.fixture
 def store(server: Stubber) -> DynamoDBStore:
-    return DynamoDBStore("t", client=server.client)
+    return DynamoDBStore("t", client=cast("DynamoDBClient", server.client))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ def test_scan_reads_every_page(server: Stubber, store: DynamoDBStore) -> None:
     """A table larger than one page is read to its end, with the filter on every page."""
     records = [a_record() for _ in range(3)]
     items = [store._item(each) for each in records]
-    pages = [
+    pages: list[dict[str, Any]] = [
         {
             "Items": items[:2],
             "LastEvaluatedKey": {"idempotencyKey": {"S": "x"}},
@@ -151,7 +154,7 @@ def test_server_without_recovery_is_provisioned_all_the_same(server: Stubber, st
 
 def test_composite_key_is_named_in_the_refusal(server: Stubber) -> None:
     """A table with a sort key that was not configured says which attributes were expected."""
-    store = DynamoDBStore("t", client=server.client, key_attr="pk", sort_key_attr="sk")
+    store = DynamoDBStore("t", client=cast("DynamoDBClient", server.client), key_attr="pk", sort_key_attr="sk")
     server.add_client_error("put_item", "ValidationException", "The provided key element does not match the schema")
 
     with pytest.raises(StoreMisconfigured, match="partition key 'pk' \\(S\\) and sort key 'sk'"):

@@ -129,7 +129,11 @@ def test_first_delivery_runs_and_records(scene: _Scene) -> None:
     """The body runs with its attempt; its result is recorded before it is returned."""
     keys = []
 
-    outcome = scene.run(lambda attempt: keys.append(attempt and attempt.key) or {"id": 1})
+    def body(attempt: Attempt | None) -> dict[str, int]:
+        keys.append(attempt and attempt.key)
+        return {"id": 1}
+
+    outcome = scene.run(body)
 
     assert outcome == Finished({"id": 1})
     assert keys == ["k"]

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -25,7 +25,7 @@ def store() -> FaultyStore:
 
 
 @pytest.fixture
-def beats() -> Iterator[Heartbeat]:
+def beats() -> Heartbeat:
     return Heartbeat()
 
 

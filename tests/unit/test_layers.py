@@ -30,7 +30,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "signals": {"celery"},
         "publishing": {"celery", "kombu"},
         "conflicts": {"celery"},
-        "task": {"celery"},
+        "task": {"celery", "kombu"},
         "cli": {"celery", "click"},
     },
     {"": set()},

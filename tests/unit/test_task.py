@@ -637,7 +637,7 @@ def test_mixin_goes_on_top_of_a_base_of_the_users() -> None:
     app = an_app()
     contexts = []
 
-    class Contextual(Task):  # type: ignore[misc]
+    class Contextual(Task):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             contexts.append("in")
             return super().__call__(*args, **kwargs)
