@@ -364,8 +364,8 @@ class DynamoDBStore:
         pid = os.getpid()
         if self._client is None or self._client_pid != pid:
             with _creating_client:
-                if self._client is None or self._client_pid != pid:
-                    self._client, self._client_pid = self._new_client(pid), pid
+                made_meanwhile = self._client if self._client_pid == pid else None
+                self._client, self._client_pid = made_meanwhile or self._new_client(pid), pid
         return self._client
 
     def _new_client(self, pid: int) -> "DynamoDBClient":
