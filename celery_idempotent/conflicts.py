@@ -64,12 +64,8 @@ def _put_off(task: Task, policy: Policy, header: str, error: IdempotencyError, *
     broker = runtime_of(task.app).broker
     count = _count(request, header)
     delay = policy.delay_ms(count, bounds=(*bounds, *_broker_bounds(broker)), draw=random.random())  # noqa: S311
-    signature = task.signature_from_request(
-        request,
-        retries=request.retries,
-        headers={**(request.headers or {}), header: count + 1},
-        **_delay_options(broker, request, delay),
-    )
+    signature = task.signature_from_request(request, retries=request.retries, **_delay_options(broker, request, delay))
+    signature.set(headers={**(signature.options["headers"] or {}), header: count + 1})
     try:
         signature.apply_async()
     except Exception as failure:

@@ -25,6 +25,9 @@ MAX_KEY_BYTES = 2048
 _MIN_LEASE = 0.5
 """Seconds. A shorter lease is over before a heartbeat at a third of it can be answered."""
 
+_MIN_DELAY_MS = 50
+"""Without a floor, waiting for the rest of a lease would halve it again and again before it is over."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
@@ -158,7 +161,7 @@ class Policy:
             draw: A random number from 0 to 1.
         """
         grown = self.backoff_ms * (1 << min(postponed, 30))
-        return max(1, round(draw * min(grown, self.backoff_max_ms, *bounds)))
+        return max(_MIN_DELAY_MS, round(draw * min(grown, self.backoff_max_ms, *bounds)))
 
     def scope_of(self, task: str) -> str:
         """The namespace and generation of the keys of the task called ``task``.

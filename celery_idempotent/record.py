@@ -97,7 +97,12 @@ class Record:
                 f"knows up to {SCHEMA}; upgrade this worker, or point idempotency_store at a table of its own",
             )
         known = {name: values[name] for name in _FIELDS if name in values}
-        return cls(**{**known, "status": Status(known["status"]), "fingerprint": known.get("fingerprint")})
+        try:
+            return cls(**{**known, "status": Status(known["status"]), "fingerprint": known.get("fingerprint")})
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreMisconfigured(
+                store, "read", f"the record {values.get('key')!r} is damaged: {error!r}; look at it and delete it"
+            ) from error
 
 
 _FIELDS = tuple(each.name for each in fields(Record))

@@ -129,10 +129,12 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         request = self.request
         outer = execution()
         body = partial(super().__call__, *args, **kwargs)
-        unprotected = Unprotected(lambda: self._delivered(args, kwargs).key, outer.handle if outer else None)
+
+        def unprotected() -> AttemptHandle:
+            return Unprotected(lambda: self._delivered(args, kwargs).key, outer.handle if outer else None)
 
         def run(attempt: AttemptHandle | None) -> Any:
-            with executed_by(attempt or unprotected, self.name, request.id):
+            with executed_by(attempt or unprotected(), self.name, request.id):
                 return body()
 
         mode = self.idempotency_policy.mode

@@ -22,6 +22,7 @@ import boto3
 from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+from botocore.parsers import ResponseParserError
 
 from celery_idempotent._version import __version__
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
@@ -352,7 +353,7 @@ class DynamoDBStore:
         except ClientError as error:
             self._learn_time(error.response, asked_at)
             self._raise(error, operation)
-        except BotoCoreError as error:
+        except (BotoCoreError, ResponseParserError) as error:
             if isinstance(error, NoCredentialsError | NoRegionError):
                 raise StoreMisconfigured(repr(self), operation, str(error)) from error
             raise StoreUnavailable(repr(self), operation, str(error)) from error

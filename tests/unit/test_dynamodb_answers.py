@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import boto3
 import pytest
 from botocore.config import Config
+from botocore.parsers import ResponseParserError
 from botocore.stub import Stubber
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
@@ -159,6 +160,28 @@ def test_composite_key_is_named_in_the_refusal(server: Stubber) -> None:
 
     with pytest.raises(StoreMisconfigured, match="partition key 'pk' \\(S\\) and sort key 'sk'"):
         store.verify()
+
+
+def test_reply_that_is_no_reply_is_an_outage(store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that answers with a page of its own leaves the outcome unknown, as a timeout does."""
+
+    def garbled(**parameters: Any) -> None:
+        raise ResponseParserError("<html>")
+
+    monkeypatch.setattr(store._connected(), "put_item", garbled)
+
+    with pytest.raises(StoreUnavailable, match="html"):
+        store.swap(a_record(), None)
+
+
+def test_damaged_item_is_refused_by_name(server: Stubber, store: DynamoDBStore) -> None:
+    """An item of ours that somebody edited is neither guessed at nor overwritten."""
+    item = store._item(a_record())
+    for damage in ({"status": {"S": "DONE"}}, {"lockExpiry": None}):
+        damaged = {name: value for name, value in {**item, **damage}.items() if value is not None}
+        server.add_client_error("put_item", "ConditionalCheckFailedException", modeled_fields={"Item": damaged})
+        with pytest.raises(StoreMisconfigured, match="damaged"):
+            store.swap(a_record(), None)
 
 
 def test_item_of_another_program_is_refused_by_name(server: Stubber, store: DynamoDBStore) -> None:

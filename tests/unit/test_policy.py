@@ -109,4 +109,4 @@ def test_backoff_has_full_jitter_and_is_never_zero() -> None:
     policy = Policy()
 
     assert policy.delay_ms(3, bounds=(), draw=0.5) == 4_000
-    assert policy.delay_ms(3, bounds=(), draw=0.0) == 1
+    assert policy.delay_ms(3, bounds=(), draw=0.0) == policy.delay_ms(3, bounds=(1,), draw=1.0) == 50
