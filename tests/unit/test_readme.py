@@ -1,0 +1,665 @@
+"""README.md and docs/*.md say what is so: their code runs, their tables are the code's, their links lead somewhere."""
+# mypy: allow-untyped-decorators
+
+import dataclasses
+import importlib
+import inspect
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import click
+import pydantic
+import pytest
+from celery import Celery, _state
+from celery.beat import _evaluate_entry_args
+from celery.utils.dispatch import Signal
+
+import celery_idempotent
+from celery_idempotent import (
+    AttemptHandle,
+    IdempotencyError,
+    IdempotentTask,
+    InFlight,
+    KeyMissing,
+    KeyReused,
+    Policy,
+    PolicyError,
+    SafeToRetry,
+    StoreUnavailable,
+    errors,
+    open_store,
+    signals,
+    stores,
+)
+from celery_idempotent import task as task_module
+from celery_idempotent.cli import idempotency
+from celery_idempotent.guard import EventName
+from celery_idempotent.keys import canonical
+from celery_idempotent.publishing import KEY_HEADER
+from celery_idempotent.record import Record
+from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import FakeClock, FaultyStore
+from tests.support.deliveries import an_app, deliver, published
+from tests.support.documents import DOCS, DOCUMENTS, ROOT, anchors, code, table, words
+
+README = ROOT / "README.md"
+SOURCE = "\n".join(path.read_text() for path in Path(celery_idempotent.__file__).parent.rglob("*.py"))
+PROSE = {document.name: document.read_text() for document in DOCUMENTS}
+EVERYTHING = "\n".join(PROSE.values())
+
+
+class Gateway:
+    """A payment provider that honours idempotency keys."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.charges: dict[str, str] = {}
+
+    def charge(self, order_id: str, cents: int, *, idempotency_key: str) -> str:
+        self.calls.append(order_id)
+        return self.charges.setdefault(idempotency_key, f"ch_{len(self.charges) + 1}")
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    return Gateway()
+
+
+@pytest.fixture
+def unchanged_current_app() -> Iterator[None]:
+    """The blocks make apps as a reader does, which makes each the current app of the thread."""
+    before = _state._tls.current_app
+    yield
+    _state._tls.current_app = before
+
+
+@pytest.fixture
+def run(gateway: Gateway, unchanged_current_app: None) -> Callable[[Path], dict[str, Any]]:
+    """Executes a document's Python blocks in order and returns what they defined."""
+
+    def execute(document: Path) -> dict[str, Any]:
+        blocks = code(document, "python")
+        # The README shows the task first and the settings of its app later.
+        blocks.sort(key=lambda block: "app = Celery(" not in block[1])
+        names: dict[str, Any] = {"app": an_app(), "gateway": gateway, "__name__": document.stem}
+        for line, text in blocks:
+            exec(compile("\n" * (line - 1) + text, document, "exec"), names)
+            if "app = Celery(" in text:
+                names["app"].conf.idempotency_store = open_store("memory://")
+        return names
+
+    return execute
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_python_blocks_run(document: Path, run: Callable[[Path], dict[str, Any]]) -> None:
+    """A reader can paste them: every block compiles and runs, after those before it."""
+    run(document)
+
+
+def test_blocks_are_found() -> None:
+    """The test above would also pass on documents without code."""
+    assert sum(len(code(document, "python")) for document in DOCUMENTS) >= 8
+
+
+# -- the first screen
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> FaultyStore:
+    return FaultyStore(MemoryStore(clock.now))
+
+
+@pytest.fixture
+def charge(run: Callable[[Path], dict[str, Any]], store: FaultyStore, gateway: Gateway) -> Any:
+    """The task of the README's first example, and a receiver that has seen nothing yet."""
+    task = run(README)["charge"]
+    task.app.conf.update(idempotency_store=store, broker_url="memory://", task_default_queue="readme")
+    task.app.conf.result_backend = "cache+memory://"
+    gateway.calls.clear()
+    gateway.charges.clear()
+    return task
+
+
+def test_first_screen_replays(charge: Any, gateway: Gateway) -> None:
+    """'The message comes again after success': the recorded result is returned; the body does not run."""
+    assert deliver(charge, "o-1", 500, task_id="a") == deliver(charge, "o-1", 500, task_id="a")
+    assert gateway.calls == ["o-1"]
+
+
+def test_first_screen_puts_off_without_using_up_retries(charge: Any, store: FaultyStore, gateway: Gateway) -> None:
+    """'Another delivery is running it': this one is published again with the retry count it came with."""
+    _leave_running(charge, store)
+    published(charge.app)
+
+    end = deliver(charge, "o-1", 500, request={"retries": 2})
+
+    assert end.state == "RETRY"
+    assert gateway.calls == ["o-1"]
+    (message,) = published(charge.app)
+    assert message.headers["retries"] == 2
+
+
+def test_first_screen_takes_over_after_lease_and_grace(
+    charge: Any, store: FaultyStore, clock: FakeClock, gateway: Gateway
+) -> None:
+    """'The worker dies in the body': 61 s later another delivery runs, with a larger fencing token and one charge."""
+    dead = _leave_running(charge, store)
+
+    clock.advance(61_000 - 1)
+    assert deliver(charge, "o-1", 500).state == "RETRY"
+    clock.advance(1)
+    assert deliver(charge, "o-1", 500).value == "ch_1"
+
+    (record,) = store.scan()
+    assert record.fencing_token > dead.fencing_token
+    assert (len(gateway.calls), len(gateway.charges)) == (2, 1)
+
+
+def test_first_screen_refuses_a_late_worker(charge: Any, store: FaultyStore, clock: FakeClock) -> None:
+    """'The worker that was taken over wakes up': its write is refused, its successor's result is reported."""
+    ends: list[Any] = []
+
+    def stall(record: Record) -> None:
+        if record.status == "COMPLETED" and not ends:
+            ends.append(None)
+            clock.advance(61_000)
+            ends.append(deliver(charge, "o-1", 500))
+
+    store.before_swap = stall
+    late = deliver(charge, "o-1", 500)
+
+    assert late == ends[1]
+    (record,) = store.scan()
+    assert record.attempts == 2
+
+
+def test_first_screen_releases_when_the_body_raises(charge: Any, gateway: Gateway) -> None:
+    """'The body raises': the claim is given back, and the next delivery runs."""
+    gateway.charge = None  # type: ignore[assignment, method-assign]  # calling it raises
+    assert deliver(charge, "o-1", 500).state == "FAILURE"
+    del gateway.charge
+    assert deliver(charge, "o-1", 500).value == "ch_1"
+
+
+def test_first_screen_refuses_other_arguments_and_missing_keys(charge: Any, gateway: Gateway) -> None:
+    """'The same key comes with other arguments', 'the key is missing or null': an error, and nothing runs."""
+    deliver(charge, "o-1", 500)
+    assert isinstance(deliver(charge, "o-1", 501).value, KeyReused)
+    assert isinstance(deliver(charge, None, 500).value, KeyMissing)
+    assert gateway.calls == ["o-1"]
+
+
+def test_first_screen_runs_nothing_without_the_store(charge: Any, store: FaultyStore, gateway: Gateway) -> None:
+    """'The store does not answer': nothing runs; the delivery is put off."""
+    store.faults.extend(["request lost"] * 2)
+    assert deliver(charge, "o-1", 500).state == "RETRY"
+    assert gateway.calls == []
+
+
+def test_requests_are_as_many_as_the_table_says(charge: Any, store: FaultyStore, clock: FakeClock) -> None:
+    """New key 2, duplicate 1, conflict 1, takeover 3: all of them swaps, each of which is one PutItem."""
+    costs = {row["path"]: int(row["requests to DynamoDB"][0]) for row in table(README, "path")}
+
+    def cost_of(*args: Any) -> int:
+        store.swaps.clear()
+        deliver(charge, *args)
+        return len(store.swaps)
+
+    assert cost_of("o-1", 500) == costs["new key"]
+    assert cost_of("o-1", 500) == costs["duplicate of something finished"]
+    _leave_running(charge, store, "o-2")
+    assert cost_of("o-2", 500) == costs["duplicate of something running"]
+    clock.advance(61_000)
+    assert cost_of("o-2", 500) == costs["takeover, or running again after a release"]
+
+
+def test_apply_is_guarded_and_a_call_is_not(charge: Any, store: FaultyStore, gateway: Gateway) -> None:
+    """Eager execution is a delivery, a conflict there raises ``InFlight``, and a direct call is a function call."""
+    charge.apply(("o-1", 500))
+    charge.apply(("o-1", 500))
+    assert gateway.calls == ["o-1"]
+    charge("o-1", 500)
+    assert gateway.calls == ["o-1", "o-1"]
+    _leave_running(charge, store, "o-2")
+    assert isinstance(charge.apply(("o-2", 500)).result, InFlight)
+
+
+def _leave_running(charge: Any, store: FaultyStore, order_id: str = "o-1") -> Record:
+    """Deliver once, and let the worker die before it completes; what it left behind."""
+
+    class Died(BaseException):
+        pass
+
+    def die(record: Record) -> None:
+        if record.status != "IN_PROGRESS":
+            raise Died
+
+    store.before_swap = die
+    with pytest.raises(Died):
+        deliver(charge, order_id, 500)
+    store.before_swap = lambda record: None
+    return next(record for record in store.scan() if record.status == "IN_PROGRESS")
+
+
+# -- references
+
+
+def test_policy_table_is_the_policy() -> None:
+    """Every field, no other, in the order of the code, with the code's default."""
+    documented = [(row["field"].strip("`"), row["default"]) for row in table(DOCS / "configuration.md", "field")]
+    actual = dataclasses.fields(Policy)
+    assert [name for name, _ in documented] == [field.name for field in actual]
+    for (name, default), field in zip(documented, actual, strict=True):
+        assert eval(default.strip("`"), {"timedelta": timedelta}) == field.default, name
+
+
+def test_policy_in_the_readme_is_the_policy() -> None:
+    """The excerpt names fields that exist, with the same defaults in words."""
+    readable = {"key": "all arguments", "lease": "60 s", "retain": "7 days"}
+    for row in table(README, "field"):
+        name = row["field"].strip("`")
+        default = getattr(Policy(), name)
+        assert row["default"] == readable.get(name) or eval(row["default"].strip("`")) == default, name
+    assert (Policy().key, Policy().lease, Policy().retain) == ("@", 60, timedelta(days=7))
+
+
+@pytest.mark.parametrize(
+    ("option", "worst", "good"),
+    [
+        ("lease", 0.4, 0.5),
+        ("version", 0, 1),
+        ("backoff", 0, 0.1),
+        ("backoff_max", 0.9, 1),
+        ("retain", 60, 61),
+        ("max_conflicts", 0, 1),
+        ("scope", "s" * 1901, "s" * 1900),
+    ],
+)
+def test_bounds_in_the_policy_table_are_the_codes(option: str, worst: Any, good: Any) -> None:
+    """Each documented bound holds on both of its sides."""
+    Policy(**{option: good})
+    with pytest.raises(PolicyError, match=option):
+        Policy(**{option: worst})
+
+
+def test_store_options_are_the_stores() -> None:
+    """Every option of DynamoDBStore, no other, with its default."""
+    documented = table(DOCS / "configuration.md", "option")
+    actual = inspect.signature(DynamoDBStore).parameters
+    assert [row["option"].strip("`") for row in documented] == list(actual)
+    for row, parameter in zip(documented, actual.values(), strict=True):
+        if row["default"].startswith("`"):
+            assert eval(row["default"].strip("`")) == parameter.default, parameter
+
+
+def test_store_urls_open() -> None:
+    """Each documented URL opens a store, and so does one with every documented option."""
+    for row in table(DOCS / "configuration.md", "URL"):
+        assert open_store(row["URL"].strip("`"))
+    assert open_store("dynamodb://@h:1/t?key_attr=k&sort_key_attr=s&sort_key_value=v&ttl_attr=e&region=r&secure=1")
+    assert {row["URL"].strip("`").split(":")[0] for row in table(DOCS / "configuration.md", "URL")} == set(
+        stores._BUILT_IN
+    )
+
+
+def test_settings_are_those_that_the_code_reads() -> None:
+    """Every setting of our own is documented, and no other."""
+    documented = {row["setting"].strip("`") for row in table(DOCS / "configuration.md", "setting")}
+    assert documented == set(re.findall(r'conf\.get\("(idempotency_\w+)"\)', SOURCE))
+
+
+def test_signals_are_documented_with_their_level() -> None:
+    """Every signal, no other, each with the level of its log line."""
+    levels = {
+        row["signal"].strip("`"): logging.getLevelName(row["log level"])
+        for row in table(DOCS / "operations.md", "signal")
+    }
+    assert set(levels) == {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    assert levels == {str(name): task_module._LEVELS.get(name, logging.INFO) for name in EventName}
+
+
+def test_other_log_events_are_documented() -> None:
+    """Every log event that is no signal, and no other."""
+    documented = {row["event"].strip("`") for row in table(DOCS / "operations.md", "event")}
+    assert documented == set(re.findall(r'"(idempotency\.[a-z_]+) ', SOURCE)) - {"idempotency.%s"}
+
+
+def test_errors_are_documented() -> None:
+    """Every public error, no other; all but the one that a body raises have one base."""
+    documented = {row["error"].strip("`") for row in table(DOCS / "failures.md", "error")}
+    assert documented == {name for name in errors.__all__ if issubclass(getattr(errors, name), Exception)} - {
+        "IdempotencyWarning"
+    }
+    assert all(issubclass(getattr(errors, each), IdempotencyError) for each in documented - {"SafeToRetry"})
+    assert not issubclass(SafeToRetry, IdempotencyError)
+
+
+def test_commands_are_documented() -> None:
+    """Every command with every option of its own, no other."""
+    documented = {}
+    for row in table(DOCS / "operations.md", "command"):
+        name, *rest = row["command"].strip("`").split(" ", 1)
+        documented[name] = set(re.findall(r"--\w+", " ".join(rest)))
+    actual = {
+        name: {option for each in command.params if isinstance(each, click.Option) for option in each.opts} - {"--yes"}
+        for name, command in idempotency.commands.items()
+    }
+    assert documented == actual
+    assert "--yes" in {option for each in idempotency.commands["resolve"].params for option in each.opts}
+
+
+def test_attempt_is_documented() -> None:
+    """Everything that a body may ask its attempt, no other."""
+    documented = {
+        re.sub(r"\(.*", "", row["name"].strip("`").removeprefix("attempt."))
+        for row in table(DOCS / "configuration.md", "name")
+    }
+    assert documented == {name for name in vars(AttemptHandle) if not name.startswith("_")}
+
+
+def test_public_names_are_documented() -> None:
+    """Everything that the package exports is named somewhere."""
+    exported = set(celery_idempotent.__all__) - {"__version__"}
+    # Types that users meet as values, not by name.
+    assert {name for name in exported if name not in EVERYTHING} <= {"AttemptHandle", "Record", "Status"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_nothing_is_documented_that_does_not_exist(document: Path) -> None:
+    """Names in backticks that look like ours are ours."""
+    known_words = {
+        *re.findall(r'conf\.get\("(idempotency_\w+)"\)', SOURCE),
+        *(name for name in dir(IdempotentTask) if name.startswith("idempotency_")),
+        KEY_HEADER,
+    }
+    for word in words(document):
+        for module in re.findall(r"^celery_idempotent(?:\.\w+)+$", word):
+            _resolve(module)
+        for name in re.findall(r"\battempt\.(\w+)", word):
+            assert hasattr(AttemptHandle, name), word
+        for name in re.findall(r"\bPolicy\(([^)]*)", word):
+            assert set(re.findall(r"(\w+)=", name)) <= {each.name for each in dataclasses.fields(Policy)}, word
+        for name in re.findall(r"\b(idempotency_\w+)", word):
+            assert name in known_words, word
+        for name in re.findall(r"^CELERY_(IDEMPOTENCY_\w+)$", word):
+            assert name.lower() in known_words, word
+        for name in re.findall(r'^(\w+)="', word):
+            assert name in _keywords(), word
+        for name in re.findall(r"-A \w+ idempotency (\w+)", word):
+            assert name in idempotency.commands, word
+
+
+def test_shell_blocks_use_what_exists() -> None:
+    """Commands, their options, make targets, extras and files that a shell block names are there."""
+    makefile = (ROOT / "Makefile").read_text()
+    setup = (ROOT / "setup.cfg").read_text()
+    for document in DOCUMENTS:
+        for line in "\n".join(text for _, text in code(document, "sh")).splitlines():
+            command = line.split("#")[0]
+            for name in re.findall(r"^make (\w+)", command):
+                assert f"\n{name}:" in makefile, line
+            for name in re.findall(r"celery-idempotent\[(\w+)\]", command):
+                assert re.search(rf"^{name} =$", setup, re.MULTILINE), line
+            for name, rest in re.findall(r"celery -A \w+ idempotency (\w+)(.*)", command):
+                options = {option for each in idempotency.commands[name].params for option in each.opts}
+                assert set(re.findall(r"--\w+", rest)) <= options, line
+            for name in re.findall(r"--template-file (\S+)", command):
+                assert (ROOT / name).is_file(), line
+
+
+def _resolve(dotted: str) -> None:
+    module, _, name = dotted.rpartition(".")
+    try:
+        importlib.import_module(dotted)
+    except ModuleNotFoundError:
+        # An entry point group is named like a module and is none.
+        if dotted != "celery_idempotent.stores":
+            assert hasattr(importlib.import_module(module), name), dotted
+
+
+def _keywords() -> set[str]:
+    """What may stand before ``="..."``."""
+    return {each.name for each in dataclasses.fields(Policy)} | {KEY_HEADER, "namespace"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    """Files that a document links to exist, and so do the headings."""
+    for link in re.findall(r"\]\(([^)]+)\)", PROSE[document.name]):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+# -- keys
+
+
+class Color(Enum):
+    """The enum of the table."""
+
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Point:
+    """The dataclass of the table."""
+
+    x: int
+    y: int
+
+
+class Price(pydantic.BaseModel):
+    """The model of the table."""
+
+    amount: Decimal
+
+
+VALUES = {
+    "Color": Color,
+    "Point": Point,
+    "Price": Price,
+    "Decimal": Decimal,
+    "UUID": UUID,
+    "UTC": UTC,
+    "date": date,
+    "datetime": datetime,
+    "timedelta": timedelta,
+    "timezone": timezone,
+}
+
+
+@pytest.mark.parametrize("row", table(DOCS / "keys.md", "one value"), ids=lambda row: row["one value"])
+def test_what_equals_what_is_so(row: dict[str, str]) -> None:
+    """Each pair has one canonical form, or two, as the table says."""
+    one, other = (eval(re.findall("`([^`]*)`", row[name])[0], dict(VALUES)) for name in ("one value", "another"))
+    assert (canonical(one) == canonical(other)) is row["one key?"].startswith("yes")
+
+
+def test_json_lets_through_what_is_documented() -> None:
+    """What a worker sees: some types survive JSON, some change, some are refused at the publisher."""
+    app = an_app()
+
+    @app.task(base=IdempotentTask, shared=False, name="any")
+    def task(value: Any) -> None: ...
+
+    for kept in (Decimal("1.5"), datetime(2026, 1, 1), date(2026, 1, 1), UUID(int=1), b"x", (1, 2)):
+        assert task.idempotency_key_for(kept) == task.idempotency_key_for(value=kept)
+    assert task.idempotency_key_for({1: "a"}) == task.idempotency_key_for({"1": "a"})
+    for refused in ({1, 2}, timedelta(1), Point(1, 2), Color.RED, Price(amount=Decimal(1))):
+        with pytest.raises(Exception, match="not JSON serializable"):
+            task.idempotency_key_for(refused)
+
+
+def test_explicit_key_travels_in_every_documented_way() -> None:
+    """``apply_async``, ``set``, ``apply`` and, by header, ``send_task`` give one operation."""
+    app = an_app()
+    runs = []
+
+    @app.task(base=IdempotentTask, shared=False, name="shop.ship", idempotent=Policy(fingerprint=None))
+    def ship(order: str) -> None:
+        runs.append(order)
+
+    ship.apply_async(("a",), idempotency_key="k")
+    ship.s("b").set(idempotency_key="k").apply_async()
+    app.send_task("shop.ship", ("c",), headers={"idempotency_key": "k"})
+    for message in published(app):
+        deliver(ship, *message.payload[0], request={"headers": {KEY_HEADER: message.headers[KEY_HEADER]}})
+    ship.apply(("d",), idempotency_key="k")
+    assert runs == ["a"]
+
+    app.send_task("shop.ship", ("e",), idempotency_key="k")
+    (message,) = published(app)
+    assert KEY_HEADER not in message.headers
+    for bad, error in ((None, KeyMissing), ("", KeyMissing), (7, PolicyError)):
+        with pytest.raises(error):
+            ship.apply_async(("f",), idempotency_key=bad)
+
+
+def test_equal_ticks_are_exempt_under_the_default_key_only() -> None:
+    """Beat's ticks are operations of their own with all arguments as key, and one operation with any other."""
+    app = an_app()
+    runs = []
+    tick = {"headers": {"celery_beat_task": True}}
+
+    @app.task(base=IdempotentTask, shared=False, name="by_default")
+    def by_default(shop: str) -> None:
+        runs.append("default")
+
+    @app.task(base=IdempotentTask, shared=False, name="by_key", idempotent=Policy(key="shop"))
+    def by_key(shop: str) -> None:
+        runs.append("key")
+
+    for task in (by_default, by_key):
+        deliver(task, "s", request=tick, task_id="1")
+        deliver(task, "s", request=tick, task_id="1")
+        deliver(task, "s", request=tick, task_id="2")
+        deliver(task, "s", task_id="3")
+        deliver(task, "s", task_id="4")
+
+    assert (runs.count("default"), runs.count("key")) == (3, 1)
+
+
+def test_beat_evaluates_the_documented_argument(run: Callable[[Path], dict[str, Any]]) -> None:
+    """The schedule of docs/keys.md sends the day, so that two beats make one operation of it."""
+    names = run(DOCS / "keys.md")
+    entry = names["app"].conf.beat_schedule["close-books"]
+    (day,) = _evaluate_entry_args(entry["args"])
+    assert date.fromisoformat(day)
+    assert names["close_books"].idempotency_key_for(day)
+
+
+def test_new_parameter_changes_fingerprints_and_whole_call_keys() -> None:
+    """A deploy that adds a parameter: ``KeyReused`` under a key, a second run under all arguments, peace if named."""
+    ends = {}
+    for name, policy in {
+        "keyed": Policy(key="order_id"),
+        "whole": Policy(),
+        "named": Policy(key="order_id", fingerprint=("order_id", "cents")),
+    }.items():
+        before, after = an_app(), an_app()
+        after.conf.idempotency_store = before.conf.idempotency_store
+
+        @before.task(base=IdempotentTask, shared=False, name="charge", idempotent=policy)
+        def charge(order_id: str, cents: int) -> str:
+            return "old"
+
+        @after.task(base=IdempotentTask, shared=False, name="charge", idempotent=policy)
+        def recharge(order_id: str, cents: int, notify: bool = True) -> str:
+            return "new"
+
+        deliver(charge, "o-1", 500)
+        end = deliver(recharge, "o-1", 500).value
+        ends[name] = end if isinstance(end, str) else type(end)
+
+    assert ends == {"keyed": KeyReused, "whole": "new", "named": "old"}
+
+
+def test_observing_runs_everything_and_its_outcomes_count_later() -> None:
+    """``mode="observe"`` suppresses nothing; what it recorded is replayed once the mode is gone."""
+    observed, enforced = an_app(), an_app()
+    enforced.conf.idempotency_store = observed.conf.idempotency_store
+    runs = []
+
+    @observed.task(base=IdempotentTask, shared=False, name="t", idempotent=Policy(mode="observe"))
+    def watching(order: str) -> None:
+        runs.append("observe")
+
+    @enforced.task(base=IdempotentTask, shared=False, name="t")
+    def enforcing(order: str) -> None:
+        runs.append("enforce")
+
+    deliver(watching, "o")
+    deliver(watching, "o")
+    deliver(enforcing, "o")
+    assert runs == ["observe", "observe"]
+
+
+def test_attempt_in_a_thread_of_the_bodys_own_is_not_found() -> None:
+    """Threads that a body starts do not see ``current_attempt()``, as the documents say."""
+    app = an_app()
+    found: list[Any] = []
+
+    @app.task(base=IdempotentTask, shared=False, name="t")
+    def body() -> None:
+        def look() -> None:
+            try:
+                found.append(celery_idempotent.current_attempt())
+            except LookupError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        found.append(celery_idempotent.current_attempt().key)
+
+    deliver(body)
+    assert isinstance(found[0], LookupError)
+    assert isinstance(found[1], str)
+
+
+def test_app_default_policy_and_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``CELERY_IDEMPOTENCY_STORE`` and ``CELERY_IDEMPOTENCY_POLICY`` are found under the namespace CELERY."""
+    store = MemoryStore()
+    policy = Policy(retain=86_400)
+
+    class Settings:
+        CELERY_IDEMPOTENCY_STORE = store
+        CELERY_IDEMPOTENCY_POLICY = policy
+        CELERY_TASK_ACKS_LATE = True
+        CELERY_TASK_REJECT_ON_WORKER_LOST = True
+
+    app = Celery("namespaced", set_as_current=False, broker="memory://")
+    app.config_from_object(Settings, namespace="CELERY")
+
+    @app.task(base=IdempotentTask, shared=False, name="t")
+    def task() -> None: ...
+
+    deliver(task)
+    assert len(list(store.scan())) == 1
+    assert task.idempotency_policy is policy
+
+
+def test_store_errors_reach_the_caller_in_eager_mode_only(charge: Any, store: FaultyStore) -> None:
+    """An outage puts a delivery off, and raises where nothing can be put off."""
+    store.faults.extend(["request lost"] * 4)
+    assert deliver(charge, "o-1", 500).state == "RETRY"
+    assert isinstance(charge.apply(("o-1", 500)).result, StoreUnavailable)
