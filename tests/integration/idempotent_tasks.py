@@ -28,7 +28,7 @@ def perform(task: Any, order_id: str, gate: str = "") -> str:
     record("begin", order_id, **facts, retries=task.request.retries, idempotency_key=attempt.key)
     if gate:
         wait_at(f"{gate}:{attempt.number}")
-    record("effect", order_id, **facts)
+    record("effect", order_id, **facts, idempotency_key=current_attempt().key)
     return f"{order_id} by attempt {attempt.number}"
 
 
