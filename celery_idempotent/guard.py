@@ -34,6 +34,10 @@ from celery_idempotent.store import RecordTooLarge, Store
 
 __all__ = ["Conflict", "ControlFlow", "Event", "EventName", "Finished", "Guard", "Operation"]
 
+_OUR_OWN = (LeaseLost, StoreUnavailable)
+"""What a body raises when it asks its attempt. Recorded as an outcome and replayed, it would look like an
+outage of the replay's own, and be tried again for ever."""
+
 Body = Callable[[Attempt | None], Any]
 """What is to happen once; it gets its attempt, or None where the policy lets it run unprotected."""
 
@@ -292,7 +296,7 @@ class Guard:
             on_takeover=policy.on_takeover,
             remember=policy.remember,
             nothing_begun=(SafeToRetry, *self._control.nothing_begun),
-            no_outcome=self._control.no_outcome,
+            no_outcome=(*_OUR_OWN, *self._control.no_outcome),
         ):
             case Ending.FAIL:
                 failure = self._codec.encode_failure(error)

@@ -337,7 +337,7 @@ def ending(
     """
     if isinstance(error, nothing_begun):
         return Ending.RELEASE
-    if isinstance(error, remember):
+    if isinstance(error, remember) and not isinstance(error, no_outcome):
         return Ending.FAIL
     if on_takeover == "rerun":
         return Ending.RELEASE

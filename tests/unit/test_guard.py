@@ -238,6 +238,16 @@ def test_end_without_an_outcome_is_unknown_under_refuse(scene: _Scene, error: Ba
     assert scene.names == ["claimed", "outcome_unknown", "outcome_unknown"]
 
 
+@pytest.mark.parametrize("error", [StoreUnavailable("s", "swap", "down"), LeaseLost("k", 1)])
+def test_our_own_errors_from_a_body_are_no_outcome(error: Exception) -> None:
+    """A body that asked its attempt and got no answer is not remembered as failed, whatever the policy remembers."""
+    for on_takeover, status in (("rerun", Status.RELEASED), ("refuse", Status.UNKNOWN)):
+        fresh = _Scene()
+        with pytest.raises(type(error)):
+            fresh.run(raising(error), on_takeover=on_takeover, remember=(Exception,))
+        assert fresh.record.status is status
+
+
 def test_remembered_failure_is_replayed_as_it_was(scene: _Scene) -> None:
     """A declared outcome is raised again with its type and arguments, for as long as it is retained."""
     for _ in range(2):

@@ -262,6 +262,7 @@ def test_settlement_of_a_write() -> None:
         (KeyError(), Ending.FAIL, Ending.FAIL),
         (InterruptedError(), Ending.RELEASE, Ending.RELEASE),
         (TimeoutError(), Ending.RELEASE, Ending.GIVE_UP),
+        (UnicodeError(), Ending.RELEASE, Ending.GIVE_UP),
     ],
 )
 def test_ending_of_a_body_that_raised(error: BaseException, rerun: Ending, refuse: Ending) -> None:
@@ -271,9 +272,9 @@ def test_ending_of_a_body_that_raised(error: BaseException, rerun: Ending, refus
             ending(
                 error,
                 on_takeover=on_takeover,  # type: ignore[arg-type]
-                remember=(LookupError,),
+                remember=(LookupError, UnicodeError),
                 nothing_begun=(InterruptedError,),
-                no_outcome=(TimeoutError,),
+                no_outcome=(TimeoutError, UnicodeError),
             )
             is expected
         )
