@@ -36,7 +36,7 @@ class Rounds:
     throughput: int
 
 
-FULL = Rounds(cpu=800, keys=25, throughput=7)
+FULL = Rounds(cpu=800, keys=25, throughput=9)
 QUICK = Rounds(cpu=60, keys=3, throughput=1)
 
 _WIDTH = 118

@@ -19,7 +19,7 @@ from benchmarks.contenders import (
 )
 from benchmarks.environment import Servers
 from benchmarks.report import Goal, Grid, Section, ratio
-from benchmarks.stats import Spread, ratios, rotated, spread
+from benchmarks.stats import Spread, ratios, shuffled, spread
 
 __all__ = ["WARM_UP", "measure"]
 
@@ -51,14 +51,14 @@ def measure(servers: Servers, rounds: int, progress: Callable[[], None]) -> Sect
     return Section(
         "2. Client CPU per call",
         f"Thread CPU time of one call, the server in another process; {rounds} rounds after {WARM_UP} to warm up. "
-        "In a round every contender makes one new key and one duplicate, in an order that rotates; a ratio is "
-        f"that of the two calls of one round. Garbage is collected every {_COLLECT_EVERY} rounds, never inside a "
-        "call. `bare boto3` replays the library's own requests (same items, same expressions, keys ready made) "
-        "plus one json.dumps or json.loads, on a client with no settings but region and endpoint, as one writes "
-        "it; `our settings` is the same on a client with the library's settings, which leave out botocore's "
-        "second validation of the parameters. `Guard.run` includes key derivation and codec; `task` is the task's "
-        "`__call__` as the worker calls it, with logging and signals. Powertools: `idempotent_function`, DynamoDB "
-        "layer, cache off, default client.",
+        "In a round every contender makes one new key and one duplicate, all in random order; a ratio is that of "
+        f"two calls of one round. Garbage is collected every {_COLLECT_EVERY} rounds, never inside a call. `bare "
+        "boto3` replays the library's own requests (same items, same expressions, keys ready made) plus one "
+        "json.dumps or json.loads, on a client with no settings but region and endpoint, as one writes it; `our "
+        "settings` is the same on a client with the library's settings, which spare botocore the validation of "
+        "parameters and the composing of a user agent. `Guard.run` includes key derivation and codec; `task` is "
+        "the task's `__call__` as the worker calls it, logging at WARNING, signals without receivers. Powertools: "
+        "`idempotent_function`, DynamoDB layer, cache off, default client.",
         [_grid(path, contenders, samples[path], bare, bare_tuned, powertools) for path in _PATHS],
         [goal for path in _PATHS for goal in _goals(path, samples[path], ours, bare.name, powertools.name)],
         _data(samples, bare.name, bare_tuned.name, powertools.name),
@@ -67,19 +67,19 @@ def measure(servers: Servers, rounds: int, progress: Callable[[], None]) -> Sect
 
 def _sample(contenders: Sequence[Contender], rounds: int, progress: Callable[[], None]) -> Samples:
     samples: Samples = {path: {each.name: [] for each in contenders} for path in _PATHS}
-    start = time.time_ns()  # no earlier run on a lasting server can have used these numbers
+    known = time.time_ns()  # no earlier run on a lasting server can have used this number, or one of the next
+    for each in contenders:
+        each.delivery(known)()
+    calls = [(path, each) for path in _PATHS for each in contenders]
     with _collecting_by_hand() as collect:
         for index in range(-WARM_UP, rounds):
             if index % _COLLECT_EVERY == 0:
                 collect()
-            for each in rotated(contenders, index):
-                fresh, repeated = start + 2 * (index + WARM_UP), start - 1
-                if index == -WARM_UP:
-                    each.delivery(repeated)()
-                new, duplicate = _cpu_of(each, fresh), _cpu_of(each, repeated)
+            fresh = known + 1 + WARM_UP + index
+            for path, each in shuffled(calls, WARM_UP + index):
+                cost = _cpu_of(each, fresh if path == "new key" else known)
                 if index >= 0:
-                    samples["new key"][each.name].append(new)
-                    samples["duplicate"][each.name].append(duplicate)
+                    samples[path][each.name].append(cost)
             progress()
     return samples
 

@@ -14,7 +14,7 @@ from benchmarks.contenders import make_app
 from benchmarks.environment import Servers
 from benchmarks.payloads import SIZES, order, size_of
 from benchmarks.report import Goal, Grid, Section
-from benchmarks.stats import Spread, rotated, spread
+from benchmarks.stats import Spread, shuffled, spread
 from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.keys import Spec
 from celery_idempotent.stores.memory import MemoryStore
@@ -141,7 +141,7 @@ def _sample(
     calls = [_calls_per_batch(each, sent) for each in derivations]
     samples: list[list[float]] = [[] for _ in derivations]
     for number in range(rounds):
-        for index in rotated(range(len(derivations)), number):
+        for index in shuffled(range(len(derivations)), number):
             samples[index].append(_batch(derivations[index], sent, calls[index]))
         progress()
     return [spread(each) for each in samples]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.stats import Spread, ratios, rotated, spread
+from benchmarks.stats import Spread, ratios, shuffled, spread
 
 
 def test_spread_is_median_and_quartiles() -> None:
@@ -30,7 +30,9 @@ def test_ratios_of_unequal_rounds_are_an_error() -> None:
         ratios([1, 2], [1])
 
 
-def test_everybody_goes_first_once_per_turn() -> None:
-    orders = [tuple(rotated("abc", number)) for number in range(3)]
+def test_order_changes_with_the_round_and_not_with_the_run() -> None:
+    orders = [tuple(shuffled("abc", number)) for number in range(50)]
     assert {order[0] for order in orders} == set("abc")
+    assert {order[:2] for order in orders} == {("a", "b"), ("a", "c"), ("b", "a"), ("b", "c"), ("c", "a"), ("c", "b")}
     assert all(sorted(order) == list("abc") for order in orders)
+    assert orders == [tuple(shuffled("abc", number)) for number in range(50)]
