@@ -1,0 +1,1 @@
+"""The evidence: how this library was attacked, and what came of it."""

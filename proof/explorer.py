@@ -1,0 +1,448 @@
+"""Every interleaving of a few deliveries of one key, under every fault, on the production code.
+
+Nothing is modelled but the world around the library: :func:`~celery_idempotent.attempt.claim`,
+:class:`~celery_idempotent.attempt.Attempt` and :class:`~celery_idempotent.guard.Guard` run as they are. A
+delivery stops at each thing it asks of the world (a swap, its effect); the explorer chooses what happens,
+and resumes it by running it again from the start with the answers so far, which is possible because the
+library takes clock and nonces from outside. Worlds that were seen before are not explored again.
+
+At every step the world may: let any delivery go on; kill it before its request is sent, or with its request
+still on the way, to land at any later time or never; lose a reply, or a request, which may land later too;
+end the running lease. Faults are bounded, ends of leases are not.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+from unittest import mock
+
+from celery_idempotent import attempt as attempt_module
+from celery_idempotent import guard as guard_module
+from celery_idempotent.attempt import Attempt
+from celery_idempotent.codec import Codec
+from celery_idempotent.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
+from celery_idempotent.guard import Conflict, ControlFlow, Finished, Guard, Operation
+from celery_idempotent.keys import Identity
+from celery_idempotent.policy import Policy
+from celery_idempotent.record import Record, Status
+from celery_idempotent.stores.memory import MemoryStore
+
+__all__ = ["Exploration", "Fault", "Program", "Violation", "explore"]
+
+_CODEC = Codec("json", frozenset({"application/json"}))
+_FINAL = {Status.COMPLETED, Status.FAILED, Status.UNKNOWN}
+
+
+class Fault(StrEnum):
+    """What the world may do to a delivery's request."""
+
+    KILLED_BEFORE_SEND = "killed before send"
+    KILLED_IN_FLIGHT = "killed, request in flight"
+    KILLED_AFTER_EFFECT = "killed after effect"
+    REPLY_LOST = "reply lost"
+    REQUEST_LOST = "request lost"
+    REQUEST_LATE = "request in flight, sender goes on"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What every delivery does.
+
+    Args:
+        policy: The task's policy.
+        renews: Whether the body renews its lease before its effect, as the heartbeat does for a long one.
+        raises: What the body raises after its effect, if it raises.
+    """
+
+    policy: Policy
+    renews: bool = False
+    raises: type[Exception] | None = None
+
+    @property
+    def name(self) -> str:
+        """For the report."""
+        parts = [self.policy.on_takeover]
+        parts += ["renewing"] if self.renews else []
+        parts += [f"raising {self.raises.__name__}"] if self.raises else []
+        return ", ".join(parts)
+
+
+class Violation(Exception):
+    """A rule does not hold; the trace is the way to the world that shows it."""
+
+    def __init__(self, rule: str, trace: tuple[str, ...]) -> None:
+        super().__init__(rule, trace)
+        self.rule = rule
+        self.trace = trace
+
+    def __str__(self) -> str:
+        return "\n".join([self.rule, *(f"  {number}. {step}" for number, step in enumerate(self.trace, 1))])
+
+
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    new: Record
+    expected: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Effect:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How a delivery ended: a reported value, or a name of why it reported nothing."""
+
+    reported: str | None
+    why: str
+
+
+class _Suspended(BaseException):
+    """Unwinds a delivery that asked something to which there is no answer yet."""
+
+
+_LOST = "lost"
+"""In place of an answer: the delivery's driver reports that there was none."""
+
+_DEAD = "dead"
+
+
+class _Script:
+    """One run of a delivery from its start: gives the known answers, then suspends it."""
+
+    def __init__(self, number: int, answers: list[tuple[Any, int]], program: Program) -> None:
+        self.number = number
+        self.program = program
+        self._answers = iter(answers)
+        self._tick = 0
+        self._nonces = 0
+        self.asks: _Swap | _Effect | None = None
+
+    def ask(self, request: _Swap | _Effect) -> Any:
+        if self.asks is None:
+            try:
+                answer, self._tick = next(self._answers)
+            except StopIteration:
+                self.asks = request
+            else:
+                if answer is _LOST:
+                    raise StoreUnavailable("world", "swap", "no answer")
+                return answer
+        raise _Suspended
+
+    def nonce(self) -> str:
+        self._nonces += 1
+        return f"{self.number}.{self._nonces}"
+
+    def now(self) -> int:
+        return _now(self._tick, self.program.policy)
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float, /) -> None:
+        pass
+
+    def start(self, attempt: Attempt) -> None:
+        pass
+
+    def stop(self, attempt: Attempt) -> None:
+        pass
+
+
+class _WorldStore(MemoryStore):
+    def __init__(self, script: _Script) -> None:
+        super().__init__(script.now)
+        self._script = script
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        stored: Record | None = self._script.ask(_Swap(new, expected))
+        return stored
+
+
+def _now(tick: int, policy: Policy) -> int:
+    # One tick is just enough for every lease granted before it to be over.
+    return 1_800_000_000_000 + tick * (policy.lease_ms + policy.grace_ms)
+
+
+def _resume(number: int, answers: list[tuple[Any, int]], program: Program) -> _Swap | _Effect | _Ended:
+    """What a delivery asks next, or how it ended, given its answers so far and the ticks at which it got them."""
+    script = _Script(number, answers, program)
+    guard = Guard(_WorldStore(script), _CODEC, script, ControlFlow(), lambda event: None, script)  # type: ignore[arg-type]
+    operation = Operation(
+        identity=Identity("k", None), policy=program.policy, task="t", task_id=f"delivery {number}", worker="w"
+    )
+
+    def body(attempt: Attempt | None) -> str:
+        assert attempt is not None
+        if program.renews:
+            attempt.renew()
+            attempt.ensure_owned()
+        script.ask(_Effect())
+        if program.raises:
+            raise program.raises(f"by {number}")
+        return f"by {number}"
+
+    with (
+        mock.patch.object(attempt_module, "new_nonce", script.nonce),
+        mock.patch.object(guard_module, "new_nonce", script.nonce),
+    ):
+        try:
+            outcome = guard.run(operation, body)
+        except _Suspended:
+            assert script.asks is not None
+            return script.asks
+        except (LeaseLost, StoreUnavailable, OutcomeUnknown) as error:
+            return _Ended(None, type(error).__name__)
+        except Exception as error:
+            if program.raises is None or not isinstance(error, program.raises):
+                raise
+            return _Ended(f"failure {error}", "raised")
+    match outcome:
+        case Finished(value):
+            return _Ended(str(value), "finished")
+        case Conflict():
+            return _Ended(None, "conflict")
+
+
+class _World(NamedTuple):
+    record: int
+    tick: int
+    deliveries: tuple["int | str | _Ended", ...]
+    in_flight: frozenset[tuple[int, str | None]]
+    faults_left: int
+    effects: int
+
+
+@dataclass(slots=True)
+class Exploration:
+    """What was seen; a run that reached no fault of some kind proved nothing about it."""
+
+    program: Program
+    deliveries: int
+    faults: int
+    states: int = 0
+    transitions: int = 0
+    most_effects: int = 0
+    reached: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+
+
+class _Explorer:
+    """Worlds are small tuples: records and histories are kept once and named by numbers."""
+
+    def __init__(self, program: Program, deliveries: int, faults: int) -> None:
+        self.program = program
+        self.found = Exploration(program, deliveries, faults)
+        self._records: list[Record | None] = [None]
+        self._record_numbers: dict[Hashable, int] = {None: 0}
+        self._histories: list[tuple[int, Any, int] | None] = [None]
+        self._history_numbers: dict[tuple[int, Any, int], int] = {}
+        self._requests: dict[tuple[int, int], _Swap | _Effect | _Ended] = {}
+        self._answers_alone: dict[tuple[int, int], _Ended] = {}
+
+    def explore(self) -> Exploration:
+        """Visit every reachable world once.
+
+        Raises:
+            Violation: A rule does not hold in some world.
+        """
+        first = self._going_on(0, 0)
+        start = _World(0, 0, tuple(first for _ in range(self.found.deliveries)), frozenset(), self.found.faults, 0)
+        came_from: dict[_World, tuple[_World, str] | None] = {start: None}
+        waiting = [start]
+        while waiting:
+            world = waiting.pop()
+            try:
+                self._check(world)
+                for label, following in self._steps(world):
+                    self.found.transitions += 1
+                    if following not in came_from:
+                        came_from[following] = (world, label)
+                        waiting.append(following)
+            except _Broken as broken:
+                raise Violation(broken.rule, (*_trail(came_from, world), *broken.step)) from None
+        self.found.states = len(came_from)
+        return self.found
+
+    def _steps(self, world: _World) -> Iterator[tuple[str, _World]]:
+        for number, delivery in enumerate(world.deliveries):
+            if isinstance(delivery, int):
+                yield from self._steps_of(world, number, delivery)
+            if delivery == 0:
+                break  # they are all alike, so it is enough if they begin in their order
+        record = self._records[world.record]
+        if (
+            record
+            and record.status is Status.IN_PROGRESS
+            and record.lease_until >= _now(world.tick, self.program.policy)
+        ):
+            yield "the lease ends", world._replace(tick=world.tick + 1)
+        for late in world.in_flight:
+            rest = world._replace(in_flight=world.in_flight - {late})
+            yield f"a late write lands: {self._show(late[0])}", self._applied(rest, *late)[0]
+
+    def _steps_of(self, world: _World, number: int, history: int) -> Iterator[tuple[str, _World]]:
+        request = self._request(number, history)
+        match request:
+            case _Swap(new, expected):
+                written = self._keep(new)
+                after, answer = self._applied(world, written, expected)
+                label = f"delivery {number} swaps {self._show(written)}"
+                yield label, self._answered(after, number, history, answer)
+                late = world.in_flight | {(written, expected)}
+                outcomes = {
+                    Fault.KILLED_BEFORE_SEND: self._killed(world, number),
+                    Fault.KILLED_IN_FLIGHT: self._killed(world._replace(in_flight=late), number),
+                    Fault.REPLY_LOST: self._answered(after, number, history, _LOST),
+                    Fault.REQUEST_LOST: self._answered(world, number, history, _LOST),
+                    Fault.REQUEST_LATE: self._answered(world._replace(in_flight=late), number, history, _LOST),
+                }
+            case _Effect():
+                label = f"delivery {number} has its effect"
+                after = world._replace(effects=world.effects + 1)
+                yield label, self._answered(after, number, history, None)
+                outcomes = {
+                    Fault.KILLED_BEFORE_SEND: self._killed(world, number),
+                    Fault.KILLED_AFTER_EFFECT: self._killed(after, number),
+                }
+            case _Ended():
+                raise AssertionError("an ended delivery asks for nothing")
+        if world.faults_left:
+            for fault, following in outcomes.items():
+                self.found.reached[fault] += 1
+                yield f"{label}: {fault}", following._replace(faults_left=world.faults_left - 1)
+
+    def _applied(self, world: _World, new: int, expected: str | None) -> tuple[_World, int]:
+        stored, record = self._records[world.record], self._records[new]
+        assert record is not None
+        if (stored.revision if stored else None) != expected:
+            return world, world.record
+        self._check_write(stored, record)
+        return world._replace(record=new), new
+
+    def _check_write(self, stored: Record | None, new: Record) -> None:
+        step = (f"{self._show(self._keep(stored))} is replaced by {self._show(self._keep(new))}",)
+        if stored is None:
+            return
+        if stored.status in _FINAL:
+            raise _Broken("a final state was changed", step)
+        if new.owner != stored.owner and new.status is Status.IN_PROGRESS and new.fencing_token <= stored.fencing_token:
+            raise _Broken("the fencing token did not grow with a claim", step)
+        if new.owner == stored.owner and new.fencing_token != stored.fencing_token:
+            raise _Broken("the fencing token changed without a claim", step)
+        if new.status is not Status.IN_PROGRESS and new.owner != stored.owner:
+            raise _Broken("an attempt ended another one's claim", step)
+
+    def _killed(self, world: _World, number: int) -> _World:
+        return world._replace(deliveries=_with(world.deliveries, number, _DEAD))
+
+    def _answered(self, world: _World, number: int, history: int, answer: Any) -> _World:
+        known = (history, answer, world.tick)
+        following = self._history_numbers.get(known)
+        if following is None:
+            following = self._history_numbers[known] = len(self._histories)
+            self._histories.append(known)
+        return world._replace(deliveries=_with(world.deliveries, number, self._going_on(number, following)))
+
+    def _going_on(self, number: int, history: int) -> "int | _Ended":
+        request = self._request(number, history)
+        return request if isinstance(request, _Ended) else history
+
+    def _request(self, number: int, history: int) -> _Swap | _Effect | _Ended:
+        known = (number, history)
+        found = self._requests.get(known)
+        if found is None:
+            found = self._requests[known] = _resume(number, self._answers(history), self.program)
+        return found
+
+    def _answers(self, history: int) -> list[tuple[Any, int]]:
+        answers = []
+        while (entry := self._histories[history]) is not None:
+            history, answer, tick = entry
+            answers.append((self._records[answer] if isinstance(answer, int) else answer, tick))
+        return answers[::-1]
+
+    def _keep(self, record: Record | None) -> int:
+        twin = None if record is None else tuple(record.to_fields().items())
+        number = self._record_numbers.get(twin)
+        if number is None:
+            number = self._record_numbers[twin] = len(self._records)
+            self._records.append(record)
+        return number
+
+    def _show(self, number: int) -> str:
+        record = self._records[number]
+        if record is None:
+            return "nothing"
+        return f"{record.status} (owner {record.owner}, revision {record.revision}, attempt {record.attempts})"
+
+    def _check(self, world: _World) -> None:
+        reported = {each.reported for each in world.deliveries if isinstance(each, _Ended) and each.reported}
+        self.found.most_effects = max(self.found.most_effects, world.effects)
+        if len(reported) > 1:
+            raise _Broken("two deliveries reported different results", ())
+        if reported and not world.effects:
+            raise _Broken("a result was reported and there was no effect", ())
+        if world.effects > 1 and self.program.policy.on_takeover == "refuse":
+            raise _Broken("an effect that must not be repeated was repeated", ())
+        if not any(isinstance(each, int) for each in world.deliveries):
+            self._check_end(world, reported)
+
+    def _check_end(self, world: _World, reported: set[str]) -> None:
+        """Whatever happened, a clean delivery some time later gets an answer that fits."""
+        known = (world.record, world.tick)
+        if known not in self._answers_alone:
+            self._answers_alone[known] = self._alone(world)
+        last = self._answers_alone[known]
+        for each in (*world.deliveries, last):
+            self.found.ended[each.why if isinstance(each, _Ended) else _DEAD] += 1
+        if reported and {last.reported} != reported:
+            raise _Broken(f"a later delivery ended otherwise: {last}", ())
+        if last.reported is None and last.why != "OutcomeUnknown" and self.program.raises is None:
+            raise _Broken(f"the operation is stuck: a later delivery ended as {last.why}", ())
+
+    def _alone(self, world: _World) -> _Ended:
+        number = len(world.deliveries)
+        alone = world._replace(tick=world.tick + 1, deliveries=(*world.deliveries, self._going_on(number, 0)))
+        while isinstance(history := alone.deliveries[-1], int):
+            _, alone = next(self._steps_of(alone._replace(faults_left=0), number, history))
+        ended = alone.deliveries[-1]
+        assert isinstance(ended, _Ended)
+        return ended
+
+
+class _Broken(Exception):
+    def __init__(self, rule: str, step: tuple[str, ...]) -> None:
+        super().__init__(rule)
+        self.rule = rule
+        self.step = step
+
+
+def _with(deliveries: tuple[Any, ...], number: int, state: Any) -> tuple[Any, ...]:
+    return (*deliveries[:number], state, *deliveries[number + 1 :])
+
+
+def _trail(came_from: dict[_World, tuple[_World, str] | None], world: _World) -> tuple[str, ...]:
+    labels = []
+    while (step := came_from[world]) is not None:
+        world, label = step
+        labels.append(label)
+    return tuple(labels[::-1])
+
+
+def explore(program: Program, *, deliveries: int, faults: int) -> Exploration:
+    """Explore ``program`` exhaustively.
+
+    Args:
+        program: What every delivery does.
+        deliveries: How many there are, all at once.
+        faults: How many faults may happen in one world.
+
+    Raises:
+        Violation: A rule does not hold; it says which, and how to get there.
+    """
+    return _Explorer(program, deliveries, faults).explore()
