@@ -75,6 +75,9 @@ _METHODS = {
 _NOT_OFFERED = frozenset({"UnknownOperationException", "UnknownOperation", "InvalidAction", "NotImplemented"})
 """How servers that imitate DynamoDB say that they lack an operation."""
 
+_READY_FOR_BACKUPS_WITHIN = 600.0
+"""Seconds. AWS makes a table ready for backups some time, even minutes, after it has become ACTIVE."""
+
 _CONFIG = Config(
     connect_timeout=2,
     read_timeout=3,
@@ -270,7 +273,7 @@ class DynamoDBStore:
 
         Raises:
             StoreMisconfigured: A table of that name has another key, or a permission is missing.
-            StoreUnavailable: The server did not answer.
+            StoreUnavailable: The server did not answer, or the table was not ready for backups in ten minutes.
         """
         keys = {self._key_attr: "HASH"} | ({self._sort_key_attr: "RANGE"} if self._sort_key_attr else {})
         with suppress(_AlreadyThere):
@@ -292,11 +295,7 @@ class DynamoDBStore:
                 TimeToLiveSpecification={"Enabled": True, "AttributeName": self._ttl_attr},
             )
         with suppress(_NotOffered):
-            self._ask(
-                "UpdateContinuousBackups",
-                TableName=self.table,
-                PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True},
-            )
+            self._enable_recovery()
         self.verify()
 
     def close(self) -> None:
@@ -311,6 +310,23 @@ class DynamoDBStore:
             if table["TableStatus"] in {"ACTIVE", "UPDATING"}:
                 return table
             time.sleep(0.5)
+
+    def _enable_recovery(self) -> None:
+        give_up_at = time.monotonic() + _READY_FOR_BACKUPS_WITHIN
+        while True:
+            try:
+                self._ask(
+                    "UpdateContinuousBackups",
+                    TableName=self.table,
+                    PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True},
+                )
+                return
+            except _NotReady:
+                if time.monotonic() >= give_up_at:
+                    raise StoreUnavailable(
+                        repr(self), "UpdateContinuousBackups", "the table is not ready for backups; provision it again"
+                    ) from None
+            time.sleep(2)
 
     def _key(self, key: str) -> dict[str, Any]:
         item = {self._key_attr: {"S": key}}
@@ -407,6 +423,8 @@ class DynamoDBStore:
             raise _AlreadyThere from None
         if code in _NOT_OFFERED:
             raise _NotOffered from None
+        if code == "ContinuousBackupsUnavailableException":
+            raise _NotReady from None
         if code == "ResourceNotFoundException":
             problem = "there is no such table; create it with: celery -A <your app> idempotency provision"
         elif code in {"AccessDeniedException", "AccessDenied"}:
@@ -444,6 +462,10 @@ class _AlreadyThere(Exception):
 
 
 class _NotOffered(Exception):
+    pass
+
+
+class _NotReady(Exception):
     pass
 
 
