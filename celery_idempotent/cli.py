@@ -17,9 +17,11 @@ from celery import Celery
 
 from celery_idempotent import verdicts
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.policy import Policy
 from celery_idempotent.record import Record, Status
 from celery_idempotent.runtime import runtime_of
 from celery_idempotent.store import Store, Verifiable
+from celery_idempotent.task import IdempotentMixin
 
 __all__ = ["idempotency"]
 
@@ -60,8 +62,14 @@ def key(context: click.Context, task: str, arguments: str, keywords: str) -> Non
     app = _app(context)
     if task not in app.tasks:
         raise click.BadParameter(f"{task} is no task of this app; it has: {', '.join(sorted(app.tasks))}")
+    if not isinstance(app.tasks[task], IdempotentMixin):
+        raise click.BadParameter(f"{task} is not idempotent: its base is no IdempotentTask")
+    args, kwargs = _json("--args", arguments, list), _json("--kwargs", keywords, dict)
     with _readable_errors():
-        click.echo(app.tasks[task].idempotency_key_for(*json.loads(arguments), **json.loads(keywords)))
+        try:
+            click.echo(app.tasks[task].idempotency_key_for(*args, **kwargs))
+        except TypeError as error:
+            raise click.UsageError(f"{task} does not take these arguments: {error}") from error
 
 
 @idempotency.command()
@@ -101,15 +109,32 @@ def resolve(context: click.Context, key: str, result: str | None, rerun: bool) -
     """Give your verdict on KEY, whose outcome is UNKNOWN."""
     if (result is None) == (not rerun):
         raise click.UsageError("give either --completed RESULT or --rerun")
-    runtime = runtime_of(_app(context))
+    app = _app(context)
+    runtime = runtime_of(app)
+    value = None if result is None else _json("--completed", result)
     with _readable_errors():
         if rerun:
             record = verdicts.rerun(runtime.store, key)
         else:
-            record = verdicts.completed(
-                runtime.store, runtime.codec, key, json.loads(str(result)), retain=runtime.default_policy.retain_ms
-            )
+            retain = _policy_of(app, runtime.store.get(key)).retain_ms
+            record = verdicts.completed(runtime.store, runtime.codec, key, value, retain=retain)
     click.echo(f"{key} is {record.status}")
+
+
+def _policy_of(app: Celery, record: Record | None) -> Policy:
+    task = app.tasks.get(record.task) if record else None
+    found: Policy = getattr(task, "idempotency_policy", runtime_of(app).default_policy)
+    return found
+
+
+def _json(option: str, text: str, wanted: type = object) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is no JSON: {error}", param_hint=option) from error
+    if not isinstance(value, wanted):
+        raise click.BadParameter(f"{text!r} is no JSON {wanted.__name__}", param_hint=option)
+    return value
 
 
 def _app(context: click.Context) -> Celery:
