@@ -14,7 +14,7 @@ SIZES = (0, 1_000, 10_000, 100_000)
 def order(number: int, size: int = 0) -> dict[str, Any]:
     """Order ``number``, with so many lines that its JSON has at least ``size`` bytes."""
     lines = [_line(0)]
-    made = {"id": f"ord-{number:08d}", "customer": "cus-4711", "currency": "EUR", "total": 42.5, "lines": lines}
+    made = {"id": f"ord-{number:019d}", "customer": "cus-471142", "currency": "EUR", "total": 42.5, "lines": lines}
     missing = size - size_of(made)
     per_line = size_of(_line(0)) + 2
     lines.extend(_line(index) for index in range(1, 1 + -(missing // -per_line)))
@@ -32,4 +32,4 @@ def size_of(value: Any) -> int:
 
 
 def _line(index: int) -> dict[str, Any]:
-    return {"sku": f"s-{index:04d}", "n": 1 + index % 9}
+    return {"sku": f"s-{index:04d}", "qty": 1 + index % 9}
