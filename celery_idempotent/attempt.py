@@ -31,7 +31,7 @@ from celery_idempotent.protocol import (
     renewed,
     settle,
 )
-from celery_idempotent.record import Record
+from celery_idempotent.record import Record, Status
 from celery_idempotent.store import Store
 
 __all__ = ["Attempt", "Clock", "Superseded", "Written", "claim", "effect_key", "new_nonce"]
@@ -139,7 +139,10 @@ class Attempt:
 
     @property
     def fencing_token(self) -> int:
-        """An integer larger than that of every earlier attempt; send it to receivers that check it."""
+        """An integer larger than that of every earlier attempt; send it to receivers that check it.
+
+        It shuts out late writers. It does not make an effect happen once: the next attempt passes the check.
+        """
         return self._record.fencing_token
 
     @property
@@ -149,14 +152,17 @@ class Attempt:
 
     @property
     def is_takeover(self) -> bool:
-        """Whether the attempt before this one ended without a word, so that its effects may have happened."""
+        """Whether the attempt before this one ended without a word, so that its effects may have happened.
+
+        False proves nothing: an attempt that raised gave its claim back, whatever it had done before.
+        """
         return self._record.takeover
 
     def effect_key(self, name: str) -> str:
         """A key for the effect called ``name``, for a receiver that honours idempotency keys.
 
-        The same on every attempt of the operation and different for every other name; 64 hexadecimal
-        digits, which Stripe (255), PayPal (108), Adyen (64) and Square (45 needs a cut) take as it is.
+        The same on every attempt of the operation and different for every other name. 64 hexadecimal
+        digits, as long as the strictest common receiver takes; where one takes less, cut it: 32 are plenty.
         """
         return effect_key(self.key, name)
 
@@ -266,6 +272,8 @@ class Attempt:
 
     def _write(self, transition: Callable[[Record], Record]) -> Written | Superseded | Lost:
         current = self._record
+        if current.status is not Status.IN_PROGRESS:
+            return Lost()  # an attempt ends once; what it wrote last is final, also for itself
         for _ in range(_MAX_RACES):
             write = transition(current)
             settlement = settle(write, _swap(self._store, write, current.revision))

@@ -166,7 +166,7 @@ class OutcomeUnknown(IdempotencyError):
     def __str__(self) -> str:
         return (
             f"idempotency key {self.key}: it is unknown whether the effect happened ({self.reason}). "
-            "Check the receiver, then run `celery idempotency resolve`"
+            "Check the receiver, then run: celery -A <your app> idempotency resolve"
         )
 
 
@@ -243,5 +243,6 @@ class StoreMisconfigured(StoreUnavailable):
 class SafeToRetry(Exception):
     """Raise it from a task body to state that no effect has begun: the claim is released.
 
-    The only exception besides Celery's ``Retry`` that releases under ``on_takeover="refuse"``.
+    The delivery fails with it, and the next one runs; nothing is tried again by itself. The only exception
+    besides Celery's ``Retry`` that releases under ``on_takeover="refuse"``.
     """

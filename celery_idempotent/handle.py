@@ -23,7 +23,10 @@ class AttemptHandle(Protocol):
 
     @property
     def fencing_token(self) -> int:
-        """Larger than that of every earlier attempt; 0 where the body runs unprotected."""
+        """Larger than that of every earlier attempt; 0 where the body runs unprotected.
+
+        Send it to receivers that check it. It shuts out late writers; it does not make an effect happen once.
+        """
 
     @property
     def number(self) -> int:
@@ -31,13 +34,26 @@ class AttemptHandle(Protocol):
 
     @property
     def is_takeover(self) -> bool:
-        """Whether the attempt before this one ended without a word, so that its effects may have happened."""
+        """Whether the attempt before this one ended without a word, so that its effects may have happened.
+
+        False proves nothing: an attempt that raised gave its claim back, whatever it had done before.
+        """
 
     def effect_key(self, name: str) -> str:
-        """A key for a receiver that honours idempotency keys: the same on every attempt, 64 hex digits."""
+        """A key for a receiver that honours idempotency keys, 64 hexadecimal digits.
+
+        The same on every attempt of the operation, and different for every other name.
+        """
 
     def ensure_owned(self) -> None:
-        """Return if the attempt still owns its key, else raise ``LeaseLost``."""
+        """Return if the attempt still owns its key; call it right before an effect.
+
+        Ownership can end right after the answer, so this makes a second effect unlikely, not impossible.
+
+        Raises:
+            LeaseLost: It does not; let it pass and the delivery is put off.
+            StoreUnavailable: It cannot be known; likewise.
+        """
 
 
 @dataclass(frozen=True, slots=True)

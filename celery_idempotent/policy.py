@@ -39,15 +39,19 @@ class Policy:
         key: What identifies the intended effect: a JMESPath over the arguments (``"order_id"``,
             ``"order.id"``), a tuple of them, or a function with the task's own signature. A missing or null
             key is :exc:`~celery_idempotent.errors.KeyMissing`, never an unprotected run. Default: all
-            arguments. One exception: a task sent by beat with that default is a new operation at every tick.
+            arguments, so two equal calls within ``retain`` are one operation; except that with this default a
+            task sent by beat is a new operation at every tick.
         scope: Namespace of the key; set it to survive a rename or to share keys between tasks.
             Default: the task's name.
         version: Generation of the key; a new one starts every operation anew.
         fingerprint: What must be equal under one key, in the same forms as ``key``; None to compare nothing.
+            Default: all arguments, so a new parameter makes duplicates of older calls fail with
+            :exc:`~celery_idempotent.errors.KeyReused`.
         lease: How long a claim lasts without renewal, in seconds. A heartbeat renews it every third, so it
             bounds recovery after a crash, not the length of a task.
         grace: Seconds past the lease before a takeover, for ordinary clock error between machines.
-        retain: How long an outcome is replayed, in seconds. Longer than any redelivery can take.
+        retain: How long an outcome is replayed, in seconds from its recording. Make it longer than any
+            redelivery can take: what comes later runs again.
         on_conflict: When another delivery is running the operation: ``"retry"`` later without using up
             ``max_retries``, ``"raise"`` :exc:`~celery_idempotent.errors.InFlight`, or ``"skip"`` (Celery's
             ``Ignore``). A redelivery of the running message itself, and a member of a group or chord, is
@@ -55,13 +59,17 @@ class Policy:
         backoff: Bound of the first delay after a conflict, in seconds; doubles with every further one, with
             full jitter (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
         backoff_max: Upper bound of that delay, in seconds.
-        max_conflicts: After that many conflicts of one delivery, ``InFlight`` is raised. Default: no limit.
+        max_conflicts: After that many conflicts of one delivery, ``InFlight`` is raised, for a redelivery of
+            the running message, too: only where losing a message is better than waiting. Default: no limit.
         on_takeover: When an attempt ended without a word: ``"rerun"`` (at least once) or ``"refuse"`` (at
-            most once; ends UNKNOWN and a person resolves it).
-        remember: Exception types that are a final outcome: recorded and replayed. Others release the claim
-            (but see "refuse" in the README).
-        on_outage: When the store gives no answer: ``"retry"`` later and run nothing, or ``"run"`` unprotected.
-        mode: ``"enforce"``; ``"observe"`` runs everything and counts what would have been suppressed;
+            most once; ends UNKNOWN and a person resolves it). Under ``"refuse"`` every exception of the body is
+            a final outcome, save Celery's ``Retry``, which ``autoretry_for`` raises, too, and
+            :exc:`~celery_idempotent.errors.SafeToRetry`.
+        remember: Exception types that are a final outcome: recorded and replayed. Others release the claim,
+            and the next delivery runs.
+        on_outage: When the store gives no answer to a claim: ``"retry"`` later and run nothing, or ``"run"``
+            unprotected.
+        mode: ``"enforce"``; ``"observe"`` runs everything and reports what would have been suppressed;
             ``"off"`` does nothing.
 
     Raises:

@@ -18,14 +18,14 @@ SCHEMA = 1
 
 
 class Status(StrEnum):
-    """Where an operation stands. COMPLETED, FAILED and UNKNOWN are final."""
+    """Where an operation stands. COMPLETED and FAILED are final until they are forgotten."""
 
     IN_PROGRESS = "IN_PROGRESS"
     """An attempt owns the key, until its lease is over and somebody takes over."""
     COMPLETED = "COMPLETED"
     """The effect happened; the result is replayed."""
     FAILED = "FAILED"
-    """A failure that was declared to be an outcome; it is replayed."""
+    """A failure that is an outcome, by ``remember`` or ``on_takeover="refuse"``; it is replayed."""
     RELEASED = "RELEASED"
     """Given back without an outcome; the next delivery runs at once."""
     UNKNOWN = "UNKNOWN"

@@ -54,7 +54,8 @@ outcome_unknown = Signal(name="outcome_unknown", providing_args=_ARGUMENTS)
 """Nobody can tell whether the effect happened. Page somebody: only a person can resolve it."""
 
 store_unavailable = Signal(name="store_unavailable", providing_args=_ARGUMENTS)
-"""The store gave no certain answer. Nothing runs, unless ``on_outage="run"``."""
+"""The store gave no certain answer. At a claim nothing runs, unless ``on_outage="run"``; later, nothing is
+reported as done."""
 
 BY_EVENT: dict[EventName, Signal] = {
     EventName.CLAIMED: claimed,

@@ -228,7 +228,8 @@ class IdempotentTask(IdempotentMixin, Task):  # type: ignore[misc]  # Celery has
     takes over when the lease is over. What exactly is promised for which kind of effect stands in the README.
 
     Set it as a task's ``base``, or for a whole app with ``Celery(task_cls="celery_idempotent:IdempotentTask")``.
-    Its one option is ``idempotent=Policy(...)``.
+    Its one option is ``idempotent=Policy(...)``. It needs a delivery that comes back when a worker dies, so set
+    ``acks_late`` and ``reject_on_worker_lost``; without them, binding it warns.
 
     A direct call ``task(...)`` is a function call and passes through. ``apply()`` and eager mode are guarded.
     """

@@ -426,6 +426,22 @@ def test_vanished_record_is_a_lost_lease(store: FaultyStore, clock: FakeClock) -
     assert store.get("k") is None
 
 
+@pytest.mark.parametrize("end", [lambda attempt: attempt.complete(ONE), lambda attempt: attempt.release()])
+def test_attempt_ends_once(store: FaultyStore, clock: FakeClock, end: Callable[[Attempt], object]) -> None:
+    """What an attempt recorded is final for itself, too: nothing it does afterwards is written."""
+    attempt = _claimed(store, clock)
+    end(attempt)
+    before = _stored(store)
+
+    with pytest.raises(LeaseLost):
+        attempt.complete(Encoded("2", "application/json"))
+    with pytest.raises(LeaseLost):
+        attempt.fail(None, "boom")
+    assert attempt.release() == attempt.give_up("why") == Lost()
+
+    assert _stored(store) == before
+
+
 def test_settled_attempt_is_not_renewed(store: FaultyStore, clock: FakeClock) -> None:
     """A late heartbeat does not write over an outcome."""
     attempt = _claimed(store, clock)
