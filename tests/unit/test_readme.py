@@ -75,15 +75,17 @@ def gateway() -> Gateway:
 
 
 @pytest.fixture
-def unchanged_current_app() -> Iterator[None]:
-    """The blocks make apps as a reader does, which makes each the current app of the thread."""
-    before = _state._tls.current_app
+def unchanged_celery() -> Iterator[None]:
+    """The blocks make apps and tasks as a reader does: each app becomes the thread's, each task every app's."""
+    app, finalizers = _state._tls.current_app, set(_state._on_app_finalizers)
     yield
-    _state._tls.current_app = before
+    _state._tls.current_app = app
+    _state._on_app_finalizers.clear()
+    _state._on_app_finalizers |= finalizers
 
 
 @pytest.fixture
-def run(gateway: Gateway, unchanged_current_app: None) -> Callable[[Path], dict[str, Any]]:
+def run(gateway: Gateway, unchanged_celery: None) -> Callable[[Path], dict[str, Any]]:
     """Executes a document's Python blocks in order and returns what they defined."""
 
     def execute(document: Path) -> dict[str, Any]:
