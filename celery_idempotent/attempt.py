@@ -162,7 +162,7 @@ class Attempt:
         """A key for the effect called ``name``, for a receiver that honours idempotency keys.
 
         The same on every attempt of the operation and different for every other name. 64 hexadecimal
-        digits, as long as the strictest common receiver takes; where one takes less, cut it: 32 are plenty.
+        digits; where a receiver takes fewer, cut it: 32 are plenty.
         """
         return effect_key(self.key, name)
 

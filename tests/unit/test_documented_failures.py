@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from celery_idempotent import IdempotentTask, Policy, SafeToRetry, Status, StoreUnavailable
+from celery_idempotent import IdempotentTask, LeaseLost, Policy, SafeToRetry, Status, StoreUnavailable
 from celery_idempotent import task as task_module
 from celery_idempotent.guard import Guard
 from celery_idempotent.record import Record
@@ -284,7 +284,12 @@ ENDINGS: dict[str, tuple[Any, ...]] = {
     "raises `Retry` (by `self.retry()` or `autoretry_for`), or `SafeToRetry`": (Retry(), SafeToRetry()),
     "raises an exception in `remember`": (KeyError("declined"),),
     "raises any other `Exception`, a soft time limit included": (ValueError("x"), SoftTimeLimitExceeded()),
-    "raises `Ignore` or `Reject`, or calls `self.replace()`": (Ignore(), Reject()),
+    "raises `Ignore` or `Reject`, calls `self.replace()`, or lets an error of `attempt.ensure_owned()` pass": (
+        Ignore(),
+        Reject(),
+        LeaseLost("k", 1),
+        StoreUnavailable("s", "swap", "down"),
+    ),
     "is ended by `SystemExit` or another `BaseException`": (SystemExit(), KeyboardInterrupt()),
 }
 """By row of the table of endings, what the body raises; the last row is the matrix's own."""
