@@ -1,7 +1,7 @@
 """Provisioning on AWS, where a new table is ACTIVE before it is ready for backups; no local server does that."""
 
-import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import boto3
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     clock = FakeClock()
-    monkeypatch.setattr(time, "monotonic", clock.monotonic)
-    monkeypatch.setattr(time, "sleep", clock.sleep)
+    stub = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
+    monkeypatch.setattr("celery_idempotent.stores.dynamodb.time", stub)
     return clock
 
 
@@ -47,7 +47,8 @@ def server() -> Iterator[Stubber]:
 
 @pytest.fixture
 def store(server: Stubber) -> DynamoDBStore:
-    return DynamoDBStore("t", client=cast("DynamoDBClient", server.client))
+    client = cast("DynamoDBClient", server.client)
+    return DynamoDBStore("t", client=client, local_clock=lambda: 0)
 
 
 def _not_ready(server: Stubber) -> None:

@@ -595,6 +595,21 @@ def test_new_parameter_changes_fingerprints_and_whole_call_keys() -> None:
     assert ends == {"keyed": KeyReused, "whole": "new", "named": "old"}
 
 
+def test_released_key_keeps_its_arguments() -> None:
+    """A failed call corrected under its old key is ``KeyReused``; under a key of its own it runs."""
+    app = an_app()
+
+    @app.task(base=IdempotentTask, shared=False, name="charge", idempotent=Policy(key="order_id"))
+    def charge(order_id: str, cents: int) -> str:
+        if cents < 0:
+            raise ValueError(cents)
+        return "ch_1"
+
+    assert deliver(charge, "o-1", -5).state == "FAILURE"
+    assert isinstance(deliver(charge, "o-1", 5).value, KeyReused)
+    assert deliver(charge, "o-1", 5, request={"headers": {KEY_HEADER: "corrected"}}).value == "ch_1"
+
+
 def test_observing_runs_everything_and_its_outcomes_count_later() -> None:
     """``mode="observe"`` suppresses nothing; what it recorded is replayed once the mode is gone."""
     observed, enforced = an_app(), an_app()
