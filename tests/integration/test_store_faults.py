@@ -34,6 +34,36 @@ def test_a_lost_reply_neither_blocks_nor_doubles(
     assert charge.delay("o", "go").get(timeout=60) == "o by attempt 1"
 
 
+@on_redis
+def test_a_lost_reply_of_a_renewal_does_not_end_the_attempt(
+    celery_setup: IdempotentSetup, ledger: Ledger, faults: FaultProxy
+) -> None:
+    """The heartbeat's write was applied and it does not know: the attempt still owns its key and completes."""
+    cut = faults.cut_reply("PutItem", body="IN_PROGRESS", nth=2)
+    result = charge.delay("o", "go")
+    wait_until(cut.has_struck, "the first renewal loses its reply")
+    ledger.open("go:1")
+    assert result.get(timeout=60) == "o by attempt 1"
+    assert not ledger.rows("lease_lost")
+    assert len(ledger.rows("begin")) == 1
+
+
+@on_redis
+def test_a_lost_reply_of_a_takeover_is_still_a_takeover(
+    celery_setup: IdempotentSetup, ledger: Ledger, faults: FaultProxy
+) -> None:
+    """An attempt that reads its own claim back knows what came before it, and does not wait for itself."""
+    cut = faults.cut_reply("PutItem", body="takeover")
+    result = charge.delay("o", "go")
+    (killed,) = ledger.wait_for("begin")
+    celery_setup.worker_cluster.kill_child(killed)
+    ledger.open("go:2")
+    assert result.get(timeout=60) == "o by attempt 2"
+    assert cut.has_struck()
+    (effect,) = ledger.rows("effect")
+    assert effect.details["takeover"]
+
+
 def test_nothing_runs_while_the_store_is_down_and_once_when_it_is_back(
     celery_setup: IdempotentSetup, ledger: Ledger, faults: FaultProxy
 ) -> None:
