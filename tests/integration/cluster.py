@@ -19,6 +19,8 @@ from pytest_celery import (
     CeleryWorkerContainer,
 )
 
+from celery_idempotent.record import Record
+from celery_idempotent.store import Store
 from tests.support import ledger, waiting
 from tests.support.ledger import Row
 from tests.support.waiting import wait_until
@@ -187,3 +189,10 @@ def quick_transport(broker_url: str) -> dict[str, Any]:
     if broker_url.startswith("redis"):
         return {"unacked_restore_interval": 0.5, "unacked_restore_throttle": 1, "unacked_mutex_expire": 2}
     return {"region": "us-east-1", "is_secure": False, "wait_time_seconds": 1, "polling_interval": 0.1}
+
+
+def record_of(store: Store, key: str) -> Record:
+    """The record that the store holds for a key."""
+    record = store.get(key)
+    assert record is not None, key
+    return record

@@ -8,9 +8,15 @@ import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
 from celery_idempotent.errors import OutcomeUnknown
-from celery_idempotent.record import Record, Status
+from celery_idempotent.record import Status
 from celery_idempotent.store import Store
-from tests.integration.cluster import IdempotentSetup, leases_may_be_longer, on_redis, short_visibility
+from tests.integration.cluster import (
+    IdempotentSetup,
+    leases_may_be_longer,
+    on_redis,
+    record_of,
+    short_visibility,
+)
 from tests.integration.idempotent_tasks import (
     charge,
     charge_at_most_once,
@@ -21,12 +27,6 @@ from tests.support.ledger import Ledger
 from tests.support.waiting import wait_until
 
 pytestmark = [short_visibility, leases_may_be_longer]
-
-
-def record_of(store: Store, key: str) -> Record:
-    record = store.get(key)
-    assert record is not None
-    return record
 
 
 def test_a_killed_attempt_is_taken_over_after_its_lease(

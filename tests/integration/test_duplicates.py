@@ -7,7 +7,7 @@ import pytest
 from celery_idempotent.errors import KeyReused
 from celery_idempotent.record import Status
 from celery_idempotent.store import Store
-from tests.integration.cluster import IdempotentSetup, on_redis
+from tests.integration.cluster import IdempotentSetup, on_redis, record_of
 from tests.integration.idempotent_tasks import FALSY, charge, falsy, refund, ship
 from tests.support.fault_proxy import FaultProxy
 from tests.support.ledger import Ledger
@@ -95,9 +95,7 @@ def test_an_idempotent_task_inside_another_keeps_a_record_of_its_own(
     outer, inner = ship.idempotency_key_for("o"), charge.idempotency_key_for("o")
     assert nested.details == {"before": outer, "after": outer}
     for key in (outer, inner):
-        record = store.get(key)
-        assert record is not None
-        assert record.status is Status.COMPLETED
+        assert record_of(store, key).status is Status.COMPLETED
     assert [row.details["idempotency_key"] for row in ledger.rows("effect")] == [inner, outer]
 
 

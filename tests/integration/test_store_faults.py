@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_idempotent.store import Store
-from tests.integration.cluster import IdempotentSetup, on_redis
+from tests.integration.cluster import IdempotentSetup, on_redis, record_of, record_of
 from tests.integration.idempotent_tasks import charge
 from tests.support.fault_proxy import FaultProxy
 from tests.support.ledger import Ledger
@@ -28,20 +28,21 @@ def test_a_lost_reply_neither_blocks_nor_doubles(
     assert not ledger.rows("replayed")
     (effect,) = ledger.rows("effect")
     assert not effect.details["takeover"]
-    record = store.get(charge.idempotency_key_for("o", "go"))
-    assert record is not None
-    assert record.attempts == 1
+    assert record_of(store, charge.idempotency_key_for("o", "go")).attempts == 1
     assert charge.delay("o", "go").get(timeout=60) == "o by attempt 1"
 
 
 @on_redis
 def test_a_lost_reply_of_a_renewal_does_not_end_the_attempt(
-    celery_setup: IdempotentSetup, ledger: Ledger, faults: FaultProxy
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, faults: FaultProxy
 ) -> None:
-    """The heartbeat's write was applied and it does not know: the attempt still owns its key and completes."""
+    """The heartbeat's write was applied and it does not know: it goes on renewing, and the attempt completes."""
+    key = charge.idempotency_key_for("o", "go")
     cut = faults.cut_reply("PutItem", body="IN_PROGRESS", nth=2)
     result = charge.delay("o", "go")
     wait_until(cut.has_struck, "the first renewal loses its reply")
+    lease_until = record_of(store, key).lease_until
+    wait_until(lambda: record_of(store, key).lease_until > lease_until, "the next renewal")
     ledger.open("go:1")
     assert result.get(timeout=60) == "o by attempt 1"
     assert not ledger.rows("lease_lost")
@@ -86,9 +87,8 @@ def test_nothing_is_reported_while_the_completion_cannot_be_stored(
     with faults.down("PutItem", body="COMPLETED") as cut:
         ledger.open("go:1")
         wait_until(cut.has_struck, "the completion fails")
-        record = store.get(key)
-        assert record is not None
-        wait_until(lambda: store.now() > record.lease_until + 1000, "the lease of that moment is over")
+        lease_until = record_of(store, key).lease_until
+        wait_until(lambda: store.now() > lease_until + 1000, "the lease of that moment is over")
         duplicate = charge.delay("o", "go")
         ledger.wait_for("conflicted")
         assert not result.ready()
