@@ -60,7 +60,7 @@ def measure(servers: Servers, rounds: int, progress: Callable[[], None]) -> Sect
         "the task's `__call__` as the worker calls it, logging at WARNING, signals without receivers. `Guard.run` "
         "is what compares to the others; `task` adds the way into Celery. Powertools: `idempotent_function`, "
         "DynamoDB layer, cache off, default client; it writes fewer attributes than the library, whose two items "
-        f"have {len(requests.claim['Item'])} and {len(requests.complete['Item'])}, so its own requests are cheaper "
+        f"have {len(requests.claim['Item'])} and {len(requests.complete['Item'])}, so its own requests carry less "
         "than those of `bare boto3`.",
         [_grid(path, contenders, samples[path], bare, bare_tuned, powertools) for path in _PATHS],
         [goal for path in _PATHS for goal in _goals(path, samples[path], ours, bare.name, powertools.name)],
