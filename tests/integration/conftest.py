@@ -1,6 +1,7 @@
 """Real brokers, stores and workers: containers where Docker exists, local processes where it does not.
 
 `CI_RUNTIME=process` (the default) or `CI_RUNTIME=docker` chooses; the tests cannot tell the difference.
+Unverified: the second was written on a machine without a Docker engine and has never run.
 """
 
 from __future__ import annotations

@@ -84,6 +84,26 @@ def test_a_zombie_cannot_overwrite_delete_or_report_anything(
     assert record_of(store, successors.key) == successors
 
 
+@pytest.mark.worker(count=2)
+def test_a_zombie_cannot_settle_what_was_given_up(celery_setup: IdempotentSetup, ledger: Ledger, store: Store) -> None:
+    """A frozen attempt that may not be repeated wakes up: its outcome stays unknown until a person decides."""
+    result = charge_at_most_once.delay("o", gate="go")
+    (begun,) = ledger.wait_for("begin")
+    zombie = celery_setup.worker_cluster.worker_of(begun)
+    zombie.freeze()
+    ledger.wait_for("outcome_unknown")
+    given_up = record_of(store, begun.details["idempotency_key"])
+    assert given_up.status is Status.UNKNOWN
+    zombie.thaw()
+    ledger.open("go:1")
+    ledger.wait_for("lease_lost")
+    wait_until(lambda: result.state == "FAILURE", "the delivery of the zombie ends")
+    with pytest.raises(OutcomeUnknown):
+        result.get(timeout=60)
+    assert not ledger.rows("reported")
+    assert record_of(store, given_up.key) == given_up
+
+
 def test_a_task_longer_than_lease_and_visibility_timeout_runs_once(
     celery_setup: IdempotentSetup, ledger: Ledger, store: Store
 ) -> None:

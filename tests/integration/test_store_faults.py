@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_idempotent.store import Store
-from tests.integration.cluster import IdempotentSetup, on_redis, record_of, record_of
+from tests.integration.cluster import IdempotentSetup, on_redis, record_of
 from tests.integration.idempotent_tasks import charge
 from tests.support.fault_proxy import FaultProxy
 from tests.support.ledger import Ledger
