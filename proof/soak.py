@@ -1,0 +1,592 @@
+"""Real workers under real faults for minutes: nemeses strike, everything quiets down, the audit judges.
+
+Two prefork workers take tasks from SQS, some published twice, some longer than lease and visibility timeout.
+A seed chooses load and nemeses: SIGKILL of a pool process or of a whole worker, SIGSTOP for three leases,
+clocks set wrong by seconds and minutes in both directions, a store that refuses, a store (and broker) that
+hangs, requests and replies that get lost. When a strike lands is up to the machine, so a seed repeats what
+was tried and not every interleaving.
+
+Store and broker are held in memory (MiniStack), so they are stopped and cut off, never restarted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Literal, assert_never
+
+import boto3
+from celery import Celery
+
+from celery_idempotent.record import Record, Status
+from celery_idempotent.stores.dynamodb import DynamoDBStore
+from example_project.embedded import REGION, EmbeddedAws
+from example_project.ledger import Ledger
+from example_project.ledger import Row as LedgerRow
+from example_project.settings import Settings
+from proof.audit import Evidence, Judgement, Nemesis, Promise, deliveries, judge
+from proof.soak_fleet import POLL, Fleet, Freezer, Timeout, backlog, until
+from proof.soak_settings import LEASE, STORE_ENDPOINT, TABLE, skew_file
+from proof.table import Row
+from tests.support.fault_proxy import FaultProxy
+
+__all__ = ["Kind", "Plan", "Publication", "Strike", "plan", "run"]
+
+WORKERS = ("soak-0", "soak-1")
+CHILDREN = 4
+QUEUE = "soak"
+RATE = 3.0
+"""Operations per second."""
+
+QUIET = 5.0  # seconds between two lines of progress
+EXIT = "worker ended by itself"
+"""kombu cannot return a message whose visibility timeout is over, and then the worker ends (celery/kombu)."""
+EXIT_TAKES = 10.0
+CLOCK_SET_BACK = "clock set right again"
+INFINITY = float("inf")
+START_TIMEOUT = 120.0
+DRAIN_TIMEOUT = 900.0
+"""Seconds. A claim made under a clock that is minutes ahead holds others off for those minutes, if its owner
+dies before its first renewal."""
+
+GRACE_MS = 1_000
+"""The default of a policy: nobody takes over earlier after the end of a lease."""
+
+Progress = Callable[[str], None]
+"""Told how far it is, in one line."""
+
+PROMISES = {"keyed": Promise.EXACTLY_ONCE, "plain": Promise.AT_LEAST_ONCE, "refuse": Promise.AT_MOST_ONCE}
+"""By task of `soak_app`, what is promised for its effect."""
+
+CAMPAIGNS = {
+    "keyed": "soak: rerun, effect honours a key",
+    "plain": "soak: rerun, plain effect, repeated only where hit",
+    "refuse": "soak: refuse",
+}
+
+
+class Kind(StrEnum):
+    """What a nemesis does."""
+
+    KILL_CHILD = "child killed"
+    KILL_WORKER = "worker killed"
+    STOP_CHILD = "child stopped for 3 leases"
+    STOP_WORKER = "worker stopped for 3 leases"
+    SKEW_SECONDS = "clock off by seconds"
+    SKEW_MINUTES = "clock off by minutes"
+    REFUSE = "store refuses"
+    HANG = "store and broker hang"
+    LOSE_REPLIES = "reply lost"
+    LOSE_REQUESTS = "request lost"
+
+
+WEIGHTS = {
+    Kind.KILL_CHILD: 6,
+    Kind.KILL_WORKER: 2,
+    Kind.STOP_CHILD: 2,
+    Kind.STOP_WORKER: 1,
+    Kind.SKEW_SECONDS: 2,
+    Kind.SKEW_MINUTES: 2,
+    Kind.REFUSE: 2,
+    Kind.HANG: 1,
+    Kind.LOSE_REPLIES: 3,
+    Kind.LOSE_REQUESTS: 1,
+}
+"""Strikes in one round; a round is shuffled, so that short campaigns meet every kind too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """One message to publish: when, in seconds from the start, and what."""
+
+    at: float
+    task: str
+    operation: str
+    task_id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """One thing to do to the workers.
+
+    Args:
+        at: When, in seconds from the start.
+        kind: What.
+        seconds: For how long, where it lasts.
+        skew: Milliseconds by which a clock is set wrong.
+        draw: From 0 to 1; chooses among whoever can be hit.
+    """
+
+    at: float
+    kind: Kind
+    seconds: float
+    skew: int
+    draw: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Load and nemeses of one campaign."""
+
+    publications: tuple[Publication, ...]
+    strikes: tuple[Strike, ...]
+
+    @property
+    def promises(self) -> dict[str, Promise]:
+        """By operation, what is promised for its effect."""
+        return {each.operation: PROMISES[each.task] for each in self.publications}
+
+
+_ENDED = {Kind.SKEW_SECONDS, Kind.SKEW_MINUTES, Kind.REFUSE}
+"""What somebody has to end."""
+
+_NAMES_KEY = {"claimed", "conflicted", "replayed", "outcome_unknown"}
+"""Rows that tell an operation's key."""
+
+
+def plan(minutes: float, seed: int) -> Plan:
+    """The load and the nemeses that a seed chooses."""
+    chance = random.Random(seed)  # noqa: S311 - to be repeatable, not secret
+    return Plan(
+        tuple(sorted(_publications(minutes * 60, chance), key=lambda each: each.at)),
+        tuple(_strikes(minutes * 60, chance)),
+    )
+
+
+def _publications(seconds: float, chance: random.Random) -> Iterator[Publication]:
+    tasks = list(PROMISES)
+    for number in range(round(seconds * RATE)):
+        task = tasks[number % len(tasks)]
+        at, body = number / RATE, _length(chance)
+        first = uuid.UUID(int=chance.getrandbits(128)).hex
+        operation = f"{task}-{number:05}"
+        yield Publication(at=at, task=task, operation=operation, task_id=first, seconds=body)
+        for _ in range(chance.choices((0, 1, 2), (5, 4, 1))[0]):
+            # The same message again, as a broker does it, or another with the same intent, as people do it.
+            again = chance.choice((first, uuid.UUID(int=chance.getrandbits(128)).hex))
+            later = chance.choice((0.0, chance.uniform(0, 2), chance.uniform(5, 20)))
+            yield Publication(at=at + later, task=task, operation=operation, task_id=again, seconds=body)
+
+
+def _length(chance: random.Random) -> float:
+    """Seconds a body takes; every twentieth outlives lease and visibility timeout."""
+    lowest, highest = chance.choices(((0.02, 0.4), (1, 4), (11, 14)), (80, 15, 5))[0]
+    return round(chance.uniform(lowest, highest), 3)
+
+
+def _strikes(seconds: float, chance: random.Random) -> Iterator[Strike]:
+    at = 2.0
+    while True:
+        round_ = [kind for kind, weight in WEIGHTS.items() for _ in range(weight)]
+        chance.shuffle(round_)
+        for kind in round_:
+            if at >= seconds:
+                return
+            yield Strike(
+                at=at, kind=kind, seconds=_duration(kind, chance), skew=_skew(kind, chance), draw=chance.random()
+            )
+            at += chance.uniform(1, 4)
+
+
+def _duration(kind: Kind, chance: random.Random) -> float:
+    match kind:
+        case Kind.STOP_CHILD | Kind.STOP_WORKER:
+            return 3 * LEASE + chance.uniform(0, 1)
+        case Kind.SKEW_SECONDS | Kind.SKEW_MINUTES:
+            return chance.uniform(4, 15)
+        case Kind.REFUSE:
+            return chance.uniform(1, 8)
+        case Kind.HANG:
+            return chance.uniform(1, 6)
+        case _:
+            return 0.0
+
+
+def _skew(kind: Kind, chance: random.Random) -> int:
+    direction = chance.choice((-1, 1))
+    match kind:
+        case Kind.SKEW_SECONDS:
+            return direction * chance.randrange(500, 10_000)
+        case Kind.SKEW_MINUTES:
+            return direction * chance.randrange(60_000, 180_000)
+        case _:
+            return 0
+
+
+def run(minutes: float, seed: int, progress: Progress, folder: Path | None = None) -> list[Row]:
+    """Run one campaign: a row per promise.
+
+    Args:
+        minutes: How long the nemeses strike; quieting down takes one or two more.
+        seed: Chooses load and nemeses.
+        progress: Told how far it is, and every broken rule.
+        folder: A new folder for ledgers and logs, which is kept; default: one that is kept only if a rule broke.
+
+    Raises:
+        Timeout: The workers did not start.
+    """
+    place = folder or Path(tempfile.mkdtemp(prefix="celery-idempotent-soak-"))
+    place.mkdir(parents=True, exist_ok=True)
+    broken = True
+    try:
+        rows, judgements = _campaign(plan(minutes, seed), seed, f"{minutes:g} min", place, progress)
+        broken = any(judgement.broken for judgement in judgements)
+        for judgement in judgements:
+            for rule in judgement.broken:
+                progress(f"BROKEN {judgement.operation} ({judgement.promise}): {rule}")
+        return rows
+    finally:
+        if folder is None and not broken:
+            shutil.rmtree(place, ignore_errors=True)
+        elif broken:
+            progress(f"ledgers and logs are in {place}")
+
+
+def _campaign(
+    planned: Plan, seed: int, length: str, folder: Path, progress: Progress
+) -> tuple[list[Row], list[Judgement]]:
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        aws = stack.enter_context(_Aws())
+        store = stack.enter_context(contextlib.closing(_store(aws.endpoint)))
+        store.provision()
+        proxy = _Proxy(f"127.0.0.1:{aws.port}")
+        stack.callback(proxy.close)
+        freezer = Freezer()
+        stack.callback(freezer.thaw)
+        settings = Settings(
+            broker_url=aws.broker_url, store_url=aws.store_url(TABLE), results_url="", folder=folder, queue=QUEUE
+        )
+        environ = {**settings.environ(), STORE_ENDPOINT: f"http://{proxy.address}"}
+        fleet = Fleet("proof.soak_app", WORKERS, children=CHILDREN, environ=environ, folder=folder)
+        stack.enter_context(fleet)
+        soak = _Soak(planned, aws, store, proxy, freezer, fleet, settings, progress)
+        evidence = soak.run()
+        requests = dict(soak.requests)
+    judgements = judge(evidence)
+    seconds = time.monotonic() - began
+    rows = [
+        _row(task, evidence, judgements, requests, proxy, seed=seed, seconds=seconds, length=length)
+        for task in PROMISES
+    ]
+    return rows, judgements
+
+
+def _store(endpoint: str) -> DynamoDBStore:
+    return DynamoDBStore(TABLE, region=REGION, endpoint_url=endpoint, session=boto3.session.Session("test", "test"))
+
+
+class _Proxy(FaultProxy):
+    """Counts the requests of every task, and sees which lost replies were answered to a resend."""
+
+    def __init__(self, upstream: str) -> None:
+        self.by_task: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        self.healed: Counter[str] = Counter()
+        self._unanswered: set[str] = set()
+        super().__init__(upstream)
+
+    def verdict(self, operation: str, body: str) -> Literal["pass", "before", "after"]:
+        """See :meth:`FaultProxy.verdict`."""
+        verdict = super().verdict(operation, body)
+        task, revision = _named(body)
+        self.by_task[task] += 1
+        if verdict == "after":
+            self.lost[task] += 1
+            self._unanswered.add(revision)
+        elif verdict == "pass" and revision in self._unanswered:
+            self._unanswered.discard(revision)
+            self.healed[task] += 1
+        return verdict
+
+
+_REVISION = re.compile(r'"revision": \{"S": "(\w+)"\}')
+_TASK = re.compile(r'"task": \{"S": "[\w.]*?(\w+)"\}')
+
+
+def _named(body: str) -> tuple[str, str]:
+    """The task and the revision that a write is about."""
+    task, revision = _TASK.search(body), _REVISION.search(body)
+    return task[1] if task else "", revision[1] if revision else ""
+
+
+class _Aws(EmbeddedAws):
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        assert self._process is not None
+        return self._process.pid
+
+
+@dataclass
+class _Soak:
+    """One campaign while it runs."""
+
+    planned: Plan
+    aws: _Aws
+    store: DynamoDBStore
+    proxy: _Proxy
+    freezer: Freezer
+    fleet: Fleet
+    settings: Settings
+    progress: Progress
+    nemeses: list[Nemesis] = field(default_factory=list)
+    requests: Counter[str] = field(default_factory=Counter)
+    _skewed: dict[str, Strike] = field(default_factory=dict)
+    _refusing: dict[Strike, tuple[float, contextlib.ExitStack]] = field(default_factory=dict)
+    _killed: set[str] = field(default_factory=set)
+    _shown: float = -INFINITY
+
+    def run(self) -> Evidence:
+        """Strike, quiet down, deliver everything once more."""
+        with self._publisher() as publish:
+            until(self._is_ready, "the workers to start", START_TIMEOUT)
+            self._play(publish)
+            self._heal()
+            self._drain("until the queue is empty")
+            self.requests.update(self.proxy.by_task)
+            drained = self._records()
+            self._deliver_once_more(publish)
+            self._drain("after one more delivery of everything")
+        return Evidence(
+            promises=self.planned.promises,
+            rows=self._rows(),
+            nemeses=self.nemeses,
+            drained=drained,
+            final=self._records(),
+        )
+
+    @contextlib.contextmanager
+    def _publisher(self) -> Iterator[Callable[[Publication], None]]:
+        app = Celery(set_as_current=False)
+        app.conf.update(self.settings.celery())
+        with app.producer_or_acquire() as producer:
+
+            def publish(each: Publication) -> None:
+                arguments = {"operation": each.operation, "seconds": each.seconds}
+                app.send_task(f"proof.soak_app.{each.task}", kwargs=arguments, task_id=each.task_id, producer=producer)
+
+            yield publish
+        app.close()
+
+    def _play(self, publish: Callable[[Publication], None]) -> None:
+        agenda = [(each.at, partial(publish, each)) for each in self.planned.publications]
+        agenda += [(each.at, partial(self._strike, each)) for each in self.planned.strikes]
+        agenda += [
+            (each.at + each.seconds, partial(self._end, each)) for each in self.planned.strikes if each.kind in _ENDED
+        ]
+        agenda.sort(key=lambda each: each[0])
+        started = time.monotonic()
+        for at, act in agenda:
+            while (early := started + at - time.monotonic()) > 0:
+                time.sleep(min(early, POLL))
+                self._supervise()
+            act()
+            self._show(f"{time.monotonic() - started:.0f} of {agenda[-1][0]:.0f} s")
+
+    def _deliver_once_more(self, publish: Callable[[Publication], None]) -> None:
+        for each in {publication.operation: publication for publication in self.planned.publications}.values():
+            publish(replace(each, task_id=uuid.uuid4().hex))
+            self._show("delivering everything once more")
+
+    def _strike(self, strike: Strike) -> None:
+        match strike.kind:
+            case Kind.KILL_CHILD:
+                pid = self._busy_child(strike)
+                if pid is not None:
+                    os.kill(pid, signal.SIGKILL)
+                    self._note(strike.kind, pids={pid})
+            case Kind.KILL_WORKER:
+                worker = self._worker(strike)
+                self._killed.add(worker)
+                self._note(strike.kind, pids=self._pool(worker))
+                os.killpg(self.fleet.group(worker), signal.SIGKILL)
+            case Kind.STOP_CHILD:
+                pid = self._busy_child(strike)
+                if pid is not None:
+                    self.freezer.freeze(pid, strike.seconds)
+                    self._note(strike.kind, strike.seconds, pids={pid})
+            case Kind.STOP_WORKER:
+                worker = self._worker(strike)
+                self.freezer.freeze(-self.fleet.group(worker), strike.seconds)
+                self._note(strike.kind, strike.seconds, pids=self._pool(worker))
+            case Kind.SKEW_SECONDS | Kind.SKEW_MINUTES:
+                worker = self._worker(strike)
+                self._skewed[worker] = strike
+                self._set_clock(worker, strike.skew, strike.kind)
+            case Kind.REFUSE:
+                self._refusing[strike] = (time.time(), contextlib.ExitStack())
+                self._refusing[strike][1].enter_context(self.proxy.down())
+            case Kind.HANG:
+                self.freezer.freeze(self.aws.pid, strike.seconds)
+                self._note(strike.kind, strike.seconds)
+            case Kind.LOSE_REPLIES:
+                self.proxy.cut_reply("PutItem")
+                self._note(strike.kind, pids=())
+            case Kind.LOSE_REQUESTS:
+                self.proxy.cut_request("PutItem")
+                self._note(strike.kind, pids=())
+            case unreachable:
+                assert_never(unreachable)
+
+    def _end(self, strike: Strike) -> None:
+        if strike in self._refusing:
+            began, down = self._refusing.pop(strike)
+            down.close()
+            self.nemeses.append(Nemesis(kind=strike.kind, began=began, ended=time.time()))
+        for worker in [worker for worker, latest in self._skewed.items() if latest is strike]:
+            del self._skewed[worker]
+            self._set_clock(worker, 0, CLOCK_SET_BACK)
+
+    def _set_clock(self, worker: str, skew: int, kind: str) -> None:
+        path = skew_file(self.settings.folder, worker)
+        fresh = path.with_suffix(".new")
+        fresh.write_text(str(skew))
+        fresh.replace(path)
+        now = time.time()
+        self.nemeses.append(Nemesis(kind=kind, began=now, ended=now, skewed=worker))
+
+    def _heal(self) -> None:
+        for strike in self.planned.strikes:
+            self._end(strike)
+        self.freezer.thaw()
+
+    def _note(self, kind: str, seconds: float = 0.0, pids: Iterable[int] | None = None) -> None:
+        now = time.time()
+        who = None if pids is None else frozenset(pids)
+        self.nemeses.append(Nemesis(kind=kind, began=now, ended=now + seconds, pids=who))
+
+    def _worker(self, strike: Strike) -> str:
+        return self.fleet.names[int(strike.draw * len(self.fleet.names))]
+
+    def _busy_child(self, strike: Strike) -> int | None:
+        """A pool process with a delivery in it, or any, if there is no such."""
+        rows = self._rows()
+        busy = sorted({each.pid for each in deliveries(rows) if each.ended == INFINITY})
+        idle = sorted({row.pid for row in rows if row.what == "child"})
+        for pids in (busy, idle):
+            alive = [pid for pid in pids if self.fleet.owns(pid)]
+            if alive:
+                return alive[int(strike.draw * len(alive))]
+        return None
+
+    def _pool(self, worker: str) -> frozenset[int]:
+        return frozenset(
+            row.pid for row in self._rows() if row.what == "child" and row.task == worker and self.fleet.owns(row.pid)
+        )
+
+    def _supervise(self) -> None:
+        for worker in self.fleet.restart_dead():
+            if worker in self._killed:
+                self._killed.discard(worker)
+                continue
+            pids = frozenset(row.pid for row in self._rows() if row.what == "child" and row.task == worker)
+            now = time.time()
+            self.nemeses.append(Nemesis(kind=EXIT, began=now - EXIT_TAKES, ended=now, pids=pids))
+
+    def _drain(self, where: str) -> None:
+        """Wait until nothing is queued, executed or leased."""
+        try:
+            until(partial(self._is_quiet, where), where, DRAIN_TIMEOUT)
+        except Timeout:
+            self.progress(f"soak: not quiet after {DRAIN_TIMEOUT:g} s")
+
+    def _is_quiet(self, where: str) -> bool:
+        self._supervise()
+        self._show(where)
+        if backlog(self.aws, QUEUE):
+            return False
+        busy = any(each.ended == INFINITY and self.fleet.owns(each.pid) for each in deliveries(self._rows()))
+        return not busy and not any(map(self._is_leased, self.store.scan(status=Status.IN_PROGRESS)))
+
+    def _is_leased(self, record: Record) -> bool:
+        return record.lease_until + GRACE_MS > self.store.now()
+
+    def _records(self) -> dict[str, Record]:
+        operation = {row.key: row.order for row in self._rows() if row.what in _NAMES_KEY}
+        return {operation[record.key]: record for record in self.store.scan() if record.key in operation}
+
+    def _is_ready(self) -> bool:
+        return {row.task for row in self._rows() if row.what == "ready"} == set(self.fleet.names)
+
+    def _show(self, where: str) -> None:
+        if time.monotonic() - self._shown >= QUIET:
+            self._shown = time.monotonic()
+            what = Counter(row.what for row in self._rows())
+            self.progress(f"soak: {where}; {what['delivery']} deliveries, {len(self.nemeses)} strikes")
+
+    def _rows(self) -> list[LedgerRow]:
+        return [row for name in ("ledger", "bank") for row in Ledger(self.settings.folder / f"{name}.jsonl").rows()]
+
+
+def _row(
+    task: str,
+    evidence: Evidence,
+    judgements: Sequence[Judgement],
+    requests: Mapping[str, int],
+    proxy: _Proxy,
+    *,
+    seed: int,
+    seconds: float,
+    length: str,
+) -> Row:
+    ours = [each for each in judgements if evidence.promises[each.operation] is PROMISES[task]]
+    what = Counter(row.what for row in evidence.rows if row.task == task)
+    return Row(
+        system="celery-idempotent",
+        store="DynamoDB (MiniStack)",
+        promise=PROMISES[task],
+        campaign=f"{CAMPAIGNS[task]}, {length}",
+        tasks=len(ours),
+        faulted=sum(each.is_faulted for each in ours),
+        deliveries=what["delivery"],
+        faults=Counter(nemesis.kind for nemesis in evidence.nemeses),
+        takeovers=what["taken_over"],
+        healed=proxy.healed[task],
+        effects_0=sum(not each.effects and not each.is_unknown for each in ours),
+        effects_1=sum(each.effects == 1 for each in ours),
+        effects_2=sum(each.effects > 1 for each in ours),
+        unknown=sum(each.is_unknown for each in ours),
+        unexplained=sum(each.is_unexplained for each in ours),
+        stuck=sum(each.is_stuck for each in ours),
+        violations=sum(bool(each.broken) for each in ours),
+        recovery=_recovery(task, evidence),
+        extra_requests=round(requests.get(task, 0) / len(ours) - 2, 2) if ours else None,
+        seconds=round(seconds, 1),
+        seed=seed,
+    )
+
+
+def _recovery(task: str, evidence: Evidence) -> tuple[float, float, float] | None:
+    """From the kill of a process to the outcome of what it was executing, in leases."""
+    kills = [each for each in evidence.nemeses if each.kind in {Kind.KILL_CHILD, Kind.KILL_WORKER}]
+    outcomes = defaultdict(list)
+    for row in evidence.rows:
+        if row.what in {"completed", "outcome_unknown"} and row.task == task:
+            outcomes[row.order].append(row.time)
+    took = []
+    for delivery in deliveries(evidence.rows):
+        for kill in kills:
+            if kill.pids and delivery.pid in kill.pids and delivery.began <= kill.began and delivery.ended == INFINITY:
+                times = sorted(outcomes[delivery.operation])
+                # An outcome before the kill means that the delivery was only a duplicate.
+                if times and times[0] > kill.began:
+                    took.append((times[0] - kill.began) / LEASE)
+    if not took:
+        return None
+    took.sort()
+    return tuple(round(took[min(len(took) - 1, int(len(took) * share))], 2) for share in (0.5, 0.95, 1.0))  # type: ignore[return-value]
