@@ -34,7 +34,7 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 unit: $(INSTALLED)
-	$(BIN)/pytest tests/unit tests/contract --cov --cov-report=term:skip-covered
+	$(BIN)/pytest tests/unit tests/contract tests/properties --cov --cov-report=term:skip-covered
 	$(BIN)/coverage report --fail-under=100 --include="*/protocol.py,*/attempt.py,*/guard.py,*/keys.py,*/stores/*"
 
 integration: $(INSTALLED)

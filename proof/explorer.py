@@ -29,10 +29,17 @@ from celery_idempotent.policy import Policy
 from celery_idempotent.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
 
-__all__ = ["Exploration", "Fault", "Program", "Violation", "explore"]
+__all__ = ["ANY", "Declined", "Exploration", "Fault", "Program", "Violation", "explore"]
 
 _CODEC = Codec("json", frozenset({"application/json"}))
 _FINAL = {Status.COMPLETED, Status.FAILED, Status.UNKNOWN}
+
+ANY = "*"
+"""As the expected revision: write whatever is stored. The library never says it; its mutants do."""
+
+
+class Declined(Exception):
+    """What a body raises where a program says so."""
 
 
 class Fault(StrEnum):
@@ -44,6 +51,7 @@ class Fault(StrEnum):
     REPLY_LOST = "reply lost"
     REQUEST_LOST = "request lost"
     REQUEST_LATE = "request in flight, sender goes on"
+    CUT_OFF = "store out of reach from here on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +69,18 @@ class Program:
     raises: type[Exception] | None = None
 
     @property
+    def has_outcome(self) -> bool:
+        """Whether what the body does is recorded: a result, or a failure that counts as one."""
+        policy = self.policy
+        return self.raises is None or policy.on_takeover == "refuse" or self.raises in policy.remember
+
+    @property
     def name(self) -> str:
         """For the report."""
-        parts = [self.policy.on_takeover]
+        parts: list[str] = [self.policy.on_takeover]
         parts += ["renewing"] if self.renews else []
-        parts += [f"raising {self.raises.__name__}"] if self.raises else []
+        parts += ["failing"] if self.raises else []
+        parts += ["remembering"] if self.policy.remember else []
         return ", ".join(parts)
 
 
@@ -107,6 +122,9 @@ class _Suspended(BaseException):
 _LOST = "lost"
 """In place of an answer: the delivery's driver reports that there was none."""
 
+_CUT_OFF = "cut off"
+"""In place of this answer and of all that would follow."""
+
 _DEAD = "dead"
 
 
@@ -118,17 +136,22 @@ class _Script:
         self.program = program
         self._answers = iter(answers)
         self._tick = 0
+        self._slept = 0.0
+        self._cut_off = False
         self._nonces = 0
         self.asks: _Swap | _Effect | None = None
 
     def ask(self, request: _Swap | _Effect) -> Any:
+        if self._cut_off:
+            raise StoreUnavailable("world", "swap", "out of reach")
         if self.asks is None:
             try:
                 answer, self._tick = next(self._answers)
             except StopIteration:
                 self.asks = request
             else:
-                if answer is _LOST:
+                self._cut_off = answer is _CUT_OFF
+                if answer in (_LOST, _CUT_OFF):
                     raise StoreUnavailable("world", "swap", "no answer")
                 return answer
         raise _Suspended
@@ -141,10 +164,10 @@ class _Script:
         return _now(self._tick, self.program.policy)
 
     def monotonic(self) -> float:
-        return 0.0
+        return self._slept
 
     def sleep(self, seconds: float, /) -> None:
-        pass
+        self._slept += 1_000  # past all patience, so that a delivery cut off comes to its end
 
     def start(self, attempt: Attempt) -> None:
         pass
@@ -177,8 +200,7 @@ def _resume(number: int, answers: list[tuple[Any, int]], program: Program) -> _S
     )
 
     def body(attempt: Attempt | None) -> str:
-        assert attempt is not None
-        if program.renews:
+        if program.renews and attempt:
             attempt.renew()
             attempt.ensure_owned()
         script.ask(_Effect())
@@ -200,7 +222,7 @@ def _resume(number: int, answers: list[tuple[Any, int]], program: Program) -> _S
         except Exception as error:
             if program.raises is None or not isinstance(error, program.raises):
                 raise
-            return _Ended(f"failure {error}", "raised")
+            return _Ended(f"failure {error}" if program.has_outcome else None, "raised")
     match outcome:
         case Finished(value):
             return _Ended(str(value), "finished")
@@ -299,6 +321,7 @@ class _Explorer:
                     Fault.KILLED_IN_FLIGHT: self._killed(world._replace(in_flight=late), number),
                     Fault.REPLY_LOST: self._answered(after, number, history, _LOST),
                     Fault.REQUEST_LOST: self._answered(world, number, history, _LOST),
+                    Fault.CUT_OFF: self._answered(world, number, history, _CUT_OFF),
                     Fault.REQUEST_LATE: self._answered(world._replace(in_flight=late), number, history, _LOST),
                 }
             case _Effect():
@@ -319,19 +342,26 @@ class _Explorer:
     def _applied(self, world: _World, new: int, expected: str | None) -> tuple[_World, int]:
         stored, record = self._records[world.record], self._records[new]
         assert record is not None
-        if (stored.revision if stored else None) != expected:
+        if expected != ANY and (stored.revision if stored else None) != expected:
             return world, world.record
         self._check_write(stored, record)
         return world._replace(record=new), new
 
     def _check_write(self, stored: Record | None, new: Record) -> None:
         step = (f"{self._show(self._keep(stored))} is replaced by {self._show(self._keep(new))}",)
+        if new.expires_at is not None and new.status not in (Status.COMPLETED, Status.FAILED):
+            raise _Broken("a record that is no outcome got an expiry", step)
         if stored is None:
             return
+        if new.revision == stored.revision:
+            raise _Broken("a write reused a revision", step)
         if stored.status in _FINAL:
             raise _Broken("a final state was changed", step)
         if new.owner != stored.owner and new.status is Status.IN_PROGRESS and new.fencing_token <= stored.fencing_token:
             raise _Broken("the fencing token did not grow with a claim", step)
+        claimed = new.status is Status.IN_PROGRESS and new.owner != stored.owner
+        if claimed and new.takeover != (stored.status is Status.IN_PROGRESS):
+            raise _Broken("a claim does not say rightly whether it is a takeover", step)
         if new.owner == stored.owner and new.fencing_token != stored.fencing_token:
             raise _Broken("the fencing token changed without a claim", step)
         if new.status is not Status.IN_PROGRESS and new.owner != stored.owner:
@@ -393,7 +423,10 @@ class _Explorer:
             self._check_end(world, reported)
 
     def _check_end(self, world: _World, reported: set[str]) -> None:
-        """Whatever happened, a clean delivery some time later gets an answer that fits."""
+        """Somebody ran if nobody was hindered, and a clean delivery later gets an answer that fits."""
+        ended = {each.why if isinstance(each, _Ended) else _DEAD for each in world.deliveries}
+        if world.tick == 0 and ended <= {"conflict", "LeaseLost"}:
+            raise _Broken("nobody ran, although nobody died and no lease was over", ())
         known = (world.record, world.tick)
         if known not in self._answers_alone:
             self._answers_alone[known] = self._alone(world)
@@ -402,7 +435,7 @@ class _Explorer:
             self.found.ended[each.why if isinstance(each, _Ended) else _DEAD] += 1
         if reported and {last.reported} != reported:
             raise _Broken(f"a later delivery ended otherwise: {last}", ())
-        if last.reported is None and last.why != "OutcomeUnknown" and self.program.raises is None:
+        if last.reported is None and last.why != "OutcomeUnknown" and self.program.has_outcome:
             raise _Broken(f"the operation is stuck: a later delivery ended as {last.why}", ())
 
     def _alone(self, world: _World) -> _Ended:

@@ -1,0 +1,357 @@
+"""A hypothesis state machine: any store, driven through the protocol, beside an oracle of forty lines.
+
+The oracle knows nothing of revisions, decisions or settlements. It is the protocol told once more, as a
+person would tell it, and after every step replies and stored record must agree with it.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from celery_idempotent.attempt import Attempt, Superseded, Written, claim, new_nonce
+from celery_idempotent.codec import Encoded
+from celery_idempotent.errors import LeaseLost, StoreUnavailable
+from celery_idempotent.protocol import InFlight, KeyReused, Replay, ReplayFailure, Request, Run, Unknown
+from celery_idempotent.record import Record, Status
+from celery_idempotent.store import Store
+from celery_idempotent.testing import FakeClock, FaultyStore
+from celery_idempotent.testing.faults import Fault
+
+__all__ = ["run_machine"]
+
+LEASE, GRACE, RETAIN = 60_000, 1_000, 600_000
+
+# Errors of one millisecond are found at boundaries, and hardly ever anywhere else.
+_STEPS = sorted(
+    {1, GRACE, *(limit + shift for limit in (LEASE, LEASE + GRACE, RETAIN, RETAIN + 999) for shift in (-1, 0, 1))}
+)
+_RESULT = Encoded('"theirs"', "application/json")
+_FAULTS = st.sampled_from(["none", "none", "reply lost", "request lost"])
+
+
+class _Clocked(FaultyStore):
+    """The store under test on a clock of ours, with planned faults and writes that land late."""
+
+    def __init__(self, store: Store, clock: FakeClock) -> None:
+        super().__init__(store)
+        self.now = clock.now  # type: ignore[method-assign]
+        self.late: list[tuple[Record, str | None]] = []
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        if self.faults and self.faults[0] == "request lost":
+            self.late.append((new, expected))
+        return super().swap(new, expected)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The oracle's record: what matters, and who holds it."""
+
+    status: Status
+    holder: int
+    token: int
+    lease_until: int
+    fingerprint: str
+    attempts: int
+    takeover: bool
+    result: str | bytes | None = None
+    forget_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    number: int
+    attempt: Attempt
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Claims, endings, renewals, faults and clock moves on one key."""
+
+    make_store: Callable[[], Store]
+    attempts = Bundle("attempts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = FakeClock()
+        self.store = _Clocked(type(self).make_store(), self.clock)
+        self.key = f"machine:{new_nonce()}"
+        self.told: _Told | None = None
+        self.count = 0
+
+    @rule(target=attempts, fingerprint=st.sampled_from("aaab"), refuse=st.booleans(), fault=_FAULTS)
+    def claim(self, fingerprint: str, refuse: bool, fault: Fault) -> Any:
+        """One delivery asks; a single lost message changes nothing."""
+        self.store.faults.append(fault)
+        decision = claim(self.store, self._request(fingerprint, refuse))
+        self.store.faults.clear()
+
+        told = self._counted()
+        if told and told.fingerprint != fingerprint:
+            assert isinstance(decision, KeyReused)
+        elif told is None or told.status is Status.RELEASED or (self._is_over(told) and not refuse):
+            assert isinstance(decision, Run)
+            return self._granted(decision, fingerprint, told)
+        elif told.status is Status.IN_PROGRESS and not self._is_over(told):
+            assert isinstance(decision, InFlight)
+            assert decision.retry_after == told.lease_until + GRACE - self.clock.now()
+        elif told.status is Status.COMPLETED:
+            assert isinstance(decision, Replay)
+            assert decision.record.result == told.result
+        elif told.status is Status.FAILED:
+            assert isinstance(decision, ReplayFailure)
+        else:
+            assert isinstance(decision, Unknown)
+            self.told = replace(told, status=Status.UNKNOWN)
+        return multiple()
+
+    @rule(fingerprint=st.just("a"), landed=st.booleans())
+    def claim_without_an_answer(self, fingerprint: str, landed: bool) -> None:
+        """Two lost messages in a row are an outage; the claim may be stored all the same, and nobody runs."""
+        told = self._counted()
+        if told is not None:
+            return
+        self.store.faults.extend(["reply lost" if landed else "request lost", "request lost"])
+        before = self.store.get(self.key)
+        try:
+            claim(self.store, self._request(fingerprint, refuse=False))
+        except StoreUnavailable:
+            pass
+        else:
+            assert before is not None  # an expired record needs a second swap, which met no fault
+        self.store.faults.clear()
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Take over into the oracle what an unanswered claim left behind: it may be anything or nothing."""
+        record = self.store.get(self.key)
+        if record is None or record.status is not Status.IN_PROGRESS:
+            return
+        self.count += 1
+        self.told = _Told(
+            Status.IN_PROGRESS,
+            -self.count,
+            record.fencing_token,
+            record.lease_until,
+            record.fingerprint or "",
+            record.attempts,
+            record.takeover,
+        )
+
+    @rule(held=attempts, fault=_FAULTS)
+    def renew(self, held: _Held, fault: Fault) -> None:
+        """A renewal extends the lease of the holder and touches nobody else's."""
+        self.store.faults.append(fault)
+        held.attempt.renew()
+        self.store.faults.clear()
+        if self._holds(held):
+            assert self.told is not None
+            assert not held.attempt.is_over
+            self.told = replace(self.told, lease_until=self.clock.now() + LEASE)
+        else:
+            assert held.attempt.is_over
+
+    @rule(held=consumes(attempts), fault=_FAULTS, value=st.sampled_from(["1", "null", '""', "[]"]))
+    def complete(self, held: _Held, fault: Fault, value: str) -> None:
+        """A completion is recorded for the holder; everybody else gets the result that counts, or nothing."""
+        self._end(
+            held, fault, Status.COMPLETED, lambda: held.attempt.complete(Encoded(value, "application/json")), value
+        )
+
+    @rule(held=consumes(attempts), fault=_FAULTS)
+    def fail(self, held: _Held, fault: Fault) -> None:
+        """So is a failure."""
+        self._end(
+            held, fault, Status.FAILED, lambda: held.attempt.fail(Encoded("{}", "application/json"), "boom"), "{}"
+        )
+
+    @rule(held=consumes(attempts), fault=_FAULTS)
+    def release(self, held: _Held, fault: Fault) -> None:
+        """Only the holder's release gives the key back."""
+        self._end(held, fault, Status.RELEASED, held.attempt.release, None)
+
+    @rule(held=consumes(attempts), fault=_FAULTS)
+    def give_up(self, held: _Held, fault: Fault) -> None:
+        """Only the holder's word makes an outcome unknown."""
+        self._end(held, fault, Status.UNKNOWN, lambda: held.attempt.give_up("why"), None)
+
+    def _end(
+        self, held: _Held, fault: Fault, status: Status, act: Callable[[], object], result: str | bytes | None
+    ) -> None:
+        self.store.faults.append(fault)
+        try:
+            answer = act()
+        except LeaseLost:
+            answer = None
+        self.store.faults.clear()
+        if self._holds(held):
+            assert isinstance(answer, Written)
+            assert self.told is not None
+            final = status in (Status.COMPLETED, Status.FAILED)
+            forget_at = -((self.clock.now() + RETAIN) // -1000) if final else None
+            lease_until = self.clock.now() if status is Status.RELEASED else self.told.lease_until
+            self.told = replace(self.told, status=status, result=result, forget_at=forget_at, lease_until=lease_until)
+        elif self.told and self.told.status is Status.COMPLETED:
+            assert isinstance(answer, Superseded)
+            assert answer.record.result == self.told.result
+        else:
+            assert not isinstance(answer, Written | Superseded)
+
+    @rule(step=st.sampled_from(_STEPS), back=st.sampled_from([False, False, False, True]))
+    def clock_moves(self, step: int, back: bool) -> None:
+        """Time passes, mostly forward."""
+        self.clock.advance(-step if back else step)
+
+    @precondition(lambda self: self.told is not None)
+    @rule(error=st.sampled_from([-1, 0, 0, 1]))
+    def clock_reaches_a_limit(self, error: int) -> None:
+        """Time passes to the very millisecond at which a lease or an outcome is over, or to one beside it."""
+        told = self.told
+        assert told is not None
+        limit = told.lease_until + GRACE if told.forget_at is None else told.forget_at * 1000
+        self.clock.milliseconds = max(self.clock.milliseconds, limit + error)
+
+    @precondition(lambda self: self.told is not None and self.told.status is Status.IN_PROGRESS)
+    @rule(fault=_FAULTS)
+    def somebody_else_finishes(self, fault: Fault) -> None:
+        """The holder sleeps through its lease; a successor takes over and completes."""
+        told = self.told
+        assert told is not None
+        self.clock.milliseconds = max(self.clock.milliseconds, told.lease_until + GRACE)
+        successor = self._granted(self._won(told.fingerprint), told.fingerprint, told)
+        self._end(successor, fault, Status.COMPLETED, lambda: successor.attempt.complete(_RESULT), _RESULT.data)
+
+    def _won(self, fingerprint: str) -> Run:
+        decision = claim(self.store, self._request(fingerprint, refuse=False))
+        assert isinstance(decision, Run)
+        return decision
+
+    @rule()
+    def late_write_lands(self) -> None:
+        """A request thought lost arrives after all; it finds its revision gone and changes nothing, or it is first."""
+        if self.store.late:
+            before = self.store.get(self.key)
+            self.store.store.swap(*self.store.late.pop())
+            if before is None:
+                self._adopt()
+
+    @rule()
+    def store_collects(self) -> None:
+        """The server deletes an expired outcome, late as always."""
+        record = self.store.get(self.key)
+        if record is not None and self.told is not None and self._counted() is None:
+            assert self.store.delete(self.key, record.revision)
+            self.told = None
+
+    @invariant()
+    def stored_record_is_as_told(self) -> None:
+        """What is stored is what the oracle says, field by field."""
+        record = self.store.get(self.key)
+        if self.told is None:
+            assert record is None
+            return
+        assert record is not None
+        assert (
+            record.status,
+            record.fencing_token,
+            record.lease_until,
+            record.fingerprint,
+            record.attempts,
+            record.takeover,
+            record.result,
+            record.expires_at,
+        ) == (
+            self.told.status,
+            self.told.token,
+            self.told.lease_until,
+            self.told.fingerprint,
+            self.told.attempts,
+            self.told.takeover,
+            self.told.result,
+            self.told.forget_at,
+        )
+
+    def teardown(self) -> None:
+        """Give back what the store holds open."""
+        self.store.close()
+
+    def _request(self, fingerprint: str, refuse: bool) -> Request:
+        return Request(
+            key=self.key,
+            fingerprint=fingerprint,
+            owner=new_nonce(),
+            revision="",
+            lease=LEASE,
+            grace=GRACE,
+            on_takeover="refuse" if refuse else "rerun",
+            task="t",
+            task_id="id",
+            worker="w",
+        )
+
+    def _granted(self, decision: Run, fingerprint: str, told: _Told | None) -> _Held:
+        now = self.clock.now()
+        previous = self.told.token if self.told else 0
+        self.count += 1
+        self.told = _Told(
+            Status.IN_PROGRESS,
+            self.count,
+            max(previous + 1, now),
+            now + LEASE,
+            fingerprint,
+            told.attempts + 1 if told else 1,
+            takeover=told is not None and told.status is Status.IN_PROGRESS,
+        )
+        attempt = Attempt(
+            self.store,
+            decision.record,
+            lease=LEASE,
+            retain=RETAIN,
+            claimed_at=self.clock.monotonic(),
+            clock=self.clock,
+        )
+        return _Held(self.count, attempt)
+
+    def _counted(self) -> _Told | None:
+        """What is told, unless its outcome is forgotten by now."""
+        if self.told and self.told.forget_at is not None and self.told.forget_at * 1000 <= self.clock.now():
+            return None
+        return self.told
+
+    def _is_over(self, told: _Told) -> bool:
+        return told.status is Status.IN_PROGRESS and self.clock.now() >= told.lease_until + GRACE
+
+    def _holds(self, held: _Held) -> bool:
+        return self.told is not None and self.told.holder == held.number and self.told.status is Status.IN_PROGRESS
+
+
+def run_machine(
+    make_store: Callable[[], Store], *, examples: int, steps: int = 40, phases: Collection[Phase] = tuple(Phase)
+) -> None:
+    """Drive fresh stores through random runs.
+
+    Args:
+        make_store: Makes a provisioned store; the machine closes it.
+        examples: How many runs.
+        steps: How many steps each has at most.
+        phases: What hypothesis does; without shrinking a failure is found but not explained.
+
+    Raises:
+        AssertionError: A reply or the stored record differs from the oracle's.
+    """
+    machine = type("Machine", (StoreMachine,), {"make_store": staticmethod(make_store)})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None, phases=phases)
+    )
