@@ -408,7 +408,10 @@ class DynamoDBStore:
         if date == self._date:
             return
         self._date = date
-        server = round(parsedate_to_datetime(date).timestamp() * 1000)
+        try:
+            server = round(parsedate_to_datetime(date).timestamp() * 1000)
+        except ValueError:
+            return  # a proxy or load balancer that answers in DynamoDB's place need not date its answer
         # The server read its clock between asking and now, and cut off the fraction of the second.
         earliest, latest = server - self._local_clock(), server + 999 - asked_at
         self._offset = min(max(0, earliest), latest)
