@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery, Task
 
-from celery_idempotent.errors import IdempotencyWarning, PolicyError
+from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
 from celery_idempotent.policy import Policy
 from celery_idempotent.runtime import runtime_of
 
@@ -84,6 +84,12 @@ def warn_about_delivery(cls: type[Task], app: Celery) -> None:
         problems.append(
             f"lease ({policy.lease_ms / 1000:g} s) is longer than the broker's visibility timeout ({timeout:g} s), "
             "so a redelivery after a crash has to wait for it"
+        )
+    autoretried = [each for each in getattr(cls, "autoretry_for", ()) if not issubclass(each, SafeToRetry)]
+    if policy.on_takeover == "refuse" and autoretried:
+        problems.append(
+            "autoretry_for turns exceptions into retries, and a retry runs the body again although on_takeover is "
+            "'refuse'; list only exceptions that prove that no effect had begun, or raise SafeToRetry and list that"
         )
     for problem in problems:
         warnings.warn(f"{cls.name}: {problem}", IdempotencyWarning, stacklevel=_OUTSIDE)

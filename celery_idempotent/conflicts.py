@@ -33,16 +33,18 @@ def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
         InFlight: ``on_conflict="raise"``, too many conflicts, or eager.
     """
     request = task.request
-    conflicts = _count(request, CONFLICTS_HEADER)
-    if request.is_eager or (policy.max_conflicts is not None and conflicts >= policy.max_conflicts):
+    if request.is_eager:
         raise met.error
-    # The holder's own redelivery is what recovers the task if the holder dies, and a group or chord waits for
-    # every member: neither may be dropped.
-    droppable = met.task_id != request.id and not request.group and not request.chord
-    if droppable and policy.on_conflict == "raise":
-        raise met.error
-    if droppable and policy.on_conflict == "skip":
-        raise Ignore(str(met.error))
+    # The holder's own redelivery is what recovers the task if the holder dies: it is never dropped.
+    if met.task_id != request.id:
+        if policy.max_conflicts is not None and _count(request, CONFLICTS_HEADER) >= policy.max_conflicts:
+            raise met.error
+        # A group or chord waits for every member.
+        if not request.group and not request.chord:
+            if policy.on_conflict == "raise":
+                raise met.error
+            if policy.on_conflict == "skip":
+                raise Ignore(str(met.error))
     _put_off(task, policy, CONFLICTS_HEADER, met.error, bounds=(met.error.retry_after,))
 
 

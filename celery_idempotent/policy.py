@@ -59,8 +59,8 @@ class Policy:
         backoff: Bound of the first delay after a conflict, in seconds; doubles with every further one, with
             full jitter (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
         backoff_max: Upper bound of that delay, in seconds.
-        max_conflicts: After that many conflicts of one delivery, ``InFlight`` is raised, for a redelivery of
-            the running message, too: only where losing a message is better than waiting. Default: no limit.
+        max_conflicts: After that many conflicts of one delivery, ``InFlight`` is raised, except for a
+            redelivery of the running message. Default: no limit.
         on_takeover: When an attempt ended without a word: ``"rerun"`` (at least once) or ``"refuse"`` (at
             most once; ends UNKNOWN and a person resolves it). Under ``"refuse"`` every exception of the body is
             a final outcome, save Celery's ``Retry``, which ``autoretry_for`` raises, too, and

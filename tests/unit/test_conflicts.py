@@ -120,6 +120,9 @@ def test_too_many_conflicts_are_raised(app: Celery) -> None:
     _, met, _ = _meeting(an_app(), Policy(max_conflicts=3), headers={"idempotency_conflicts": 3})
     assert isinstance(met.value, InFlight)
 
+    _, met, _ = _meeting(an_app(), Policy(max_conflicts=3), task_id="holder", headers={"idempotency_conflicts": 30})
+    assert met.state == states.RETRY, "the redelivery that recovers the task is never dropped"
+
 
 @pytest.fixture
 def broken_broker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -729,6 +729,10 @@ def test_settings_that_lose_tasks_are_warned_about() -> None:
     assert _warned() == []
     assert _warned(reject_on_worker_lost=False, retry_on_worker_lost=True) == []
     assert _warned(acks_late=False, idempotent=Policy(mode="off")) == []
+    refuse = Policy(on_takeover="refuse")
+    assert "autoretry_for turns" in _warned(autoretry_for=(ValueError, SafeToRetry), idempotent=refuse)[0]
+    assert _warned(autoretry_for=(SafeToRetry,), idempotent=refuse) == []
+    assert _warned(autoretry_for=(ValueError,)) == []
 
 
 def test_policy_that_does_not_fit_the_broker_is_warned_about() -> None:
