@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo worker publish test lint types unit integration bench clean
+.PHONY: help demo worker publish test lint types unit evidence integration prove soak bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -24,7 +24,7 @@ worker: $(INSTALLED)  ## only a worker of the example (starts the embedded AWS i
 publish: $(INSTALLED)  ## only a publisher of the example
 	$(BIN)/python -m example_project.publish
 
-test: lint types unit integration  ## everything CI runs
+test: lint types unit evidence integration  ## everything CI runs
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -34,11 +34,20 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 unit: $(INSTALLED)
-	$(BIN)/pytest tests/unit tests/contract tests/properties --cov --cov-report=term:skip-covered
+	$(BIN)/pytest tests/unit tests/contract --cov --cov-report=term:skip-covered
 	$(BIN)/coverage report --fail-under=100 --include="*/protocol.py,*/attempt.py,*/guard.py,*/keys.py,*/stores/*"
+
+evidence: $(INSTALLED)
+	$(BIN)/pytest tests/properties tests/proof tests/crash -n 2
 
 integration: $(INSTALLED)
 	$(BIN)/pytest tests/integration -n 2
+
+prove: $(INSTALLED)  ## attack the code: every interleaving, mutants, kills at every point, faults, peers beside it
+	$(BIN)/python -m proof all
+
+soak: $(INSTALLED)  ## real workers under fire: make soak MINUTES=5 SEED=1
+	$(BIN)/python -m proof soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
 
 bench: $(INSTALLED)  ## requests per path, CPU per call, key derivation, worker throughput
 	$(BIN)/python -m benchmarks

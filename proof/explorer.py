@@ -249,6 +249,7 @@ class Exploration:
     states: int = 0
     transitions: int = 0
     most_effects: int = 0
+    seconds: float = 0.0
     reached: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
 

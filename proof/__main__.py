@@ -1,0 +1,243 @@
+"""``python -m proof``: attack the library and print one table a reader can judge."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from proof import mutants as mutants_module
+from proof.explorer import Exploration, Fault, Program, explore
+from proof.mutants import MUTANTS, PROGRAMS, Verdict
+from proof.table import FOLDER, Row, as_markdown, as_table, read, save
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+console = Console()
+
+SEED = 20261121
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How far a program is explored; renewals multiply the worlds, so there the scope is smaller."""
+
+    program: Program
+    deliveries: int
+    faults: int
+
+
+def scopes(quick: bool) -> list[Scope]:
+    """What is explored: in minutes, or in seconds."""
+    if quick:
+        return [Scope(program, 2, 1 if program.renews else 2) for program in PROGRAMS]
+    return [Scope(program, *((2, 2) if program.renews else (3, 2))) for program in PROGRAMS]
+
+
+@click.group()
+def main() -> None:
+    """Attack the production code and report what happened; exits with 1 if a promise was broken."""
+
+
+@main.command(name="all")
+@click.option("--quick", is_flag=True, help="A shorter form of everything, for continuous integration.")
+@click.option("--seed", default=SEED, show_default=True, help="Chooses the random faults.")
+@click.pass_context
+def everything(context: click.Context, quick: bool, seed: int) -> None:
+    """Explorer, mutants, crash sweep, faults, baselines, and the table."""
+    context.invoke(explorer, quick=quick)
+    context.invoke(mutants)
+    context.invoke(sweep, tasks=200 if quick else 2_000, seed=seed)
+    context.invoke(faults, tasks=500 if quick else 5_000, seed=seed)
+    if not quick:
+        context.invoke(baselines, seed=seed)
+    context.invoke(table)
+
+
+@main.command()
+@click.option("--quick", is_flag=True, help="Two deliveries instead of three.")
+def explorer(quick: bool) -> None:
+    """All interleavings of up to three deliveries and two faults, on the production code."""
+    found = list(_in_processes(_explored, scopes(quick), "exploring"))
+    console.print(_explorations(found))
+    _keep("explorer", {"explorations": [_exploration(each) for each in found]})
+    for each in found:
+        missing = set(Fault) - set(each.reached)
+        if missing:
+            raise click.ClickException(f"{each.program.name}: never reached {', '.join(missing)}, so it proves nothing")
+
+
+@main.command()
+def mutants() -> None:
+    """Broken variants of the production code; each must be noticed."""
+    verdicts = list(_in_processes(_judged, range(len(MUTANTS)), "judging mutants"))
+    console.print(_verdicts(verdicts))
+    _keep("mutants", {"mutants": [{"name": v.mutant.name, "by": v.by, "evidence": v.evidence} for v in verdicts]})
+    survivors = [each.mutant.name for each in verdicts if not each.by]
+    if survivors:
+        raise click.ClickException(f"nobody noticed: {', '.join(survivors)}")
+
+
+@main.command()
+@click.option("--tasks", default=2_000, show_default=True, help="How many tasks are attacked.")
+@click.option("--seed", default=SEED, show_default=True)
+def sweep(tasks: int, seed: int) -> None:
+    """SIGKILL at every point of an attempt, and at pairs of points."""
+    from proof import crash_sweep
+
+    with _counted("crash sweep", tasks) as progress:
+        rows = crash_sweep.run(tasks, seed, progress)
+    _campaign("crash_sweep", rows)
+
+
+@main.command()
+@click.option("--tasks", default=5_000, show_default=True, help="How many tasks are attacked.")
+@click.option("--seed", default=SEED, show_default=True)
+def faults(tasks: int, seed: int) -> None:
+    """Lost, late, doubled, throttled and reset requests between worker and store."""
+    from proof import fault_campaign
+
+    with _counted("faults", tasks) as progress:
+        rows = fault_campaign.run(tasks, seed, progress)
+    _campaign("faults", rows)
+
+
+@main.command()
+@click.option("--minutes", default=5.0, show_default=True, help="How long the fire lasts.")
+@click.option(
+    "--seed", default=SEED, show_default=True, help="Chooses load and nemeses; the same again for the same seed."
+)
+def soak(minutes: float, seed: int) -> None:
+    """Real prefork workers on an at-least-once broker, while nemeses kill, stop, skew and cut off."""
+    from proof import soak as soak_module
+
+    with _told("soak") as progress:
+        rows = soak_module.run(minutes, seed, progress)
+    _campaign("soak", rows)
+
+
+@main.command()
+@click.option("--seed", default=SEED, show_default=True)
+def baselines(seed: int) -> None:
+    """Plain Celery, celery-once, celery-singleton and AWS Powertools under the same fire."""
+    from proof import baselines as baselines_module
+
+    with _told("baselines") as progress:
+        rows = baselines_module.run(seed, progress)
+    _campaign("baselines", rows)
+
+
+@main.command()
+def table() -> None:
+    """Print the table of all campaigns that were kept, and write its page."""
+    rows = read()
+    console.print(as_table(rows))
+    (FOLDER / "table.md").write_text(as_markdown(rows))
+
+
+def _ours(row: Row) -> bool:
+    return row.system == "celery-idempotent"
+
+
+def _campaign(name: str, rows: list[Row]) -> None:
+    save(name, rows)
+    console.print(as_table(rows))
+    broken = [row for row in filter(_ours, rows) if row.violations or row.stuck or row.unexplained]
+    if broken:
+        raise click.ClickException(f"{name}: {sum(row.violations for row in broken)} violations; see the table")
+
+
+@contextmanager
+def _counted(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    with Progress(console=console) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda done: progress.advance(task, done)
+
+
+@contextmanager
+def _told(label: str) -> Iterator[Callable[[str], None]]:
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda news: progress.update(task, description=f"{label}: {news}")
+
+
+def _in_processes(work: Callable[[A], B], items: Iterable[A], label: str) -> Iterable[B]:
+    listed = list(items)
+    with Progress(console=console) as progress, ProcessPoolExecutor() as pool:
+        yield from progress.track(pool.map(work, listed), total=len(listed), description=label)
+
+
+def _explored(scope: Scope) -> Exploration:
+    began = time.monotonic()
+    found = explore(scope.program, deliveries=scope.deliveries, faults=scope.faults)
+    found.seconds = time.monotonic() - began
+    return found
+
+
+def _judged(number: int) -> Verdict:
+    return mutants_module.judge(MUTANTS[number])
+
+
+def _keep(name: str, document: dict[str, object]) -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _exploration(found: Exploration) -> dict[str, object]:
+    return {
+        "program": found.program.name,
+        "deliveries": found.deliveries,
+        "faults": found.faults,
+        "states": found.states,
+        "transitions": found.transitions,
+        "most effects": found.most_effects,
+        "faults reached": dict(found.reached),
+        "endings": dict(found.ended),
+        "seconds": round(found.seconds, 1),
+    }
+
+
+def _explorations(found: Iterable[Exploration]) -> Table:
+    table = Table(
+        "program",
+        "deliveries",
+        "faults",
+        "worlds",
+        "steps",
+        "most effects",
+        "kinds of fault",
+        "seconds",
+        title="Every interleaving: no rule was broken",
+    )
+    for each in found:
+        table.add_row(
+            each.program.name,
+            str(each.deliveries),
+            str(each.faults),
+            f"{each.states:,}",
+            f"{each.transitions:,}",
+            str(each.most_effects),
+            f"{len(each.reached)} of {len(Fault)}",
+            f"{each.seconds:.1f}",
+        )
+    return table
+
+
+def _verdicts(verdicts: Iterable[Verdict]) -> Table:
+    table = Table("mutant", "seen in", "noticed by", "evidence", title="Mutants of the production code")
+    for each in verdicts:
+        table.add_row(each.mutant.name, each.mutant.seen_in, each.by or "NOBODY", each.evidence)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
