@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -177,8 +177,16 @@ def judge(evidence: Evidence) -> list[Judgement]:
     ]
 
 
-def judge_effects(promises: Mapping[str, Promise], rows: Iterable[Row]) -> list[Judgement]:
-    """What became of every operation, by the ledger alone: for systems that keep no records."""
+def judge_effects(
+    promises: Mapping[str, Promise], rows: Iterable[Row], unknown: Collection[str] = ()
+) -> list[Judgement]:
+    """What became of every operation, by the ledger alone: for systems that keep no records.
+
+    Args:
+        promises: By operation, what is promised for its effect.
+        rows: The ledger.
+        unknown: Operations that ended UNKNOWN.
+    """
     effects: dict[str, int] = defaultdict(int)
     for row in rows:
         effects[row.order] += row.what == "effect"
@@ -187,7 +195,8 @@ def judge_effects(promises: Mapping[str, Promise], rows: Iterable[Row]) -> list[
             operation=operation,
             promise=promise,
             effects=effects[operation],
-            broken=tuple(_too_few(promise, effects[operation], is_unknown=False))
+            is_unknown=operation in unknown,
+            broken=tuple(_too_few(promise, effects[operation], is_unknown=operation in unknown))
             + tuple(_too_many(promise, effects[operation], excused=effects[operation])),
         )
         for operation, promise in promises.items()

@@ -160,7 +160,7 @@ _NAMES_KEY = {"claimed", "conflicted", "replayed", "outcome_unknown"}
 
 def plan(minutes: float, seed: int) -> Plan:
     """The load and the nemeses that a seed chooses."""
-    chance = random.Random(seed)  # noqa: S311 - to be repeatable, not secret
+    chance = random.Random(seed)
     return Plan(
         tuple(sorted(_publications(minutes * 60, chance), key=lambda each: each.at)),
         tuple(_strikes(minutes * 60, chance)),
@@ -503,7 +503,7 @@ class _Soak:
         try:
             until(partial(self._is_quiet, where), where, DRAIN_TIMEOUT)
         except Timeout:
-            self.progress(f"soak: not quiet after {DRAIN_TIMEOUT:g} s")
+            self.progress(f"not quiet after {DRAIN_TIMEOUT:g} s")
 
     def _is_quiet(self, where: str) -> bool:
         self._supervise()
@@ -527,7 +527,7 @@ class _Soak:
         if time.monotonic() - self._shown >= QUIET:
             self._shown = time.monotonic()
             what = Counter(row.what for row in self._rows())
-            self.progress(f"soak: {where}; {what['delivery']} deliveries, {len(self.nemeses)} strikes")
+            self.progress(f"{where}; {what['delivery']} deliveries, {len(self.nemeses)} strikes")
 
     def _rows(self) -> list[LedgerRow]:
         return [row for name in ("ledger", "bank") for row in Ledger(self.settings.folder / f"{name}.jsonl").rows()]
