@@ -241,19 +241,22 @@ def run(minutes: float, seed: int, progress: Progress, folder: Path | None = Non
     """
     place = folder or Path(tempfile.mkdtemp(prefix="celery-idempotent-soak-"))
     place.mkdir(parents=True, exist_ok=True)
-    broken = True
+    keep = folder is not None
     try:
         rows, judgements = _campaign(plan(minutes, seed), seed, f"{minutes:g} min", place, progress)
-        broken = any(judgement.broken for judgement in judgements)
         for judgement in judgements:
             for rule in judgement.broken:
+                keep = True
                 progress(f"BROKEN {judgement.operation} ({judgement.promise}): {rule}")
         return rows
+    except Exception:
+        keep = True
+        raise
     finally:
-        if folder is None and not broken:
-            shutil.rmtree(place, ignore_errors=True)
-        elif broken:
+        if keep:
             progress(f"ledgers and logs are in {place}")
+        else:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _campaign(

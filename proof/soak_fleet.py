@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -111,6 +112,14 @@ class Fleet:
             self._processes[name] = tether.start("celery", *arguments.split(), log=log, env=environ)
 
 
+_WAKE = """
+import contextlib, os, signal, sys, time
+time.sleep(float(sys.argv[2]))
+with contextlib.suppress(ProcessLookupError):
+    os.kill(int(sys.argv[1]), signal.SIGCONT)
+"""
+
+
 class Freezer:
     """Stops processes and lets them go on later, whatever becomes of this process meanwhile."""
 
@@ -119,13 +128,10 @@ class Freezer:
 
     def freeze(self, target: int, seconds: float) -> None:
         """Stop a process, or the group ``-target``, for some seconds."""
-        # A shell of its own holds the timer: if this process is killed meanwhile, the target still wakes up,
-        # finds the end of file in its tether, and ends.
+        # A process of its own holds the timer: if this one is killed meanwhile, the target still wakes up, finds
+        # the end of file in its tether, and ends.
         guard = subprocess.Popen(
-            ["/bin/sh", "-c", 'sleep "$1"; kill -CONT -- "$0"', str(target), f"{seconds:.2f}"],
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            [sys.executable, "-c", _WAKE, str(target), str(seconds)], start_new_session=True, stdin=subprocess.DEVNULL
         )
         with contextlib.suppress(ProcessLookupError):
             os.kill(target, signal.SIGSTOP)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from example_project.tether import ROOT
 from proof import soak
+from proof.soak_fleet import Freezer
 from tests.integration.test_demo import MARK, processes
 from tests.support.waiting import wait_until
 
@@ -31,3 +37,42 @@ def test_workers_under_fire_break_no_promise_and_leave_nothing_behind(
     assert {row.promise for row in rows} == {"exactly once", "at least once", "at most once"}
     assert all(row.tasks >= 40 and row.faulted for row in rows), "a fire that hits nobody proves nothing"
     wait_until(lambda: not processes(tmp_path), "all processes end")
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["process", "group"])
+def test_what_is_frozen_stands_still_and_goes_on_by_itself(sign: int) -> None:
+    """A nemesis that does nothing would make every zero in the table worthless."""
+    freezer = Freezer()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as cat:
+        freezer.freeze(sign * cat.pid, 1)
+        wait_until(lambda: _state(cat) == "T", "it stands still")
+        wait_until(lambda: _state(cat) != "T", "it goes on")
+        freezer.freeze(sign * cat.pid, 600)
+        wait_until(lambda: _state(cat) == "T", "it stands still again")
+        freezer.thaw()
+        wait_until(lambda: _state(cat) != "T", "it goes on when it is told")
+
+
+def _state(process: subprocess.Popen[bytes]) -> str:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_soak_that_is_interrupted_leaves_no_process(tmp_path: Path, how: signal.Signals) -> None:
+    """Not even one that a nemesis has just stopped: its timer wakes it up, and it finds its parent gone."""
+    call = f"from pathlib import Path; from proof import soak; soak.run(1, 7, print, Path({str(tmp_path)!r}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", call], stdout=subprocess.DEVNULL, cwd=ROOT, env={**os.environ, MARK: str(tmp_path)}
+    )
+    try:
+        wait_until(lambda: _began(tmp_path / "ledger.jsonl"), "a delivery", timeout=120)
+        process.send_signal(how)
+        process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+    wait_until(lambda: not processes(tmp_path), "all processes end")
+
+
+def _began(ledger: Path) -> bool:
+    return ledger.exists() and "delivery" in ledger.read_text()
