@@ -45,7 +45,7 @@ from proof.table import Row
 from proof.verdicts import CODEC, FINAL, PROMISES, Promise, Remembered, Tally, Told, Verdict, operation, snapshot, tell
 from proof.wire import ORDER, Wire
 
-__all__ = ["Fault", "Operation", "Plan", "Result", "Strike", "campaign", "run"]
+__all__ = ["EXHAUSTIVE", "Fault", "Operation", "Plan", "Program", "Result", "Strike", "campaign", "plans", "run"]
 
 CAMPAIGN = "faults per request"
 
@@ -535,6 +535,7 @@ def _may_repeat(task: _Task) -> bool:
         "lease" in task.plan.moves
         or task.plan.program in (Program.FAILS, Program.EXITS)
         or bool(task.events[EventName.STORE_UNAVAILABLE])
+        or Told("StoreUnavailable") in task.told  # a body may meet it, too, when it renews
     )
 
 
@@ -639,6 +640,10 @@ def plans(tasks: int, seed: int) -> Iterator[Plan]:
     yield from itertools.islice(itertools.chain(_singles(), _pairs(), at_random), tasks)
 
 
+EXHAUSTIVE = sum(1 for _ in itertools.chain(_singles(), _pairs()))
+"""How many plans there are before the random ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a campaign found.
@@ -664,6 +669,7 @@ def campaign(
     processes: int = 2,
     flaw: str = "none",
     skip: int = 0,
+    every: int = 1,
     within: float = math.inf,
 ) -> Result:
     """Attack ``tasks`` tasks.
@@ -675,12 +681,21 @@ def campaign(
         processes: How many attackers.
         flaw: What is broken on purpose, by its name in :data:`proof.flaws.FLAWS`.
         skip: How many plans to leave out at the beginning.
+        every: Take only every so-manieth plan.
         within: Seconds after which no further task is begun.
     """
     tally, reached = Tally(), Counter[str]()
     with EmbeddedAws() as aws, Wire(f"127.0.0.1:{aws.port}") as wire:
         started = time.monotonic()
-        common = {"tasks": tasks, "seed": seed, "port": wire.port, "flaw": flaw, "skip": skip, "within": within}
+        common = {
+            "tasks": tasks,
+            "seed": seed,
+            "port": wire.port,
+            "flaw": flaw,
+            "skip": skip,
+            "every": every,
+            "within": within,
+        }
         for found in fan_out("proof.fault_campaign", common, processes):
             reached.update(found.pop("struck"))
             tally.add(Verdict.from_json(found))
@@ -704,7 +719,8 @@ def run(tasks: int, seed: int, progress: Progress) -> list[Row]:
 def _work(given: Mapping[str, Any]) -> None:
     """In a worker process: attack this share of the tasks."""
     world = _World(given["port"], "fault-campaign", given["flaw"])
-    mine = itertools.islice(plans(given["tasks"], given["seed"]), given["skip"] + given["share"], None, given["of"])
+    chosen = itertools.islice(plans(given["tasks"], given["seed"]), given["skip"], None, given["every"])
+    mine = itertools.islice(chosen, given["share"], None, given["of"])
     end = time.monotonic() + given["within"]
     for plan in itertools.takewhile(lambda _: time.monotonic() < end, mine):
         task = _Task(world, plan)

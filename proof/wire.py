@@ -19,7 +19,7 @@ from typing import Self
 __all__ = ["ORDER", "Wire"]
 
 ORDER = "X-Proof-Order"
-"""Name of the header. Its value is a word, and for ``held`` and ``land`` a name after it."""
+"""Name of the header. Its value is a word; after ``held``, ``stalled`` and ``land`` comes a name of the request."""
 
 _DELAY = 0.003
 """Seconds; long enough for any other request to overtake, since a whole one takes two milliseconds."""
@@ -187,6 +187,8 @@ class _Client(asyncio.Protocol):
             case "held":
                 self._board.held[name] = request
                 self._close()
+            case "stalled":
+                self._board.held[name] = request
             case "land":
                 self._board.ask(self._board.held.pop(name), self._reply)
             case "throttled":
