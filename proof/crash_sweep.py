@@ -349,7 +349,7 @@ class _Audit:
             faults=dict(Counter(row["at"] for row in self._facts("killed"))),
             effects=count,
             unknown=status == Status.UNKNOWN,
-            unexplained=status == Status.UNKNOWN and not self._abandoned(),
+            unexplained=status == Status.UNKNOWN and not self._explains(status),
             stuck=not self._ends_well(self.told[-2].how),
             takeovers=sum(row["name"] == "taken_over" for row in self._facts("event")),
             requests=len(self._facts("swap")),
@@ -371,12 +371,13 @@ class _Audit:
         tokens = [row["token"] for row in self._facts("claimed")]
         if tokens and any(later <= earlier for earlier, later in itertools.pairwise(tokens)):
             yield f"fencing tokens did not grow: {tokens}"
-        if self.task.promise.on_takeover == "rerun" and not self._is_traced():
+        if self.task.promise.on_takeover == "rerun":
             again = sum(self._died_after_its_effect(rows) for rows in self.histories)
-            if len(self.effects) != 1 + again:
-                yield f"the body had its effect {len(self.effects)} times, and only {again} deliveries died after it"
-        if (status == Status.UNKNOWN) != (self.task.promise.on_takeover == "refuse" and self._abandoned()):
-            yield f"ended {status}, and a claim was {'' if self._abandoned() else 'not '}abandoned"
+            # Of a traced delivery it is not known whether its completion was stored.
+            if len(self.effects) not in ({1, 1 + again} if self._is_traced() else {1 + again}):
+                yield f"the body had its effect {len(self.effects)} times, and {again} deliveries died after it"
+        if not self._explains(status):
+            yield f"ended {status}, which does not follow from where processes died"
 
     def _ends_well(self, how: str) -> bool:
         return how == "finished" or (how == "OutcomeUnknown" and self.task.promise.on_takeover == "refuse")
@@ -384,20 +385,22 @@ class _Audit:
     def _died_after_its_effect(self, rows: list[dict[str, Any]]) -> bool:
         return any(row["fact"] == "effect" for row in rows) and not self._stored(rows, "completion")
 
+    def _explains(self, status: str) -> bool:
+        """Whether the operation had to end so."""
+        refuses = self.task.promise.on_takeover == "refuse"
+        if self._is_traced():  # nobody noted how far it came
+            return status == Status.COMPLETED or (refuses and status == Status.UNKNOWN)
+        return status == (Status.UNKNOWN if refuses and self._abandoned() else Status.COMPLETED)
+
     def _abandoned(self) -> bool:
-        """Whether a delivery claimed the key and did not live to complete it; nobody knows of a traced one."""
+        """Whether a delivery claimed the key and did not live to complete it."""
         return any(
-            (self._is_traced() and self._was_killed(rows))
-            or (any(row["fact"] == "claimed" for row in rows) and not self._stored(rows, "completion"))
+            any(row["fact"] == "claimed" for row in rows) and not self._stored(rows, "completion")
             for rows in self.histories
-        ) and not (self._is_traced() and self.finals[-1]["status"] == Status.COMPLETED)
+        )
 
     def _is_traced(self) -> bool:
         return any(kill.call for kill in self.task.kills)
-
-    @staticmethod
-    def _was_killed(rows: list[dict[str, Any]]) -> bool:
-        return any(row["fact"] == "killed" for row in rows)
 
     @staticmethod
     def _stored(rows: list[dict[str, Any]], name: str) -> bool:
