@@ -6,8 +6,8 @@ each request that leaves and before each effect they wait for their turn, so tha
 course of its task: who goes when, which request meets which fault, when leases end, when a request that was
 held up lands after all. Some plans let the threads run freely instead.
 
-First every operation with every fault under every promise, then pairs, then random plans by seed. After
-each task come clean deliveries past the lease, everything that is still on the way lands, and an audit
+First every operation with every fault under every promise, then pairs of those and random plans by seed.
+After each task come clean deliveries past the lease, everything that is still on the way lands, and an audit
 compares effects, records and what every caller was told.
 
 Nothing waits: leases end because the store's clock is moved, and botocore's pauses between its tries and
@@ -45,7 +45,7 @@ from proof.table import Row
 from proof.verdicts import CODEC, FINAL, PROMISES, Promise, Remembered, Tally, Told, Verdict, operation, snapshot, tell
 from proof.wire import ORDER, Wire
 
-__all__ = ["EXHAUSTIVE", "Fault", "Operation", "Plan", "Program", "Result", "Strike", "campaign", "plans", "run"]
+__all__ = ["SINGLES", "Fault", "Operation", "Plan", "Program", "Result", "Strike", "campaign", "plans", "run"]
 
 CAMPAIGN = "faults per request"
 
@@ -635,13 +635,16 @@ def _random_strike(rng: random.Random, program: Program, deliveries: int) -> Str
 
 
 def plans(tasks: int, seed: int) -> Iterator[Plan]:
-    """The plans of a campaign: everything in its turn as far as ``tasks`` reach, then random ones."""
+    """The plans of a campaign: all single faults, then pairs and random plans in turn; of pairs, as many as fit."""
+    pairs = list(_pairs())
+    random.Random(seed).shuffle(pairs)
     at_random = (_random(seed, number) for number in itertools.count())
-    yield from itertools.islice(itertools.chain(_singles(), _pairs(), at_random), tasks)
+    in_turn = itertools.chain(itertools.chain.from_iterable(zip(pairs, at_random, strict=False)), at_random)
+    yield from itertools.islice(itertools.chain(_singles(), in_turn), tasks)
 
 
-EXHAUSTIVE = sum(1 for _ in itertools.chain(_singles(), _pairs()))
-"""How many plans there are before the random ones."""
+SINGLES = sum(1 for _ in _singles())
+"""How many plans there are with a single fault."""
 
 
 @dataclass(frozen=True, slots=True)
