@@ -54,9 +54,12 @@ def job() -> dict[str, Any]:
 
 
 def report(found: Mapping[str, Any]) -> None:
-    """In a worker process: tell something to whoever started it."""
-    sys.stdout.write(json.dumps(found) + "\n")
-    sys.stdout.flush()
+    """In a worker process: tell something to whoever started it; end if that has gone."""
+    try:
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os._exit(1)
 
 
 def _start(module: str, given: Mapping[str, Any]) -> subprocess.Popen[str]:
