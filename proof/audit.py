@@ -22,7 +22,17 @@ from itertools import pairwise
 from celery_idempotent.record import Record, Status
 from example_project.ledger import Row
 
-__all__ = ["Delivery", "Evidence", "Judgement", "Nemesis", "Promise", "deliveries", "judge", "judge_effects"]
+__all__ = [
+    "Delivery",
+    "Evidence",
+    "Judgement",
+    "Nemesis",
+    "Promise",
+    "deliveries",
+    "judge",
+    "judge_effects",
+    "recoveries",
+]
 
 _LEARNING = 1.5
 """Seconds. A process knows its clock to be wrong from the first reply whose ``Date`` differs from the last one's."""
@@ -201,6 +211,21 @@ def judge_effects(
         )
         for operation, promise in promises.items()
     ]
+
+
+def recoveries(evidence: Evidence, kills: Iterable[Nemesis], task: str) -> Iterator[float]:
+    """Seconds from the kill of a process to the outcome of what it was executing, the new body included."""
+    outcomes: dict[str, float] = {}
+    for row in evidence.rows:
+        if row.what in {"completed", "outcome_unknown"} and row.task == task:
+            outcomes[row.order] = min(row.time, outcomes.get(row.order, row.time))
+    struck = [(kill.began, pid) for kill in kills for pid in kill.pids or ()]
+    cut_off = [each for each in deliveries(evidence.rows) if each.ended == float("inf") and each.operation in outcomes]
+    for at, pid in struck:
+        for delivery in cut_off:
+            # An outcome before the kill means that the delivery was only a duplicate.
+            if delivery.pid == pid and delivery.began <= at < outcomes[delivery.operation]:
+                yield outcomes[delivery.operation] - at
 
 
 def _judged(

@@ -41,6 +41,10 @@ LONGEST_BODY = 15.0
 """Seconds that a body is said to take at most, where a system asks for it."""
 
 
+RERUN = Policy(key="operation", lease=LEASE, backoff=BACKOFF)
+REFUSE = Policy(key="operation", lease=LEASE, backoff=BACKOFF, on_takeover="refuse")
+
+
 class System(StrEnum):
     """Under what the body runs."""
 
@@ -49,6 +53,7 @@ class System(StrEnum):
     SINGLETON = "celery-singleton 0.3.1"
     POWERTOOLS = "Powertools 3.37.0 in a task"
     OURS = "celery-idempotent, rerun"
+    OURS_CHECKED = "celery-idempotent, rerun, ensure_owned() before the effect"
     OURS_KEYED = "celery-idempotent, rerun, effect honours a key"
     OURS_REFUSE = "celery-idempotent, refuse"
 
@@ -209,31 +214,34 @@ def _idempotent_function(witness: _Witness, settings: Settings) -> Callable[...,
 
 
 def _ours(app: Celery, witness: _Witness, settings: Settings, locks: str) -> None:
-    _protected(app, witness, settings, Policy(key="operation", lease=LEASE, backoff=BACKOFF))
+    _protect(app, witness, settings, RERUN, lambda operation: witness.row("effect", operation))
 
 
-def _ours_refuse(app: Celery, witness: _Witness, settings: Settings, locks: str) -> None:
-    _protected(app, witness, settings, Policy(key="operation", lease=LEASE, backoff=BACKOFF, on_takeover="refuse"))
+def _ours_checked(app: Celery, witness: _Witness, settings: Settings, locks: str) -> None:
+    def effect(operation: str) -> None:
+        current_attempt().ensure_owned()
+        witness.row("effect", operation)
 
-
-def _protected(app: Celery, witness: _Witness, settings: Settings, policy: Policy) -> None:
-    app.conf.idempotency_store = settings.store_url
-
-    @app.task(name="execute", shared=False, base=IdempotentTask, idempotent=policy)
-    def execute(operation: str, fate: str) -> str:
-        return _body(witness, operation, fate, lambda: witness.row("effect", operation))
+    _protect(app, witness, settings, RERUN, effect)
 
 
 def _ours_keyed(app: Celery, witness: _Witness, settings: Settings, locks: str) -> None:
+    def charge(operation: str) -> None:
+        witness.bank.charge(operation, idempotency_key=current_attempt().effect_key("charge"))
+
+    _protect(app, witness, settings, RERUN, charge)
+
+
+def _ours_refuse(app: Celery, witness: _Witness, settings: Settings, locks: str) -> None:
+    _protect(app, witness, settings, REFUSE, lambda operation: witness.row("effect", operation))
+
+
+def _protect(app: Celery, witness: _Witness, settings: Settings, policy: Policy, effect: Callable[[str], None]) -> None:
     app.conf.idempotency_store = settings.store_url
-    policy = Policy(key="operation", lease=LEASE, backoff=BACKOFF)
 
     @app.task(name="execute", shared=False, base=IdempotentTask, idempotent=policy)
     def execute(operation: str, fate: str) -> str:
-        def charge() -> None:
-            witness.bank.charge(operation, idempotency_key=current_attempt().effect_key("charge"))
-
-        return _body(witness, operation, fate, charge)
+        return _body(witness, operation, fate, lambda: effect(operation))
 
 
 _TASKS: dict[System, Callable[[Celery, _Witness, Settings, str], None]] = {
@@ -242,6 +250,7 @@ _TASKS: dict[System, Callable[[Celery, _Witness, Settings, str], None]] = {
     System.SINGLETON: _singleton,
     System.POWERTOOLS: _powertools,
     System.OURS: _ours,
+    System.OURS_CHECKED: _ours_checked,
     System.OURS_KEYED: _ours_keyed,
     System.OURS_REFUSE: _ours_refuse,
 }

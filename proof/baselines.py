@@ -46,10 +46,9 @@ EACH = 10
 
 WORKERS = 2
 CHILDREN = 6
-STOPPED_FOR = LONGEST_BODY + 3
+STOPPED_FOR = LONGEST_BODY + 10
 START_TIMEOUT = 120.0
 DRAIN_TIMEOUT = 240.0
-TABLE = "baselines"
 POWERTOOLS_TABLE = "powertools"
 
 Progress = Callable[[str], None]
@@ -62,7 +61,13 @@ PROMISES = {
 """What is promised for the effect of an accepted message; at least once, where nothing is said here."""
 
 OURS = "celery-idempotent"
-"""Our rows differ by what is promised."""
+"""Our rows differ by what is promised, and by variant."""
+
+VARIANTS = {
+    System.OURS_CHECKED: "ensure_owned() before the effect",
+    System.OURS_KEYED: "effect honours a key",
+}
+"""How a system is used, where it can be used in several ways."""
 
 STORES = {System.PLAIN: "none", System.ONCE: "Valkey", System.SINGLETON: "Valkey"}
 """DynamoDB, where nothing is said here."""
@@ -141,8 +146,14 @@ def _valkey(socket: Path) -> Iterator[str]:
         shell.wait()
 
 
+def _queue(system: System) -> str:
+    return f"baselines-{system.name.lower().replace('_', '-')}"
+
+
 def _provision(aws: EmbeddedAws) -> None:
-    open_store(aws.store_url(TABLE)).provision()
+    for system in System:
+        # Every system starts with an empty table: the operations have the same names in all of them.
+        open_store(aws.store_url(_queue(system))).provision()
     client = boto3.client(
         "dynamodb",
         endpoint_url=aws.endpoint,
@@ -185,8 +196,8 @@ def _campaign(
     system: System, seed: int, aws: EmbeddedAws, locks: str, peers: Path, folder: Path, progress: Progress
 ) -> list[Row]:
     began = time.monotonic()
-    store = aws.endpoint if system is System.POWERTOOLS else aws.store_url(TABLE)
-    queue = f"baselines-{system.name.lower().replace('_', '-')}"
+    queue = _queue(system)
+    store = aws.endpoint if system is System.POWERTOOLS else aws.store_url(queue)
     settings = Settings(broker_url=aws.broker_url, store_url=store, results_url="", folder=folder, queue=queue)
     environ = {
         **settings.environ(),
@@ -308,7 +319,7 @@ def _row(
         system=OURS if system.name.startswith("OURS") else system,
         store=STORES.get(system, "DynamoDB (MiniStack)"),
         promise=promise,
-        campaign=fate,
+        campaign=f"{fate} ({VARIANTS[system]})" if system in VARIANTS else fate,
         tasks=len(operations),
         faulted=len(operations),
         deliveries=what["delivery"],

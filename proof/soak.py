@@ -20,7 +20,7 @@ import signal
 import tempfile
 import time
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -37,7 +37,7 @@ from example_project.embedded import REGION, EmbeddedAws
 from example_project.ledger import Ledger
 from example_project.ledger import Row as LedgerRow
 from example_project.settings import Settings
-from proof.audit import Evidence, Judgement, Nemesis, Promise, deliveries, judge
+from proof.audit import Evidence, Judgement, Nemesis, Promise, deliveries, judge, recoveries
 from proof.soak_fleet import POLL, Fleet, Freezer, Timeout, backlog, until
 from proof.soak_settings import LEASE, STORE_ENDPOINT, TABLE, skew_file
 from proof.table import Row
@@ -243,12 +243,12 @@ def run(minutes: float, seed: int, progress: Progress, folder: Path | None = Non
     place.mkdir(parents=True, exist_ok=True)
     keep = folder is not None
     try:
-        rows, judgements = _campaign(plan(minutes, seed), seed, f"{minutes:g} min", place, progress)
-        for judgement in judgements:
+        result = _campaign(minutes, seed, place, progress)
+        for judgement in result.judgements:
             for rule in judgement.broken:
                 keep = True
                 progress(f"BROKEN {judgement.operation} ({judgement.promise}): {rule}")
-        return rows
+        return [result.row(task) for task in PROMISES]
     except Exception:
         keep = True
         raise
@@ -259,9 +259,7 @@ def run(minutes: float, seed: int, progress: Progress, folder: Path | None = Non
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _campaign(
-    planned: Plan, seed: int, length: str, folder: Path, progress: Progress
-) -> tuple[list[Row], list[Judgement]]:
+def _campaign(minutes: float, seed: int, folder: Path, progress: Progress) -> _Result:
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         aws = stack.enter_context(_Aws())
@@ -277,16 +275,17 @@ def _campaign(
         environ = {**settings.environ(), STORE_ENDPOINT: f"http://{proxy.address}"}
         fleet = Fleet("proof.soak_app", WORKERS, children=CHILDREN, environ=environ, folder=folder)
         stack.enter_context(fleet)
-        soak = _Soak(planned, aws, store, proxy, freezer, fleet, settings, progress)
+        soak = _Soak(plan(minutes, seed), aws, store, proxy, freezer, fleet, settings, progress)
         evidence = soak.run()
-        requests = dict(soak.requests)
-    judgements = judge(evidence)
-    seconds = time.monotonic() - began
-    rows = [
-        _row(task, evidence, judgements, requests, proxy, seed=seed, seconds=seconds, length=length)
-        for task in PROMISES
-    ]
-    return rows, judgements
+    return _Result(
+        evidence=evidence,
+        judgements=judge(evidence),
+        requests=soak.requests,
+        healed=proxy.healed,
+        minutes=minutes,
+        seconds=time.monotonic() - began,
+        seed=seed,
+    )
 
 
 def _store(endpoint: str) -> DynamoDBStore:
@@ -294,11 +293,10 @@ def _store(endpoint: str) -> DynamoDBStore:
 
 
 class _Proxy(FaultProxy):
-    """Counts the requests of every task, and sees which lost replies were answered to a resend."""
+    """Counts the requests of every task, and which lost replies were answered to a resend."""
 
     def __init__(self, upstream: str) -> None:
         self.by_task: Counter[str] = Counter()
-        self.lost: Counter[str] = Counter()
         self.healed: Counter[str] = Counter()
         self._unanswered: set[str] = set()
         super().__init__(upstream)
@@ -309,7 +307,6 @@ class _Proxy(FaultProxy):
         task, revision = _named(body)
         self.by_task[task] += 1
         if verdict == "after":
-            self.lost[task] += 1
             self._unanswered.add(revision)
         elif verdict == "pass" and revision in self._unanswered:
             self._unanswered.discard(revision)
@@ -536,60 +533,50 @@ class _Soak:
         return [row for name in ("ledger", "bank") for row in Ledger(self.settings.folder / f"{name}.jsonl").rows()]
 
 
-def _row(
-    task: str,
-    evidence: Evidence,
-    judgements: Sequence[Judgement],
-    requests: Mapping[str, int],
-    proxy: _Proxy,
-    *,
-    seed: int,
-    seconds: float,
-    length: str,
-) -> Row:
-    ours = [each for each in judgements if evidence.promises[each.operation] is PROMISES[task]]
-    what = Counter(row.what for row in evidence.rows if row.task == task)
-    return Row(
-        system="celery-idempotent",
-        store="DynamoDB (MiniStack)",
-        promise=PROMISES[task],
-        campaign=f"{CAMPAIGNS[task]}, {length}",
-        tasks=len(ours),
-        faulted=sum(each.is_faulted for each in ours),
-        deliveries=what["delivery"],
-        faults=Counter(nemesis.kind for nemesis in evidence.nemeses),
-        takeovers=what["taken_over"],
-        healed=proxy.healed[task],
-        effects_0=sum(not each.effects and not each.is_unknown for each in ours),
-        effects_1=sum(each.effects == 1 for each in ours),
-        effects_2=sum(each.effects > 1 for each in ours),
-        unknown=sum(each.is_unknown for each in ours),
-        unexplained=sum(each.is_unexplained for each in ours),
-        stuck=sum(each.is_stuck for each in ours),
-        violations=sum(bool(each.broken) for each in ours),
-        recovery=_recovery(task, evidence),
-        extra_requests=round(requests.get(task, 0) / len(ours) - 2, 2) if ours else None,
-        seconds=round(seconds, 1),
-        seed=seed,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Result:
+    """What a campaign leaves behind, before it is a row."""
 
+    evidence: Evidence
+    judgements: Sequence[Judgement]
+    requests: Mapping[str, int]
+    healed: Mapping[str, int]
+    minutes: float
+    seconds: float
+    seed: int
 
-def _recovery(task: str, evidence: Evidence) -> tuple[float, float, float] | None:
-    """From the kill of a process to the outcome of what it was executing, in leases."""
-    kills = [each for each in evidence.nemeses if each.kind in {Kind.KILL_CHILD, Kind.KILL_WORKER}]
-    outcomes = defaultdict(list)
-    for row in evidence.rows:
-        if row.what in {"completed", "outcome_unknown"} and row.task == task:
-            outcomes[row.order].append(row.time)
-    took = []
-    for delivery in deliveries(evidence.rows):
-        for kill in kills:
-            if kill.pids and delivery.pid in kill.pids and delivery.began <= kill.began and delivery.ended == INFINITY:
-                times = sorted(outcomes[delivery.operation])
-                # An outcome before the kill means that the delivery was only a duplicate.
-                if times and times[0] > kill.began:
-                    took.append((times[0] - kill.began) / LEASE)
-    if not took:
-        return None
-    took.sort()
-    return tuple(round(took[min(len(took) - 1, int(len(took) * share))], 2) for share in (0.5, 0.95, 1.0))  # type: ignore[return-value]
+    def row(self, task: str) -> Row:
+        """What became of the operations of one task."""
+        ours = [each for each in self.judgements if self.evidence.promises[each.operation] is PROMISES[task]]
+        what = Counter(row.what for row in self.evidence.rows if row.task == task)
+        return Row(
+            system="celery-idempotent",
+            store="DynamoDB (MiniStack)",
+            promise=PROMISES[task],
+            campaign=f"{CAMPAIGNS[task]}, {self.minutes:g} min",
+            tasks=len(ours),
+            faulted=sum(each.is_faulted for each in ours),
+            deliveries=what["delivery"],
+            faults=Counter(nemesis.kind for nemesis in self.evidence.nemeses),
+            takeovers=what["taken_over"],
+            healed=self.healed.get(task, 0),
+            effects_0=sum(not each.effects and not each.is_unknown for each in ours),
+            effects_1=sum(each.effects == 1 for each in ours),
+            effects_2=sum(each.effects > 1 for each in ours),
+            unknown=sum(each.is_unknown for each in ours),
+            unexplained=sum(each.is_unexplained for each in ours),
+            stuck=sum(each.is_stuck for each in ours),
+            violations=sum(bool(each.broken) for each in ours),
+            recovery=self._recovery(task),
+            extra_requests=round(self.requests.get(task, 0) / len(ours) - 2, 2),
+            seconds=round(self.seconds, 1),
+            seed=self.seed,
+        )
+
+    def _recovery(self, task: str) -> tuple[float, float, float] | None:
+        kills = [each for each in self.evidence.nemeses if each.kind in {Kind.KILL_CHILD, Kind.KILL_WORKER}]
+        took = sorted(recoveries(self.evidence, kills, task))
+        if not took:
+            return None
+        middle, late = took[len(took) // 2], took[int(len(took) * 0.95)]
+        return round(middle / LEASE, 2), round(late / LEASE, 2), round(took[-1] / LEASE, 2)
