@@ -34,7 +34,7 @@ from botocore.retries.quota import RetryQuota
 from celery_idempotent.attempt import Attempt
 from celery_idempotent.errors import SafeToRetry
 from celery_idempotent.guard import ControlFlow, Event, EventName, Guard
-from celery_idempotent.heartbeat import heartbeat
+from celery_idempotent.heartbeat import Heartbeat
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import Store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
@@ -420,7 +420,7 @@ class _Task:
         return f"{strike.fault} {name}"
 
     def _told(self, delivery: _Delivery, *, clean: bool) -> Told:
-        guard = Guard(delivery, CODEC, heartbeat, ControlFlow(), self._observe, _Clock(self))
+        guard = Guard(delivery, CODEC, _HEARTBEAT, ControlFlow(), self._observe, _Clock(self))
 
         def body(attempt: Attempt | None) -> str:
             assert attempt is not None
@@ -464,6 +464,16 @@ class _Task:
 
 class _Failed(Exception):
     pass
+
+
+class _PlannedRenewals(Heartbeat):
+    """Renews nothing by real time: bodies renew when their plan says so."""
+
+    def start(self, attempt: Attempt) -> None:
+        pass
+
+
+_HEARTBEAT = _PlannedRenewals()
 
 
 _CLEAN_RUN = "a clean delivery ran the body"
