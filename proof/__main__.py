@@ -3,10 +3,11 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import click
@@ -14,10 +15,10 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from proof import mutants as mutants_module
+from proof import page
 from proof.explorer import Exploration, Fault, Program, explore
-from proof.mutants import MUTANTS, PROGRAMS, Verdict
-from proof.table import FOLDER, Row, as_markdown, as_table, read, save
+from proof.mutants import MUTANTS, PROGRAMS, judge
+from proof.table import FOLDER, Row, as_table, read, save
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -44,8 +45,19 @@ def scopes(quick: bool) -> list[Scope]:
 
 
 @click.group()
-def main() -> None:
-    """Attack the production code and report what happened; exits with 1 if a promise was broken."""
+@click.option("--publish", is_flag=True, help="Keep results under docs/reliability, for the published page.")
+@click.pass_context
+def main(context: click.Context, publish: bool) -> None:
+    """Attack the production code and report what happened; exits with 1 if a promise was broken.
+
+    Results are kept under build/reliability unless they are to be published.
+    """
+    context.obj = FOLDER if publish else FOLDER.parent.parent / "build" / "reliability"
+
+
+def _folder() -> Path:
+    folder: Path = click.get_current_context().find_root().obj
+    return folder
 
 
 @main.command(name="all")
@@ -81,8 +93,8 @@ def mutants() -> None:
     """Broken variants of the production code; each must be noticed."""
     verdicts = list(_in_processes(_judged, range(len(MUTANTS)), "judging mutants"))
     console.print(_verdicts(verdicts))
-    _keep("mutants", {"mutants": [{"name": v.mutant.name, "by": v.by, "evidence": v.evidence} for v in verdicts]})
-    survivors = [each.mutant.name for each in verdicts if not each.by]
+    _keep("mutants", {"mutants": verdicts})
+    survivors = [each["name"] for each in verdicts if not each["by"]]
     if survivors:
         raise click.ClickException(f"nobody noticed: {', '.join(survivors)}")
 
@@ -139,9 +151,8 @@ def baselines(seed: int) -> None:
 @main.command()
 def table() -> None:
     """Print the table of all campaigns that were kept, and write its page."""
-    rows = read()
-    console.print(as_table(rows))
-    (FOLDER / "table.md").write_text(as_markdown(rows))
+    console.print(as_table(read(_folder())))
+    console.print(f"written: {page.write(_folder())}")
 
 
 def _ours(row: Row) -> bool:
@@ -149,7 +160,7 @@ def _ours(row: Row) -> bool:
 
 
 def _campaign(name: str, rows: list[Row]) -> None:
-    save(name, rows)
+    save(name, rows, _folder())
     console.print(as_table(rows))
     broken = [row for row in filter(_ours, rows) if row.violations or row.stuck or row.unexplained]
     if broken:
@@ -183,13 +194,16 @@ def _explored(scope: Scope) -> Exploration:
     return found
 
 
-def _judged(number: int) -> Verdict:
-    return mutants_module.judge(MUTANTS[number])
+def _judged(number: int) -> dict[str, str]:
+    # By number and as words: what a mutant replaces cannot be sent to another process.
+    mutant = MUTANTS[number]
+    found = judge(mutant)
+    return {"name": mutant.name, "seen in": mutant.seen_in, "by": found.by, "evidence": found.evidence}
 
 
 def _keep(name: str, document: dict[str, object]) -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    _folder().mkdir(parents=True, exist_ok=True)
+    (_folder() / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 def _exploration(found: Exploration) -> dict[str, object]:
@@ -232,10 +246,10 @@ def _explorations(found: Iterable[Exploration]) -> Table:
     return table
 
 
-def _verdicts(verdicts: Iterable[Verdict]) -> Table:
+def _verdicts(verdicts: Iterable[Mapping[str, str]]) -> Table:
     table = Table("mutant", "seen in", "noticed by", "evidence", title="Mutants of the production code")
     for each in verdicts:
-        table.add_row(each.mutant.name, each.mutant.seen_in, each.by or "NOBODY", each.evidence)
+        table.add_row(each["name"], each["seen in"], each["by"] or "NOBODY", each["evidence"])
     return table
 
 
