@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 from celery_idempotent.attempt import Attempt
@@ -262,25 +262,23 @@ class _Attacker:
         return rows
 
     def _child(self, delivery: _Delivery, kill: Kill) -> int:
+        points = _Points(self._ledger, kill.at)
+        store = _DyingStore(self._store, delivery.ahead, points)
         child = os.fork()
-        if child:
-            return child
-        with _no_way_back():
-            points = _Points(self._ledger, kill.at)
-            delivery.under(_DyingStore(self._store, delivery.ahead, points), points, Heartbeat())
-        os._exit(0)
+        return child or _live_and_end(lambda: delivery.under(store, points, Heartbeat()))
 
     def _child_under_strace(self, delivery: _Delivery, kill: Kill) -> int:
         """A child with the bare store, which begins when ``strace`` holds it."""
         gate, opener = os.pipe()
-        child = os.fork()
-        if not child:
-            with _no_way_back():
-                os.close(opener)
-                os.read(gate, 1)
-                bare = _LaterStore(self._store, delivery.ahead)
-                delivery.under(bare, _Points(self._ledger, None), Heartbeat())
-            os._exit(0)
+        points = _Points(self._ledger, None)
+        store = _LaterStore(self._store, delivery.ahead)
+
+        def deliver() -> None:
+            os.close(opener)
+            os.read(gate, 1)
+            delivery.under(store, points, Heartbeat())
+
+        child = os.fork() or _live_and_end(deliver)
         os.close(gate)
         assert kill.call is not None
         tracer = _trace(child, kill.call, kill.at)
@@ -289,16 +287,16 @@ class _Attacker:
         return child
 
 
-class _no_way_back:  # noqa: N801 - reads as a statement
+def _live_and_end(deliver: Callable[[], None]) -> NoReturn:
     """A forked child never returns into its parent's code, whatever happens."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *raised: Any) -> None:
-        if raised[0] is not None:
-            traceback.print_exception(*raised)
-            os._exit(1)
+    ended = 1
+    try:
+        deliver()
+        ended = 0
+    except BaseException:  # noqa: BLE001 - the parent sees the status and stops
+        traceback.print_exc()
+    finally:
+        os._exit(ended)
 
 
 def _trace(child: int, call: str, nth: int) -> "subprocess.Popen[str]":
