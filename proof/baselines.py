@@ -45,7 +45,7 @@ EACH = 10
 """Operations of each fate."""
 
 WORKERS = 2
-CHILDREN = 6
+CHILDREN = 14  # enough that slow and stopped bodies keep nobody waiting
 STOPPED_FOR = LONGEST_BODY + 10
 START_TIMEOUT = 120.0
 DRAIN_TIMEOUT = 240.0

@@ -46,7 +46,7 @@ from tests.support.fault_proxy import FaultProxy
 __all__ = ["Kind", "Plan", "Publication", "Strike", "plan", "run"]
 
 WORKERS = ("soak-0", "soak-1")
-CHILDREN = 4
+CHILDREN = 8  # enough to keep the queue short while half of them are dead, stopped or starting
 QUEUE = "soak"
 RATE = 3.0
 """Operations per second."""
@@ -557,7 +557,7 @@ class _Result:
             tasks=len(ours),
             faulted=sum(each.is_faulted for each in ours),
             deliveries=what["delivery"],
-            faults=Counter(nemesis.kind for nemesis in self.evidence.nemeses),
+            faults=dict(Counter(nemesis.kind for nemesis in self.evidence.nemeses)),
             takeovers=what["taken_over"],
             healed=self.healed.get(task, 0),
             effects_0=sum(not each.effects and not each.is_unknown for each in ours),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from example_project.tether import ROOT
-from proof import soak
+from proof import soak, table
 from proof.soak_fleet import Freezer
 from tests.integration.test_demo import MARK, processes
 from tests.support.waiting import wait_until
@@ -36,6 +36,8 @@ def test_workers_under_fire_break_no_promise_and_leave_nothing_behind(
     assert not any(row.violations or row.stuck or row.unexplained for row in rows)
     assert {row.promise for row in rows} == {"exactly once", "at least once", "at most once"}
     assert all(row.tasks >= 40 and row.faulted for row in rows), "a fire that hits nobody proves nothing"
+    table.save("soak", rows, tmp_path / "reliability")
+    assert table.read(tmp_path / "reliability") == rows
     wait_until(lambda: not processes(tmp_path), "all processes end")
 
 
