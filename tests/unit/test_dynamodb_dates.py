@@ -1,6 +1,6 @@
 """What the DynamoDB store makes of the dates of its answers."""
 
-from typing import Any
+from typing import Any, cast
 
 import boto3
 import pytest
@@ -35,9 +35,9 @@ def test_answer_without_a_date_is_an_outage_and_no_crash(headers: dict[str, str]
     )
     answers = iter([(200, DATED, b"{}"), (503, headers, b"<html>try later</html>")])
 
-    def answer(request: Any, **_: Any) -> AWSResponse:
+    def answer(request: Any, **_: Any) -> Any:
         status, given, body = next(answers)
-        return AWSResponse(request.url, status, given, _Body(body))
+        return AWSResponse(request.url, status, cast(Any, given), _Body(body))
 
     client.meta.events.register("before-send.dynamodb.PutItem", answer)
     store = DynamoDBStore("t", client=client, local_clock=lambda: THAT_DATE - 60_000)
