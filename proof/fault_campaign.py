@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import botocore.endpoint
@@ -45,9 +45,14 @@ from proof.table import Row
 from proof.verdicts import CODEC, FINAL, PROMISES, Promise, Remembered, Tally, Told, Verdict, operation, snapshot, tell
 from proof.wire import ORDER, Wire
 
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
 __all__ = ["SINGLES", "Fault", "Operation", "Plan", "Program", "Result", "Strike", "campaign", "plans", "run"]
 
 CAMPAIGN = "faults per request"
+
+_TASKS_PER_TABLE = 250
 
 _HUNG_AFTER = 60.0
 """Seconds without a step of a delivery whose turn it is."""
@@ -301,16 +306,27 @@ def _always(quota: RetryQuota, capacity_amount: int) -> bool:
 
 
 class _World:
-    """A worker process: one store and its client, one way to the proxy, for all its tasks."""
+    """A worker process: one client and one way to the proxy for all its tasks, and a table for some hundred of them."""
 
-    def __init__(self, port: int, table: str, flaw: str) -> None:
+    def __init__(self, port: int, name: str, flaw: str) -> None:
         botocore.endpoint.time = SimpleNamespace(sleep=lambda seconds: None)  # type: ignore[attr-defined]
         RetryQuota.acquire = _always  # type: ignore[assignment]
-        store = DynamoDBStore(table, endpoint_url=f"http://127.0.0.1:{port}")
-        store.provision()
-        store._connected().meta.events.register("before-send.dynamodb.PutItem", self._before_send)
-        self.store = FLAWS[flaw](store)
+        self._stores = (DynamoDBStore(f"{name}-{number}", client=self._client) for number in itertools.count())
+        first = DynamoDBStore(name, endpoint_url=f"http://127.0.0.1:{port}")
+        self._connection = first._connected()
+        self._connection.meta.events.register("before-send.dynamodb.PutItem", self._before_send)
+        self._wrapped = FLAWS[flaw]
         self._control = http.client.HTTPConnection("127.0.0.1", port)
+        self.renew_table()
+
+    def renew_table(self) -> None:
+        """Go on in a table of its own: MiniStack counts all items of a table with every write."""
+        table = next(self._stores)
+        table.provision()
+        self.store = self._wrapped(table)
+
+    def _client(self) -> "DynamoDBClient":
+        return self._connection
 
     def land(self, name: str) -> None:
         """Let a held request reach the store now."""
@@ -731,11 +747,13 @@ def run(tasks: int, seed: int, progress: Progress) -> list[Row]:
 
 def _work(given: Mapping[str, Any]) -> None:
     """In a worker process: attack this share of the tasks."""
-    world = _World(given["port"], "fault-campaign", given["flaw"])
+    world = _World(given["port"], f"faults-{given['share']}", given["flaw"])
     chosen = itertools.islice(plans(given["tasks"], given["seed"]), given["skip"], None, given["every"])
     mine = itertools.islice(chosen, given["share"], None, given["of"])
     end = time.monotonic() + given["within"]
-    for plan in itertools.takewhile(lambda _: time.monotonic() < end, mine):
+    for done, plan in enumerate(itertools.takewhile(lambda _: time.monotonic() < end, mine), 1):
+        if done % _TASKS_PER_TABLE == 0:
+            world.renew_table()
         task = _Task(world, plan)
         verdict = task.attack()
         report(verdict.to_json() | {"struck": {f"{fault} at {op}": n for (op, fault), n in task.struck.items()}})
