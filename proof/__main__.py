@@ -1,6 +1,7 @@
 """``python -m proof``: attack the library and print one table a reader can judge."""
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,6 +53,7 @@ def main(context: click.Context, publish: bool) -> None:
 
     Results are kept under build/reliability unless they are to be published.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell switches off for background jobs
     context.obj = FOLDER if publish else FOLDER.parent.parent / "build" / "reliability"
 
 

@@ -62,7 +62,9 @@ def _state(process: subprocess.Popen[bytes]) -> str:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_soak_that_is_interrupted_leaves_no_process(tmp_path: Path, how: signal.Signals) -> None:
     """Not even one that a nemesis has just stopped: its timer wakes it up, and it finds its parent gone."""
-    call = f"from pathlib import Path; from proof import soak; soak.run(1, 7, print, Path({str(tmp_path)!r}))"
+    # A shell starts background jobs, such as this whole test run may be one, with SIGINT ignored.
+    obey = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    call = f"{obey}; from pathlib import Path; from proof import soak; soak.run(1, 7, print, Path({str(tmp_path)!r}))"
     process = subprocess.Popen(
         [sys.executable, "-c", call], stdout=subprocess.DEVNULL, cwd=ROOT, env={**os.environ, MARK: str(tmp_path)}
     )
