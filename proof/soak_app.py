@@ -2,8 +2,6 @@
 
 `celery -A proof.soak_app worker`, configured by the environment of `example_project.settings`.
 """
-# mypy: disallow-untyped-decorators=False
-# Celery has no type hints, so every decorator of its is untyped.
 
 from __future__ import annotations
 
