@@ -54,6 +54,7 @@ def main(context: click.Context, publish: bool) -> None:
     Results are kept under build/reliability unless they are to be published.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell switches off for background jobs
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     context.obj = FOLDER if publish else FOLDER.parent.parent / "build" / "reliability"
 
 
@@ -180,7 +181,13 @@ def _counted(label: str, total: int) -> Iterator[Callable[[int], None]]:
 def _told(label: str) -> Iterator[Callable[[str], None]]:
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task(label, total=None)
-        yield lambda news: progress.update(task, description=f"{label}: {news}")
+
+        def tell(news: str) -> None:
+            if news.startswith("BROKEN"):
+                progress.console.print(news)
+            progress.update(task, description=f"{label}: {news}")
+
+        yield tell
 
 
 def _in_processes(work: Callable[[A], B], items: Iterable[A], label: str) -> Iterable[B]:

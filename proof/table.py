@@ -3,7 +3,7 @@
 import json
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,8 @@ def save(campaign: str, rows: Iterable[Row], folder: Path = FOLDER) -> Path:
     """Keep the rows of one campaign; replaces those of an earlier run."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{campaign}.json"
-    document = {"versions": _versions(), "rows": [asdict(row) for row in rows]}
+    plain = [asdict(replace(row, faults=dict(row.faults))) for row in rows]
+    document = {"versions": _versions(), "rows": plain}
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
 
