@@ -38,8 +38,9 @@ from celery_idempotent.record import Record, Status
 from celery_idempotent.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.testing import StoreWrapper
 from example_project.embedded import EmbeddedAws
-from proof.flaws import FLAWS, Passing
+from proof.flaws import FLAWS
 from proof.fleet import Progress, fan_out, job, report
 from proof.table import Row
 from proof.verdicts import CODEC, FINAL, PROMISES, Promise, Tally, Told, Verdict, operation, snapshot, tell
@@ -129,7 +130,7 @@ class _Points:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _LaterStore(Passing):
+class _LaterStore(StoreWrapper):
     """A store whose clock is ahead, so that nobody waits for a lease."""
 
     def __init__(self, store: Store, ahead: int) -> None:

@@ -38,8 +38,9 @@ from celery_idempotent.heartbeat import Heartbeat
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import Store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.testing import StoreWrapper
 from example_project.embedded import EmbeddedAws
-from proof.flaws import FLAWS, Passing
+from proof.flaws import FLAWS
 from proof.fleet import Progress, fan_out, job, report
 from proof.table import Row
 from proof.verdicts import CODEC, FINAL, PROMISES, Promise, Remembered, Tally, Told, Verdict, operation, snapshot, tell
@@ -238,7 +239,7 @@ class _Clock:
         self._slept += seconds
 
 
-class _Delivery(Passing):
+class _Delivery(StoreWrapper):
     """One delivery, as the store that its guard is given: sees every swap, and orders the fate of every request."""
 
     def __init__(self, store: Store, task: "_Task", number: int, turns: _Turns | None) -> None:

@@ -2,6 +2,6 @@
 
 from celery_idempotent.testing.clock import FakeClock
 from celery_idempotent.testing.contract import StoreContract
-from celery_idempotent.testing.faults import FaultyStore
+from celery_idempotent.testing.faults import FaultyStore, StoreWrapper
 
-__all__ = ["FakeClock", "FaultyStore", "StoreContract"]
+__all__ = ["FakeClock", "FaultyStore", "StoreContract", "StoreWrapper"]

@@ -8,38 +8,24 @@ from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import Store
 
-__all__ = ["Fault", "FaultyStore"]
+__all__ = ["Fault", "FaultyStore", "StoreWrapper"]
 
 Fault = Literal["none", "request lost", "reply lost"]
 
 
-class FaultyStore:
-    """Passes everything to another store, except that each swap meets the next planned fault.
+class StoreWrapper:
+    """Passes everything to another store; override what shall be different.
 
     Args:
         store: The store behind.
-        faults: What the coming swaps meet, in order; afterwards there are no more faults.
     """
 
-    def __init__(self, store: Store, *faults: Fault) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
-        self.faults: deque[Fault] = deque(faults)
-        #: Every swap that was asked for, faulted or not.
-        self.swaps: list[Record] = []
-        #: Called before each swap; a test can interfere here.
-        self.before_swap: Callable[[Record], None] = lambda record: None
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.store.Store.swap`; raises ``StoreUnavailable`` as planned."""
-        self.swaps.append(new)
-        self.before_swap(new)
-        fault = self.faults.popleft() if self.faults else "none"
-        if fault == "request lost":
-            raise StoreUnavailable(repr(self), "swap", fault)
-        stored = self.store.swap(new, expected)
-        if fault == "reply lost":
-            raise StoreUnavailable(repr(self), "swap", fault)
-        return stored
+        """See :meth:`celery_idempotent.store.Store.swap`."""
+        return self.store.swap(new, expected)
 
     def get(self, key: str) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.get`."""
@@ -64,3 +50,32 @@ class FaultyStore:
     def close(self) -> None:
         """See :meth:`celery_idempotent.store.Store.close`."""
         self.store.close()
+
+
+class FaultyStore(StoreWrapper):
+    """Passes everything to another store, except that each swap meets the next planned fault.
+
+    Args:
+        store: The store behind.
+        faults: What the coming swaps meet, in order; afterwards there are no more faults.
+    """
+
+    def __init__(self, store: Store, *faults: Fault) -> None:
+        super().__init__(store)
+        self.faults: deque[Fault] = deque(faults)
+        #: Every swap that was asked for, faulted or not.
+        self.swaps: list[Record] = []
+        #: Called before each swap; a test can interfere here.
+        self.before_swap: Callable[[Record], None] = lambda record: None
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.swap`; raises ``StoreUnavailable`` as planned."""
+        self.swaps.append(new)
+        self.before_swap(new)
+        fault = self.faults.popleft() if self.faults else "none"
+        if fault == "request lost":
+            raise StoreUnavailable(repr(self), "swap", fault)
+        stored = self.store.swap(new, expected)
+        if fault == "reply lost":
+            raise StoreUnavailable(repr(self), "swap", fault)
+        return stored
