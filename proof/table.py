@@ -96,10 +96,13 @@ def as_markdown(rows: Iterable[Row]) -> str:
 
 
 def as_table(rows: Iterable[Row]) -> Table:
-    """The table for a terminal."""
-    table = Table(*_COLUMNS, title="Reliability under fire")
+    """The table for a terminal, where only what decides has room; the page has the rest."""
+    table = Table(title="Reliability under fire")
+    for column in _DECISIVE:
+        table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*_cells(row), style="red" if row.violations else "")
+        cells = dict(zip(_COLUMNS, _cells(row), strict=True))
+        table.add_row(*(cells[column] for column in _DECISIVE), style="red" if row.violations else "")
     return table
 
 
@@ -122,6 +125,18 @@ _COLUMNS = (
     "recovery p50 / p95 / max, leases",
     "extra requests per task",
     "seed",
+)
+
+
+_DECISIVE = (
+    "system",
+    "promise",
+    "campaign",
+    "faulted",
+    "effects 0 / 1 / 2+",
+    "UNKNOWN (unexplained)",
+    "stuck",
+    "violations",
 )
 
 
