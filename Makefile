@@ -38,6 +38,7 @@ unit: $(INSTALLED)
 	$(BIN)/coverage report --fail-under=100 --include="*/protocol.py,*/attempt.py,*/guard.py,*/keys.py,*/stores/*"
 
 evidence: $(INSTALLED)
+	@command -v strace > /dev/null || { apt-get update -qq && apt-get install -qq -y strace; } || echo "no strace: skipped where that is allowed"
 	$(BIN)/pytest tests/properties tests/proof tests/crash -n 2
 
 integration: $(INSTALLED)
