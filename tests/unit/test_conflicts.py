@@ -58,6 +58,15 @@ def test_conflict_is_published_again_without_using_up_retries(app: Celery) -> No
     assert runs == 1
 
 
+def test_rabbitmqs_death_headers_stay_behind(app: Celery) -> None:
+    """RabbitMQ takes a message that carries them for one that goes round in circles, and drops it."""
+    _meeting(app, Policy(), headers={"x-death": [{"count": 1}], "mine": "x"})
+
+    (message,) = published(app)
+    assert message.headers["mine"] == "x"
+    assert "x-death" not in message.headers
+
+
 def test_delay_is_bounded_by_lease_backoff_and_broker(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the longest draw the delay is the smallest of the holder's lease, the backoff, and half the visibility."""
     monkeypatch.setattr("celery_idempotent.conflicts.random.random", lambda: 1.0)
