@@ -18,7 +18,17 @@ from kombu import serialization
 from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.runtime import runtime_of
 
-__all__ = ["CONFLICTS_HEADER", "KEY_HEADER", "OUTAGES_HEADER", "fifo_options", "is_fifo", "prepared", "wire_form"]
+__all__ = [
+    "CONFLICTS_HEADER",
+    "KEY_HEADER",
+    "OUTAGES_HEADER",
+    "checked_key",
+    "fifo_options",
+    "is_fifo",
+    "prepared",
+    "wire_form",
+    "with_key_in_headers",
+]
 
 KEY_HEADER = "idempotency_key"
 """Message header with the key that the publisher gave."""
@@ -40,12 +50,18 @@ def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], tas
         KeyMissing: ``idempotency_key`` was given and is null or empty.
         PolicyError: ``idempotency_key`` is no text.
     """
+    merged = with_key_in_headers(task, options)
+    if runtime_of(task.app).broker.is_sqs and "MessageDeduplicationId" not in merged and _goes_to_fifo(task, merged):
+        merged["MessageDeduplicationId"] = _deduplication_id(task, args, kwargs, merged, task_id)
+    return merged
+
+
+def with_key_in_headers(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with an explicit key moved to the headers; raises as :func:`checked_key` does."""
     merged = dict(options)
     if KEY_HEADER in merged:
         explicit = checked_key(merged.pop(KEY_HEADER), task.name)
         merged["headers"] = {**(merged.get("headers") or {}), KEY_HEADER: explicit}
-    if runtime_of(task.app).broker.is_sqs and "MessageDeduplicationId" not in merged and _goes_to_fifo(task, merged):
-        merged["MessageDeduplicationId"] = _deduplication_id(task, args, kwargs, merged, task_id)
     return merged
 
 

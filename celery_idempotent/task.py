@@ -183,10 +183,7 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
 
     def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, plus ``idempotency_key``; guarded like a delivery, and a conflict raises ``InFlight``."""
-        if publishing.KEY_HEADER in options:
-            explicit = publishing.checked_key(options.pop(publishing.KEY_HEADER), self.name)
-            options["headers"] = {**(options.get("headers") or {}), publishing.KEY_HEADER: explicit}
-        return super().apply(args, kwargs, *positional, **options)
+        return super().apply(args, kwargs, *positional, **publishing.with_key_in_headers(self, options))
 
     def signature_from_request(self, request: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, and keeps the message group of SQS, which Celery drops on a retry."""
