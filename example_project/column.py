@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import boto3
 import click
 from celery import Celery
 
 from example_project import audit, tether
-from example_project.embedded import REGION, EmbeddedAws
+from example_project.embedded import EmbeddedAws
 from example_project.ledger import Ledger, Row
 from example_project.orders import Order, with_duplicates
 from example_project.progress import Show
+from example_project.queues import queue_length
 from example_project.settings import TABLE, Settings
 
 WORKERS = 2
@@ -112,7 +110,7 @@ class Column:
 
     def _drained(self, show: Show) -> bool:
         self._show(show)
-        return _queue_length(self.aws.endpoint, self.name) == 0
+        return queue_length(self.aws.endpoint, self.name) == 0
 
     def _show(self, show: Show) -> None:
         rows = self._rows()
@@ -125,28 +123,3 @@ class Column:
 
     def _logs(self) -> str:
         return "\n".join(path.read_text(errors="replace")[-3000:] for path in self.folder.glob("*.log"))
-
-
-@functools.cache
-def _sqs(endpoint: str) -> Any:
-    return boto3.client(
-        "sqs",
-        endpoint_url=endpoint,
-        region_name=REGION,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",  # noqa: S106
-    )
-
-
-def _queue_length(endpoint: str, queue: str) -> int:
-    """Messages waiting, delayed or being worked on."""
-    sqs = _sqs(endpoint)
-    lengths = sqs.get_queue_attributes(
-        QueueUrl=sqs.get_queue_url(QueueName=queue)["QueueUrl"],
-        AttributeNames=[
-            "ApproximateNumberOfMessages",
-            "ApproximateNumberOfMessagesDelayed",
-            "ApproximateNumberOfMessagesNotVisible",
-        ],
-    )["Attributes"]
-    return sum(int(length) for length in lengths.values())

@@ -32,10 +32,11 @@ from celery_idempotent import open_store
 from example_project.embedded import REGION, EmbeddedAws
 from example_project.ledger import Ledger
 from example_project.ledger import Row as LedgerRow
+from example_project.queues import queue_length
 from example_project.settings import Settings
 from proof.audit import Judgement, Promise, deliveries, judge_effects
 from proof.baseline_tasks import LONGEST_BODY, SYSTEM, Fate, System, make_app
-from proof.soak_fleet import Fleet, Freezer, Timeout, backlog, until
+from proof.soak_fleet import Fleet, Freezer, Timeout, until
 from proof.table import Row
 
 __all__ = ["run"]
@@ -220,7 +221,7 @@ def _campaign(
         except Timeout:
             progress(f"{system}: not quiet after {DRAIN_TIMEOUT:g} s")
         rows = trial.rows()
-        stuck = backlog(aws, queue)
+        stuck = queue_length(aws.endpoint, queue)
     if stuck:
         progress(f"{system}: {stuck} messages left")
     return [_row(system, fate, trial.load, rows, seed=seed, seconds=time.monotonic() - began) for fate in Fate]
@@ -282,7 +283,7 @@ class _Trial:
         self._show(rows)
         # The queue can be empty while a copy whose message is gone still has its effect before it.
         busy = any(each.ended == float("inf") and self.fleet.owns(each.pid) for each in deliveries(rows))
-        return not busy and not self._later and not backlog(self.aws, self.settings.queue)
+        return not busy and not self._later and not queue_length(self.aws.endpoint, self.settings.queue)
 
     def _stop(self, rows: Sequence[LedgerRow]) -> None:
         for row in rows:

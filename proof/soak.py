@@ -36,9 +36,10 @@ from celery_idempotent.stores.dynamodb import DynamoDBStore
 from example_project.embedded import REGION, EmbeddedAws
 from example_project.ledger import Ledger
 from example_project.ledger import Row as LedgerRow
+from example_project.queues import queue_length
 from example_project.settings import Settings
 from proof.audit import Evidence, Judgement, Nemesis, Promise, deliveries, judge, recoveries
-from proof.soak_fleet import POLL, Fleet, Freezer, Timeout, backlog, until
+from proof.soak_fleet import POLL, Fleet, Freezer, Timeout, until
 from proof.soak_settings import LEASE, STORE_ENDPOINT, TABLE, skew_file
 from proof.table import Row
 from tests.support.fault_proxy import FaultProxy
@@ -508,7 +509,7 @@ class _Soak:
     def _is_quiet(self, where: str) -> bool:
         self._supervise()
         self._show(where)
-        if backlog(self.aws, QUEUE):
+        if queue_length(self.aws.endpoint, QUEUE):
             return False
         busy = any(each.ended == INFINITY and self.fleet.owns(each.pid) for each in deliveries(self._rows()))
         return not busy and not any(map(self._is_leased, self.store.scan(status=Status.IN_PROGRESS)))

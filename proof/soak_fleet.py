@@ -1,9 +1,8 @@
-"""Workers that are started again when they die, as a supervisor does it, and the queue they share."""
+"""Workers that are started again when they die, as a supervisor does it."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -12,14 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-import boto3
+from typing import Self
 
 from example_project import tether
-from example_project.embedded import REGION, EmbeddedAws
 
-__all__ = ["POLL", "WORKER_NAME", "Fleet", "Freezer", "Timeout", "backlog", "until"]
+__all__ = ["POLL", "WORKER_NAME", "Fleet", "Freezer", "Timeout", "until"]
 
 POLL = 0.2
 WORKER_NAME = "PROOF_WORKER"
@@ -146,23 +142,3 @@ class Freezer:
                     os.kill(target, signal.SIGCONT)
             guard.wait()
         self._guards.clear()
-
-
-def backlog(aws: EmbeddedAws, queue: str) -> int:
-    """Messages waiting, delayed or being worked on."""
-    sqs = _sqs(aws.endpoint)
-    names = [f"ApproximateNumberOfMessages{suffix}" for suffix in ("", "Delayed", "NotVisible")]
-    url = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
-    lengths = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
-    return sum(map(int, lengths.values()))
-
-
-@functools.cache
-def _sqs(endpoint: str) -> Any:
-    return boto3.client(
-        "sqs",
-        endpoint_url=endpoint,
-        region_name=REGION,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
