@@ -1,7 +1,8 @@
 """Run a module (`python -m` style) in a process that cannot outlive its parent.
 
 The parent holds the other end of the child's standard input. However the parent ends, SIGKILL included,
-the kernel closes that pipe; the child reads the end of file and kills itself. No clean-up code has to run.
+the kernel closes that pipe; the child reads the end of file and kills its process group. No clean-up code has
+to run.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ def start(
     )
 
 
+def start_program(
+    *argv: str, log: IO[bytes] | int = subprocess.DEVNULL, user: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program that is not Python, tied to this process in the same way, as `user` if one is given."""
+    return start("example_project.tether_program", user or "", *argv, log=log)
+
+
 def stop(child: subprocess.Popen[bytes], patience: float = 5.0) -> None:
     """Ask `child` to end, wait `patience` seconds, then kill its whole process group."""
     child.terminate()
@@ -59,7 +67,7 @@ def kill(child: subprocess.Popen[bytes]) -> None:
 
 def _die_with_parent() -> None:
     os.read(0, 1)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ LAYERS: list[dict[str, set[str]]] = [
     {"errors": set(), "record": set(), "_version": set()},
     {"store": set(), "protocol": set(), "keys": {"jmespath"}, "codec": {"kombu"}, "policy": set()},
     {
+        "stores.clock": set(),
         "stores.memory": set(),
         "stores.dynamodb": {"boto3", "botocore", "mypy_boto3_dynamodb"},
         "stores": set(),
@@ -37,7 +38,7 @@ LAYERS: list[dict[str, set[str]]] = [
 ]
 """From the ground up: by layer its modules, and the packages beyond the standard library they may import."""
 
-HALVES = ({"stores.memory", "stores.dynamodb", "stores"}, {"attempt", "heartbeat", "guard", "handle", "verdicts"})
+HALVES = (set(LAYERS[2]), {"attempt", "heartbeat", "guard", "handle", "verdicts"})
 """Two halves of one level: stores know nothing of attempts, attempts nothing of any store."""
 
 PURE = {"record", "errors", "protocol", "policy", "keys", "store"}

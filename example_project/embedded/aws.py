@@ -7,36 +7,24 @@ that is kinder than AWS would hide the duplicates this project is about.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import subprocess
 import tempfile
-import time
 import urllib.request
 import uuid
-from types import TracebackType
-from typing import Self
 
 from example_project import tether
+from example_project.embedded.server import HOST, Server
 
 REGION = "us-east-1"
-HOST = "127.0.0.1"
-START_TIMEOUT = 60.0
-PORT_ATTEMPTS = 5
 
 
-class EmbeddedAws:
-    """A private SQS and DynamoDB that lives as long as the `with` block, and never longer than this process.
-
-    `port` is chosen by the system unless given. The state is in memory: every instance starts empty.
-    """
+class EmbeddedAws(Server):
+    """A private SQS and DynamoDB. The state is in memory: every instance and every restart begins empty."""
 
     def __init__(self, port: int | None = None) -> None:
-        self._wanted_port = port
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(port)
         self._name = uuid.uuid4().hex
-        self.port = port or 0
 
     @property
     def endpoint(self) -> str:
@@ -52,31 +40,8 @@ class EmbeddedAws:
         """The address of `table` for Celery's `idempotency_store`."""
         return f"dynamodb://test:test@{HOST}:{self.port}/{table}?region={REGION}"
 
-    def __enter__(self) -> Self:
-        for _ in range(PORT_ATTEMPTS if self._wanted_port is None else 1):
-            self.port = self._wanted_port or _free_port()
-            self._process = self._launch()
-            try:
-                if self._becomes_healthy(self._process):
-                    return self
-            except BaseException:
-                self.stop()
-                raise
-            self.stop()
-        raise RuntimeError(f"MiniStack did not start on {self.endpoint}; is the port taken?")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Stop the server; harmless when it is not running."""
-        if self._process is not None:
-            tether.stop(self._process)
-            self._process = None
-
-    def _launch(self) -> subprocess.Popen[bytes]:
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start MiniStack."""
         return tether.start(
             "ministack",
             env={
@@ -92,14 +57,9 @@ class EmbeddedAws:
             },
         )
 
-    def _becomes_healthy(self, process: subprocess.Popen[bytes]) -> bool:
-        deadline = time.monotonic() + START_TIMEOUT
-        while time.monotonic() < deadline and process.poll() is None:
-            if self._name == _edition(f"{self.endpoint}/_ministack/health"):
-                return True
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.05)
-        return False
+    def is_ready(self) -> bool:
+        """Whether its health page answers."""
+        return self._name == _edition(f"{self.endpoint}/_ministack/health")
 
 
 def _edition(health_page: str) -> str | None:
@@ -108,10 +68,3 @@ def _edition(health_page: str) -> str | None:
             return str(json.load(reply)["edition"])
     except (OSError, ValueError, KeyError):
         return None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,0 +1,54 @@
+"""The clock of a server, read off its replies: what a store's ``now()`` is where the server tells milliseconds."""
+
+import time
+from collections.abc import Callable
+
+__all__ = ["ServerClock"]
+
+
+class ServerClock:
+    """Milliseconds since the epoch on a server's clock, from a local clock and what replies have said.
+
+    Every reply that carries the server's time bounds the offset between both clocks: the server read its
+    clock after the request was sent and before the reply came. An offset within the bounds is kept, so that
+    jitter of the network does not become jitter of the clock; one outside is moved just inside.
+
+    The local clock is monotonic, so a step of this machine's date moves nothing. Threads may share it: an
+    offset is one assignment. A forked child goes on with what its parent knew.
+
+    Args:
+        ask: Asks the server for its time in milliseconds; used once, before anything was learned.
+        local: A clock in milliseconds that is never set back.
+    """
+
+    def __init__(self, ask: Callable[[], int], local: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000):
+        self._ask = ask
+        self._local = local
+        self._offset: int | None = None
+
+    def now(self) -> int:
+        """The server's time. Costs a request once per process tree, and only if no reply came before.
+
+        Raises:
+            StoreUnavailable: The server was to be asked and did not answer.
+        """
+        if self._offset is None:
+            asked_at = self.before_asking()
+            self.learn(self._ask(), asked_at)
+        assert self._offset is not None
+        return self._local() + self._offset
+
+    def before_asking(self) -> int:
+        """What to hand to :meth:`learn` with the reply."""
+        return self._local()
+
+    def learn(self, server: int, asked_at: int) -> None:
+        """Take in a reply.
+
+        Args:
+            server: The server's time in milliseconds, cut off, not rounded.
+            asked_at: What :meth:`before_asking` returned before the request was sent.
+        """
+        earliest, latest = server - self._local(), server + 1 - asked_at
+        offset = self._offset if self._offset is not None else (earliest + latest) // 2
+        self._offset = min(max(offset, earliest), latest)

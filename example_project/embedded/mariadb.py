@@ -1,0 +1,70 @@
+"""MariaDB on this machine: Debian's package, or another that is installed."""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+import subprocess
+
+import pymysql
+
+from example_project.embedded.server import HOST, Server
+
+PATH = "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"
+
+
+class EmbeddedMariaDB(Server):
+    """A private MariaDB with durable commits and an empty database `idempotency`."""
+
+    @staticmethod
+    def missing() -> str | None:
+        """The package that brings the server."""
+        found = shutil.which("mariadbd", path=PATH) and shutil.which("mariadb-install-db", path=PATH)
+        return None if found else "run: apt-get install mariadb-server"
+
+    @property
+    def url(self) -> str:
+        """The address for SQLAlchemy."""
+        return f"mysql+pymysql://root@{HOST}:{self.port}/idempotency"
+
+    def prepare(self) -> None:
+        """Make the data directory."""
+        subprocess.run(
+            [
+                str(shutil.which("mariadb-install-db", path=PATH)),
+                *self._place,
+                "--auth-root-authentication-method=normal",
+                "--skip-test-db",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the server."""
+        return self.start_program(
+            str(shutil.which("mariadbd", path=PATH)),
+            *self._place,
+            f"--port={self.port}",
+            f"--bind-address={HOST}",
+            f"--socket={self.folder}/socket",
+            f"--pid-file={self.folder}/pid",
+            "--innodb-flush-log-at-trx-commit=1",
+            "--innodb-log-file-size=16M",
+            "--performance-schema=off",
+        )
+
+    def is_ready(self) -> bool:
+        """Whether this server takes connections; makes the database at the first."""
+        try:
+            connection = pymysql.connect(unix_socket=f"{self.folder}/socket", user="root", connect_timeout=5)
+        except pymysql.MySQLError:
+            return False
+        with connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE IF NOT EXISTS idempotency CHARACTER SET utf8mb4")
+        return True
+
+    @property
+    def _place(self) -> tuple[str, ...]:
+        return ("--no-defaults", f"--datadir={self.folder}/data", f"--user={getpass.getuser()}")
