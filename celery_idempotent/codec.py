@@ -9,7 +9,7 @@ from kombu import serialization
 
 from celery_idempotent.errors import ReplayedFailure
 
-__all__ = ["Codec", "Encoded"]
+__all__ = ["Codec", "Encoded", "describe"]
 
 _MAX_MESSAGE = 2_000
 """Characters of an exception's message that are kept; people read them, nothing depends on them."""
@@ -83,12 +83,12 @@ class Codec:
 
 
 def describe(error: BaseException) -> str:
-    """One readable, bounded line about ``error``."""
+    """A readable, bounded text about ``error`` that every store can keep: valid UTF-8, no NUL."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - a broken __str__ must not replace the failure it describes
         text = "(no message)"
-    return text[:_MAX_MESSAGE]
+    return text[:_MAX_MESSAGE].encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def _rebuilt(description: Mapping[str, Any]) -> BaseException | None:

@@ -3,7 +3,7 @@
 import pytest
 from kombu.exceptions import ContentDisallowed, EncodeError
 
-from celery_idempotent.codec import Codec, Encoded
+from celery_idempotent.codec import Codec, Encoded, describe
 from celery_idempotent.errors import ReplayedFailure
 
 JSON = Codec("json", frozenset({"application/json"}))
@@ -80,3 +80,11 @@ def test_broken_exception_does_not_hide_the_failure() -> None:
     twin = JSON.decode_failure(JSON.encode_failure(Unprintable()), "k")
 
     assert isinstance(twin, Unprintable)
+
+
+@pytest.mark.parametrize(
+    ("message", "kept"), [("a\0b", r"a\x00b"), ("file \udcff.txt", r"file \udcff.txt"), ("Überlast 💥", "Überlast 💥")]
+)
+def test_description_is_text_that_every_store_can_keep(message: str, kept: str) -> None:
+    """PostgreSQL keeps no NUL and no store a lone surrogate; a failure with one must still be recorded."""
+    assert describe(ValueError(message)) == kept
