@@ -17,7 +17,6 @@ from celery import Celery
 
 from celery_idempotent import verdicts
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.policy import Policy
 from celery_idempotent.record import Record, Status
 from celery_idempotent.runtime import runtime_of
 from celery_idempotent.store import Store, Verifiable
@@ -109,22 +108,32 @@ def resolve(context: click.Context, key: str, result: str | None, rerun: bool) -
     """Give your verdict on KEY, whose outcome is UNKNOWN."""
     if (result is None) == (not rerun):
         raise click.UsageError("give either --completed RESULT or --rerun")
-    app = _app(context)
-    runtime = runtime_of(app)
+    runtime = runtime_of(_app(context))
     value = None if result is None else _json("--completed", result)
     with _readable_errors():
         if rerun:
             record = verdicts.rerun(runtime.store, key)
         else:
-            retain = _policy_of(app, runtime.store.get(key)).retain_ms
+            retain = runtime.policy_of(runtime.store.get(key)).retain_ms
             record = verdicts.completed(runtime.store, runtime.codec, key, value, retain=retain)
     click.echo(f"{key} is {record.status}")
 
 
-def _policy_of(app: Celery, record: Record | None) -> Policy:
-    task = app.tasks.get(record.task) if record else None
-    found: Policy = getattr(task, "idempotency_policy", runtime_of(app).default_policy)
-    return found
+@idempotency.command()
+@click.argument("key")
+@click.confirmation_option(prompt="Did you check the receiver, and did the effect not happen?")
+@click.pass_context
+def release(context: click.Context, key: str) -> None:
+    """Give back KEY, whose attempt ended without a word: the next delivery runs the task.
+
+    Only when its lease and grace are over. Under on_takeover="refuse" you state by this that the effect did
+    not happen; under "rerun" the next delivery would run anyway.
+    """
+    runtime = runtime_of(_app(context))
+    with _readable_errors():
+        grace = runtime.policy_of(runtime.store.get(key)).grace_ms
+        record = verdicts.release(runtime.store, key, grace=grace)
+    click.echo(f"{key} is {record.status}")
 
 
 def _json(option: str, text: str, wanted: type = object) -> Any:

@@ -14,6 +14,7 @@ from celery_idempotent.codec import Codec
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.guard import ControlFlow
 from celery_idempotent.policy import Policy
+from celery_idempotent.record import Record
 from celery_idempotent.store import Store
 from celery_idempotent.stores import open_store
 
@@ -82,6 +83,16 @@ class Runtime:
         policy = self._app.conf.get("idempotency_policy") or Policy()
         if not isinstance(policy, Policy):
             raise PolicyError("idempotency_policy", repr(policy), "must be a Policy")
+        return policy
+
+    def policy_of(self, record: Record | None) -> Policy:
+        """The policy of the record's task, or the app's where there is no such task in it.
+
+        Raises:
+            PolicyError: ``idempotency_policy`` is no policy.
+        """
+        task = self._app.tasks.get(record.task) if record else None
+        policy: Policy = getattr(task, "idempotency_policy", self.default_policy)
         return policy
 
     @cached_property
