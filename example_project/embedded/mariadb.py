@@ -6,8 +6,6 @@ import getpass
 import shutil
 import subprocess
 
-import pymysql
-
 from example_project.embedded.server import HOST, Server
 
 PATH = "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"
@@ -57,6 +55,8 @@ class EmbeddedMariaDB(Server):
 
     def is_ready(self) -> bool:
         """Whether this server takes connections; makes the database at the first."""
+        import pymysql
+
         try:
             connection = pymysql.connect(unix_socket=f"{self.folder}/socket", user="root", connect_timeout=5)
         except pymysql.MySQLError:

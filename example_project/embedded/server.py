@@ -11,9 +11,12 @@ import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from example_project import tether
+
+if TYPE_CHECKING:
+    import psutil
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 60.0
@@ -76,10 +79,15 @@ class Server(ABC):
             self._folder = None
 
     def kill(self) -> None:
-        """End the server as a power failure would, so that only what is on disk counts."""
+        """End the server with all its processes now, so that only what it has written counts.
+
+        When this returns none of them is left: one that was busy would go on writing to what the next start reads.
+        """
         if self._process is not None:
+            family = _family(self._process.pid)
             tether.kill(self._process)
             self._process = None
+            _end(family)
 
     def restart(self) -> None:
         """Kill the server and start it again on the same port and folder.
@@ -120,6 +128,41 @@ class Server(ABC):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.02)
         self.kill()
+        return False
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """The process and all below it, in whatever group: a backend of PostgreSQL leads one of its own.
+
+    Each parent is stopped before it is asked for its children, so there will be no further ones.
+    """
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        process.suspend()
+        children = process.children()
+    except psutil.NoSuchProcess:
+        return []
+    return [process, *(each for child in children for each in _family(child.pid))]
+
+
+def _end(family: list[psutil.Process]) -> None:
+    import psutil
+
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    while any(map(_is_alive, family)):
+        time.sleep(0.005)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)  # which its parent has not looked at yet
+    except psutil.NoSuchProcess:
         return False
 
 
