@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 
 from example_project.embedded.server import HOST, Server
 
+NODES = 3
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 
 
@@ -61,10 +62,16 @@ class EmbeddedRedis(Server):
 
 
 class EmbeddedRedisCluster:
-    """A private cluster of three masters; give its URL with the scheme that names a cluster."""
+    """A private cluster of three masters; give its URL with the scheme that names a cluster.
 
-    def __init__(self) -> None:
-        self.nodes: list[EmbeddedRedis] = []
+    Args:
+        port: Where the first node listens, the others on the ports after it, and each for the others on a port
+            that is 10,000 higher; chosen by the system unless given.
+    """
+
+    def __init__(self, port: int | None = None) -> None:
+        options = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+        self.nodes = [EmbeddedRedis(port and port + number, options) for number in range(NODES)]
         self._running = ExitStack()
 
     @property
@@ -74,8 +81,8 @@ class EmbeddedRedisCluster:
 
     def __enter__(self) -> Self:
         with ExitStack() as starting:
-            options = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
-            self.nodes = [starting.enter_context(EmbeddedRedis(options=options)) for _ in range(3)]
+            for node in self.nodes:
+                starting.enter_context(node)
             self._join()
             self._running = starting.pop_all()
         return self

@@ -96,6 +96,14 @@ class Server(ABC):
             RuntimeError: It did not come back.
         """
         self.kill()
+        self.revive()
+
+    def revive(self) -> None:
+        """Start the killed server again on the same port and folder.
+
+        Raises:
+            RuntimeError: It did not come back.
+        """
         if not self._starts():
             raise RuntimeError(f"{type(self).__name__} did not come back on port {self.port}")
 
