@@ -9,26 +9,71 @@
             store.provision()
             yield store
             store.close()
+
+        def reopen(self, store):            # another instance over the same records
+            return MyStore(...)
+
+
+    class TestMyStoreInAnOutage(OutageContract):
+        @pytest.fixture
+        def unreachable_store(self):
+            return MyStore(...)             # of a server that is gone
+
+The store may hold records of others: every test uses keys of its own. All tests are plain methods that take
+a store and assert, so they can be called without pytest, too.
 """
 
+import os
+import pickle
+import random
+import signal
+import sys
 import threading
-from collections.abc import Callable
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
 from celery_idempotent.attempt import new_nonce
+from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Store
+from celery_idempotent.store import RecordTooLarge, Store
+from celery_idempotent.testing.history import RecordedKey, is_linearizable, shown
 
-__all__ = ["StoreContract"]
+__all__ = ["OutageContract", "StoreContract", "a_record"]
 
 _RACERS = 8
 _ROUNDS = 20
 
+_CLOCK_ERROR = 2_000
+"""Milliseconds by which a store's clock may be corrected in one go: the ``Date`` header that DynamoDB's store
+has to make do with counts whole seconds."""
+
+_CHILD_ANSWERS_WITHIN = 60
+"""Seconds. A driver that crossed a fork does not fail, it hangs."""
+
+_T = TypeVar("_T")
+
 
 class StoreContract:
     """Tests that any store must pass; needs a fixture ``store`` that gives a provisioned one."""
+
+    shared_by_processes: ClassVar[bool] = True
+    """Whether processes see each other's records. False only for records in one process's memory."""
+
+    def reopen(self, store: Store) -> Store:
+        """Another instance over the same records, as another process would open it; the contract closes it.
+
+        By default the same instance, which is weaker: a cache in the instance goes unnoticed.
+        """
+        return store
+
+    # -- one caller
 
     def test_writes_where_there_is_nothing(self, store: Store) -> None:
         """A swap that expects no record writes and returns the new one."""
@@ -51,9 +96,26 @@ class StoreContract:
 
     def test_replaces_the_expected_revision(self, store: Store) -> None:
         """A swap that expects the stored revision replaces the whole record, dropping fields that are gone."""
-        first = replace(a_record(), takeover=True, error="gone afterwards", steps={"charge": {"result": "ch_1"}})
+        first = replace(
+            a_record(),
+            takeover=True,
+            error="gone afterwards",
+            steps={"charge": {"result": "ch_1"}},
+            result="gone",
+            content_type="text/plain",
+        )
         store.swap(first, None)
-        second = replace(first, revision=new_nonce(), takeover=False, error=None, steps={}, lease_until=7)
+        second = replace(
+            first,
+            revision=new_nonce(),
+            takeover=False,
+            error=None,
+            steps={},
+            lease_until=7,
+            fingerprint=None,
+            result=None,
+            content_type=None,
+        )
 
         stored = store.swap(second, first.revision)
 
@@ -62,12 +124,11 @@ class StoreContract:
 
     def test_refuses_another_revision(self, store: Store) -> None:
         """A swap that expects a revision which is not the stored one changes nothing and returns the stored one."""
-        first = a_record()
+        first = replace(a_record(), revision="abcdef")
         store.swap(first, None)
 
-        stored = store.swap(replace(first, revision=new_nonce()), "no such revision")
-
-        assert stored == first
+        for other in ("no such revision", "ABCDEF", "abcdef ", "abcde", "abcdefg", first.owner):
+            assert store.swap(replace(first, revision=new_nonce()), other) == first
         assert store.get(first.key) == first
 
     def test_never_creates_where_a_revision_was_expected(self, store: Store) -> None:
@@ -76,6 +137,16 @@ class StoreContract:
 
         assert store.swap(record, "a revision that was deleted") is None
         assert store.get(record.key) is None
+
+    def test_absent_key_is_nothing(self, store: Store) -> None:
+        """What was never written is not found, not deleted and not listed."""
+        absent = a_record()
+
+        assert store.get(absent.key) is None
+        assert store.delete(absent.key, absent.revision) is False
+        assert list(store.scan(task=absent.task_id)) == []
+
+    # -- lost replies and late requests
 
     def test_recognises_its_own_write_sent_twice(self, store: Store) -> None:
         """A swap repeated after a lost reply returns the caller's own revision, so the caller knows it won."""
@@ -87,6 +158,55 @@ class StoreContract:
         assert store.swap(second, first.revision) == second
         assert store.swap(second, first.revision) == second
 
+    def test_write_sent_again_after_a_successor_reports_the_successor(self, store: Store) -> None:
+        """A lost reply, then somebody else moves on: the repeated request overwrites nothing and returns theirs."""
+        claimed = a_record()
+        renewed = replace(claimed, revision=new_nonce(), lease_until=claimed.lease_until + 60_000)
+        theirs = replace(renewed, revision=new_nonce(), owner=new_nonce(), attempts=2, takeover=True)
+        finished = replace(theirs, revision=new_nonce(), status=Status.COMPLETED, result="1", content_type="text/plain")
+        store.swap(claimed, None)
+        store.swap(renewed, claimed.revision)
+
+        for successor, before in ((theirs, renewed), (finished, theirs)):
+            assert store.swap(successor, before.revision) == successor
+            assert store.swap(claimed, None) == successor
+            assert store.swap(renewed, claimed.revision) == successor
+            assert store.get(claimed.key) == successor
+
+    def test_late_request_writes_nothing(self, store: Store) -> None:
+        """A request that arrives after others went on, never having been applied before, changes nothing."""
+        claimed = a_record()
+        store.swap(claimed, None)
+        late_claim = replace(a_record(), key=claimed.key)
+        late_completion = replace(claimed, revision=new_nonce(), status=Status.COMPLETED, result="late")
+        released = replace(claimed, revision=new_nonce(), status=Status.RELEASED)
+        theirs = replace(claimed, revision=new_nonce(), owner=new_nonce(), attempts=2)
+        store.swap(released, claimed.revision)
+        store.swap(theirs, released.revision)
+
+        assert store.swap(late_completion, claimed.revision) == theirs
+        assert store.swap(late_claim, None) == theirs
+        assert store.delete(claimed.key, claimed.revision) is False
+        assert store.get(claimed.key) == theirs
+
+    def test_late_request_does_not_revive_a_deleted_record(self, store: Store) -> None:
+        """A replacement that arrives after the record was deleted, or claimed anew, changes nothing."""
+        first = a_record()
+        store.swap(first, None)
+        late = replace(first, revision=new_nonce(), status=Status.COMPLETED)
+        assert store.delete(first.key, first.revision) is True
+
+        assert store.swap(late, first.revision) is None
+        assert store.get(first.key) is None
+
+        anew = replace(a_record(), key=first.key)
+        assert store.swap(anew, None) == anew
+        assert store.swap(late, first.revision) == anew
+        assert store.delete(first.key, first.revision) is False
+        assert store.get(first.key) == anew
+
+    # -- what is kept
+
     def test_keeps_every_field(self, store: Store) -> None:
         """What is read equals what was written, for every field and every kind of outcome."""
         for record in (
@@ -94,18 +214,89 @@ class StoreContract:
             replace(a_record(), fingerprint=None, attempts=3, takeover=True),
             replace(a_record(), status=Status.COMPLETED, result='"text \\u00e9"', content_type="application/json"),
             replace(a_record(), status=Status.COMPLETED, result=b"\x00\xff", content_type="application/x-binary"),
-            replace(a_record(), status=Status.COMPLETED, error="result lost", expires_at=1_900_000_000),
-            replace(a_record(), status=Status.FAILED, error="Überlast\n" * 10, expires_at=1_900_000_000),
+            replace(a_record(), status=Status.COMPLETED, error="result lost", expires_at=_LONG_AFTER),
+            replace(a_record(), status=Status.FAILED, error="Überlast\n" * 10, expires_at=_LONG_AFTER),
             replace(a_record(), status=Status.UNKNOWN, error="?", steps={"a": {"n": 1}, "b": {"x": [None, "y"]}}),
         ):
             assert store.swap(record, None) == record
             assert store.get(record.key) == record
+            assert store.swap(a_rival(record), None) == record
+
+    def test_keeps_text_of_every_script(self, store: Store) -> None:
+        """Names, descriptions and results may be in any script; no store may fold, trim or replace them."""
+        for text in (
+            "",
+            " ",
+            " padded ",
+            "CaSe",
+            "\r\n\t",
+            "'; --\"\\%_{}$1:x?",
+            "été e\u0301t\u00e9",
+            "💥🏦\U0010ffff",
+            "العربية",
+        ):
+            record = replace(
+                a_record(),
+                status=Status.FAILED,
+                task=f"t{text}",
+                task_id=f"{text}id",
+                worker=text,
+                error=text,
+                result=text,
+                content_type=f"text/{text}",
+                expires_at=_LONG_AFTER,
+            )
+            assert store.swap(record, None) == record
+            assert store.get(record.key) == record
+
+    def test_tells_text_from_bytes(self, store: Store) -> None:
+        """A result written as bytes is read as bytes, and text as text, empty ones and look-alikes included."""
+        for result in ("", b"", "\\x00", b"\\x00", b"plain", b"\xc3\xa9", bytes(range(256)), "b'x'", "bytes:eA=="):
+            record = replace(a_record(), status=Status.COMPLETED, result=result, content_type="x/y")
+            store.swap(record, None)
+            stored = store.get(record.key)
+            assert stored == record
+            assert type(stored.result) is type(result)
+
+    def test_keeps_integers_exactly(self, store: Store) -> None:
+        """Tokens and times are whole numbers beyond what a float or 32 bits can tell apart."""
+        for number in (0, 1, 2**31, 2**53 + 1, 2**62 + 1):
+            record = replace(
+                a_record(),
+                fencing_token=number,
+                lease_until=number,
+                created_at=number,
+                updated_at=number,
+                attempts=min(number, 2**31 - 1),
+            )
+            store.swap(record, None)
+            stored = store.get(record.key)
+            assert stored == record
+            assert type(stored.fencing_token) is int
+
+    def test_keeps_nested_steps(self, store: Store) -> None:
+        """Steps are JSON of any depth; what their texts contain is the author's business, NUL included."""
+        deep: Any = "bottom"
+        for _ in range(20):
+            deep = {"": [deep]}
+        steps = {
+            "über 💥": {"result": None, "done": True, "off": False, "n": 2**53 + 1, "f": 0.1},
+            "empty": {"list": [], "mapping": {}, "text": "", "zero": 0},
+            "nul": "a\x00b",
+            "quotes": "\"'\\",
+            "deep": deep,
+        }
+        record = replace(a_record(), steps=steps)
+
+        assert store.swap(record, None) == record
+        assert store.get(record.key) == record
 
     def test_keeps_keys_apart(self, store: Store) -> None:
-        """Keys that differ only in case, spaces or normal form are different keys."""
+        """Keys that differ only in case, spaces, accents or normal form are different keys."""
         prefix = uuid4().hex
         records = [
-            replace(a_record(), key=f"{prefix}{suffix}") for suffix in ("k", "K", "k ", "k:1", "\u00e9", "e\u0301")
+            replace(a_record(), key=f"{prefix}{suffix}")
+            for suffix in ("k", "K", "k ", " k", "k:1", "k_", "k%", "k*", "k?", "e", "\u00e9", "e\u0301", "💥", "💣")
         ]
 
         for record in records:
@@ -113,12 +304,82 @@ class StoreContract:
 
         assert [store.get(record.key) for record in records] == records
 
-    def test_does_not_expire_by_itself_what_is_not_final(self, store: Store) -> None:
-        """A record whose lease is long over is still there: only outcomes have an expiry."""
-        record = replace(a_record(), lease_until=1)
-        store.swap(record, None)
+    def test_keeps_the_longest_keys(self, store: Store) -> None:
+        """A key may have 2048 bytes, and its last byte counts."""
+        for letter in ("k", "é"):
+            prefix = uuid4().hex
+            stem = prefix + letter * ((2048 - len(prefix) - 1) // len(letter.encode()))
+            for record in (replace(a_record(), key=stem + "a"), replace(a_record(), key=stem + "b")):
+                assert store.swap(record, None) == record
+                assert store.get(record.key) == record
 
-        assert store.get(record.key) == record
+    def test_large_record_is_kept_whole_or_refused_unwritten(self, store: Store) -> None:
+        """What a store cannot hold is ``RecordTooLarge``, changes nothing, and the small version can be written."""
+        for large in (
+            {"result": "é" * 70_000, "content_type": "text/plain"},
+            {"result": b"\xff" * 70_000, "content_type": "x/y"},
+            {"result": "x" * 2_000_000, "content_type": "text/plain"},
+            {"result": b"\x00" * 2_000_000, "content_type": "x/y"},
+            {"error": "é" * 70_000},
+            {"steps": {"step": "x" * 300_000}},
+        ):
+            claimed = a_record()
+            store.swap(claimed, None)
+            finished = replace(claimed, revision=new_nonce(), status=Status.COMPLETED)
+            whole = replace(finished, **large)
+            try:
+                assert store.swap(whole, claimed.revision) == whole
+                assert store.get(claimed.key) == whole
+            except RecordTooLarge:
+                assert store.get(claimed.key) == claimed
+                assert store.swap(finished, claimed.revision) == finished
+
+    # -- what is forgotten
+
+    def test_expired_outcome_is_whole_or_absent_and_gives_way(self, store: Store) -> None:
+        """An outcome past its expiry may be deleted at any time; a new claim then wins, knowing it or not."""
+        claimed = a_record()
+        store.swap(claimed, None)
+        outcome = replace(
+            claimed,
+            revision=new_nonce(),
+            status=Status.COMPLETED,
+            result='"x"',
+            content_type="application/json",
+            expires_at=store.now() // 1000 - 60,
+        )
+        assert store.swap(outcome, claimed.revision) == outcome
+
+        assert store.get(outcome.key) in (outcome, None)
+        anew = replace(a_record(), key=outcome.key)
+        stored = store.swap(anew, None)
+        assert stored in (outcome, anew)
+        if stored == outcome:
+            stored = store.swap(anew, outcome.revision)
+        if stored is None:  # deleted between the two
+            stored = store.swap(anew, None)
+        assert stored == anew
+        assert store.get(outcome.key) == anew
+
+    def test_only_an_outcome_with_an_expiry_is_forgotten(self, store: Store) -> None:
+        """Whatever its status, a record without ``expires_at`` stays, its lease long over, or once an outcome."""
+        kept = [replace(a_record(), status=status, lease_until=1, created_at=1, updated_at=1) for status in Status]
+        for record in kept:
+            store.swap(record, None)
+        # An expiry that an outcome had must not stick to its key.
+        stored = None
+        while stored is None:
+            expiry = (store.now() + 300) // 1000 + 1
+            outcome = replace(a_record(), status=Status.COMPLETED, expires_at=expiry)
+            store.swap(outcome, None)
+            stored = store.swap(a_rival(outcome), outcome.revision)  # None: too slow, it was deleted already
+        kept.append(stored)
+
+        _wait_until(lambda: store.now() > expiry * 1000 + 50)
+
+        assert [store.get(record.key) for record in kept] == kept
+
+    # -- several callers
 
     def test_one_racer_wins_an_empty_key(self, store: Store) -> None:
         """Of many concurrent claims of one key exactly one wins, and all others are told who did."""
@@ -126,36 +387,236 @@ class StoreContract:
             key = uuid4().hex
             contenders = [replace(a_record(), key=key) for _ in range(_RACERS)]
 
-            answers = _race([_swapping(store, each, None) for each in contenders])
+            answers = _race([partial(store.swap, each, None) for each in contenders])
 
-            winners = [each for each, answer in zip(contenders, answers, strict=True) if answer == each]
-            assert len(winners) == 1
-            assert answers == winners * _RACERS
+            _one_winner(contenders, answers)
 
     def test_one_racer_wins_a_takeover(self, store: Store) -> None:
         """Of many concurrent replacements of one revision exactly one wins."""
         for _ in range(_ROUNDS):
             seen = a_record()
             store.swap(seen, None)
-            contenders = [replace(seen, revision=new_nonce(), owner=new_nonce()) for _ in range(_RACERS)]
+            contenders = [a_rival(seen) for _ in range(_RACERS)]
 
-            answers = _race([_swapping(store, each, seen.revision) for each in contenders])
+            answers = _race([partial(store.swap, each, seen.revision) for each in contenders])
 
-            winners = [each for each, answer in zip(contenders, answers, strict=True) if answer == each]
-            assert len(winners) == 1
-            assert answers == winners * _RACERS
+            _one_winner(contenders, answers)
+
+    def test_one_racer_deletes(self, store: Store) -> None:
+        """Of many concurrent deletions of one revision exactly one deletes."""
+        for _ in range(_ROUNDS // 2):
+            record = a_record()
+            store.swap(record, None)
+
+            answers = _race([partial(store.delete, record.key, record.revision)] * _RACERS)
+
+            assert sorted(answers) == [False] * (_RACERS - 1) + [True]
+            assert store.get(record.key) is None
+
+    def test_deletion_and_replacement_exclude_each_other(self, store: Store) -> None:
+        """An operator deletes what a worker replaces: one of them wins, and both know which."""
+        for _ in range(_ROUNDS // 2):
+            seen = a_record()
+            store.swap(seen, None)
+            new = a_rival(seen)
+
+            calls: list[Callable[[], Any]] = [
+                partial(store.delete, seen.key, seen.revision),
+                partial(store.swap, new, seen.revision),
+            ]
+            deleted, stored = _race(calls)
+
+            assert (deleted, stored) in ((True, None), (False, new))
+            assert store.get(seen.key) == stored
+
+    def test_claim_after_a_deletion_stands_against_late_replacements(self, store: Store) -> None:
+        """Once deleted, a revision is gone: a claim wins, and whoever still expects the revision gets nothing done."""
+        for _ in range(_ROUNDS // 2):
+            gone = a_record()
+            store.swap(gone, None)
+            store.delete(gone.key, gone.revision)
+            claim = a_rival(gone)
+            late = [a_rival(gone) for _ in range(3)]
+
+            stored, *answers = _race(
+                [partial(store.swap, claim, None), *(partial(store.swap, each, gone.revision) for each in late)]
+            )
+
+            assert stored == claim
+            assert all(each in (None, claim) for each in answers)
+            assert store.get(gone.key) == claim
+
+    def test_mixed_races_have_one_history(self, store: Store) -> None:
+        """Claims, renewals, takeovers, endings, deletions and resends at once look as if one came after the other."""
+        for seed in range(6):
+            recorded = RecordedKey(store, uuid4().hex)
+
+            _race([partial(_acts, recorded, random.Random(f"{seed} {actor}")) for actor in range(6)])  # noqa: S311
+
+            recorded.get()
+            assert is_linearizable(recorded.calls), f"no register behaves like this:\n{shown(recorded.calls)}"
+
+    def test_nobody_sees_half_a_record(self, store: Store) -> None:
+        """Readers, losers and scans beside a writer get one whole record or the other, never a mixture."""
+        task = uuid4().hex
+        first = _filled(task, uuid4().hex)
+        written = {first.revision: first}
+        store.swap(first, None)
+        is_over = threading.Event()
+
+        def write() -> None:
+            current = first
+            for _ in range(_ROUNDS):
+                new = _filled(task, current.key)
+                written[new.revision] = new
+                assert store.swap(new, current.revision) == new
+                current = new
+            is_over.set()
+
+        def look(read: Callable[[], Sequence[Record | None]]) -> None:
+            while not is_over.is_set():
+                for seen in read():
+                    assert seen is not None
+                    assert seen == written[seen.revision]
+
+        readers: list[Callable[[], Sequence[Record | None]]] = [
+            lambda: [store.get(first.key)],
+            lambda: [store.swap(a_rival(first), None)],
+            lambda: list(store.scan(task=task)),
+        ]
+        _race([_ending(write, is_over), *(_ending(partial(look, each), is_over) for each in readers)])
+
+    def test_threads_do_not_mix_up_their_replies(self, store: Store) -> None:
+        """Many threads on one instance, each with a key of its own, each get their own records."""
+
+        def work() -> None:
+            record = a_record()
+            assert store.swap(record, None) == record
+            for _ in range(4):
+                new = a_rival(record)
+                assert store.swap(new, record.revision) == new
+                assert store.get(record.key) == new
+                record = new
+
+        _race([work] * 16)
+
+    def test_acknowledged_write_is_seen_by_everybody(self, store: Store) -> None:
+        """Once a swap or delete has returned, every thread and every instance sees it."""
+        with self._another(store) as other, ThreadPoolExecutor(1) as elsewhere:
+            record = a_record()
+            for writer, reader in ((store, other), (other, store)) * 5:
+                record = replace(record, revision=new_nonce())
+                seen_before = reader.get(record.key)
+                assert writer.swap(record, seen_before.revision if seen_before else None) == record
+                assert reader.get(record.key) == record
+                assert elsewhere.submit(reader.get, record.key).result() == record
+                assert elsewhere.submit(writer.get, record.key).result() == record
+                assert reader.swap(a_rival(record), None) == record
+            assert other.delete(record.key, record.revision) is True
+            assert store.get(record.key) is None
+
+    def test_instances_race_as_threads_do(self, store: Store) -> None:
+        """Exactly one wins, too, if the racers use two instances."""
+        with self._another(store) as other:
+            for _ in range(_ROUNDS // 2):
+                seen = a_record()
+                claims = [a_rival(seen) for _ in range(_RACERS)]
+                takeovers = [a_rival(seen) for _ in range(_RACERS)]
+
+                answers = _race([partial((store, other)[n % 2].swap, each, None) for n, each in enumerate(claims)])
+                winner = _one_winner(claims, answers)
+                answers = _race(
+                    [partial((store, other)[n % 2].swap, each, winner.revision) for n, each in enumerate(takeovers)]
+                )
+                _one_winner(takeovers, answers)
+
+    # -- several processes
+
+    def test_store_survives_a_fork(self, store: Store) -> None:
+        """A worker's child uses the instance it inherited, and the parent goes on using its own."""
+        before = a_record()
+        store.swap(before, None)
+
+        def child() -> tuple[Record | None, Record | None, Record | None]:
+            mine = a_record()
+            return store.get(before.key), store.swap(mine, None), store.get(mine.key)
+
+        for seen, swapped, got in _in_children([child, child]):
+            assert seen == before
+            assert swapped == got
+            assert swapped is not None
+            assert store.get(swapped.key) == (swapped if self.shared_by_processes else None)
+        after = replace(before, revision=new_nonce())
+        assert store.swap(after, before.revision) == after
+        assert store.get(before.key) == after
+
+    def test_one_process_wins(self, store: Store) -> None:
+        """Of concurrent claims by several processes exactly one wins, and so it is with takeovers."""
+        seen = [a_record() for _ in range(5)]
+        contenders = [[a_rival(each) for each in seen] for _ in range(4)]
+        for record in seen[::2]:
+            store.swap(record, None)
+
+        def racing(mine: list[Record]) -> list[Record | None]:
+            return [store.swap(new, None if index % 2 else seen[index].revision) for index, new in enumerate(mine)]
+
+        answers = _in_children([partial(racing, mine) for mine in contenders])
+
+        if self.shared_by_processes:
+            for new, replies in zip(zip(*contenders, strict=True), zip(*answers, strict=True), strict=True):
+                winner = _one_winner(list(new), list(replies))
+                assert store.get(winner.key) == winner
+        else:
+            assert answers == contenders
+
+    # -- operators
 
     def test_scans_by_status_and_task(self, store: Store) -> None:
-        """A scan finds the records of the asked status and task, and no others."""
+        """A scan finds the records of the asked status and task, and no others; names are compared exactly."""
         task = uuid4().hex
         kept = replace(a_record(), task=task, status=Status.UNKNOWN)
-        others = [replace(a_record(), task=task), replace(a_record(), status=Status.UNKNOWN)]
+        others = [
+            replace(a_record(), task=task),
+            replace(a_record(), status=Status.UNKNOWN),
+            *(
+                replace(a_record(), task=other, status=Status.UNKNOWN)
+                for other in (f"{task} ", task.upper(), task[:-1])
+            ),
+        ]
         for record in (kept, *others):
             store.swap(record, None)
 
         assert list(store.scan(status=Status.UNKNOWN, task=task)) == [kept]
         assert {each.key for each in store.scan(task=task)} == {kept.key, others[0].key}
         assert {each.key for each in store.scan()} >= {kept.key, *(each.key for each in others)}
+        assert list(store.scan(status=Status.FAILED, task=task)) == []
+
+    def test_scan_beside_writes_finds_what_stays_and_invents_nothing(self, store: Store) -> None:
+        """While others write, a scan yields every record that is not touched, and only records that were written."""
+        task = uuid4().hex
+        untouched = [replace(a_record(), task=task) for _ in range(10)]
+        written = {each.revision: each for each in untouched}
+        for record in untouched:
+            store.swap(record, None)
+        is_over = threading.Event()
+
+        def write() -> None:
+            for _ in range(_ROUNDS):
+                record = replace(a_record(), task=task)
+                new = replace(record, revision=new_nonce(), status=Status.UNKNOWN)
+                written.update({record.revision: record, new.revision: new})
+                store.swap(record, None)
+                store.swap(new, record.revision)
+                store.delete(new.key, new.revision)
+            is_over.set()
+
+        def scan() -> None:
+            while not is_over.is_set():
+                found = list(store.scan(task=task))
+                assert {each.key for each in found} >= {each.key for each in untouched}
+                assert all(each == written[each.revision] for each in found)
+
+        _race([_ending(write, is_over), _ending(scan, is_over)])
 
     def test_deletes_only_the_expected_revision(self, store: Store) -> None:
         """An operator deletes the record he looked at, not one that changed meanwhile."""
@@ -168,16 +629,13 @@ class StoreContract:
         assert store.get(record.key) is None
         assert store.delete(record.key, record.revision) is False
 
-    def test_clock_is_in_milliseconds_and_does_not_stand(self, store: Store) -> None:
-        """The store's clock counts milliseconds since the epoch in this century."""
-        assert 1_700_000_000_000 < store.now() < 4_100_000_000_000
-
-    def test_provisioning_twice_keeps_records(self, store: Store) -> None:
-        """Provisioning again is harmless."""
+    def test_provisioning_again_keeps_records(self, store: Store) -> None:
+        """Provisioning again is harmless, even from several machines at once."""
         record = a_record()
         store.swap(record, None)
 
         store.provision()
+        _race([store.provision] * 4)
 
         assert store.get(record.key) == record
 
@@ -190,6 +648,89 @@ class StoreContract:
         store.close()
 
         assert store.get(record.key) in (record, None)
+
+    # -- the clock
+
+    def test_clock_is_in_milliseconds(self, store: Store) -> None:
+        """The store's clock counts milliseconds since the epoch in this century."""
+        assert type(store.now()) is int
+        assert 1_700_000_000_000 < store.now() < 4_100_000_000_000
+
+    def test_clock_runs(self, store: Store) -> None:
+        """The clock goes on between requests, at the speed of real time."""
+        asked = time.monotonic()
+        before = store.now()
+        answered = time.monotonic()
+        _wait_until(lambda: time.monotonic() > answered + 0.05)
+        asked_again = time.monotonic()
+        after = store.now()
+        at_most = (time.monotonic() - asked) * 1000
+
+        assert (asked_again - answered) * 1000 - 25 <= after - before <= at_most + 25
+
+    def test_clock_does_not_jump_with_replies(self, store: Store) -> None:
+        """What replies teach about the server's time is a correction, not another time."""
+        record = a_record()
+        start, started = store.now(), time.monotonic()
+        for _ in range(10):
+            store.swap(record, None)
+            drift = store.now() - start - (time.monotonic() - started) * 1000
+            assert abs(drift) <= _CLOCK_ERROR
+
+    @contextmanager
+    def _another(self, store: Store) -> Iterator[Store]:
+        other = self.reopen(store)
+        try:
+            yield other
+        finally:
+            if other is not store:
+                other.close()
+
+
+class OutageContract:
+    """What a store must do when its server is gone; needs a fixture ``unreachable_store``.
+
+    Give it a store whose connections are refused, and in a second subclass one whose server accepts them and
+    never answers: that is what a lost network looks like.
+    """
+
+    answers_within: ClassVar[float] = 30.0
+    """Seconds that one call may take, all tries of the driver included. A claim that waits longer than a
+    lease, 60 s by default, is of no use to anybody."""
+
+    def test_swap_without_a_server_has_no_certain_answer(self, unreachable_store: Store) -> None:
+        """The caller learns that the outcome is unknown, and from which error of the driver."""
+        record = a_record()
+        self._unavailable(lambda: unreachable_store.swap(record, None))
+        self._unavailable(lambda: unreachable_store.swap(record, "a revision"))
+
+    def test_get_without_a_server_is_no_absence(self, unreachable_store: Store) -> None:
+        """No answer is not the answer that there is no record."""
+        self._unavailable(lambda: unreachable_store.get("key"))
+
+    def test_scan_without_a_server_is_not_empty(self, unreachable_store: Store) -> None:
+        """No answer is not the answer that there are no records."""
+        self._unavailable(lambda: list(unreachable_store.scan()))
+
+    def test_delete_without_a_server_is_no_refusal(self, unreachable_store: Store) -> None:
+        """No answer is not the answer that the record has changed."""
+        self._unavailable(lambda: unreachable_store.delete("key", "revision"))
+
+    def test_closing_without_a_server_is_harmless(self, unreachable_store: Store) -> None:
+        """A process must be able to end."""
+        unreachable_store.close()
+        unreachable_store.close()
+
+    def _unavailable(self, call: Callable[[], object]) -> None:
+        asked = time.monotonic()
+        raised = _unavailability(call)
+        assert time.monotonic() - asked <= self.answers_within
+        assert not isinstance(raised, StoreMisconfigured), f"nobody needs to change a setting: {raised}"
+        assert raised.__cause__ is not None, f"the driver's error is not the cause of: {raised}"
+
+
+_LONG_AFTER = 4_000_000_000
+"""An expiry in seconds, in the year 2096."""
 
 
 def a_record() -> Record:
@@ -211,16 +752,144 @@ def a_record() -> Record:
     )
 
 
-def _swapping(store: Store, record: Record, expected: str | None) -> Callable[[], Record | None]:
-    return lambda: store.swap(record, expected)
+def a_rival(record: Record) -> Record:
+    """Another attempt's record of the same key."""
+    return replace(a_record(), key=record.key)
 
 
-def _race(calls: list[Callable[[], Record | None]]) -> list[Record | None]:
+def _filled(task: str, key: str) -> Record:
+    """A record of several packets, whose every field says which write it comes from."""
+    tag = new_nonce()
+    text = tag * 200
+    return replace(
+        a_record(),
+        key=key,
+        task=task,
+        revision=tag,
+        owner=tag,
+        task_id=tag,
+        worker=tag,
+        fencing_token=int(tag[:12], 16),
+        steps={tag: text},
+        result=text,
+        content_type=tag,
+        error=text,
+    )
+
+
+def _acts(recorded: RecordedKey, chance: random.Random) -> None:
+    """What one participant of a mixed race does: moves from what it saw last, some of them late or twice."""
+    seen: Record | None = None
+    sent: tuple[Record, str | None] | None = None
+    for _ in range(6):
+        match chance.choice(("look", "move", "move", "move", "resend", "delete")):
+            case "look":
+                seen = recorded.get()
+            case "resend" if sent is not None:
+                seen = recorded.swap(*sent)
+            case "delete" if seen is not None:
+                recorded.delete(seen.revision)
+            case _:
+                status = chance.choice(list(Status))
+                expiry = _LONG_AFTER if status in (Status.COMPLETED, Status.FAILED) else None
+                new = replace(a_record(), key=recorded.key, status=status, expires_at=expiry)
+                sent = (new, seen.revision if seen else None)
+                seen = recorded.swap(*sent)
+
+
+def _one_winner(contenders: list[Record], answers: Sequence[Record | None]) -> Record:
+    winners = [each for each, answer in zip(contenders, answers, strict=True) if answer == each]
+    assert len(winners) == 1, f"{len(winners)} of {len(contenders)} racers were told that they won"
+    assert list(answers) == winners * len(contenders), "a loser was not told who won"
+    return winners[0]
+
+
+def _race(calls: Sequence[Callable[[], _T]]) -> list[_T]:
+    """What the calls return, each made by a thread of its own, all at once."""
     barrier = threading.Barrier(len(calls))
 
-    def run(call: Callable[[], Record | None]) -> Record | None:
+    def run(call: Callable[[], _T]) -> _T:
         barrier.wait()
         return call()
 
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(run, calls))
+    # A store in this process's memory is interrupted at its weak spot only if threads are switched often.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(len(calls)) as pool:
+            return list(pool.map(run, calls))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _ending(work: Callable[[], None], is_over: threading.Event) -> Callable[[], None]:
+    """``work``, which ends the others' waiting also if it fails."""
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            is_over.set()
+
+    return run
+
+
+def _in_children(works: Sequence[Callable[[], _T]]) -> list[_T]:
+    """What the works return, each done by a forked child, all at once."""
+    gate, opener = os.pipe()
+    children = [_fork(partial(_behind, gate, opener, work)) for work in works]
+    os.close(gate)
+    os.close(opener)
+    return [_answer(*each) for each in children]
+
+
+def _behind(gate: int, opener: int, work: Callable[[], _T]) -> _T:
+    os.close(opener)
+    os.read(gate, 1)  # ends when nobody can write any more: all children are there
+    return work()
+
+
+def _fork(work: Callable[[], object]) -> tuple[int, int]:
+    receiving, sending = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns where threads run; Celery forks there
+        pid = os.fork()
+    if pid:
+        os.close(sending)
+        return pid, receiving
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_CHILD_ANSWERS_WITHIN)
+        try:
+            answer: tuple[bool, object] = (True, work())
+        except BaseException as error:  # noqa: BLE001 - the parent raises it
+            answer = (False, repr(error))
+        with os.fdopen(sending, "wb") as pipe:
+            pickle.dump(answer, pipe)
+    finally:
+        os._exit(0)
+
+
+def _answer(pid: int, receiving: int) -> Any:
+    with os.fdopen(receiving, "rb") as pipe:
+        content = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    assert content, f"a forked child hung or died (status {status}) with the store it inherited"
+    is_answer, answer = pickle.loads(content)  # noqa: S301 - our own child's
+    assert is_answer, f"in a forked child: {answer}"
+    return answer
+
+
+def _unavailability(call: Callable[[], object]) -> StoreUnavailable:
+    try:
+        answer = call()
+    except StoreUnavailable as error:
+        return error
+    raise AssertionError(f"answered {answer!r} although there is no server")
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < give_up_at, "waited for ten seconds"
+        time.sleep(0.01)

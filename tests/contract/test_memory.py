@@ -7,7 +7,9 @@ from celery_idempotent.testing import StoreContract
 
 
 class TestMemoryStore(StoreContract):
-    """The whole contract."""
+    """The whole contract, within one process."""
+
+    shared_by_processes = False
 
     @pytest.fixture
     def store(self) -> MemoryStore:

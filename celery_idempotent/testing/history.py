@@ -1,0 +1,144 @@
+"""Histories of concurrent calls on one key, and whether a compare-and-swap register can have produced them.
+
+A history is linearizable (Herlihy and Wing, 1990) if every call can be given one moment between its start
+and its end such that the replies are those of a register to which the calls came one after the other, in
+the order of these moments. Revisions are unique, so the search has hardly ever a choice; it is the search
+of Wing and Gong (1993) with Lowe's memory of configurations seen (2017).
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from celery_idempotent.record import Record
+from celery_idempotent.store import Store
+
+__all__ = ["Call", "RecordedKey", "is_linearizable", "shown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call on one key, and its reply.
+
+    Args:
+        kind: What was asked.
+        new: The revision that a swap was to write.
+        expected: The revision that a swap or delete expected.
+        reply: The revision that came back, None for no record; of a delete, whether it deleted.
+        started: When the call began, in nanoseconds of a clock that all calls share.
+        ended: When the reply was there.
+    """
+
+    kind: Literal["swap", "get", "delete"]
+    new: str | None
+    expected: str | None
+    reply: str | bool | None
+    started: int
+    ended: int
+
+
+def is_linearizable(calls: Sequence[Call]) -> bool:
+    """Whether a register that was empty at first can have given these replies."""
+    everything = (1 << len(calls)) - 1
+    seen: set[tuple[int, str | None]] = set()
+    configurations: list[tuple[int, str | None]] = [(0, None)]
+    while configurations:
+        done, stored = configurations.pop()
+        if done == everything:
+            return True
+        if (done, stored) in seen:
+            continue
+        seen.add((done, stored))
+        waiting = [index for index in range(len(calls)) if not done >> index & 1]
+        first_end = min(calls[index].ended for index in waiting)
+        for index in waiting:
+            call = calls[index]
+            if call.started <= first_end and _reply(call, stored) == call.reply:
+                configurations.append((done | 1 << index, _stored_after(call, stored)))
+    return False
+
+
+def _reply(call: Call, stored: str | None) -> str | bool | None:
+    if call.kind == "delete":
+        return stored == call.expected
+    return _stored_after(call, stored)
+
+
+def _stored_after(call: Call, stored: str | None) -> str | None:
+    if call.kind == "get" or stored != call.expected:
+        return stored
+    return call.new
+
+
+def shown(calls: Sequence[Call]) -> str:
+    """The calls in order of their starts, one a line, for the message of a failed test."""
+    origin = min((call.started for call in calls), default=0)
+    return "\n".join(
+        f"{(call.started - origin) / 1e6:9.3f} to {(call.ended - origin) / 1e6:9.3f} ms  {_asked(call)} -> {call.reply}"
+        for call in sorted(calls, key=lambda call: call.started)
+    )
+
+
+def _asked(call: Call) -> str:
+    if call.kind == "get":
+        return "get"
+    change = f"{call.expected} by {call.new}" if call.kind == "swap" else call.expected
+    return f"{call.kind} {change}"
+
+
+class RecordedKey:
+    """A store narrowed to one key, which keeps the history of it; for use by several threads.
+
+    Args:
+        store: The store.
+        key: The key; records of another one are refused by an assertion.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self.key = key
+        self._store = store
+        self._written: dict[str, Record] = {}
+        #: What was asked and replied so far.
+        self.calls: list[Call] = []
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.swap`."""
+        assert new.key == self.key
+        self._written[new.revision] = new
+        started = time.monotonic_ns()
+        reply = self._whole(self._store.swap(new, expected))
+        self._note("swap", new.revision, expected, _revision(reply), started)
+        return reply
+
+    def get(self) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.get`."""
+        started = time.monotonic_ns()
+        reply = self._whole(self._store.get(self.key))
+        self._note("get", None, None, _revision(reply), started)
+        return reply
+
+    def delete(self, expected: str) -> bool:
+        """See :meth:`celery_idempotent.store.Store.delete`."""
+        started = time.monotonic_ns()
+        reply = self._store.delete(self.key, expected)
+        self._note("delete", None, expected, reply, started)
+        return reply
+
+    def _note(
+        self,
+        kind: Literal["swap", "get", "delete"],
+        new: str | None,
+        expected: str | None,
+        reply: str | bool | None,
+        started: int,
+    ) -> None:
+        self.calls.append(Call(kind, new, expected, reply, started, time.monotonic_ns()))
+
+    def _whole(self, reply: Record | None) -> Record | None:
+        assert reply is None or reply == self._written.get(reply.revision), f"nobody wrote this record: {reply}"
+        return reply
+
+
+def _revision(record: Record | None) -> str | None:
+    return record.revision if record else None
