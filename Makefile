@@ -9,6 +9,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 APT := strace mariadb-server chromium chromium-driver
 PROGRAMS := strace mariadbd chromium chromedriver
 SYSTEM := .venv/.system
+MARIADB := .venv/.mariadb
+$(MARIADB): APT := mariadb-server
+$(MARIADB): PROGRAMS := mariadbd
+
+# make demo STORE=postgres BROKER=redis: which store and broker the example runs on.
+export EXAMPLE_STORE := $(or $(STORE),$(EXAMPLE_STORE))
+export EXAMPLE_BROKER := $(or $(BROKER),$(EXAMPLE_BROKER))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo worker publish test lint types unit evidence integration prove soak bench clean
@@ -21,7 +28,7 @@ $(INSTALLED): setup.cfg pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
 
-$(SYSTEM): $(INSTALLED)
+$(SYSTEM) $(MARIADB): $(INSTALLED)
 	@for each in $(PROGRAMS); do PATH="$$PATH:/usr/sbin" command -v $$each > /dev/null || absent="$$absent $$each"; done; \
 	if [ -n "$$absent" ]; then \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT) > /dev/null; } \
@@ -29,13 +36,15 @@ $(SYSTEM): $(INSTALLED)
 	fi
 	@touch $@
 
-demo: $(INSTALLED)  ## plain Celery and IdempotentTask side by side, under fire
+demo worker: $(if $(filter mariadb,$(EXAMPLE_STORE)),$(MARIADB))
+
+demo: $(INSTALLED)  ## plain Celery and IdempotentTask side by side, under fire: make demo STORE=redis BROKER=redis
 	$(BIN)/python -m example_project.demo
 
-worker: $(INSTALLED)  ## only a worker of the example (starts the embedded AWS if none is configured)
+worker: $(INSTALLED)  ## only a worker of the example, with the same STORE and BROKER, which it embeds
 	$(BIN)/python -m example_project.worker
 
-publish: $(INSTALLED)  ## only a publisher of the example
+publish: $(INSTALLED)  ## only a publisher of the example, with the same STORE and BROKER as the worker
 	$(BIN)/python -m example_project.publish
 
 test: lint types unit evidence integration  ## everything CI runs

@@ -13,18 +13,23 @@ import click
 from celery import Celery
 
 from example_project import audit, tether
-from example_project.embedded import EmbeddedAws
+from example_project.embedded import Server
 from example_project.ledger import Ledger, Row
 from example_project.orders import Order, with_duplicates
 from example_project.progress import Show
 from example_project.queues import queue_length
-from example_project.settings import TABLE, Settings
+from example_project.servers import Servers
+from example_project.settings import LEASE, Settings
 
 WORKERS = 2
 CHILDREN = 4  # of each worker
 START_TIMEOUT = 60.0
 TIMEOUT = 240.0
 POLL = 0.5
+LOOKS = 3  # nothing is left for certain if that many looks in a row find nothing
+
+OUTAGE = LEASE / 3  # how long a killed store is away, and a little longer: short enough that leases survive it
+MISSED = 10  # orders that are published meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +38,11 @@ class Column:
 
     name: str
     tasks: str
-    aws: EmbeddedAws
+    servers: Servers
     folder: Path
 
     def run(self, load: Sequence[Order], show: Show) -> audit.Tally:
-        """Publish `load`, some of it twice, wait until the queue is empty, count.
+        """Publish `load`, some of it twice, wait until nothing is left to do, count.
 
         Raises:
             click.ClickException: A worker ended, or something took far too long; the workers' logs are in it.
@@ -47,16 +52,16 @@ class Column:
         with self._workers() as workers:
             self._until(workers, START_TIMEOUT, "the workers to start", self._all_ready)
             started = time.monotonic()
-            self._publish(published, show)
-            self._until(workers, TIMEOUT, "the queue to run empty", lambda: self._drained(show))
+            self._publish_under_fire(published, show)
+            self._until(workers, TIMEOUT, "the last message", lambda: self._drained(show), looks=LOOKS)
             seconds = time.monotonic() - started
         return audit.tally(self._rows(), orders=[order.id for order in load], published=len(published), seconds=seconds)
 
     @property
     def _settings(self) -> Settings:
         return Settings(
-            broker_url=self.aws.broker_url,
-            store_url=self.aws.store_url(TABLE),
+            broker_url=self.servers.broker_url,
+            store_url=self.servers.store_url,
             results_url="",  # the ledger knows more
             folder=self.folder,
             queue=self.name,
@@ -83,6 +88,25 @@ class Column:
         with (self.folder / f"{name}.log").open("wb") as log:
             return tether.start("celery", *arguments.split(), log=log, env=environ)
 
+    def _publish_under_fire(self, published: Sequence[Order], show: Show) -> None:
+        """Publish all; a store that can, dies in the middle and comes back."""
+        store = self.servers.durable_store
+        if store is None:
+            self._publish(published, show)
+            return
+        half = len(published) // 2
+        self._publish(published[:half], show)
+        self._without(store, lambda: self._publish(published[half : half + MISSED], show))
+        self._publish(published[half + MISSED :], show)
+
+    def _without(self, store: Server, meanwhile: Callable[[], None]) -> None:
+        store.kill()
+        killed = time.monotonic()
+        meanwhile()
+        time.sleep(max(0.0, killed + OUTAGE - time.monotonic()))
+        store.revive()
+        Ledger(self.folder / "ledger.jsonl").append(Row(what="store_killed"))
+
     def _publish(self, published: Sequence[Order], show: Show) -> None:
         # An app of its own that knows no tasks: a publisher needs their names only.
         publisher = Celery(set_as_current=False)
@@ -95,10 +119,16 @@ class Column:
                     publisher.send_task(f"{self.tasks}.{task}", kwargs=arguments, producer=producer)
 
     def _until(
-        self, workers: Sequence[subprocess.Popen[bytes]], timeout: float, what: str, done: Callable[[], bool]
+        self,
+        workers: Sequence[subprocess.Popen[bytes]],
+        timeout: float,
+        what: str,
+        done: Callable[[], bool],
+        looks: int = 1,
     ) -> None:
         deadline = time.monotonic() + timeout
-        while not done():
+        seen = 0
+        while (seen := seen + 1 if done() else 0) < looks:
             if any(worker.poll() is not None for worker in workers):
                 raise click.ClickException(f"a worker ended early:\n{self._logs()}")
             if time.monotonic() > deadline:
@@ -110,7 +140,7 @@ class Column:
 
     def _drained(self, show: Show) -> bool:
         self._show(show)
-        return queue_length(self.aws.endpoint, self.name) == 0
+        return queue_length(self.servers.broker_url, self.name) == 0 and audit.unended(self._rows()) == 0
 
     def _show(self, show: Show) -> None:
         rows = self._rows()

@@ -1,7 +1,7 @@
 """The same orders under the same fire, on plain Celery and on `IdempotentTask`.
 
-One command, nothing to install but Python packages, nothing left behind. It always embeds its AWS: it kills
-workers and counts charges, which is no way to treat a real account.
+One command, nothing left behind. It always embeds its store and its broker: it kills workers, kills the store if
+that can come back, and counts charges, which is no way to treat real ones.
 
 Exit status: 0 if every promise held and the fire was real, 1 if not (the reasons are printed).
 """
@@ -21,27 +21,34 @@ from rich.console import Console
 from celery_idempotent import open_store
 from example_project import audit, faults, orders, report
 from example_project.column import Column
-from example_project.embedded import EmbeddedAws
 from example_project.progress import progress
-from example_project.settings import TABLE
+from example_project.servers import BROKERS, STORES, Servers
 
 COLUMNS = {"plain": "example_project.plain", "idempotent": "example_project.tasks"}
 
 
 @click.command(help=__doc__)
+@click.option("--store", default=STORES[0], show_default=True, envvar="EXAMPLE_STORE", type=click.Choice(STORES))
+@click.option("--broker", default=BROKERS[0], show_default=True, envvar="EXAMPLE_BROKER", type=click.Choice(BROKERS))
 @click.option("--orders", "count", default=200, show_default=True, type=click.IntRange(min=20))
 @click.option("--folder", type=click.Path(path_type=Path), help="A new folder for ledgers and worker logs.")
-def main(count: int, folder: Path | None) -> None:
+def main(store: str, broker: str, count: int, folder: Path | None) -> None:
     """Run both columns, print the table, judge."""
     # Both then unwind the `with` blocks. A shell starts what is put in the background with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     console = Console()
     with _folder(folder) as place:
-        plain, idempotent = _run(console, count, place)
-    console.print(report.table(plain, idempotent))
+        servers = Servers(store, broker, place)
+        plain, idempotent = _run(console, servers, count, place)
+    console.print(report.table(plain, idempotent, store, broker))
     broken = audit.broken_promises(idempotent)
-    missing = audit.missing_evidence(plain, idempotent, kills=faults.kills_planned(count))
+    missing = audit.missing_evidence(
+        plain,
+        idempotent,
+        kills=faults.kills_planned(count),
+        store_kills=int(servers.durable_store is not None),
+    )
     if broken or missing:
         for reason in [*(f"Broken promise: {it}." for it in broken), *(f"Proves nothing: {it}." for it in missing)]:
             console.print(reason, style="bold red")
@@ -53,11 +60,13 @@ def main(count: int, folder: Path | None) -> None:
     )
 
 
-def _run(console: Console, count: int, place: Path) -> tuple[audit.Tally, audit.Tally]:
+def _run(console: Console, servers: Servers, count: int, place: Path) -> tuple[audit.Tally, audit.Tally]:
     load = orders.make(count)
-    with EmbeddedAws() as aws, progress(console, list(COLUMNS), count) as show:
-        open_store(aws.store_url(TABLE)).provision()
-        plain, idempotent = (Column(name, tasks, aws, place / name).run(load, show) for name, tasks in COLUMNS.items())
+    with servers, progress(console, list(COLUMNS), count) as show:
+        open_store(servers.store_url).provision()
+        plain, idempotent = (
+            Column(name, tasks, servers, place / name).run(load, show) for name, tasks in COLUMNS.items()
+        )
     return plain, idempotent
 
 

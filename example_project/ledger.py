@@ -21,8 +21,8 @@ from pathlib import Path
 class Row:
     """One thing that happened, to which order, in which attempt of which task.
 
-    `what` is `delivery`, `run`, `effect`, `kill`, `ready`, `recognised` (a charge the bank had already made), or
-    the name of a signal of the library.
+    `what` is `delivery`, `run`, `effect`, `ended`, `kill`, `ready`, `recognised` (a charge the bank had already
+    made), `store_killed`, or the name of a signal of the library.
     """
 
     what: str

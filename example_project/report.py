@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +15,8 @@ from example_project.settings import SLOW_BODY, VISIBILITY_TIMEOUT
 LEGEND = {
     "columns": (
         "Same load, faults and settings (acks_late, reject_on_worker_lost), one after the other. "
-        "A column ends when its queue is empty. The numbers come from a ledger without unique constraint."
+        "A column ends when its queue is empty and nothing runs. "
+        "The numbers come from a ledger without unique constraint."
     ),
     "killed": (
         "A worker's child got SIGKILL inside the body. "
@@ -34,11 +37,19 @@ LEGEND = {
         f"{SLOW_RUNS} runs only: thus the plain column comes to an end."
     ),
 }
+STORE_KILLED = (
+    "It got SIGKILL in the middle of the load and came back about a second later, with all that it had "
+    "acknowledged. Tasks that found it away ran nothing and were put off."
+)
+REDIS_BROKER = (
+    "Children are killed, not whole workers: what a worker is fetching from Redis at that moment is lost with it, "
+    "before any task could know of it. A lost message would show as an order never charged."
+)
 
 
-def table(plain: Tally, idempotent: Tally) -> RenderableType:
+def table(plain: Tally, idempotent: Tally, store: str, broker: str) -> RenderableType:
     """Both columns side by side, with the legend."""
-    grid = Table(title="The same orders under the same fire", title_style="bold")
+    grid = Table(title=f"The same orders under the same fire (store {store}, broker {broker})", title_style="bold")
     grid.add_column("")
     grid.add_column("plain Celery", justify="right")
     grid.add_column("IdempotentTask", justify="right")
@@ -52,6 +63,7 @@ def table(plain: Tally, idempotent: Tally) -> RenderableType:
     row("bodies run", "runs")
     row("children killed before the effect", "killed_before")
     row("children killed after the effect", "killed_after")
+    row("store killed and back", "store_kills")
     grid.add_section()
     row("orders charged exactly once", "charged_once")
     row("orders charged twice or more", "charged_more", bad=True)
@@ -67,13 +79,19 @@ def table(plain: Tally, idempotent: Tally) -> RenderableType:
     row("conflicts retried", "conflicted")
     row("takeovers", "taken_over")
     row("leases lost by a living worker", "leases_lost")
+    row("found the store away", "store_missed")
     row("seconds", "seconds")
-    return Group(grid, _legend())
+    legend = dict(LEGEND)
+    if idempotent.store_kills:
+        legend["store"] = STORE_KILLED
+    if broker == "redis":
+        legend["broker"] = REDIS_BROKER
+    return Group(grid, _legend(legend))
 
 
-def _legend() -> Table:
+def _legend(legend: Mapping[str, str]) -> Table:
     grid = Table.grid(padding=(0, 2))
-    for word, meaning in LEGEND.items():
+    for word, meaning in legend.items():
         grid.add_row(Text(word, style="bold"), Text(meaning, style="dim"))
     return grid
 

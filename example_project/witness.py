@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery.signals import task_prerun, worker_ready
+from celery.signals import task_postrun, task_prerun, worker_ready
 
 from celery_idempotent import signals
 from example_project.effects import ledger
@@ -23,6 +23,12 @@ def ready(**_: Any) -> None:
 def delivered(task_id: str, task: Any, **_: Any) -> None:
     """A message has reached a worker process; the body may or may not run."""
     ledger.append(Row(what="delivery", task=task.name.rpartition(".")[2], task_id=task_id))
+
+
+@task_postrun.connect
+def ended(task_id: str, task: Any, **_: Any) -> None:
+    """The worker process is done with a delivery, and was not killed over it."""
+    ledger.append(Row(what="ended", task=task.name.rpartition(".")[2], task_id=task_id))
 
 
 @signals.claimed.connect

@@ -1,18 +1,16 @@
 """Only a worker. Start `python -m example_project.publish` in another terminal.
 
-Unless a broker is configured (see `settings.py`), SQS and DynamoDB are embedded and end with this command.
+The store and the broker that are not configured elsewhere (see `settings.py`) are embedded and end with this
+command: EXAMPLE_STORE=redis EXAMPLE_BROKER=redis, for example, for both terminals.
 """
 
 from __future__ import annotations
-
-import contextlib
 
 import click
 
 from celery_idempotent import open_store
 from example_project.app import app, settings
-from example_project.embedded import EmbeddedAws
-from example_project.settings import EMBEDDED_PORT
+from example_project.servers import Servers
 
 
 @click.command(help=__doc__)
@@ -20,7 +18,7 @@ from example_project.settings import EMBEDDED_PORT
 @click.option("--loglevel", default="INFO", show_default=True, help="As in `celery worker --loglevel`.")
 def main(concurrency: int, loglevel: str) -> None:
     """Work until Ctrl-C."""
-    with EmbeddedAws(EMBEDDED_PORT) if settings.embedded else contextlib.nullcontext():
+    with Servers(settings.embedded_store, settings.embedded_broker, settings.folder, fixed_ports=True):
         open_store(settings.store_url).provision()
         click.echo(f"ledger, bank and results are in {settings.folder}")
         arguments = f"worker --pool prefork --concurrency {concurrency} --loglevel {loglevel}"

@@ -44,6 +44,16 @@ class Server(ABC):
         return None
 
     @property
+    def pids(self) -> list[int]:
+        """Its processes; none while it is not running."""
+        import psutil
+
+        if self._process is None:
+            return []
+        parent = psutil.Process(self._process.pid)
+        return [each.pid for each in (parent, *parent.children(recursive=True))]
+
+    @property
     def folder(self) -> Path:
         """Where its data and log are."""
         if self._folder is None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from example_project.embedded import EmbeddedAws
-from example_project.settings import TABLE, Settings
+from example_project.servers import TABLE
+from example_project.settings import Settings
 from example_project.tether import ROOT
 
 pytestmark = [

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import re
 from pathlib import Path
 
+import click
 import pytest
 
 from example_project import audit, faults, orders
+from example_project import settings as settings_module
 from example_project.gateway import Gateway
 from example_project.ledger import Ledger, Row
+from example_project.servers import BROKERS, STORES, Servers
 from example_project.settings import LEASE, SLOW_BODY, VISIBILITY_TIMEOUT, Settings
 
 ORDER = "order-0000"
@@ -123,14 +127,65 @@ class TestSettings:
 
     def test_need_no_variables(self) -> None:
         settings = Settings.from_environ({})
-        assert settings.embedded
+        assert (settings.embedded_store, settings.embedded_broker) == ("dynamodb", "sqs")
         assert not settings.faults
+
+    @pytest.mark.parametrize("broker", BROKERS)
+    @pytest.mark.parametrize("store", STORES)
+    def test_worker_and_publisher_agree_on_the_addresses_of_every_name(self, store: str, broker: str) -> None:
+        environ = {"EXAMPLE_STORE": store, "EXAMPLE_BROKER": broker, "EXAMPLE_FOLDER": "/folder"}
+        settings = Settings.from_environ(environ)
+        assert (settings.embedded_store, settings.embedded_broker) == (store, broker)
+        servers = Servers(store, broker, Path("/folder"), fixed_ports=True)
+        assert (settings.store_url, settings.broker_url) == (servers.store_url, servers.broker_url)
+        assert ":0" not in settings.store_url + settings.broker_url
+
+    def test_no_two_embedded_servers_share_an_address(self) -> None:
+        stores = {Servers(name, "", Path("/folder"), fixed_ports=True).store_url for name in STORES}
+        brokers = {Servers("", name, Path("/folder"), fixed_ports=True).broker_url for name in BROKERS}
+        assert len(stores | brokers) == len(STORES) + len(BROKERS)
+
+    @pytest.mark.parametrize(("variable", "choices"), [("EXAMPLE_STORE", STORES), ("EXAMPLE_BROKER", BROKERS)])
+    def test_a_wrong_name_is_answered_with_the_right_ones(self, variable: str, choices: tuple[str, ...]) -> None:
+        with pytest.raises(SystemExit, match=f"{variable}=nosuch: .*{', '.join(choices)}"):
+            Settings.from_environ({variable: "nosuch"})
+
+    def test_a_server_that_is_not_installed_is_named_with_its_remedy(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr("example_project.embedded.mariadb.PATH", str(tmp_path))
+        with pytest.raises(click.ClickException, match="MariaDB: run: apt-get install mariadb-server"):
+            Servers("mariadb", "", tmp_path).__enter__()
+
+    def test_an_address_of_ones_own_wins_over_a_name(self) -> None:
+        settings = Settings.from_environ(
+            {"EXAMPLE_STORE": "redis", "EXAMPLE_STORE_URL": "memory://", "EXAMPLE_BROKER": "redis"}
+        )
+        assert (settings.store_url, settings.embedded_store) == ("memory://", "")
+        assert settings.embedded_broker == "redis"
+
+    def test_every_variable_and_name_is_in_the_table(self) -> None:
+        documented = settings_module.__doc__ or ""
+        read = set(re.findall(r"EXAMPLE_\w+", Path(settings_module.__file__).read_text().replace(documented, "")))
+        assert set(re.findall(r"EXAMPLE_\w+", documented)) == read
+        assert all(f"`{name}`" in documented for name in (*STORES, *BROKERS))
 
     def test_real_aws_is_a_choice(self) -> None:
         settings = Settings.from_environ({"EXAMPLE_AWS": "real", "AWS_REGION": "eu-west-1"})
         assert settings.broker_url == "sqs://"
         assert settings.store_url.startswith("dynamodb://@eu-west-1/")
-        assert not settings.embedded
+        assert (settings.embedded_store, settings.embedded_broker) == ("", "")
+
+    def test_real_aws_beside_an_embedded_server_is_a_choice_too(self) -> None:
+        settings = Settings.from_environ({"EXAMPLE_AWS": "real", "EXAMPLE_STORE": "redis"})
+        assert settings.broker_url == "sqs://"
+        assert (settings.embedded_store, settings.embedded_broker) == ("redis", "")
+
+    @pytest.mark.parametrize("broker", BROKERS)
+    def test_every_broker_redelivers_in_time(self, broker: str) -> None:
+        settings = Settings.from_environ({"EXAMPLE_BROKER": broker, "EXAMPLE_RESULTS_URL": ""})
+        options = settings.celery()["broker_transport_options"]
+        assert options["visibility_timeout"] == VISIBILITY_TIMEOUT
 
     def test_a_slow_body_outlives_lease_and_visibility(self) -> None:
         assert LEASE < VISIBILITY_TIMEOUT < SLOW_BODY
@@ -159,8 +214,8 @@ class TestTally:
             *(Row(what="delivery") for _ in range(5)),
             Row(what="kill", task="charge_card", point="before", order=ORDER),
             Row(what="kill", task="reserve_stock", point="after", order=ORDER),
-            *(Row(what=what) for what in ("recognised", "replayed", "taken_over", "lease_lost")),
-            *(Row(what="conflicted") for _ in range(2)),
+            *(Row(what=what) for what in ("recognised", "replayed", "taken_over", "lease_lost", "store_killed")),
+            *(Row(what=what) for what in ("conflicted", "store_unavailable") for _ in range(2)),
         ]
         assert audit.tally(rows, orders=[ORDER, "order-0001"], published=3, seconds=2.5) == audit.Tally(
             orders=2,
@@ -181,8 +236,21 @@ class TestTally:
             conflicted=2,
             taken_over=1,
             leases_lost=1,
+            store_kills=1,
+            store_missed=2,
             seconds=2.5,
         )
+
+
+class TestUnended:
+    """A column is not cut off in the middle of a body, which would hide what that body does."""
+
+    def test_counts_deliveries_that_neither_ended_nor_were_killed(self) -> None:
+        rows = [Row(what=what) for what in ("delivery", "delivery", "delivery", "run", "effect", "ended", "kill")]
+        assert audit.unended(rows) == 1
+
+    def test_is_zero_when_all_is_done(self) -> None:
+        assert audit.unended([Row(what="delivery"), Row(what="run"), Row(what="ended")]) == 0
 
 
 class TestBrokenPromises:
@@ -232,16 +300,19 @@ class TestMissingEvidence:
     IDEMPOTENT = dataclasses.replace(_tally(), killed_before=2, killed_after=1, replayed=1, taken_over=1)
 
     def test_a_real_fire_is_evidence(self) -> None:
-        assert audit.missing_evidence(self.PLAIN, self.IDEMPOTENT, kills=3) == []
+        assert audit.missing_evidence(self.PLAIN, self.IDEMPOTENT, kills=3, store_kills=0) == []
 
     def test_without_a_duplicate_in_the_plain_column_nothing_is_proved(self) -> None:
         plain = dataclasses.replace(self.PLAIN, charged_more=0)
-        assert len(audit.missing_evidence(plain, self.IDEMPOTENT, kills=3)) == 1
+        assert len(audit.missing_evidence(plain, self.IDEMPOTENT, kills=3, store_kills=0)) == 1
 
     @pytest.mark.parametrize("field", ["killed_before", "replayed", "taken_over"])
     def test_without_fire_in_the_idempotent_column_nothing_is_proved(self, field: str) -> None:
         calm = dataclasses.replace(self.IDEMPOTENT, **{field: 0})
-        assert len(audit.missing_evidence(self.PLAIN, calm, kills=3)) == 1
+        assert len(audit.missing_evidence(self.PLAIN, calm, kills=3, store_kills=0)) == 1
 
     def test_both_columns_must_meet_every_planned_kill(self) -> None:
-        assert len(audit.missing_evidence(self.PLAIN, self.IDEMPOTENT, kills=4)) == 2
+        assert len(audit.missing_evidence(self.PLAIN, self.IDEMPOTENT, kills=4, store_kills=0)) == 2
+
+    def test_a_store_that_can_come_back_must_have_been_killed_in_both_columns(self) -> None:
+        assert len(audit.missing_evidence(self.PLAIN, self.IDEMPOTENT, kills=3, store_kills=1)) == 2
