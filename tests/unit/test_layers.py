@@ -15,6 +15,8 @@ LAYERS: list[dict[str, set[str]]] = [
         "stores.clock": set(),
         "stores.memory": set(),
         "stores.dynamodb": {"boto3", "botocore", "mypy_boto3_dynamodb"},
+        "stores.sql_schema": {"sqlalchemy"},
+        "stores.sql_statements": {"sqlalchemy"},
         "stores": set(),
     },
     {

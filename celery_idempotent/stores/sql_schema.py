@@ -1,0 +1,126 @@
+"""The table of an SQL store: importable for Alembic, printable as DDL, the same for every way to create it.
+
+::
+
+    # env.py of Alembic
+    from celery_idempotent.stores.sql_schema import metadata as idempotency
+    target_metadata = [Base.metadata, idempotency]
+
+Text is kept as it is, except for what some database cannot hold; see :mod:`celery_idempotent.stores.sql_statements`.
+Keys are compared byte by byte everywhere: no case folding, no padding, no Unicode normalisation.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, Column, Index, LargeBinary, MetaData, SmallInteger, String, Table, Text
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.dialects.mysql import mariadb
+from sqlalchemy.engine.interfaces import Dialect
+from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
+
+__all__ = ["DIALECTS", "KEY", "TABLE", "creation", "ddl", "metadata", "records", "records_table"]
+
+TABLE = "idempotency_records"
+"""Name of the table, unless another is asked for."""
+
+KEY = "idempotency_key"
+"""Column of the key; ``key`` alone is a reserved word of MySQL."""
+
+DIALECTS = ("postgresql", "mysql", "mariadb", "sqlite")
+"""By SQLAlchemy's name, the databases that a store works on."""
+
+_KEY = (
+    Text()
+    .with_variant(Text(collation="C"), "postgresql")
+    # 2048 bytes: the longest key is a scope of 1900, a generation and 64 digits; InnoDB indexes up to 3072.
+    .with_variant(mysql.VARBINARY(2048), "mysql", "mariadb")
+)
+_LONG_TEXT = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+_LONG_BYTES = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+_INNODB: dict[str, Any] = {
+    f"{dialect}_{option}": value
+    for dialect in ("mysql", "mariadb")
+    for option, value in {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}.items()
+}
+
+metadata = MetaData()
+"""Holds :data:`records` and nothing else."""
+
+
+def records_table(name: str = TABLE, *, schema: str | None = None, metadata: MetaData = metadata) -> Table:
+    """The table of an SQL store.
+
+    Times are milliseconds since the epoch, except ``expires_at``, which is in seconds. A result stands in
+    ``result_text`` or in ``result_bytes``, as it was encoded; ``steps`` is JSON.
+
+    Args:
+        name: Its name.
+        schema: The schema that it is in; None: the first of the connection's search path.
+        metadata: What it is added to; a table of that name that is there already is returned.
+    """
+    full_name = f"{schema}.{name}" if schema else name
+    if full_name in metadata.tables:
+        return metadata.tables[full_name]
+    return Table(
+        name,
+        metadata,
+        Column(KEY, _KEY, primary_key=True),
+        Column("status", String(16), nullable=False),
+        Column("revision", Text, nullable=False),
+        Column("owner", Text, nullable=False),
+        Column("fencing_token", BigInteger, nullable=False),
+        Column("lease_until", BigInteger, nullable=False),
+        Column("fingerprint", Text),
+        Column("attempts", BigInteger, nullable=False),
+        Column("takeover", Boolean, nullable=False),
+        Column("created_at", BigInteger, nullable=False),
+        Column("updated_at", BigInteger, nullable=False),
+        Column("task", Text, nullable=False),
+        Column("task_id", Text, nullable=False),
+        Column("worker", Text, nullable=False),
+        Column("steps", _LONG_TEXT, nullable=False),
+        Column("result_text", _LONG_TEXT),
+        Column("result_bytes", _LONG_BYTES),
+        Column("content_type", Text),
+        Column("error", _LONG_TEXT),
+        Column("expires_at", BigInteger),
+        Column("schema_version", SmallInteger, nullable=False),
+        # One index for both questions that are not about a key: which outcomes are forgotten, and what is in
+        # a status. Every index costs each write; a second one would serve nobody but a person.
+        Index(f"{name}_status", "status", "expires_at"),
+        schema=schema,
+        **_INNODB,
+    )
+
+
+records = records_table()
+"""The table under its default name."""
+
+
+def creation(table: Table = records) -> Sequence[DDLElement]:
+    """What creates ``table`` with its indexes, to be executed in order."""
+    return [CreateTable(table), *(CreateIndex(each) for each in table.indexes)]
+
+
+def ddl(dialect: str, table: Table = records) -> str:
+    """The same as text, ending in a line feed.
+
+    Args:
+        dialect: One of :data:`DIALECTS`.
+        table: The table to create.
+    """
+    compiled = (str(each.compile(dialect=_dialect(dialect))).strip() for each in creation(table))
+    return "".join(f"{each};\n" for each in compiled).replace("\t", "    ").replace(" \n", "\n")
+
+
+def _dialect(name: str) -> Dialect:
+    kinds = {
+        "postgresql": postgresql.dialect,
+        "mysql": mysql.dialect,
+        "mariadb": mariadb.MariaDBDialect,
+        "sqlite": sqlite.dialect,
+    }
+    dialect: Dialect = kinds[name]()
+    return dialect

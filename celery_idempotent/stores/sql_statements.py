@@ -1,0 +1,311 @@
+"""What an SQL store says to its database, apart from saying it: statements, and records as rows and back.
+
+:class:`Statements` turns every question to a store into SQLAlchemy statements and hands each to the caller's
+``execute``, so the same words go through an SQLAlchemy connection, a connection inside somebody's transaction, or
+another library's cursor. Nothing here connects, commits, or reads a clock::
+
+    statements = Statements(records, "postgresql")
+
+    def execute(statement: Executable, parameters: Parameters) -> Reply: ...
+
+    stored = statements.swap(execute, new, expected)
+
+What ``execute`` must do:
+
+* run one statement with its named parameters, and nothing else: no ``BEGIN``, no ``COMMIT``. Run it in autocommit
+  mode, or inside a transaction whose end it leaves to somebody else;
+* return all rows by column name and the number of rows written (:class:`Reply`). Values may be what the driver
+  gives: whole numbers for booleans, ``memoryview`` for bytes;
+* raise :class:`DuplicateKey` if the database reports a primary key that is there already (MySQL's error 1062; the
+  other databases are asked in a way that does not end in an error), and turn every other error of the driver into
+  ``StoreUnavailable``, ``StoreMisconfigured`` or ``RecordTooLarge``;
+* read the clock off the reply: where a row has a column :data:`SERVER_NOW`, it is the server's time in milliseconds.
+
+A swap is one statement on PostgreSQL. Elsewhere it is one if it wins; if it does not, a second one reads why.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, Protocol
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Executable,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    literal_column,
+    select,
+    update,
+)
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.record import Record, Status
+from celery_idempotent.stores.sql_schema import KEY
+
+__all__ = ["SERVER_NOW", "DuplicateKey", "Execute", "Parameters", "Reply", "Row", "Statements", "record_of", "row_of"]
+
+SERVER_NOW = "server_now"
+"""Column of a reply that tells the server's time, in milliseconds since the epoch, cut off."""
+
+Row = Mapping[str, Any]
+Parameters = Mapping[str, Any]
+
+
+class Reply(NamedTuple):
+    """What a statement was answered."""
+
+    #: The rows it returned, by column name.
+    rows: Sequence[Row]
+    #: How many rows it wrote; without meaning where it returned rows.
+    written: int
+
+
+class Execute(Protocol):
+    """Runs one statement; the module's docstring says what is expected of it."""
+
+    def __call__(self, statement: Executable, parameters: Parameters, /) -> Reply:
+        """The answer to ``statement``."""
+
+
+class DuplicateKey(Exception):
+    """The database refused an INSERT because its primary key is there already."""
+
+
+_STALE_ANSWERS = 100
+"""Answers in a row that cannot be true before a swap gives up. Every one of them means that somebody else wrote in the
+same moment, so a database that is asked as it should be never gets near it."""
+
+_PAGE = 200
+"""Records that a scan reads at a time."""
+
+_OUTCOMES = (str(Status.COMPLETED), str(Status.FAILED))
+_WON = "won"
+
+
+def _clock(expression: str) -> ColumnElement[int]:
+    return literal_column(expression, BigInteger).label(SERVER_NOW)
+
+
+_CLOCKS: Mapping[str, Sequence[ColumnElement[int]]] = {
+    "postgresql": [_clock("CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS BIGINT)")],
+    # UNIX_TIMESTAMP(NOW(3)) would be ambiguous in the hour that daylight saving time repeats.
+    "mysql": [_clock("timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(3)) DIV 1000")],
+    "sqlite": [],
+}
+"""By dialect, the column that tells the time; SQLite has no server whose time could differ."""
+
+
+class Statements:
+    """The questions of a store, as statements for one kind of database.
+
+    Args:
+        table: From :func:`celery_idempotent.stores.sql_schema.records_table`.
+        dialect: One of :data:`celery_idempotent.stores.sql_schema.DIALECTS`.
+        store: The store's name, for errors.
+    """
+
+    def __init__(self, table: Table, dialect: str, store: str) -> None:
+        self._table = table
+        self._key = table.c[KEY]
+        self._store = store
+        self._is_mysql = dialect in {"mysql", "mariadb"}
+        self._clock = _CLOCKS["mysql" if self._is_mysql else dialect]
+        self._answers_at_once = dialect == "postgresql"
+        self._claim: Executable = self._insert(dialect)
+        self._replace: Executable = self._update()
+        if self._answers_at_once:
+            self._claim, self._replace = self._with_answer(self._claim), self._with_answer(self._replace)
+        look = select(*self._clock, table).where(self._key == bindparam("key"))
+        # A locking read sees what is committed now, even in a transaction that began before.
+        self._look = look.with_for_update(read=True) if self._is_mysql else look
+
+    def swap(self, execute: Execute, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.swap`."""
+        parameters = {**row_of(new), "key": self._key_value(new.key)}
+        if expected is not None:
+            parameters["expected"] = _stored(expected)
+        swap_once = self._swap_in_one if self._answers_at_once else self._swap_in_two
+        for _ in range(_STALE_ANSWERS):
+            stored = swap_once(execute, new, expected, parameters)
+            # Had there been what was expected, the swap would have won: what was seen is of before somebody
+            # else's write, and the swap came after it.
+            if (stored.revision if stored else None) != expected:
+                return stored
+        raise StoreUnavailable(
+            self._store,
+            "swap",
+            f"{_STALE_ANSWERS} answers in a row showed what a swap that lost cannot have met; "
+            "are reads sent to a replica?",
+        )
+
+    def get(self, execute: Execute, key: str) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.get`."""
+        statement = select(*self._clock, self._table).where(self._key == self._key_value(key))
+        return self._found(execute(statement, {}))
+
+    def scan(self, execute: Execute, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+        """See :meth:`celery_idempotent.store.Store.scan`; in the order of the keys, by many short statements."""
+        page = select(self._table).order_by(self._key).limit(_PAGE)
+        if status is not None:
+            page = page.where(self._table.c.status == str(status))
+        if task is not None:
+            page = page.where(self._table.c.task == _stored(task))
+        rows = execute(page, {}).rows
+        while rows:
+            records = (record_of(each, store=self._store) for each in rows)
+            # MySQL pays no heed to spaces at the end.
+            yield from (each for each in records if task in (None, each.task))
+            rows = execute(page.where(self._key > rows[-1][KEY]), {}).rows
+
+    def delete(self, execute: Execute, key: str, expected: str) -> bool:
+        """See :meth:`celery_idempotent.store.Store.delete`."""
+        statement = delete(self._table).where(
+            self._key == self._key_value(key), self._table.c.revision == _stored(expected)
+        )
+        return execute(statement, {}).written == 1
+
+    def purge(self, execute: Execute, limit: int, now: int) -> int:
+        """See :meth:`celery_idempotent.store.Purgeable.purge`.
+
+        Args:
+            execute: Runs a statement.
+            limit: At most that many are deleted.
+            now: The server's time in milliseconds.
+        """
+        table = self._table
+        forgotten = (
+            select(self._key, table.c.revision)
+            .where(table.c.status.in_(_OUTCOMES), table.c.expires_at <= now // 1000)
+            .limit(limit)
+        )
+        if not self._is_mysql:
+            # On PostgreSQL a row that somebody writes just now is passed over, and one that has changed since
+            # the statement began is looked at again. SQLite has one writer.
+            doomed = forgotten.with_for_update(skip_locked=True).cte("doomed")
+            return execute(delete(table).where(self._key.in_(select(doomed.c[KEY]))), {}).written
+        # MySQL would lock by the index first and by the key second; a swap does it the other way round, and
+        # both would wait for each other. A revision is never used twice, so it stands for all of the condition.
+        found = execute(forgotten, {}).rows
+        if not found:
+            return 0
+        keys, revisions = [each[KEY] for each in found], [each["revision"] for each in found]
+        return execute(delete(table).where(self._key.in_(keys), table.c.revision.in_(revisions)), {}).written
+
+    def now(self, execute: Execute) -> int:
+        """The server's time in milliseconds; not for SQLite, which has no server."""
+        return int(execute(select(*self._clock), {}).rows[0][SERVER_NOW])
+
+    def _insert(self, dialect: str) -> "mysql.Insert | postgresql.Insert | sqlite.Insert":
+        values = {KEY: bindparam("key"), **self._new_values()}
+        if self._is_mysql:
+            # MySQL's own ways to go on after a duplicate hide other errors, or leave in doubt who has won.
+            return mysql.insert(self._table).values(values)
+        dialect_insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+        return dialect_insert(self._table).values(values).on_conflict_do_nothing(index_elements=[self._key])
+
+    def _update(self) -> Update:
+        at_expected = (self._key == bindparam("key"), self._table.c.revision == bindparam("expected"))
+        return update(self._table).where(*at_expected).values(self._new_values())
+
+    def _new_values(self) -> dict[str, Any]:
+        return {each.name: bindparam(f"new_{each.name}") for each in self._table.c if each.name != KEY}
+
+    def _with_answer(self, write: Any) -> Executable:
+        """The write, and in one row: whether it won, what there is if it did not, and the time."""
+        written = write.returning(self._table.c.revision).cte("written")
+        won = exists(select(written.c.revision))
+        answer = select(literal_column("1")).subquery("answer")
+        found = answer.outerjoin(self._table, and_(self._key == bindparam("key"), ~won))
+        return select(*self._clock, won.label(_WON), self._table).select_from(found)
+
+    def _swap_in_one(
+        self, execute: Execute, new: Record, expected: str | None, parameters: Parameters
+    ) -> Record | None:
+        (row,) = execute(self._claim if expected is None else self._replace, parameters).rows
+        if row[_WON]:
+            return new
+        return None if row[KEY] is None else record_of(row, store=self._store)
+
+    def _swap_in_two(
+        self, execute: Execute, new: Record, expected: str | None, parameters: Parameters
+    ) -> Record | None:
+        try:
+            if execute(self._claim if expected is None else self._replace, parameters).written == 1:
+                return new
+        except DuplicateKey:
+            pass
+        return self._found(execute(self._look, {"key": parameters["key"]}))
+
+    def _found(self, reply: Reply) -> Record | None:
+        return record_of(reply.rows[0], store=self._store) if reply.rows else None
+
+    def _key_value(self, key: str) -> str | bytes:
+        return _stored(key).encode() if self._is_mysql else _stored(key)
+
+
+def row_of(record: Record) -> dict[str, Any]:
+    """The parameters that write ``record``, all but its key: by ``new_`` and the column's name."""
+    is_text = isinstance(record.result, str)
+    values = {
+        **{name: getattr(record, name) for name in _SAME},
+        "steps": json.dumps(dict(record.steps)),
+        "result_text": record.result if is_text else None,
+        "result_bytes": None if is_text else record.result,
+        "schema_version": record.schema,
+    }
+    return {f"new_{name}": _stored(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def record_of(row: Row, *, store: str) -> Record:
+    """The record that stands in ``row``.
+
+    Raises:
+        StoreMisconfigured: A newer version wrote it, or it is damaged.
+    """
+    values = {name: _loaded(value) for name, value in row.items() if value is not None}
+    found = {name: values[name] for name in _SAME if name in values}
+    found |= {"key": _text(values[KEY]), "takeover": bool(values["takeover"]), "schema": values["schema_version"]}
+    result = values.get("result_text", values.get("result_bytes"))
+    record = Record.from_fields(found | {"result": result}, store=store)
+    if values["steps"] == _NO_STEPS:
+        return record
+    try:
+        return replace(record, steps=json.loads(values["steps"]))
+    except ValueError as error:
+        raise StoreMisconfigured(
+            store, "read", f"the steps of the record {record.key!r} are damaged: {error}; look at it and delete it"
+        ) from error
+
+
+_NO_STEPS = "{}"
+
+_SAME = [each.name for each in fields(Record) if each.name not in {"key", "steps", "result", "schema"}]
+"""Fields whose column has their name and holds their value."""
+
+# PostgreSQL refuses NUL, and every encoder a lone surrogate; the escape character makes room for itself.
+_UNSTORABLE = re.compile("[\0\x1b\ud800-\udfff]")
+_ESCAPED = re.compile("\x1b([0-9a-f]{4})")
+
+
+def _stored(text: str) -> str:
+    """Any text, as one that every database holds; nearly always the same."""
+    return _UNSTORABLE.sub(lambda found: f"\x1b{ord(found[0]):04x}", text)
+
+
+def _loaded(value: Any) -> Any:
+    """What was stored; drivers differ in how they give bytes."""
+    if isinstance(value, str):
+        return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), value)
+    return bytes(value) if isinstance(value, memoryview | bytearray) else value
+
+
+def _text(key: str | bytes) -> str:
+    return _loaded(key.decode()) if isinstance(key, bytes) else key
