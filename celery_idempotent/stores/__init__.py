@@ -14,6 +14,10 @@ __all__ = ["open_store"]
 _BUILT_IN = {
     "memory": ("celery_idempotent.stores.memory", "MemoryStore", None),
     "dynamodb": ("celery_idempotent.stores.dynamodb", "DynamoDBStore", "dynamodb"),
+    **dict.fromkeys(
+        ("redis", "rediss", "redis+socket", "unix", "sentinel", "redis+cluster", "rediss+cluster"),
+        ("celery_idempotent.stores.redis", "RedisStore", "redis"),
+    ),
 }
 """By URL scheme: module, class, and the extra that brings its driver."""
 
@@ -22,16 +26,16 @@ def open_store(url: str | Store) -> Store:
     """The store that ``url`` names; a store is returned as it is.
 
     Args:
-        url: ``dynamodb://@eu-west-1/table``, ``dynamodb://@localhost:8000/table``, ``memory://``, or the
-            scheme of an entry point in the group ``celery_idempotent.stores``, which must be a callable
-            that takes the URL.
+        url: ``dynamodb://@eu-west-1/table``, ``dynamodb://@localhost:8000/table``, ``memory://``,
+            ``redis://host/0`` or another form of ``docs/redis.md``, or the scheme of an entry point in the
+            group ``celery_idempotent.stores``, which must be a callable that takes the URL.
 
     Raises:
         PolicyError: Unknown scheme, missing driver or unusable URL; the message names the remedy.
     """
     if not isinstance(url, str):
         return url
-    scheme = urlsplit(url).scheme
+    scheme = url.partition(":")[0].lower()
     if scheme in _BUILT_IN:
         return _open_built_in(url, *_BUILT_IN[scheme])
     registered = {each.name: each for each in entry_points(group="celery_idempotent.stores")}

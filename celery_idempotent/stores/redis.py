@@ -1,0 +1,514 @@
+"""Redis and Valkey: one script per swap, one round trip, one hash per record.
+
+The script compares, writes, and answers with what is stored and with the server's clock. The driver sends again
+after a lost reply; the script then recognises the record that it has written, and writes it once more.
+
+Redis acknowledges a write before it is on disk or on a replica, unless it is told otherwise, and a fail-over can
+forget what was acknowledged. ``verify`` warns of settings that lose writes; ``docs/redis.md`` says what remains.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import ssl
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.resources import files
+from itertools import islice
+from typing import Any, Self, TypeVar, cast
+from uuid import uuid4
+
+import redis
+from redis.cluster import RedisCluster
+from redis.exceptions import (
+    AuthenticationError,
+    ChildDeadlockedError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
+from redis.sentinel import MasterNotFoundError
+
+from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.record import SCHEMA, Record, Status
+from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.stores.clock import ServerClock
+from celery_idempotent.stores.redis_url import Client, read_url
+
+__all__ = ["RedisStore"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_SCRIPT = files(__package__).joinpath("swap.lua").read_bytes()
+_SCRIPT_SHA = hashlib.sha1(_SCRIPT, usedforsecurity=False).hexdigest()
+
+_NUMBERS = frozenset(
+    {"fencing_token", "lease_until", "attempts", "created_at", "updated_at", "expires_at", "schema"},
+)
+"""Fields of a record that are kept as decimal text."""
+
+_IS_BINARY = "result_is_binary"
+"""A hash field of its own: there if ``result`` is bytes and not text, which Redis cannot tell apart."""
+
+_STRING_LIMIT = 512 * 1024 * 1024
+"""Bytes a value may have (``proto-max-bulk-len``, by default). The server answers a larger one by hanging up."""
+
+_PAGE = 500
+"""Records that a scan reads in one round trip."""
+
+_DRIVER_ERRORS = (RedisError, RedisClusterException, ChildDeadlockedError, OSError)
+
+
+class RedisStore:
+    """Records in Redis or Valkey, version 5 of Redis or later: one server, Sentinel, or a cluster.
+
+    A record is a hash whose fields are those of :class:`~celery_idempotent.record.Record`, so that
+    ``redis-cli hgetall`` shows it. Only outcomes expire, and the server forgets them by itself.
+
+    Args:
+        client: A function that makes a redis-py client, called once per process; or a client, which is used
+            in every process (redis-py's pools notice a fork). Its timeouts and resends are yours; without
+            ``decode_responses``.
+        prefix: What every key of ours begins with. An ACL needs it, and so do two apps that share a database.
+        wait_replicas: How many replicas must have a record before a swap counts as certain; 0: none.
+        wait_timeout: Seconds to wait for them, less than the client's ``socket_timeout``. Fewer in that time
+            are ``StoreUnavailable``: the record is written, but could be forgotten in a fail-over.
+        name: What errors and logs call the store; without credentials.
+
+    Raises:
+        PolicyError: An option cannot be used.
+    """
+
+    def __init__(
+        self,
+        client: Client | Callable[[], Client],
+        *,
+        prefix: str = "celery-idempotent:",
+        wait_replicas: int = 0,
+        wait_timeout: float = 1.0,
+        name: str | None = None,
+    ) -> None:
+        if not prefix:
+            raise PolicyError("prefix", repr(prefix), "without one, every key of the database would be taken for ours")
+        if wait_replicas < 0:
+            raise PolicyError("wait_replicas", repr(wait_replicas), "write a number of replicas, or 0 for none")
+        if not 0.001 <= wait_timeout <= 60:
+            raise PolicyError("wait_timeout", repr(wait_timeout), "write seconds, from 0.001 to 60")
+        self._given = client
+        self._prefix = prefix
+        self._wait_replicas = wait_replicas
+        self._wait_timeout = wait_timeout
+        self._name = name or "redis://(a client of your own)"
+        self._clock = ServerClock(self._ask_time)
+        #: By process id, as sockets must not cross a fork. What a child inherits stays here unused: redis-py's
+        #: destructors wait for locks which another thread of the parent may have held.
+        self._clients: dict[int, Client] = {}
+        if not callable(client) and (problem := _unfit(client) or _unfit_for_forks(client)):
+            raise PolicyError("client", type(client).__name__, problem)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """The store that a URL names: see :mod:`celery_idempotent.stores.redis_url` and ``docs/redis.md``.
+
+        Raises:
+            PolicyError: The URL cannot be used; the message names the part and the remedy.
+        """
+        target = read_url(url)
+        return cls(target.connect, name=target.name, **target.options)
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.swap`."""
+        forget_at = "" if new.expires_at is None else str(new.expires_at * 1000)
+        written, stored = self._run("swap", new.key, expected or "", new.revision, forget_at, *_fields(new))
+        if written:
+            return new
+        return self._record(new.key, stored) if stored else None
+
+    def get(self, key: str) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.get`."""
+        stored = self._ask("get", lambda client: client.hgetall(self._redis_key(key)))
+        return self._record(key, cast(dict[bytes, bytes], stored)) if stored else None
+
+    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+        """See :meth:`celery_idempotent.store.Store.scan`. While the server resizes, it may list a record twice."""
+        pattern = re.sub(rb"([*?\[\\])", rb"\\\1", _encoded(self._prefix)) + b"*"
+        names = self._ask("scan", lambda client: client.scan_iter(match=pattern, count=_PAGE))
+        while page := self._ask("scan", lambda client: list(islice(names, _PAGE))):
+            for name, stored in zip(page, self._ask("scan", lambda client: _read(client, page)), strict=True):
+                if not stored:
+                    continue  # gone since
+                record = self._record(_decoded(name).removeprefix(self._prefix), stored)
+                if status in (None, record.status) and task in (None, record.task):
+                    yield record
+
+    def delete(self, key: str, expected: str) -> bool:
+        """See :meth:`celery_idempotent.store.Store.delete`."""
+        deleted, _ = self._run("delete", key, expected, "", "")
+        return deleted
+
+    def now(self) -> int:
+        """See :meth:`celery_idempotent.store.Store.now`; the server's ``TIME``, which every swap's reply tells."""
+        return self._clock.now()
+
+    def provision(self) -> None:
+        """There is nothing to create; this checks as :meth:`verify` does."""
+        self.verify()
+
+    def verify(self) -> None:
+        """Claim a key of its own and complete it, already expired; then warn if the server can lose writes.
+
+        Nothing of it stays. Warnings are :class:`~celery_idempotent.errors.IdempotencyWarning`.
+
+        Raises:
+            StoreMisconfigured: Login, permission, or a server that cannot be written; the message says which.
+            StoreUnavailable: The server did not answer, has no memory left, or is still loading.
+        """
+        revision, completed = uuid4().hex, uuid4().hex
+        probe = Record(
+            key=f"celery_idempotent.verify:{uuid4().hex}",
+            status=Status.COMPLETED,
+            revision=revision,
+            owner=revision,
+            fencing_token=0,
+            lease_until=0,
+            fingerprint=None,
+            attempts=1,
+            created_at=0,
+            updated_at=0,
+            task="celery_idempotent.verify",
+            task_id=revision,
+            worker="",
+        )
+        try:
+            self.swap(replace(probe, error="a check, gone in seconds", expires_at=self.now() // 1000 + 10), None)
+            self.swap(replace(probe, revision=completed, expires_at=1), revision)
+        except StoreUnavailable as error:
+            if _trouble(error.__cause__) is _READ_ONLY:  # in the middle of work it may be a fail-over that will end
+                raise StoreMisconfigured(error.store, error.operation, error.reason) from error.__cause__
+            raise
+        self._warn_of_losses()
+
+    def close(self) -> None:
+        """See :meth:`celery_idempotent.store.Store.close`; a client given by you stays open."""
+        client = self._clients.pop(os.getpid(), None)
+        if client is not None and client is not self._given:
+            client.close()
+
+    def _run(
+        self, operation: str, key: str, expected: str, revision: str, forget_at: str, *fields: bytes
+    ) -> tuple[bool, Mapping[bytes, bytes]]:
+        """What the script did: whether it wrote, and otherwise what is stored."""
+        arguments = (1, self._redis_key(key), _encoded(expected), _encoded(revision), forget_at, *fields)
+        asked_at = self._clock.before_asking()
+        now, written, *stored = self._ask(operation, lambda client: self._call(client, *arguments))
+        self._clock.learn(now, asked_at)
+        if not stored:
+            return bool(written), {}
+        fields = iter(stored[0])
+        return bool(written), dict(zip(fields, fields, strict=True))
+
+    def _call(self, client: Client, *arguments: Any) -> Any:
+        try:
+            return self._send(client, "EVALSHA", _SCRIPT_SHA, *arguments)
+        except NoScriptError:
+            return self._send(client, "EVAL", _SCRIPT, *arguments)
+
+    def _send(self, client: Client, *command: Any) -> Any:
+        if not self._wait_replicas:
+            return cast(Any, client).execute_command(*command)
+        with client.pipeline(transaction=False) as pipeline:
+            pipeline.execute_command(*command)
+            pipeline.execute_command("WAIT", self._wait_replicas, round(self._wait_timeout * 1000))
+            # Raised by the pipeline itself, an error would quote the record.
+            reply, acknowledged = pipeline.execute(raise_on_error=False)
+        for each in (reply, acknowledged):
+            if isinstance(each, Exception):
+                raise each
+        _, written, *_ = reply
+        if written and acknowledged < self._wait_replicas:
+            raise _TooFewReplicas(
+                f"{acknowledged} of {self._wait_replicas} replicas have the record after {self._wait_timeout:g} s"
+            )
+        return reply
+
+    def _ask(self, operation: str, call: Callable[[Client], _T]) -> _T:
+        try:
+            return call(self._connected())
+        except _DRIVER_ERRORS as error:
+            raise self._failure(operation, error) from error
+
+    def _ask_time(self) -> int:
+        seconds, microseconds = self._ask("now", lambda client: client.time())
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    def _connected(self) -> Client:
+        pid = os.getpid()
+        client = self._clients.get(pid)
+        if client is None:
+            # Threads that come at once may each make one; all take the first that is stored.
+            client = self._clients.setdefault(pid, self._new_client())
+        return client
+
+    def _new_client(self) -> Client:
+        if not callable(self._given):
+            return self._given
+        client = self._given()
+        if problem := _unfit(client):
+            raise StoreMisconfigured(repr(self), "connect", f"the client made by your function {problem}")
+        return client
+
+    def _redis_key(self, key: str) -> bytes:
+        return _encoded(self._prefix + key)
+
+    def _record(self, key: str, stored: Mapping[bytes, bytes]) -> Record:
+        values: dict[str, Any] = {"key": key}
+        try:
+            values["schema"] = int(stored.get(b"schema", b""))
+            if values["schema"] <= SCHEMA:
+                values |= _values(stored)
+        except ValueError as error:
+            raise StoreMisconfigured(
+                repr(self), "read", f"{self._prefix + key!r} holds no record, or a damaged one: {error}; look at it"
+            ) from error
+        return Record.from_fields(values, store=repr(self))
+
+    def _failure(self, operation: str, error: BaseException) -> StoreUnavailable:
+        trouble = _trouble(error)
+        if trouble is _READ_ONLY:
+            self._drop_idle_connections()
+        reason = _quotable(error)
+        if trouble is None:
+            return StoreUnavailable(repr(self), operation, reason)
+        kind = StoreMisconfigured if trouble.is_permanent else StoreUnavailable
+        return kind(repr(self), operation, f"{trouble.remedy} ({reason})")
+
+    def _drop_idle_connections(self) -> None:
+        # A primary that was demoted keeps its connections. A new connection finds its successor behind the name.
+        client = self._clients.get(os.getpid())
+        if isinstance(client, redis.Redis):
+            client.connection_pool.disconnect(inuse_connections=False)
+
+    def _warn_of_losses(self) -> None:
+        losses: set[str] = set()
+        silent: set[str] = set()
+        for server in _primaries(self._connected()):
+            info = self._told("INFO", server.info, silent)
+            fsync = self._told("CONFIG GET", partial(server.config_get, "appendfsync"), silent)
+            losses.update(_losses(info, fsync.get("appendfsync"), self._wait_replicas))
+        if silent:
+            logger.warning(
+                "idempotency.store_unchecked reason=%r refuses %s, so its settings were not all checked: "
+                "see docs/redis.md for those that lose records",
+                self,
+                " and ".join(sorted(silent)),
+            )
+        if losses:
+            warnings.warn(
+                f"idempotency_store={self!r}: the server can forget what it has acknowledged, and an effect whose "
+                f"record is forgotten can happen again. {' '.join(sorted(losses))}",
+                IdempotencyWarning,
+                stacklevel=3,
+            )
+
+    def _told(self, command: str, ask: Callable[[], Mapping[Any, Any]], silent: set[str]) -> Mapping[str, Any]:
+        try:
+            return self._ask("verify", lambda client: ask())
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, ResponseError):
+                raise
+            silent.add(command)
+            return {}
+
+
+class _TooFewReplicas(RedisError):
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trouble:
+    errors: tuple[type[BaseException], ...] = ()
+    #: In the text of an error that has no class of its own, or that happened within the script.
+    pattern: str = r"(?!)"
+    is_permanent: bool = True
+    remedy: str
+
+    def is_in(self, error: BaseException) -> bool:
+        return isinstance(error, self.errors) or re.search(self.pattern, str(error)) is not None
+
+
+_READ_ONLY = _Trouble(
+    errors=(ReadOnlyError,),
+    pattern="-READONLY",
+    is_permanent=False,
+    remedy="this server is a replica; name its primary, or the sentinels that know it",
+)
+_TROUBLES = (
+    _READ_ONLY,
+    _Trouble(errors=(AuthenticationError,), remedy="the server does not accept user and password"),
+    _Trouble(
+        errors=(NoPermissionError,),
+        pattern="ACL failure in script|can't run this command",
+        remedy="the user may not do this; grant it "
+        "+evalsha +eval +time +hgetall +hset +hdel +persist +pexpireat on keys that begin with the prefix",
+    ),
+    _Trouble(
+        pattern=r"\bWRONGTYPE\b",
+        remedy="a key of another program begins with the store's prefix; choose another by ?prefix=",
+    ),
+    _Trouble(
+        errors=(MovedError,),
+        pattern=r"^MOVED\b",
+        remedy="the server belongs to a cluster; write redis+cluster:// or rediss+cluster://",
+    ),
+    _Trouble(
+        pattern="Cluster mode is not enabled|cluster support disabled",
+        remedy="the server belongs to no cluster; write redis:// or rediss://",
+    ),
+    _Trouble(pattern="DB index is out of range", remedy="the server has no such database"),
+    _Trouble(pattern="nknown (Redis )?command", remedy="the server lacks a command; it must be Redis 5 or later"),
+    _Trouble(
+        errors=(ssl.SSLCertVerificationError,),
+        remedy="the server's certificate is not trusted; name the authority by ssl_ca_certs",
+    ),
+    _Trouble(
+        errors=(FileNotFoundError,),
+        remedy="a file that the URL names is not there",
+    ),
+    _Trouble(
+        errors=(OutOfMemoryError,),
+        pattern="-OOM",
+        is_permanent=False,
+        remedy="the server's memory is full, so it takes no new claims; raise maxmemory, or retain outcomes less long",
+    ),
+    _Trouble(
+        errors=(MasterNotFoundError,),
+        is_permanent=False,
+        remedy="no sentinel knows a primary of this master_name that is up",
+    ),
+)
+
+
+def _trouble(error: BaseException | None) -> _Trouble | None:
+    while error is not None:
+        for trouble in _TROUBLES:
+            if trouble.is_in(error):
+                return trouble
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _quotable(error: BaseException) -> str:
+    """What the error says, without the arguments that servers quote of an unknown command."""
+    return str(error).partition(", with args")[0] or type(error).__name__
+
+
+def _losses(info: Mapping[str, Any], fsync: str | None, wait_replicas: int) -> Iterator[str]:
+    """What ``info`` and ``appendfsync`` of a server say it may forget, and what to set instead."""
+    if info.get("aof_enabled") == 0:
+        yield "appendonly is no: a restart forgets; set appendonly yes and appendfsync always."
+    elif fsync not in (None, "always"):
+        yield f"appendfsync is {fsync}: a power failure forgets the last second or more; set appendfsync always."
+    policy = info.get("maxmemory_policy", "noeviction")
+    if info.get("maxmemory") and policy != "noeviction":
+        yield f"maxmemory-policy is {policy}: full memory evicts records; set maxmemory-policy noeviction."
+    if info.get("connected_slaves") and not wait_replicas:
+        yield (
+            "Replicas are attached, and none is waited for: a fail-over forgets what they did not have yet; "
+            "add ?wait_replicas=1 to the URL."
+        )
+
+
+def _primaries(client: Client) -> Sequence[redis.Redis]:
+    if isinstance(client, redis.Redis):
+        return [client]
+    return [client.get_redis_connection(node) for node in client.get_primaries()]
+
+
+def _read(client: Client, names: Sequence[bytes]) -> list[Any]:
+    with client.pipeline(transaction=False) as pipeline:
+        for name in names:
+            pipeline.hgetall(name)
+        replies = pipeline.execute(raise_on_error=False)
+    for each in replies:
+        if isinstance(each, Exception):
+            raise each
+    return replies
+
+
+def _unfit(client: object) -> str:
+    if not isinstance(client, redis.Redis | RedisCluster):
+        return "is no redis.Redis and no redis.RedisCluster"
+    if client.get_encoder().decode_responses:
+        return "decodes replies, but results can be bytes; make it without decode_responses"
+    return ""
+
+
+def _unfit_for_forks(client: object) -> str:
+    if isinstance(client, redis.Redis) and client.connection is not None:
+        return "has a single connection, which must not cross a fork; pass a function that makes it"
+    return ""
+
+
+def _fields(record: Record) -> Iterator[bytes]:
+    for name, value in record.to_fields().items():
+        if name != "key":
+            yield name.encode()
+            yield _plain(name, value)
+    if isinstance(record.result, bytes):
+        yield _IS_BINARY.encode()
+        yield b"1"
+
+
+def _plain(name: str, value: Any) -> bytes:
+    match value:
+        case int():
+            return b"%d" % value  # True is 1
+        case bytes():
+            plain = value
+        case str():
+            plain = _encoded(value)
+        case _:
+            plain = json.dumps(dict(value)).encode()
+    if len(plain) > _STRING_LIMIT:
+        raise RecordTooLarge(f"{len(plain)} bytes of {name}; Redis's limit is 512 MB a value")
+    return plain
+
+
+def _values(stored: Mapping[bytes, bytes]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in stored.items():
+        field = _decoded(name)
+        if field in _NUMBERS:
+            values[field] = int(value)
+        elif field == "takeover":
+            values[field] = value == b"1"
+        elif field == "steps":
+            values[field] = json.loads(value)
+        elif field == "result" and _IS_BINARY.encode() in stored:
+            values[field] = value
+        else:
+            values[field] = _decoded(value)
+    return values
+
+
+def _encoded(text: str) -> bytes:
+    # Python's text may hold halves of surrogate pairs, and a record is read as it was written.
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _decoded(plain: bytes) -> str:
+    return plain.decode("utf-8", "surrogatepass")
