@@ -1,0 +1,935 @@
+"""The contract of a store, held against stores that are wrong on purpose: each must fail the test that names it.
+
+Every one is a mistake that a store's author can make in an afternoon, and most were made by somebody.
+"""
+
+import itertools
+import json
+import os
+import threading
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.record import Record, Status
+from celery_idempotent.store import RecordTooLarge, Store
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import OutageContract, StoreContract, StoreWrapper
+from celery_idempotent.testing.contract import a_record
+
+
+class BrokenInside(Exception):
+    """What a driver lets out."""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One wrong store.
+
+    Args:
+        name: What is wrong.
+        make: Makes it; two calls are two instances over the same records only if ``make`` says so.
+        noticed_by: The tests that must fail, without their prefix.
+    """
+
+    name: str
+    make: Callable[[], Any]
+    noticed_by: tuple[str, ...]
+
+
+WRONG: list[Wrong] = []
+
+
+def wrong(name: str, *noticed_by: str, **options: Any) -> Callable[[Any], Any]:
+    """Register a class of wrong stores, as made with ``options``."""
+
+    def register(make: Any) -> Any:
+        WRONG.append(Wrong(name, lambda: make(**options), noticed_by))
+        return make
+
+    return register
+
+
+# -- the condition
+
+
+@wrong("writes unconditionally", "returns_what_is_there_instead_of_overwriting", "late_request_writes_nothing")
+class Unconditional(MemoryStore):
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        self._records[new.key] = new
+        return new
+
+
+@wrong("replaces unconditionally", "refuses_another_revision", "one_racer_wins_a_takeover")
+class ReplacesAnything(MemoryStore):
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        with self._lock:
+            if expected is None and new.key in self._records:
+                return self._records[new.key]
+            self._records[new.key] = new
+            return new
+
+
+@wrong(
+    "creates where a revision was expected",
+    "never_creates_where_a_revision_was_expected",
+    "late_request_does_not_revive_a_deleted_record",
+    "claim_after_a_deletion_stands_against_late_replacements",
+)
+class Upserts(MemoryStore):
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        return super().swap(new, expected if new.key in self._records else None)
+
+
+@wrong(
+    "checks, then acts",
+    "one_racer_wins_an_empty_key",
+    "one_racer_wins_a_takeover",
+    "one_racer_deletes",
+    "deletion_and_replacement_exclude_each_other",
+    "mixed_races_have_one_history",
+)
+class ChecksThenActs(MemoryStore):
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        stored = self.get(new.key)
+        if (stored.revision if stored else None) != expected:
+            return stored
+        time.sleep(0.0005)  # a round trip
+        self._records[new.key] = new
+        return new
+
+    def delete(self, key: str, expected: str) -> bool:
+        stored = self.get(key)
+        if stored is None or stored.revision != expected:
+            return False
+        time.sleep(0.0005)
+        self._records.pop(key, None)
+        return True
+
+
+@wrong("compares revisions as a case-blind collation does", "refuses_another_revision", fold=str.lower)
+@wrong("compares revisions as PAD SPACE does", "refuses_another_revision", fold=str.rstrip)
+@wrong("compares the start of revisions", "refuses_another_revision", fold=lambda text: text[:5])
+class FoldsRevisions(MemoryStore):
+    def __init__(self, fold: Callable[[str], str]) -> None:
+        super().__init__()
+        self.fold = fold
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        stored = self.get(new.key)
+        if stored and expected is not None and self.fold(stored.revision) == self.fold(expected):
+            expected = stored.revision
+        return super().swap(new, expected)
+
+
+# -- the reply
+
+
+@wrong(
+    "returns the new record although it lost",
+    "returns_what_is_there_instead_of_overwriting",
+    "write_sent_again_after_a_successor_reports_the_successor",
+)
+class ClaimsToHaveWon(MemoryStore):
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        super().swap(new, expected)
+        return new
+
+
+@wrong("tells a loser nothing", "returns_what_is_there_instead_of_overwriting", "recognises_its_own_write_sent_twice")
+class TellsLosersNothing(MemoryStore):
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        seen = self.get(new.key)
+        stored = super().swap(new, expected)
+        return None if stored is seen else stored
+
+
+@wrong("returns what was there before", "writes_where_there_is_nothing", "replaces_the_expected_revision")
+class ReturnsTheOld(MemoryStore):
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        old = self.get(new.key)
+        super().swap(new, expected)
+        return old
+
+
+@wrong("reads the loser's reply in a second request", "mixed_races_have_one_history")
+class ReadsTheReplyLater(MemoryStore):
+    """Harmless at first sight; but a deletion between both makes the loser of a claim see nothing, and give up."""
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        stored = super().swap(new, expected)
+        time.sleep(0.0005)
+        return self.get(new.key) if stored is new else stored
+
+
+@wrong("hands replies to whichever thread comes first", "threads_do_not_mix_up_their_replies")
+class MixesUpReplies(MemoryStore):
+    reply: Record | None = None
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        self.reply = super().swap(new, expected)
+        time.sleep(0.0001)
+        return self.reply
+
+
+# -- resends and late requests
+
+
+@wrong("takes a resend for won whatever happened since", "write_sent_again_after_a_successor_reports_the_successor")
+class RemembersWins(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.won: dict[str, Record] = {}
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        if new.revision in self.won:
+            return new
+        stored = super().swap(new, expected)
+        if stored is new:
+            self.won[new.revision] = new
+        return stored
+
+
+@wrong("writes a resend again", "write_sent_again_after_a_successor_reports_the_successor")
+class RewritesOnResend(RemembersWins):
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        if new.revision in self.won:
+            self._records[new.key] = new
+        return super().swap(new, expected)
+
+
+@wrong("takes its own write for another's", "recognises_its_own_write_sent_twice")
+class RefusesResends(MemoryStore):
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        seen = self.get(new.key)
+        stored = super().swap(new, expected)
+        return replace(stored, revision="of somebody else") if stored and stored is seen else stored
+
+
+@wrong("accepts any revision there ever was", "late_request_writes_nothing")
+class AcceptsOldRevisions(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ever: dict[str, set[str]] = {}
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        stored = self.get(new.key)
+        self.ever.setdefault(new.key, set()).add(new.revision)
+        return super().swap(new, stored.revision if stored and expected in self.ever[new.key] else expected)
+
+
+@wrong("compares the owner instead of the revision", "late_renewal_does_not_undo_its_own_completion")
+class ComparesOwners(MemoryStore):
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        stored = self.get(new.key)
+        mine = stored is not None and expected is not None and stored.owner == new.owner
+        return super().swap(new, stored.revision if stored and mine else expected)
+
+
+@wrong("guards final states itself", "mixed_races_have_one_history", "only_an_outcome_with_an_expiry_is_forgotten")
+class GuardsFinalStates(MemoryStore):
+    """Well meant; but then no expired outcome ever gives way, and no UNKNOWN is ever resolved."""
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        stored = self.get(new.key)
+        is_final = stored is not None and stored.status is not Status.IN_PROGRESS
+        return stored if is_final else super().swap(new, expected)
+
+
+@wrong("keeps a deleted key blocked", "late_request_does_not_revive_a_deleted_record")
+class KeepsTombstones(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tombstones: set[str] = set()
+
+    def delete(self, key: str, expected: str) -> bool:
+        deleted = super().delete(key, expected)
+        if deleted:
+            self.tombstones.add(key)
+        return deleted
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        return None if new.key in self.tombstones else super().swap(new, expected)
+
+
+# -- what is kept
+
+
+class Keeps(MemoryStore):
+    """Keeps something else than it was given."""
+
+    def __init__(self, change: Callable[[Record], Record]) -> None:
+        super().__init__()
+        self.change = change
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        stored = super().swap(self.change(new), expected)
+        return new if stored is not None and stored.revision == new.revision else stored
+
+
+def _texts(change: Callable[[str], Any]) -> Callable[[Record], Record]:
+    """``change`` for every text that people or tasks choose."""
+    return lambda record: replace(
+        record,
+        **{
+            name: change(value)
+            for name in ("task", "task_id", "worker", "error", "result", "content_type")
+            if isinstance(value := getattr(record, name), str)
+        },
+    )
+
+
+def _numbers(change: Callable[[int], Any]) -> Callable[[Record], Record]:
+    names = ("fencing_token", "lease_until", "created_at", "updated_at")
+    return lambda record: replace(record, **{name: change(getattr(record, name)) for name in names})
+
+
+def _results(change: Callable[[Any], Any]) -> Callable[[Record], Record]:
+    return lambda record: record if record.result is None else replace(record, result=change(record.result))
+
+
+def _in_steps(change: Callable[[str], str]) -> Callable[[Record], Record]:
+    return lambda record: replace(record, steps=json.loads(change(json.dumps(record.steps))))
+
+
+def _without(name: str) -> Callable[[Record], Record]:
+    absent: dict[str, Any] = {each.name: getattr(a_record(), each.name) for each in fields(Record)}
+    absent |= {"status": Status.IN_PROGRESS, "task_id": "", "revision": "r", "owner": "", "fingerprint": None}
+    return lambda record: replace(record, **{name: absent[name]})
+
+
+for field in fields(Record):
+    if field.name not in {"key", "schema", "revision"}:
+        by = {
+            **dict.fromkeys(("owner", "task_id"), ("writes_where_there_is_nothing",)),
+            **dict.fromkeys(("fencing_token", "created_at", "updated_at"), ("keeps_integers_exactly",)),
+            **dict.fromkeys(("task", "worker"), ("keeps_text_of_every_script",)),
+            "lease_until": ("replaces_the_expected_revision",),
+        }.get(field.name, ("keeps_every_field",))
+        wrong(f"loses {field.name}", *by, change=_without(field.name))(Keeps)
+
+
+def _as_text(data: Any) -> Any:
+    try:
+        return data if isinstance(data, str) else data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _in_latin1(text: str) -> str:
+    return text.encode("latin1", "replace").decode("latin1")
+
+
+def _in_three_bytes(text: str) -> str:
+    return "".join(each for each in text if each < "\U00010000")
+
+
+_BIG, _FLOAT = str(2**53 + 1), str(2**53)
+
+ALTERED: dict[str, dict[str, Callable[[Record], Record]]] = {
+    "keeps_every_field": {
+        "keeps the status as text": lambda record: replace(record, status=str(record.status)),  # type: ignore[arg-type]
+        "keeps flags as numbers": lambda record: replace(record, takeover=int(record.takeover)),  # type: ignore[arg-type]
+    },
+    "keeps_integers_exactly": {
+        "keeps numbers as floats": _numbers(float),
+        "rounds numbers as JavaScript does": _numbers(lambda number: int(float(number))),
+        "keeps numbers in 32 bits": _numbers(lambda number: number % 2**32),
+        "keeps numbers as text": _numbers(str),
+    },
+    "keeps_text_of_every_script": {
+        "keeps empty text as nothing": _texts(lambda text: text or None),
+        "trims text": _texts(str.strip),
+        "keeps three bytes of UTF-8": _texts(_in_three_bytes),
+        "normalises text": _texts(lambda text: unicodedata.normalize("NFC", text)),
+        "normalises ends of lines": _texts(lambda text: text.replace("\r\n", "\n")),
+        "folds text": _texts(str.lower),
+        "keeps Latin text only": _texts(_in_latin1),
+    },
+    "tells_text_from_bytes": {
+        "keeps bytes as text": _results(lambda data: data.decode("latin1") if isinstance(data, bytes) else data),
+        "keeps text as bytes": _results(lambda data: data.encode() if isinstance(data, str) else data),
+        "keeps what looks like UTF-8 as text": _results(_as_text),
+        "keeps no empty result": _results(lambda data: data or None),
+    },
+    "large_record_is_kept_whole_or_refused_unwritten": {
+        "keeps 64 KB of a text": _texts(lambda text: text[:65_535]),
+        "keeps 64 KB of a result": _results(lambda data: data[:65_535]),
+    },
+    "keeps_nested_steps": {
+        "keeps no NUL in steps": _in_steps(lambda text: text.replace("\\u0000", "")),
+        "keeps only ASCII in steps": _in_steps(lambda text: text.replace("\\u00fc", "?")),
+        "keeps empty lists in steps as mappings": _in_steps(lambda text: text.replace("[]", "{}")),
+        "keeps whole numbers in steps as floats": _in_steps(lambda text: text.replace(_BIG, _FLOAT)),
+        "keeps flags in steps as numbers": _in_steps(lambda text: text.replace("true", "1")),
+    },
+}
+
+for noticed_by, altered in ALTERED.items():
+    for name, change in altered.items():
+        wrong(name, noticed_by, change=change)(Keeps)
+
+
+@wrong("keeps fields that are gone", "replaces_the_expected_revision")
+class Merges(MemoryStore):
+    """UpdateItem, HSET and UPDATE of the columns that were given."""
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        old = self.get(new.key)
+        stored = super().swap(new, expected)
+        if old is not None and stored is new:
+            merged = Record.from_fields({**old.to_fields(), **new.to_fields()}, store="merging")
+            self._records[new.key] = merged
+        return stored
+
+
+@wrong("folds keys", "keeps_keys_apart", fold=str.casefold)
+@wrong("trims keys", "keeps_keys_apart", fold=str.rstrip)
+@wrong("normalises keys", "keeps_keys_apart", fold=lambda key: unicodedata.normalize("NFC", key))
+@wrong("compares keys without accents", "keeps_keys_apart", fold=lambda key: unicodedata.normalize("NFD", key)[:33])
+@wrong("knows no emoji in keys", "keeps_keys_apart", fold=lambda key: key.encode("latin1", "replace").decode("latin1"))
+@wrong("keeps 255 characters of a key", "keeps_the_longest_keys", fold=lambda key: key[:255])
+@wrong("keeps 2000 bytes of a key", "keeps_the_longest_keys", fold=lambda key: key.encode()[:2000].decode())
+class FoldsKeys(MemoryStore):
+    def __init__(self, fold: Callable[[str], str]) -> None:
+        super().__init__()
+        self.fold = fold
+        self.keys: dict[str, str] = {}
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        known = self.keys.setdefault(self.fold(new.key), new.key)
+        stored = super().swap(replace(new, key=known), expected)
+        return new if stored is not None and stored.revision == new.revision else stored
+
+    def get(self, key: str) -> Record | None:
+        return super().get(self.keys.get(self.fold(key), key))
+
+
+class Limited(MemoryStore):
+    """Holds results of 64 KB; what it does about larger ones is the subject."""
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        if len(new.result or "") > 65_535:
+            return self.too_large(new, expected)
+        return super().swap(new, expected)
+
+    def too_large(self, new: Record, expected: str | None) -> Record | None:
+        raise NotImplementedError
+
+
+@wrong("lets the driver's error out", "large_record_is_kept_whole_or_refused_unwritten")
+class LetsErrorsOut(Limited):
+    def too_large(self, new: Record, expected: str | None) -> Record | None:
+        raise BrokenInside("Data too long for column 'result'")
+
+
+@wrong("calls a record that is too large an outage", "large_record_is_kept_whole_or_refused_unwritten")
+class CallsItAnOutage(Limited):
+    def too_large(self, new: Record, expected: str | None) -> Record | None:
+        raise StoreUnavailable("limited", "swap", "the server closed the connection")
+
+
+@wrong("refuses a record and writes it", "large_record_is_kept_whole_or_refused_unwritten")
+class RefusesAndWrites(Limited):
+    def too_large(self, new: Record, expected: str | None) -> Record | None:
+        super(Limited, self).swap(replace(new, result=None), expected)
+        raise RecordTooLarge("written all the same")
+
+
+# -- what is forgotten
+
+
+@wrong("takes the lease for the record's life", "only_an_outcome_with_an_expiry_is_forgotten")
+class ForgetsClaims(MemoryStore):
+    def get(self, key: str) -> Record | None:
+        found = super().get(key)
+        return None if found is None or found.lease_until < self.now() else found
+
+
+@wrong("forgets released records", "only_an_outcome_with_an_expiry_is_forgotten")
+class ForgetsReleased(MemoryStore):
+    def get(self, key: str) -> Record | None:
+        found = super().get(key)
+        return None if found is None or found.status is Status.RELEASED else found
+
+
+@wrong("forgets outcomes without an expiry", "only_an_outcome_with_an_expiry_is_forgotten")
+class ForgetsOutcomes(MemoryStore):
+    def get(self, key: str) -> Record | None:
+        found = super().get(key)
+        is_outcome = found is not None and found.status in {Status.COMPLETED, Status.FAILED}
+        return None if found and is_outcome and found.updated_at + 604_800_000 < self.now() else found
+
+
+@wrong("lets an expiry stick to its key", "only_an_outcome_with_an_expiry_is_forgotten")
+class ExpiresKeys(MemoryStore):
+    """EXPIREAT, then HSET by the next claim."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: dict[str, int] = {}
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        if new.expires_at is not None:
+            self.ends[new.key] = new.expires_at * 1000
+        return super().swap(new, expected)
+
+    def get(self, key: str) -> Record | None:
+        return super().get(key) if self.ends.get(key, self.now()) >= self.now() else None
+
+
+@wrong("hides an expired outcome and keeps its key", "expired_outcome_is_whole_or_absent_and_gives_way")
+class HidesExpired(MemoryStore):
+    def _hidden(self, record: Record | None) -> Record | None:
+        return None if record is None or (record.expires_at or self.now()) * 1000 < self.now() else record
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        stored = super().swap(new, expected)
+        return stored if stored is new else self._hidden(stored)
+
+    def get(self, key: str) -> Record | None:
+        return self._hidden(super().get(key))
+
+
+@wrong("returns half an expired outcome", "expired_outcome_is_whole_or_absent_and_gives_way")
+class KeepsTheShell(MemoryStore):
+    def get(self, key: str) -> Record | None:
+        found = super().get(key)
+        is_over = found is not None and found.expires_at is not None and found.expires_at * 1000 < self.now()
+        return replace(found, result=None) if found and is_over else found
+
+
+@wrong("denies a write whose outcome is over at once", "expired_outcome_is_whole_or_absent_and_gives_way")
+class DeletesAtOnce(MemoryStore):
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        stored = super().swap(new, expected)
+        if stored is new and new.expires_at is not None and new.expires_at * 1000 < self.now():
+            del self._records[new.key]
+            return None
+        return stored
+
+
+# -- several callers
+
+
+@wrong("writes a record in two steps", "nobody_sees_half_a_record")
+class WritesInSteps(MemoryStore):
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        old = self.get(new.key)
+        if old is not None and old.revision == expected:
+            self._records[new.key] = replace(new, result=old.result)
+            time.sleep(0.0002)
+        stored = super().swap(new, new.revision if old is not None and old.revision == expected else expected)
+        return new if stored is not None and stored.revision == new.revision else stored
+
+
+@wrong("answers reads from a replica", "acknowledged_write_is_seen_by_everybody", "writes_where_there_is_nothing")
+class LagsBehind(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.replica: dict[str, Record] = {}
+
+    def get(self, key: str) -> Record | None:
+        threading.Timer(0.01, self.replica.update, [dict(self._records)]).start()
+        return self.replica.get(key)
+
+
+@wrong("answers another thread from a snapshot", "acknowledged_write_is_seen_by_everybody")
+class SnapshotsByThread(MemoryStore):
+    """A session whose transaction was never ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mine = threading.local()
+        self.creator = threading.get_ident()
+
+    def get(self, key: str) -> Record | None:
+        if threading.get_ident() == self.creator:
+            return super().get(key)
+        if not hasattr(self.mine, "snapshot"):
+            self.mine.snapshot = dict(self._records)
+        found: Record | None = self.mine.snapshot.get(key)
+        return found
+
+
+@wrong("may be used by one thread only", "one_racer_wins_an_empty_key", "threads_do_not_mix_up_their_replies")
+class OneThreadOnly(MemoryStore):
+    """sqlite3's default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.creator = threading.get_ident()
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        if threading.get_ident() != self.creator:
+            raise BrokenInside("objects created in a thread can only be used in that same thread")
+        return super().swap(new, expected)
+
+
+# -- operators
+
+
+@wrong("deletes unconditionally", "deletes_only_the_expected_revision", "late_request_writes_nothing")
+class DeletesAnything(MemoryStore):
+    def delete(self, key: str, expected: str) -> bool:
+        return self._records.pop(key, None) is not None
+
+
+@wrong("calls every deletion done", "deletes_only_the_expected_revision", "absent_key_is_nothing")
+class AlwaysDeleted(MemoryStore):
+    def delete(self, key: str, expected: str) -> bool:
+        super().delete(key, expected)
+        return True
+
+
+@wrong("calls no deletion done", "deletes_only_the_expected_revision")
+class NeverDeleted(MemoryStore):
+    def delete(self, key: str, expected: str) -> bool:
+        super().delete(key, expected)
+        return False
+
+
+class Scans(MemoryStore):
+    """Chooses by its own lights."""
+
+    def __init__(self, chooses: Callable[[Record, Any, Any], bool]) -> None:
+        super().__init__()
+        self.chooses = chooses
+
+    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+        return (each for each in list(self._records.values()) if self.chooses(each, status, task))
+
+
+for name, chooses in (
+    ("scans for one status too many", lambda record, status, task: task in (None, record.task)),
+    ("scans for one task too many", lambda record, status, task: status in (None, record.status)),
+    (
+        "scans with a case-blind collation",
+        lambda record, status, task: (
+            status in (None, record.status) and (task is None or task.lower() == record.task.lower())
+        ),
+    ),
+    (
+        "scans for the start of a name",
+        lambda record, status, task: status in (None, record.status) and (task is None or record.task.startswith(task)),
+    ),
+    ("needs a task to scan for", lambda record, status, task: status in (None, record.status) and task == record.task),
+):
+    wrong(name, "scans_by_status_and_task", chooses=chooses)(Scans)
+
+
+@wrong("finds what is not there", "absent_key_is_nothing")
+class FindsAnything(MemoryStore):
+    def get(self, key: str) -> Record | None:
+        return super().get(key) or replace(a_record(), key=key)
+
+
+@wrong("scans one page", "scan_beside_writes_finds_what_stays_and_invents_nothing")
+class ScansOnePage(MemoryStore):
+    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+        return itertools.islice(super().scan(status=status, task=task), 5)
+
+
+@wrong("scans while the ground moves", "scan_beside_writes_finds_what_stays_and_invents_nothing")
+class ScansMovingGround(MemoryStore):
+    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+        for each in self._records.values():
+            time.sleep(0.0001)
+            if task in (None, each.task) and status in (None, each.status):
+                yield each
+
+
+@wrong("scans half-written records", "scan_beside_writes_finds_what_stays_and_invents_nothing")
+class ScansInSteps(MemoryStore):
+    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+        for each in super().scan(status=status, task=task):
+            time.sleep(0.0001)
+            now = self.get(each.key)
+            yield replace(each, status=now.status if now else Status.FAILED)
+
+
+@wrong("provisions anew", "provisioning_again_keeps_records")
+class WipesOnProvision(MemoryStore):
+    def provision(self) -> None:
+        self._records.clear()
+
+
+@wrong("provisions once only", "provisioning_again_keeps_records")
+class ProvisionsAlone(MemoryStore):
+    is_provisioning = False
+
+    def provision(self) -> None:
+        if self.is_provisioning:
+            raise BrokenInside("relation already exists")
+        self.is_provisioning = True
+        time.sleep(0.001)
+        self.is_provisioning = False
+
+
+@wrong("can be closed once", "closing_twice_is_harmless")
+class ClosesOnce(MemoryStore):
+    is_closed = False
+
+    def close(self) -> None:
+        if self.is_closed:
+            raise BrokenInside("already closed")
+        self.is_closed = True
+
+
+@wrong("is of no use once closed", "closing_twice_is_harmless")
+class StaysClosed(ClosesOnce):
+    def close(self) -> None:
+        self.is_closed = True
+
+    def get(self, key: str) -> Record | None:
+        if self.is_closed:
+            raise BrokenInside("closed")
+        return super().get(key)
+
+
+# -- the clock
+
+wrong("counts seconds", "clock_is_in_milliseconds", now=lambda: time.time_ns() // 1_000_000_000)(MemoryStore)
+wrong("counts fractions", "clock_is_in_milliseconds", now=lambda: time.time() * 1000)(MemoryStore)
+wrong("counts since boot", "clock_is_in_milliseconds", now=lambda: time.monotonic_ns() // 1_000_000)(MemoryStore)
+wrong("stands", "clock_runs", now=lambda: 1_800_000_000_000)(MemoryStore)
+wrong("jumps by seconds", "clock_runs", now=lambda: time.time_ns() // 1_000_000_000 * 1000 + 999)(MemoryStore)
+wrong("runs twice as fast", "clock_runs", now=lambda: time.time_ns() // 500_000)(MemoryStore)
+wrong("runs backwards", "clock_runs", now=lambda: 3_600_000_000_000 - time.time_ns() // 1_000_000)(MemoryStore)
+
+
+@wrong("learns the time in the wrong unit", "clock_does_not_jump_with_replies")
+class LearnsWrongly(MemoryStore):
+    offset = 0
+
+    def __init__(self) -> None:
+        super().__init__(lambda: time.time_ns() // 1_000_000 + self.offset)
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        self.offset -= 3_600_000
+        return super().swap(new, expected)
+
+
+# -- several instances and processes
+
+
+@wrong("keeps a cache in the instance", "acknowledged_write_is_seen_by_everybody")
+class Caches(StoreWrapper):
+    records: ClassVar[MemoryStore] = MemoryStore()
+
+    def __init__(self) -> None:
+        super().__init__(self.records)
+        self.cache: dict[str, Record | None] = {}
+
+    def get(self, key: str) -> Record | None:
+        if key not in self.cache:
+            self.cache[key] = self.store.get(key)
+        return self.cache[key]
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        self.cache[new.key] = self.store.swap(new, expected)
+        return self.cache[new.key]
+
+
+@wrong("locks in the instance only", "instances_race_as_threads_do")
+class LocksInstances(MemoryStore):
+    shared: ClassVar[dict[str, Record]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records = self.shared
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        with self._lock:
+            stored = self.shared.get(new.key)
+            if (stored.revision if stored else None) != expected:
+                return stored
+            time.sleep(0.0002)
+            self.shared[new.key] = new
+            return new
+
+
+class ModestContract(StoreContract):
+    """The contract within one process, on two instances if ``make`` makes them over the same records."""
+
+    shared_by_processes = False
+
+    def __init__(self, make: Callable[[], Store] | None = None) -> None:
+        self.make = make
+
+    def reopen(self, store: Store) -> Store:
+        return self.make() if self.make else store
+
+
+@pytest.mark.parametrize("mistake", WRONG, ids=lambda mistake: mistake.name)
+def test_wrong_store_is_noticed(mistake: Wrong) -> None:
+    """A store with this mistake fails each of the tests that are there to notice it."""
+    contract = ModestContract(mistake.make if _shares(mistake.make) else None)
+
+    for name in mistake.noticed_by:
+        store = mistake.make()
+        with pytest.raises((AssertionError, BrokenInside, StoreUnavailable, RuntimeError, TypeError)):
+            getattr(contract, f"test_{name}")(store)
+
+
+def _shares(make: Callable[[], Store]) -> bool:
+    """Whether two instances are two views of the same records; two memories are not."""
+    record = a_record()
+    make().swap(record, None)
+    return make().get(record.key) == record
+
+
+class Files:
+    """A file for each record, under a lock that other processes do not see or, rightly, under one that they do."""
+
+    def __init__(self, folder: Path, flaw: str) -> None:
+        self.folder = folder
+        self.flaw = flaw
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.now = MemoryStore().now
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key.encode().hex()[-200:]
+
+    def get(self, key: str) -> Record | None:
+        if self.flaw == "inherited" and os.getpid() != self.pid:
+            raise BrokenInside("lost connection")
+        if self.flaw == "hangs" and os.getpid() != self.pid:
+            time.sleep(60)
+        try:
+            return Record.from_fields(json.loads(self._path(key).read_text()), store="files")
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        with self.lock:
+            stored = self.get(new.key)
+            if (stored.revision if stored else None) != expected:
+                return stored
+            time.sleep(0.002)
+            self._path(new.key).write_text(json.dumps(new.to_fields()))
+            return new
+
+
+@pytest.mark.parametrize(
+    ("flaw", "noticed_by"),
+    [
+        ("locks threads only", "one_process_wins"),
+        ("inherited", "store_survives_a_fork"),
+        ("hangs", "store_survives_a_fork"),
+    ],
+)
+def test_store_that_cannot_share_with_processes_is_noticed(
+    flaw: str, noticed_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Locks that only threads see, connections that a child inherited, and locks that nobody gives back."""
+    monkeypatch.setattr("celery_idempotent.testing.parallel._CHILD_ANSWERS_WITHIN", 1)
+
+    with pytest.raises(AssertionError):
+        getattr(StoreContract(), f"test_{noticed_by}")(Files(tmp_path, flaw))
+
+
+def test_memory_that_claims_to_be_shared_is_noticed() -> None:
+    """Records that no other process sees, and that carry no schema to be refused, need the test's word for it."""
+    for name in ("store_survives_a_fork", "one_process_wins", "refuses_a_newer_layout"):
+        with pytest.raises(AssertionError):
+            getattr(StoreContract(), f"test_{name}")(MemoryStore())
+
+
+def test_shared_store_that_claims_to_be_memory_is_noticed(tmp_path: Path) -> None:
+    """The claim is checked, not believed."""
+    with pytest.raises(AssertionError):
+        ModestContract().test_store_survives_a_fork(Files(tmp_path, ""))  # type: ignore[arg-type]
+
+
+class Outage(StoreWrapper):
+    """No server; what the store makes of it is the subject."""
+
+    def __init__(self, flaw: str) -> None:
+        super().__init__(MemoryStore())
+        self.flaw = flaw
+
+    def _fail(self, answer: Any) -> Any:
+        match self.flaw:
+            case "answers":
+                return answer
+            case "raw":
+                raise BrokenInside("connection refused")
+            case "no cause":
+                raise StoreUnavailable("outage", "swap", "connection refused")
+            case "misconfigured":
+                raise StoreMisconfigured("outage", "swap", "no such host") from BrokenInside("refused")
+            case "slow":
+                time.sleep(0.05)
+        raise StoreUnavailable("outage", "swap", "connection refused") from BrokenInside("refused")
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        return self._fail(new)  # type: ignore[no-any-return]
+
+    def get(self, key: str) -> Record | None:
+        return self._fail(None)  # type: ignore[no-any-return]
+
+    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+        return iter(self._fail(()))
+
+    def delete(self, key: str, expected: str) -> bool:
+        return self._fail(False)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        if self.flaw == "raw":
+            raise BrokenInside("cannot say goodbye")
+
+
+IN_AN_OUTAGE = (
+    "swap_without_a_server_has_no_certain_answer",
+    "get_without_a_server_is_no_absence",
+    "scan_without_a_server_is_not_empty",
+    "delete_without_a_server_is_no_refusal",
+)
+
+
+class QuickOutageContract(OutageContract):
+    """So that slowness is noticed soon."""
+
+    answers_within = 0.04
+
+
+@pytest.mark.parametrize("name", IN_AN_OUTAGE)
+@pytest.mark.parametrize("flaw", ["answers", "raw", "no cause", "misconfigured", "slow"])
+def test_wrong_behaviour_in_an_outage_is_noticed(flaw: str, name: str) -> None:
+    """An invented answer, a raw error, a false alarm, a missing cause and endless waiting are noticed."""
+    with pytest.raises((AssertionError, BrokenInside)):
+        getattr(QuickOutageContract(), f"test_{name}")(Outage(flaw))
+
+
+def test_store_that_cannot_be_closed_in_an_outage_is_noticed() -> None:
+    """So is an error on the way out."""
+    with pytest.raises(BrokenInside):
+        OutageContract().test_closing_without_a_server_is_harmless(Outage("raw"))
+
+
+class TestRightBehaviourInAnOutage(QuickOutageContract):
+    """The negative control: nothing is wrong with this one."""
+
+    @pytest.fixture
+    def unreachable_store(self) -> Outage:
+        return Outage("")
+
+
+def test_every_test_of_the_contract_can_fail() -> None:
+    """Each is the one that notices some mistake above; a test that nothing fails proves nothing."""
+    noticing = {name for mistake in WRONG for name in mistake.noticed_by} | {
+        "one_process_wins",
+        "store_survives_a_fork",
+        "refuses_a_newer_layout",
+    }
+    assert noticing == {name.removeprefix("test_") for name in dir(StoreContract) if name.startswith("test_")}
+    in_an_outage = {name.removeprefix("test_") for name in dir(OutageContract) if name.startswith("test_")}
+    assert in_an_outage == {*IN_AN_OUTAGE, "closing_without_a_server_is_harmless"}
