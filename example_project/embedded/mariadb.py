@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import shutil
+import socket
 import subprocess
 
 from example_project.embedded.server import HOST, Server
@@ -57,6 +58,9 @@ class EmbeddedMariaDB(Server):
         """Whether this server takes connections; makes the database at the first."""
         import pymysql
 
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(f"{self.folder}/socket"):
+                return False  # PyMySQL would leave its own socket open
         try:
             connection = pymysql.connect(unix_socket=f"{self.folder}/socket", user="root", connect_timeout=5)
         except pymysql.MySQLError:
