@@ -11,13 +11,20 @@ from celery_idempotent.store import Store
 
 __all__ = ["open_store"]
 
+_SQL = dict.fromkeys(
+    ("postgresql", "mysql", "mariadb", "sqlite", "db"), ("celery_idempotent.stores.sql", "SQLStore", "sql")
+)
+"""A ``+`` and a driver may follow; after ``db+``, which Celery writes before its result backend, a whole URL does."""
+
 _BUILT_IN = {
     "memory": ("celery_idempotent.stores.memory", "MemoryStore", None),
     "dynamodb": ("celery_idempotent.stores.dynamodb", "DynamoDBStore", "dynamodb"),
+    "django": ("celery_idempotent.contrib.django.store", "DjangoStore", "django"),
     **dict.fromkeys(
         ("redis", "rediss", "redis+socket", "unix", "sentinel", "redis+cluster", "rediss+cluster"),
         ("celery_idempotent.stores.redis", "RedisStore", "redis"),
     ),
+    **_SQL,
 }
 """By URL scheme: module, class, and the extra that brings its driver."""
 
@@ -27,8 +34,9 @@ def open_store(url: str | Store) -> Store:
 
     Args:
         url: ``dynamodb://@eu-west-1/table``, ``dynamodb://@localhost:8000/table``, ``memory://``,
-            ``redis://host/0`` or another form of ``docs/redis.md``, or the scheme of an entry point in the
-            group ``celery_idempotent.stores``, which must be a callable that takes the URL.
+            ``redis://host/0`` or another form of ``docs/redis.md``, ``postgresql+psycopg://host/database`` or
+            another of ``docs/sql.md``, or the scheme of an entry point in the group
+            ``celery_idempotent.stores``, which must be a callable that takes the URL.
 
     Raises:
         PolicyError: Unknown scheme, missing driver or unusable URL; the message names the remedy.
@@ -36,8 +44,9 @@ def open_store(url: str | Store) -> Store:
     if not isinstance(url, str):
         return url
     scheme = url.partition(":")[0].lower()
-    if scheme in _BUILT_IN:
-        return _open_built_in(url, *_BUILT_IN[scheme])
+    built_in = _BUILT_IN.get(scheme) or _SQL.get(scheme.partition("+")[0])
+    if built_in:
+        return _open_built_in(url, *built_in)
     registered = {each.name: each for each in entry_points(group="celery_idempotent.stores")}
     if scheme in registered:
         return cast(Callable[[str], Store], registered[scheme].load())(url)

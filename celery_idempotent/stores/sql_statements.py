@@ -19,7 +19,8 @@ What ``execute`` must do:
 * raise :class:`DuplicateKey` if the database reports a primary key that is there already (MySQL's error 1062; the
   other databases are asked in a way that does not end in an error), and turn every other error of the driver into
   ``StoreUnavailable``, ``StoreMisconfigured`` or ``RecordTooLarge``;
-* read the clock off the reply: where a row has a column :data:`SERVER_NOW`, it is the server's time in milliseconds.
+* read the clock off the reply: where a row has a column :data:`SERVER_NOW`, it is the server's time in milliseconds;
+* on MySQL, refuse what exceeds ``max_allowed_packet`` (:data:`MYSQL_GREETING`, :func:`bytes_on_the_wire`).
 
 A swap is one statement on PostgreSQL. Elsewhere it is one if it wins; if it does not, a second one reads why.
 """
@@ -35,22 +36,38 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Table,
+    Text,
     Update,
     and_,
     bindparam,
+    cast,
     delete,
     exists,
+    literal,
     literal_column,
     select,
     update,
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.types import TypeEngine
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
 from celery_idempotent.stores.sql_schema import KEY
 
-__all__ = ["SERVER_NOW", "DuplicateKey", "Execute", "Parameters", "Reply", "Row", "Statements", "record_of", "row_of"]
+__all__ = [
+    "MYSQL_GREETING",
+    "SERVER_NOW",
+    "DuplicateKey",
+    "Execute",
+    "Parameters",
+    "Reply",
+    "Row",
+    "Statements",
+    "bytes_on_the_wire",
+    "record_of",
+    "row_of",
+]
 
 SERVER_NOW = "server_now"
 """Column of a reply that tells the server's time, in milliseconds since the epoch, cut off."""
@@ -102,6 +119,9 @@ _CLOCKS: Mapping[str, Sequence[ColumnElement[int]]] = {
 }
 """By dialect, the column that tells the time; SQLite has no server whose time could differ."""
 
+MYSQL_GREETING = select(*_CLOCKS["mysql"], literal_column("@@max_allowed_packet").label("max_allowed_packet"))
+"""What to ask a new connection to MySQL: the time, and the largest statement that it takes, in bytes."""
+
 
 class Statements:
     """The questions of a store, as statements for one kind of database.
@@ -117,21 +137,23 @@ class Statements:
         self._key = table.c[KEY]
         self._store = store
         self._is_mysql = dialect in {"mysql", "mariadb"}
+        self._text: TypeEngine[Any] = mysql.VARBINARY() if self._is_mysql else Text()
         self._clock = _CLOCKS["mysql" if self._is_mysql else dialect]
         self._answers_at_once = dialect == "postgresql"
         self._claim: Executable = self._insert(dialect)
         self._replace: Executable = self._update()
         if self._answers_at_once:
             self._claim, self._replace = self._with_answer(self._claim), self._with_answer(self._replace)
-        look = select(*self._clock, table).where(self._key == bindparam("key"))
+        self._delete = delete(table).where(*self._at_expected())
+        self._get = select(*self._clock, table).where(self._key == bindparam("key"))
         # A locking read sees what is committed now, even in a transaction that began before.
-        self._look = look.with_for_update(read=True) if self._is_mysql else look
+        self._look = self._get.with_for_update(read=True) if self._is_mysql else self._get
 
     def swap(self, execute: Execute, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.swap`."""
-        parameters = {**row_of(new), "key": self._key_value(new.key)}
+        parameters = {**row_of(new), "key": self._as_compared(new.key)}
         if expected is not None:
-            parameters["expected"] = _stored(expected)
+            parameters["expected"] = self._as_compared(expected)
         swap_once = self._swap_in_one if self._answers_at_once else self._swap_in_two
         for _ in range(_STALE_ANSWERS):
             stored = swap_once(execute, new, expected, parameters)
@@ -148,8 +170,7 @@ class Statements:
 
     def get(self, execute: Execute, key: str) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.get`."""
-        statement = select(*self._clock, self._table).where(self._key == self._key_value(key))
-        return self._found(execute(statement, {}))
+        return self._found(execute(self._get, {"key": self._as_compared(key)}))
 
     def scan(self, execute: Execute, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
         """See :meth:`celery_idempotent.store.Store.scan`; in the order of the keys, by many short statements."""
@@ -157,20 +178,16 @@ class Statements:
         if status is not None:
             page = page.where(self._table.c.status == str(status))
         if task is not None:
-            page = page.where(self._table.c.task == _stored(task))
+            page = page.where(self._equals("task", literal(self._as_compared(task), self._text)))
         rows = execute(page, {}).rows
         while rows:
-            records = (record_of(each, store=self._store) for each in rows)
-            # MySQL pays no heed to spaces at the end.
-            yield from (each for each in records if task in (None, each.task))
+            yield from (record_of(each, store=self._store) for each in rows)
             rows = execute(page.where(self._key > rows[-1][KEY]), {}).rows
 
     def delete(self, execute: Execute, key: str, expected: str) -> bool:
         """See :meth:`celery_idempotent.store.Store.delete`."""
-        statement = delete(self._table).where(
-            self._key == self._key_value(key), self._table.c.revision == _stored(expected)
-        )
-        return execute(statement, {}).written == 1
+        parameters = {"key": self._as_compared(key), "expected": self._as_compared(expected)}
+        return execute(self._delete, parameters).written == 1
 
     def purge(self, execute: Execute, limit: int, now: int) -> int:
         """See :meth:`celery_idempotent.store.Purgeable.purge`.
@@ -212,8 +229,10 @@ class Statements:
         return dialect_insert(self._table).values(values).on_conflict_do_nothing(index_elements=[self._key])
 
     def _update(self) -> Update:
-        at_expected = (self._key == bindparam("key"), self._table.c.revision == bindparam("expected"))
-        return update(self._table).where(*at_expected).values(self._new_values())
+        return update(self._table).where(*self._at_expected()).values(self._new_values())
+
+    def _at_expected(self) -> tuple[ColumnElement[bool], ...]:
+        return self._key == bindparam("key"), self._equals("revision", bindparam("expected", type_=self._text))
 
     def _new_values(self) -> dict[str, Any]:
         return {each.name: bindparam(f"new_{each.name}") for each in self._table.c if each.name != KEY}
@@ -247,8 +266,13 @@ class Statements:
     def _found(self, reply: Reply) -> Record | None:
         return record_of(reply.rows[0], store=self._store) if reply.rows else None
 
-    def _key_value(self, key: str) -> str | bytes:
-        return _stored(key).encode() if self._is_mysql else _stored(key)
+    def _equals(self, column: str, value: ColumnElement[Any]) -> ColumnElement[bool]:
+        """Equal byte by byte. MySQL takes no notice of spaces at the end, except in bytes."""
+        text = self._table.c[column]
+        return (cast(text, self._text) if self._is_mysql else text) == value
+
+    def _as_compared(self, text: str) -> str | bytes:
+        return _stored(text).encode() if self._is_mysql else _stored(text)
 
 
 def row_of(record: Record) -> dict[str, Any]:
@@ -286,6 +310,20 @@ def record_of(row: Row, *, store: str) -> Record:
 
 
 _NO_STEPS = "{}"
+
+
+def bytes_on_the_wire(parameters: Parameters) -> int:
+    """What a statement with ``parameters`` takes at most where a driver writes them into its text, as for MySQL.
+
+    A server that is sent more than its ``max_allowed_packet`` hangs up, which looks like any other lost connection.
+    """
+    values = parameters.values()
+    texts = sum(len(each.encode()) for each in values if isinstance(each, str))
+    return _STATEMENT + 2 * (texts + sum(len(each) for each in values if isinstance(each, bytes)))
+
+
+_STATEMENT = 4096
+"""Bytes; more than the text of any statement here, with its numbers."""
 
 _SAME = [each.name for each in fields(Record) if each.name not in {"key", "steps", "result", "schema"}]
 """Fields whose column has their name and holds their value."""

@@ -17,6 +17,8 @@ LAYERS: list[dict[str, set[str]]] = [
         "stores.dynamodb": {"boto3", "botocore", "mypy_boto3_dynamodb"},
         "stores.sql_schema": {"sqlalchemy"},
         "stores.sql_statements": {"sqlalchemy"},
+        "stores.sql_drivers": {"psycopg", "sqlalchemy"},
+        "stores.sql": {"sqlalchemy"},
         "stores.redis_url": {"redis"},
         "stores.redis": {"redis"},
         "stores": set(),

@@ -1,0 +1,373 @@
+"""SQL databases through SQLAlchemy: PostgreSQL, MySQL, MariaDB and SQLite.
+
+What is said to the database stands in :mod:`celery_idempotent.stores.sql_statements`, the table in
+:mod:`celery_idempotent.stores.sql_schema`, what differs between drivers in
+:mod:`celery_idempotent.stores.sql_drivers`. Here it is executed: on a pooled connection in autocommit mode, so that a
+swap is one statement and one round trip where the database can; or inside a transaction of the caller's
+(:meth:`SQLStore.swap_on`).
+"""
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Self
+from uuid import uuid4
+
+from sqlalchemy import URL, Connection, Engine, Executable, MetaData, Table, inspect, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.schema import CreateIndex, DDLElement
+
+from celery_idempotent.errors import IdempotencyWarning, PolicyError
+from celery_idempotent.record import Record, Status
+from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.stores.clock import ServerClock
+from celery_idempotent.stores.sql_drivers import (
+    already_exists,
+    cause_of,
+    connectable,
+    explained,
+    is_dead,
+    is_duplicate,
+    new_engine,
+    url_of,
+)
+from celery_idempotent.stores.sql_schema import TABLE, creation, records, records_table
+from celery_idempotent.stores.sql_statements import (
+    MYSQL_GREETING,
+    SERVER_NOW,
+    DuplicateKey,
+    Execute,
+    Parameters,
+    Reply,
+    Statements,
+    bytes_on_the_wire,
+)
+
+__all__ = ["SQLStore"]
+
+_TIMEOUT = 5.0
+"""Seconds. A server that needs longer is in trouble, and leases would end meanwhile."""
+
+_POOL_SIZE = 64
+"""At least the concurrency of any sane threaded worker, with its heartbeat."""
+
+_LONGEST_NAME = 50
+"""Characters; PostgreSQL cuts names at 63 bytes, and the name of the index has some more."""
+
+_LARGEST_PACKET = "celery_idempotent.max_allowed_packet"
+"""In the ``info`` of every connection that was used before: bytes, or None where there is no such limit."""
+
+_MYSQL = (
+    # A binary log that is not on disk makes InnoDB roll back at a restart what it had committed.
+    "SELECT @@innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit, "
+    "IF(@@log_bin, @@sync_binlog, 1) AS sync_binlog",
+    {"innodb_flush_log_at_trx_commit": {"1", "3"}, "sync_binlog": {"1"}},
+)
+_DURABILITY: Mapping[str, tuple[str, Mapping[str, set[str]]]] = {
+    "postgresql": (
+        "SELECT current_setting('synchronous_commit') AS synchronous_commit, current_setting('fsync') AS fsync",
+        {"synchronous_commit": {"on", "local", "remote_write", "remote_apply"}, "fsync": {"on"}},
+    ),
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+    "sqlite": ("", {}),
+}
+"""By dialect, a question, and by setting the values under which no acknowledged write is lost."""
+
+_connecting = threading.Lock()
+os.register_at_fork(before=_connecting.acquire, after_in_parent=_connecting.release, after_in_child=_connecting.release)
+
+
+class SQLStore:
+    """Records as rows of one table, one row per idempotency key.
+
+    Args:
+        engine_or_url: A URL: ``postgresql+psycopg://user:password@host/database``, ``mysql+pymysql://...``,
+            ``mariadb+pymysql://...``, ``sqlite:///file``, or as Celery's result backend spells it,
+            ``db+postgresql://...``. Or an engine of your own, with its pool and timeouts; it is used in
+            autocommit mode, and after a fork its inherited connections are left to the parent.
+        table: Name of the table.
+        schema: Its schema; None: the first in the connection's search path.
+        timeout: Seconds to connect, to wait for a free connection, and for a statement; None: 5. Not with an engine.
+        pool_size: Connections per process at most, each opened when it is needed; None: 64. Not with an engine.
+
+    Raises:
+        PolicyError: An option cannot be used; the message names the remedy.
+    """
+
+    def __init__(
+        self,
+        engine_or_url: Engine | URL | str,
+        *,
+        table: str = TABLE,
+        schema: str | None = None,
+        timeout: float | None = None,
+        pool_size: int | None = None,
+    ) -> None:
+        if not 1 <= len(table) <= _LONGEST_NAME:
+            raise PolicyError("table", repr(table), f"must be a name of 1 to {_LONGEST_NAME} characters")
+        self._given: Engine | None = None
+        if isinstance(engine_or_url, URL | str):
+            self._url = connectable(engine_or_url)
+        else:
+            self._given, self._url = engine_or_url, connectable(url_of(engine_or_url))
+        if self._given is not None and (timeout, pool_size) != (None, None):
+            raise PolicyError("timeout, pool_size", f"{timeout}, {pool_size}", "an engine of your own brings its own")
+        self._timeout = _at_least(0.1, "timeout", _TIMEOUT if timeout is None else timeout)
+        self._pool_size = int(_at_least(1, "pool_size", _POOL_SIZE if pool_size is None else pool_size))
+        is_default = (table, schema) == (TABLE, None)
+        #: The table, as SQLAlchemy knows it.
+        self.table: Table = records if is_default else records_table(table, schema=schema, metadata=MetaData())
+        #: Which database it is: one of :data:`celery_idempotent.stores.sql_schema.DIALECTS`.
+        self.dialect = self._url.get_backend_name()
+        self._statements = Statements(self.table, self.dialect, repr(self))
+        self._clock = ServerClock(lambda: self._statements.now(self._asking("now")))
+        #: By process id, as sockets must not cross a fork. What a child inherits stays here unused: a driver that
+        #: closed it would say goodbye in the parent's name.
+        self._engines: dict[int, Engine] = {}
+        self._inherited: list[object] = []
+        self._made_in = os.getpid()
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """The store that ``url`` names: SQLAlchemy's, with this class's options in its query.
+
+        Raises:
+            PolicyError: The URL cannot be used; the message names the remedy.
+        """
+        found = connectable(url)
+        query = dict(found.query)
+        options: dict[str, Any] = {name: str(query.pop(name)) for name in ("table", "schema") if name in query}
+        options |= {name: _number(name, query.pop(name)) for name in ("timeout", "pool_size") if name in query}
+        return cls(found.set(query=query), **options)
+
+    def __repr__(self) -> str:
+        place = URL.create(self.dialect, host=self._url.host, port=self._url.port, database=self._url.database)
+        return f"{place.render_as_string()}?table={self.table.fullname}"
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.swap`."""
+        return self._statements.swap(self._asking("swap"), new, expected)
+
+    def swap_on(self, connection: Connection, new: Record, expected: str | None) -> Record | None:
+        """The same on a connection of the caller's, inside its transaction, which the caller commits.
+
+        The record is written if and when that transaction is committed, together with all else in it.
+
+        Args:
+            connection: A connection to the same database.
+            new: The record to write, whole.
+            expected: The revision that must be stored now; None if there must be no record.
+
+        Returns:
+            As :meth:`swap` does. What is returned counts once the transaction is committed.
+
+        Raises:
+            RecordTooLarge: The record exceeds the database's limit.
+            StoreUnavailable: The statement failed; roll back.
+        """
+        self._meet(connection)
+        return self._statements.swap(partial(self._execute, connection, "swap"), new, expected)
+
+    def get(self, key: str) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.get`."""
+        return self._statements.get(self._asking("get"), key)
+
+    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+        """See :meth:`celery_idempotent.store.Store.scan`; in the order of the keys, by many short statements."""
+        return self._statements.scan(self._asking("scan"), status=status, task=task)
+
+    def delete(self, key: str, expected: str) -> bool:
+        """See :meth:`celery_idempotent.store.Store.delete`."""
+        return self._statements.delete(self._asking("delete"), key, expected)
+
+    def purge(self, limit: int) -> int:
+        """See :meth:`celery_idempotent.store.Purgeable.purge`."""
+        return self._statements.purge(self._asking("purge"), limit, self.now())
+
+    def now(self) -> int:
+        """See :meth:`celery_idempotent.store.Store.now`; on SQLite, which has no server, this machine's clock."""
+        return time.time_ns() // 1_000_000 if self.dialect == "sqlite" else self._clock.now()
+
+    def verify(self) -> None:
+        """See :meth:`celery_idempotent.store.Verifiable.verify`; writes a record and takes it back.
+
+        Warns of settings under which the server forgets what it has acknowledged.
+        """
+        probe = _probe()
+        with self._connected("verify") as connection:
+            execute = partial(self._execute, connection, "verify")
+            execute(text("BEGIN"), {})
+            self._statements.swap(execute, probe, None)
+            self._statements.swap(execute, replace(probe, revision="2"), probe.revision)
+            execute(text("ROLLBACK"), {})
+            losses = self._settings_that_lose(execute)
+        if losses:
+            warnings.warn(
+                f"idempotency_store={self!r}: the server can forget what it has acknowledged, and an effect whose "
+                f"record is forgotten can happen again: {', '.join(losses)}",
+                IdempotencyWarning,
+                stacklevel=2,
+            )
+
+    def provision(self) -> None:
+        """Create the table and its index where they are missing; several processes may do so at once.
+
+        Raises:
+            StoreMisconfigured: A table of that name has other columns, or a permission is missing.
+            StoreUnavailable: The server did not answer.
+        """
+        with self._connected("provision") as connection:
+            execute = partial(self._execute, connection, "provision")
+            if self.dialect == "sqlite":
+                # Readers and the one writer do not wait for each other; the file remembers.
+                execute(text("PRAGMA journal_mode = WAL"), {})
+            for each in self._missing(connection):
+                try:
+                    connection.execute(each)
+                except SQLAlchemyError as error:
+                    if not already_exists(error):
+                        raise explained(error, repr(self), "provision") from cause_of(error)
+        self.verify()
+
+    def close(self) -> None:
+        """See :meth:`celery_idempotent.store.Store.close`; an engine given by you stays open."""
+        engine = self._engines.pop(os.getpid(), None)
+        if engine is not None and self._given is None:
+            engine.dispose()
+
+    def _missing(self, connection: Connection) -> Sequence[DDLElement]:
+        try:
+            inspector, name, schema = inspect(connection), self.table.name, self.table.schema
+            if not inspector.has_table(name, schema=schema):
+                return creation(self.table)
+            found = {each["name"] for each in inspector.get_indexes(name, schema=schema)}
+        except SQLAlchemyError as error:
+            raise explained(error, repr(self), "provision") from cause_of(error)
+        return [CreateIndex(each) for each in self.table.indexes if each.name not in found]
+
+    def _settings_that_lose(self, execute: Execute) -> list[str]:
+        question, safe = _DURABILITY[self.dialect]
+        if not safe:
+            return []
+        (answer,) = execute(text(question), {}).rows
+        return [f"{name} is {answer[name]}" for name, values in safe.items() if str(answer[name]) not in values]
+
+    def _asking(self, operation: str) -> Execute:
+        """Executes each statement alone, on whichever connection is free."""
+
+        def ask(statement: Executable, parameters: Parameters) -> Reply:
+            with self._connected(operation) as connection:
+                return self._execute(connection, operation, statement, parameters)
+
+        return ask
+
+    def _execute(
+        self, connection: Connection, operation: str, statement: Executable, parameters: Parameters, /
+    ) -> Reply:
+        largest = connection.info[_LARGEST_PACKET]
+        if largest is not None and bytes_on_the_wire(parameters) > largest:
+            raise RecordTooLarge(f"max_allowed_packet is {largest} bytes, and a byte of a result may take two of them")
+        asked_at = self._clock.before_asking()
+        try:
+            result = connection.execute(statement, parameters)
+            rows = [dict(each) for each in result.mappings()] if result.returns_rows else []
+        except SQLAlchemyError as error:
+            if is_duplicate(error):
+                raise DuplicateKey from None
+            raise explained(error, repr(self), operation) from cause_of(error)
+        if rows and SERVER_NOW in rows[0]:
+            self._clock.learn(int(rows[0][SERVER_NOW]), asked_at)
+        return Reply(rows, result.rowcount)
+
+    @contextmanager
+    def _connected(self, operation: str) -> Iterator[Connection]:
+        try:
+            connection = self._living_connection()
+        except (SQLAlchemyError, OSError, TypeError, ValueError) as error:
+            raise explained(error, repr(self), operation) from cause_of(error)
+        with connection:
+            try:
+                yield connection
+            except DuplicateKey:
+                raise
+            except BaseException:
+                # It may stand in the middle of an answer, inside a transaction, or before a server that only reads.
+                connection.invalidate()
+                raise
+
+    def _living_connection(self) -> Connection:
+        while True:
+            connection = self._engine().connect()
+            if _LARGEST_PACKET not in connection.info or not is_dead(connection.connection.dbapi_connection):
+                self._meet(connection)
+                return connection
+            # Nothing was sent on it, so nothing is in doubt.
+            connection.invalidate()
+            connection.close()
+
+    def _meet(self, connection: Connection) -> None:
+        """Learn what only a connection can tell, once for each."""
+        if _LARGEST_PACKET in connection.info:
+            return
+        connection.info[_LARGEST_PACKET] = None
+        if self.dialect in {"mysql", "mariadb"}:
+            # The answers to its writes have no room for the time, so it is asked for.
+            asked_at = self._clock.before_asking()
+            now, largest, *_ = connection.execute(MYSQL_GREETING).one()
+            self._clock.learn(now, asked_at)
+            connection.info[_LARGEST_PACKET] = largest
+
+    def _engine(self) -> Engine:
+        pid = os.getpid()
+        engine = self._engines.get(pid)
+        if engine is None:
+            with _connecting:
+                engine = self._engines.get(pid) or self._engines.setdefault(pid, self._new_engine(pid))
+        return engine
+
+    def _new_engine(self, pid: int) -> Engine:
+        if self._given is None:
+            return new_engine(self._url, timeout=self._timeout, pool_size=self._pool_size)
+        if pid != self._made_in:
+            self._inherited.append(self._given.pool)
+            self._given.dispose(close=False)
+        return self._given.execution_options(isolation_level="AUTOCOMMIT")
+
+
+def _probe() -> Record:
+    """A record that no task has."""
+    nonce = uuid4().hex
+    return Record(
+        key=f"celery-idempotent:verify:{nonce}",
+        status=Status.UNKNOWN,
+        revision="1",
+        owner=nonce,
+        fencing_token=0,
+        lease_until=0,
+        fingerprint=None,
+        attempts=0,
+        created_at=0,
+        updated_at=0,
+        task="",
+        task_id="",
+        worker="",
+    )
+
+
+def _number(option: str, value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        raise PolicyError(option, repr(value), "must be a number") from None
+
+
+def _at_least(smallest: float, option: str, value: float) -> float:
+    if not smallest <= value < float("inf"):
+        raise PolicyError(option, repr(value), f"must be {smallest:g} or more")
+    return value
