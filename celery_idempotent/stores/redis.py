@@ -12,10 +12,9 @@ import json
 import logging
 import os
 import re
-import ssl
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from itertools import islice
@@ -25,24 +24,20 @@ from uuid import uuid4
 import redis
 from redis.cluster import RedisCluster
 from redis.exceptions import (
-    AuthenticationError,
-    ChildDeadlockedError,
-    MovedError,
-    NoPermissionError,
+    AskError,
+    ClusterDownError,
     NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisClusterException,
     RedisError,
     ResponseError,
+    SlotNotCoveredError,
 )
-from redis.sentinel import MasterNotFoundError
 
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import SCHEMA, Record, Status
 from celery_idempotent.store import RecordTooLarge
 from celery_idempotent.stores.clock import ServerClock
-from celery_idempotent.stores.redis_url import Client, read_url
+from celery_idempotent.stores.redis_errors import DRIVER_ERRORS, READ_ONLY, quotable, trouble_of
+from celery_idempotent.stores.redis_url import WAIT_TIMEOUT, Client, read_url
 
 __all__ = ["RedisStore"]
 
@@ -67,7 +62,14 @@ _STRING_LIMIT = 512 * 1024 * 1024
 _PAGE = 500
 """Records that a scan reads in one round trip."""
 
-_DRIVER_ERRORS = (RedisError, RedisClusterException, ChildDeadlockedError, OSError)
+_KEYS_TO_CHOOSE_FROM = 500
+"""So many fall on each of fifty primaries but with a chance of one in a thousand."""
+
+_REDIRECTIONS = 3
+"""In a cluster, before a slot that is being moved counts as unavailable."""
+
+_MOVED = (AskError, ClusterDownError, SlotNotCoveredError, redis.ConnectionError, redis.TimeoutError)
+"""How a cluster's node says that it does not serve a slot, or no longer says anything; MovedError is an AskError."""
 
 
 class RedisStore:
@@ -96,7 +98,7 @@ class RedisStore:
         *,
         prefix: str = "celery-idempotent:",
         wait_replicas: int = 0,
-        wait_timeout: float = 1.0,
+        wait_timeout: float = WAIT_TIMEOUT,
         name: str | None = None,
     ) -> None:
         if not prefix:
@@ -177,27 +179,11 @@ class RedisStore:
             StoreMisconfigured: Login, permission, or a server that cannot be written; the message says which.
             StoreUnavailable: The server did not answer, has no memory left, or is still loading.
         """
-        revision, completed = uuid4().hex, uuid4().hex
-        probe = Record(
-            key=f"celery_idempotent.verify:{uuid4().hex}",
-            status=Status.COMPLETED,
-            revision=revision,
-            owner=revision,
-            fencing_token=0,
-            lease_until=0,
-            fingerprint=None,
-            attempts=1,
-            created_at=0,
-            updated_at=0,
-            task="celery_idempotent.verify",
-            task_id=revision,
-            worker="",
-        )
         try:
-            self.swap(replace(probe, error="a check, gone in seconds", expires_at=self.now() // 1000 + 10), None)
-            self.swap(replace(probe, revision=completed, expires_at=1), revision)
+            for key in self._ask("verify", self._keys_to_check):
+                self._claim_and_complete(key)
         except StoreUnavailable as error:
-            if _trouble(error.__cause__) is _READ_ONLY:  # in the middle of work it may be a fail-over that will end
+            if trouble_of(error.__cause__) is READ_ONLY:  # in the middle of work it may be a fail-over, which ends
                 raise StoreMisconfigured(error.store, error.operation, error.reason) from error.__cause__
             raise
         self._warn_of_losses()
@@ -207,6 +193,34 @@ class RedisStore:
         client = self._clients.pop(os.getpid(), None)
         if client is not None and client is not self._given:
             client.close()
+
+    def _keys_to_check(self, client: Client) -> Sequence[str]:
+        """Keys that nobody else has: one, and in a cluster, as far as chance leads there, one on every primary."""
+        keys = [f"celery_idempotent.verify:{uuid4().hex}" for _ in range(_KEYS_TO_CHOOSE_FROM)]
+        if isinstance(client, redis.Redis):
+            return keys[:1]
+        return list({client.get_node_from_key(self._redis_key(key)).name: key for key in keys}.values())
+
+    def _claim_and_complete(self, key: str) -> None:
+        claimed = Record(
+            key=key,
+            status=Status.COMPLETED,
+            revision=uuid4().hex,
+            owner=key,
+            fencing_token=0,
+            lease_until=0,
+            fingerprint=None,
+            attempts=1,
+            created_at=0,
+            updated_at=0,
+            task="celery_idempotent.verify",
+            task_id=key,
+            worker="",
+            error="a check of the store at a worker's start, forgotten in seconds",
+            expires_at=self.now() // 1000 + 10,
+        )
+        self.swap(claimed, None)
+        self.swap(replace(claimed, revision=uuid4().hex, error=None, expires_at=1), claimed.revision)
 
     def _run(
         self, operation: str, key: str, expected: str, revision: str, forget_at: str, *fields: bytes
@@ -230,14 +244,17 @@ class RedisStore:
     def _send(self, client: Client, *command: Any) -> Any:
         if not self._wait_replicas:
             return cast(Any, client).execute_command(*command)
-        with client.pipeline(transaction=False) as pipeline:
+        if isinstance(client, redis.Redis):
+            return self._awaited(client, *command)
+        return self._awaited_in_cluster(client, *command)
+
+    def _awaited(self, server: redis.Redis, *command: Any) -> Any:
+        """The reply, once enough replicas have what was written; WAIT is about the connection that wrote."""
+        with server.pipeline(transaction=False) as pipeline:
             pipeline.execute_command(*command)
             pipeline.execute_command("WAIT", self._wait_replicas, round(self._wait_timeout * 1000))
             # Raised by the pipeline itself, an error would quote the record.
-            reply, acknowledged = pipeline.execute(raise_on_error=False)
-        for each in (reply, acknowledged):
-            if isinstance(each, Exception):
-                raise each
+            reply, acknowledged = _raised(pipeline.execute(raise_on_error=False))
         _, written, *_ = reply
         if written and acknowledged < self._wait_replicas:
             raise _TooFewReplicas(
@@ -245,10 +262,21 @@ class RedisStore:
             )
         return reply
 
+    def _awaited_in_cluster(self, cluster: RedisCluster, *command: Any) -> Any:
+        for _ in range(_REDIRECTIONS):
+            try:
+                node = cluster.get_node_from_key(command[3])
+                return self._awaited(cluster.get_redis_connection(node), *command)
+            except _MOVED:
+                # The driver finds out where the slot is now, and writes there without waiting. The next turn
+                # writes the same once more, and waits.
+                cast(Any, cluster).execute_command(*command)
+        raise redis.ConnectionError(f"the record's slot is still being moved after {_REDIRECTIONS} redirections")
+
     def _ask(self, operation: str, call: Callable[[Client], _T]) -> _T:
         try:
             return call(self._connected())
-        except _DRIVER_ERRORS as error:
+        except DRIVER_ERRORS as error:
             raise self._failure(operation, error) from error
 
     def _ask_time(self) -> int:
@@ -287,10 +315,10 @@ class RedisStore:
         return Record.from_fields(values, store=repr(self))
 
     def _failure(self, operation: str, error: BaseException) -> StoreUnavailable:
-        trouble = _trouble(error)
-        if trouble is _READ_ONLY:
+        trouble = trouble_of(error)
+        if trouble is READ_ONLY:
             self._drop_idle_connections()
-        reason = _quotable(error)
+        reason = quotable(error)
         if trouble is None:
             return StoreUnavailable(repr(self), operation, reason)
         kind = StoreMisconfigured if trouble.is_permanent else StoreUnavailable
@@ -307,8 +335,8 @@ class RedisStore:
         silent: set[str] = set()
         for server in _primaries(self._connected()):
             info = self._told("INFO", server.info, silent)
-            fsync = self._told("CONFIG GET", partial(server.config_get, "appendfsync"), silent)
-            losses.update(_losses(info, fsync.get("appendfsync"), self._wait_replicas))
+            fsync = self._told("CONFIG GET", partial(server.config_get, "*appendfsync*"), silent)
+            losses.update(_losses(info, fsync, self._wait_replicas))
         if silent:
             logger.warning(
                 "idempotency.store_unchecked reason=%r refuses %s, so its settings were not all checked: "
@@ -338,97 +366,23 @@ class _TooFewReplicas(RedisError):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trouble:
-    errors: tuple[type[BaseException], ...] = ()
-    #: In the text of an error that has no class of its own, or that happened within the script.
-    pattern: str = r"(?!)"
-    is_permanent: bool = True
-    remedy: str
-
-    def is_in(self, error: BaseException) -> bool:
-        return isinstance(error, self.errors) or re.search(self.pattern, str(error)) is not None
-
-
-_READ_ONLY = _Trouble(
-    errors=(ReadOnlyError,),
-    pattern="-READONLY",
-    is_permanent=False,
-    remedy="this server is a replica; name its primary, or the sentinels that know it",
-)
-_TROUBLES = (
-    _READ_ONLY,
-    _Trouble(errors=(AuthenticationError,), remedy="the server does not accept user and password"),
-    _Trouble(
-        errors=(NoPermissionError,),
-        pattern="ACL failure in script|can't run this command",
-        remedy="the user may not do this; grant it "
-        "+evalsha +eval +time +hgetall +hset +hdel +persist +pexpireat on keys that begin with the prefix",
-    ),
-    _Trouble(
-        pattern=r"\bWRONGTYPE\b",
-        remedy="a key of another program begins with the store's prefix; choose another by ?prefix=",
-    ),
-    _Trouble(
-        errors=(MovedError,),
-        pattern=r"^MOVED\b",
-        remedy="the server belongs to a cluster; write redis+cluster:// or rediss+cluster://",
-    ),
-    _Trouble(
-        pattern="Cluster mode is not enabled|cluster support disabled",
-        remedy="the server belongs to no cluster; write redis:// or rediss://",
-    ),
-    _Trouble(pattern="DB index is out of range", remedy="the server has no such database"),
-    _Trouble(pattern="nknown (Redis )?command", remedy="the server lacks a command; it must be Redis 5 or later"),
-    _Trouble(
-        errors=(ssl.SSLCertVerificationError,),
-        remedy="the server's certificate is not trusted; name the authority by ssl_ca_certs",
-    ),
-    _Trouble(
-        errors=(FileNotFoundError,),
-        remedy="a file that the URL names is not there",
-    ),
-    _Trouble(
-        errors=(OutOfMemoryError,),
-        pattern="-OOM",
-        is_permanent=False,
-        remedy="the server's memory is full, so it takes no new claims; raise maxmemory, or retain outcomes less long",
-    ),
-    _Trouble(
-        errors=(MasterNotFoundError,),
-        is_permanent=False,
-        remedy="no sentinel knows a primary of this master_name that is up",
-    ),
-)
-
-
-def _trouble(error: BaseException | None) -> _Trouble | None:
-    while error is not None:
-        for trouble in _TROUBLES:
-            if trouble.is_in(error):
-                return trouble
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _quotable(error: BaseException) -> str:
-    """What the error says, without the arguments that servers quote of an unknown command."""
-    return str(error).partition(", with args")[0] or type(error).__name__
-
-
-def _losses(info: Mapping[str, Any], fsync: str | None, wait_replicas: int) -> Iterator[str]:
-    """What ``info`` and ``appendfsync`` of a server say it may forget, and what to set instead."""
+def _losses(info: Mapping[str, Any], fsync: Mapping[str, Any], wait_replicas: int) -> Iterator[str]:
+    """What a server's ``INFO`` and its ``CONFIG`` of fsync say that it may forget, and what to set instead."""
     if info.get("aof_enabled") == 0:
         yield "appendonly is no: a restart forgets; set appendonly yes and appendfsync always."
-    elif fsync not in (None, "always"):
-        yield f"appendfsync is {fsync}: a power failure forgets the last second or more; set appendfsync always."
+    else:
+        when = fsync.get("appendfsync", "always")
+        if when != "always":
+            yield f"appendfsync is {when}: a power failure forgets the last second or more; set appendfsync always."
+        if fsync.get("no-appendfsync-on-rewrite", "no") != "no":
+            yield "no-appendfsync-on-rewrite is yes: a power failure during a rewrite forgets; set it to no."
     policy = info.get("maxmemory_policy", "noeviction")
     if info.get("maxmemory") and policy != "noeviction":
-        yield f"maxmemory-policy is {policy}: full memory evicts records; set maxmemory-policy noeviction."
+        yield f"maxmemory-policy is {policy}: when memory is full, records go; set maxmemory-policy noeviction."
     if info.get("connected_slaves") and not wait_replicas:
         yield (
-            "Replicas are attached, and none is waited for: a fail-over forgets what they did not have yet; "
-            "add ?wait_replicas=1 to the URL."
+            "Replicas are attached and none is waited for: a fail-over forgets what they did not have yet; "
+            "add wait_replicas=1 to the URL."
         )
 
 
@@ -438,11 +392,14 @@ def _primaries(client: Client) -> Sequence[redis.Redis]:
     return [client.get_redis_connection(node) for node in client.get_primaries()]
 
 
-def _read(client: Client, names: Sequence[bytes]) -> list[Any]:
+def _read(client: Client, names: Sequence[bytes]) -> Sequence[Any]:
     with client.pipeline(transaction=False) as pipeline:
         for name in names:
             pipeline.hgetall(name)
-        replies = pipeline.execute(raise_on_error=False)
+        return _raised(pipeline.execute(raise_on_error=False))
+
+
+def _raised(replies: list[Any]) -> list[Any]:
     for each in replies:
         if isinstance(each, Exception):
             raise each

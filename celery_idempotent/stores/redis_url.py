@@ -10,9 +10,10 @@
 =================================================  ==========================================================
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -20,21 +21,24 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 import redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.credentials import CredentialProvider
+from redis.credentials import CredentialProvider, UsernamePasswordCredentialProvider
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_idempotent.errors import PolicyError
 
-__all__ = ["SCHEMES", "Client", "Target", "read_url"]
+__all__ = ["WAIT_TIMEOUT", "Client", "Target", "read_url"]
 
 Client: TypeAlias = redis.Redis | RedisCluster
+Node: TypeAlias = tuple[str, int]
+Options: TypeAlias = dict[str, Any]
+
+WAIT_TIMEOUT = 1.0
+"""Seconds; a replica in the same data centre answers in a few milliseconds."""
 
 _CLUSTER = frozenset({"redis+cluster", "rediss+cluster"})
 _SOCKET = frozenset({"redis+socket", "unix"})
 _TLS = frozenset({"rediss", "rediss+cluster"})
-_SEVERAL = _CLUSTER | {"sentinel"}
-SCHEMES = _CLUSTER | _SOCKET | _TLS | {"redis", "sentinel"}
 
 _LIMITS: Mapping[str, Any] = {
     "socket_connect_timeout": 2.0,
@@ -42,10 +46,15 @@ _LIMITS: Mapping[str, Any] = {
     # At least the concurrency of any sane worker, greenlets included: beyond it redis-py fails instead of waiting.
     "max_connections": 10_000,
 }
-"""Seconds, and connections. redis-py's own 5 s and 10 resends can outlast a lease."""
+"""Seconds, and connections. redis-py's own 5 s and up to 10 resends can outlast a lease."""
 
 _RESENDS = 2
-"""By the driver, after a lost connection or reply; ``swap.lua`` recognises what was written before."""
+"""By the driver, after a lost connection or reply; ``swap.lua`` recognises what was written before.
+
+That, and TCP keepalive, is why there is no health check: it would be a second round trip before many a swap.
+"""
+
+_ESCAPE = "write special characters of user and password as %xx"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,69 +75,67 @@ def read_url(url: str) -> Target:
     Raises:
         PolicyError: A part cannot be understood, an option is unknown, or two parts contradict each other.
     """
-    scheme = url.partition(":")[0].lower()
-    chunks = _chunks(url, scheme)
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
+    chunks = [_split(scheme, each) for each in _servers(scheme, rest)]
     options = _options(scheme, chunks)
     own = {name: options.pop(name) for name in _OF_THE_STORE & options.keys()}
-    if own.get("wait_timeout", 0) >= options["socket_timeout"]:
-        raise _unusable(scheme, "wait_timeout must be less than socket_timeout (both in seconds; 3 by default)")
+    if own.get("wait_replicas") and own.get("wait_timeout", WAIT_TIMEOUT) >= options["socket_timeout"]:
+        raise _unusable(scheme, "wait_timeout (1 by default) must be less than socket_timeout (3), both in seconds")
+    name, connect = _connection(scheme, chunks, options)
+    return Target(name=f"{scheme}://{name}", connect=connect, options=own)
+
+
+def _connection(scheme: str, chunks: Sequence[SplitResult], options: Options) -> tuple[str, Callable[[], Client]]:
     if scheme in _SOCKET:
         path = unquote(chunks[0].path)
         if not path.strip("/"):
             raise _unusable(scheme, "write the path of the socket after three slashes")
-        return Target(
-            name=f"{scheme}://{path}",
-            connect=partial(_server, unix_socket_path=path, **options),
-            options=own,
-        )
+        return path, partial(_server, unix_socket_path=path, **options)
     nodes = [_node(scheme, each) for each in chunks]
-    name = f"{scheme}://{';'.join(f'{host}:{port}' for host, port in nodes)}"
+    name = ";".join(f"{host}:{port}" for host, port in nodes)
     if scheme in _CLUSTER:
-        return Target(name=name, connect=partial(_cluster, nodes, **options), options=own)
+        return name, partial(_cluster, nodes, **options)
     name += f"/{options['db']}"
     if scheme == "sentinel":
         if "master_name" not in options:
             raise _unusable(scheme, "name the group of servers by ?master_name=")
-        name += f"?master_name={options['master_name']}"
-        return Target(name=name, connect=partial(_primary, nodes, **options), options=own)
+        return f"{name}?master_name={options['master_name']}", partial(_primary, nodes, **options)
     ((host, port),) = nodes
-    return Target(name=name, connect=partial(_server, host=host, port=port, **options), options=own)
+    return name, partial(_server, host=host, port=port, **options)
 
 
 def _server(**options: Any) -> Client:
     return redis.Redis(retry=_retry(), **options)
 
 
-def _cluster(nodes: list[tuple[str, int]], **options: Any) -> Client:
+def _cluster(nodes: Sequence[Node], **options: Any) -> Client:
     return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in nodes], retry=_retry(), **options)
 
 
 def _primary(
-    nodes: list[tuple[str, int]],
+    nodes: Sequence[Node],
     *,
     master_name: str,
     min_other_sentinels: int = 0,
-    sentinel_username: str | None = None,
-    sentinel_password: str | None = None,
+    sentinel_credentials: CredentialProvider | None = None,
     sentinel_ssl: bool = False,
     **options: Any,
 ) -> Client:
-    if any(name.startswith("ssl_") for name in options):
-        options["ssl"] = True
-    shared = {name: value for name, value in options.items() if name.startswith(("socket_", "ssl_", "protocol"))}
+    tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
     sentinels = Sentinel(
         nodes,
         min_other_sentinels=min_other_sentinels,
         sentinel_kwargs={
-            **{name: value for name, value in shared.items() if sentinel_ssl or not name.startswith("ssl_")},
-            "ssl": sentinel_ssl,
-            "username": sentinel_username,
-            "password": sentinel_password,
+            "socket_connect_timeout": options["socket_connect_timeout"],
+            "socket_timeout": options["socket_timeout"],
+            "protocol": options["protocol"],
+            "credential_provider": sentinel_credentials,
             "retry": Retry(NoBackoff(), 0),  # the next sentinel is asked instead
+            **({"ssl": True, **tls} if sentinel_ssl else {}),
         },
-        **options,
     )
-    client: Client = sentinels.master_for(master_name, retry=_retry())
+    client: Client = sentinels.master_for(master_name, retry=_retry(), ssl=bool(tls), **options)
     return client
 
 
@@ -136,27 +143,33 @@ def _retry() -> Retry:
     return Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), _RESENDS)
 
 
-def _chunks(url: str, scheme: str) -> list[SplitResult]:
-    """The servers of the URL, each as a URL of its own; the scheme need not be repeated."""
-    rest = url.partition("://")[2]
-    texts = rest.split(";") if scheme in _SEVERAL else [rest]
-    try:
-        return [urlsplit(f"{scheme}://{text.removeprefix(f'{scheme}://')}") for text in texts]
-    except ValueError as error:
-        raise _unusable(scheme, f"{error}; write special characters of a password as %xx") from None
+def _servers(scheme: str, rest: str) -> list[str]:
+    """The servers of a URL, each with the options written behind it; the scheme need not be repeated."""
+    if scheme not in _CLUSTER | {"sentinel"}:
+        return [rest]
+    return [each.removeprefix(f"{scheme}://") for each in rest.split(";")]
 
 
-def _node(scheme: str, chunk: SplitResult) -> tuple[str, int]:
+def _split(scheme: str, text: str) -> SplitResult:
     try:
-        port = chunk.port
-    except ValueError as error:
-        raise _unusable(scheme, f"{error}; several servers need sentinel:// or redis+cluster://") from None
+        chunk = urlsplit(f"{scheme}://{text}")
+        _ = chunk.port
+    except ValueError:  # whose text would quote the password
+        raise _unusable(
+            scheme, f"host or port cannot be read; {_ESCAPE}; several servers need sentinel:// or redis+cluster://"
+        ) from None
+    if chunk.fragment or "@" in chunk.path + chunk.query:
+        raise _unusable(scheme, f"there is an @ or # behind the host; {_ESCAPE}")
+    return chunk
+
+
+def _node(scheme: str, chunk: SplitResult) -> Node:
     if not chunk.hostname:
         raise _unusable(scheme, "write a host after the two slashes")
-    return chunk.hostname, port or (26379 if scheme == "sentinel" else 6379)
+    return chunk.hostname, chunk.port or (26379 if scheme == "sentinel" else 6379)
 
 
-def _options(scheme: str, chunks: list[SplitResult]) -> dict[str, Any]:
+def _options(scheme: str, chunks: Sequence[SplitResult]) -> Options:
     texts: dict[str, str] = {}
     for name, text in (pair for chunk in chunks for pair in _pairs(scheme, chunk)):
         if texts.setdefault(name, text) != text:
@@ -164,19 +177,31 @@ def _options(scheme: str, chunks: list[SplitResult]) -> dict[str, Any]:
     if scheme in _CLUSTER and texts.get("db") == "0":
         del texts["db"]
     known = _known(scheme)
-    unknown = texts.keys() - known
-    if unknown:
+    if unknown := texts.keys() - known:
         remedy = "; TLS needs rediss:// or rediss+cluster://" if unknown & _PARSERS_OF_TLS.keys() else ""
         raise _unusable(scheme, f"knows no option {', '.join(sorted(unknown))}{remedy}; there are: {', '.join(known)}")
     options = {**_LIMITS, **{name: _parsed(scheme, name, text, known[name]) for name, text in texts.items()}}
-    if "credential_provider" in options and {"username", "password"} & options.keys():
-        raise _unusable(scheme, "credential_provider brings user and password; drop those from the URL")
+    _hide_password(scheme, options, "credential_provider", "username", "password")
+    if scheme == "sentinel":
+        _hide_password(scheme, options, "sentinel_credentials", "sentinel_username", "sentinel_password")
     if scheme not in _CLUSTER:
         options.setdefault("db", 0)
+    if scheme not in _SOCKET:
+        options["socket_keepalive"] = True
     if scheme in _TLS:
         options["ssl"] = True
-    # The newer protocol has nothing that is used here, and greets at greater length.
+    # The newer protocol has nothing that is used here, and a longer greeting.
     return {**options, "protocol": 2}
+
+
+def _hide_password(scheme: str, options: Options, provider: str, username: str, password: str) -> None:
+    # A provider is what redis-py makes of both anyway; unlike them it is not shown, in no version, by any repr.
+    given = options.pop(username, None), options.pop(password, None)
+    if given == (None, None):
+        return
+    if provider in options:
+        raise _unusable(scheme, f"{provider} brings user and password; drop those from the URL")
+    options[provider] = UsernamePasswordCredentialProvider(*given)
 
 
 def _pairs(scheme: str, chunk: SplitResult) -> Iterator[tuple[str, str]]:
@@ -190,7 +215,7 @@ def _pairs(scheme: str, chunk: SplitResult) -> Iterator[tuple[str, str]]:
         yield "db" if name == "virtual_host" else name, text
 
 
-def _known(scheme: str) -> dict[str, Callable[[str], Any]]:
+def _known(scheme: str) -> Mapping[str, Callable[[str], Any]]:
     known = dict(_PARSERS)
     if scheme not in _CLUSTER:
         known["db"] = _whole
@@ -227,18 +252,16 @@ def _whole(text: str) -> int:
 
 def _seconds(text: str) -> float:
     seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise ValueError("write seconds, more than 0")
+    if not 0 < seconds <= 60:
+        raise ValueError("write seconds, more than 0 and at most 60")
     return seconds
 
 
 def _flag(text: str) -> bool:
-    if text.lower() not in _FLAGS:
-        raise ValueError(f"write one of {', '.join(_FLAGS)}")
-    return _FLAGS[text.lower()]
-
-
-_FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    flags = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in flags:
+        raise ValueError("write true or false")
+    return flags[text.lower()]
 
 
 def _certificate_demand(text: str) -> str:
@@ -248,6 +271,18 @@ def _certificate_demand(text: str) -> str:
     return demand
 
 
+def _file(text: str) -> str:
+    if not Path(text).is_file():
+        raise ValueError("there is no such file")
+    return text
+
+
+def _folder(text: str) -> str:
+    if not Path(text).is_dir():
+        raise ValueError("there is no such folder")
+    return text
+
+
 def _provider(text: str) -> CredentialProvider:
     provider = resolve_name(text)()
     if not isinstance(provider, CredentialProvider):
@@ -255,6 +290,7 @@ def _provider(text: str) -> CredentialProvider:
     return provider
 
 
+_OF_THE_STORE = frozenset({"prefix", "wait_replicas", "wait_timeout"})
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "prefix": _text,
     "wait_replicas": _whole,
@@ -267,14 +303,12 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "socket_timeout": _seconds,
     "max_connections": _whole,
 }
-_OF_THE_STORE = frozenset({"prefix", "wait_replicas", "wait_timeout"})
 _PARSERS_OF_TLS: Mapping[str, Callable[[str], Any]] = {
     "ssl_cert_reqs": _certificate_demand,
-    "ssl_ca_certs": _text,
-    "ssl_ca_path": _text,
-    "ssl_certfile": _text,
-    "ssl_keyfile": _text,
-    "ssl_password": _text,
+    "ssl_ca_certs": _file,
+    "ssl_ca_path": _folder,
+    "ssl_certfile": _file,
+    "ssl_keyfile": _file,
     "ssl_check_hostname": _flag,
 }
 _PARSERS_OF_SENTINEL: Mapping[str, Callable[[str], Any]] = {

@@ -20,6 +20,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "stores.sql_drivers": {"psycopg", "sqlalchemy"},
         "stores.sql": {"sqlalchemy"},
         "stores.redis_url": {"redis"},
+        "stores.redis_errors": {"redis"},
         "stores.redis": {"redis"},
         "stores": set(),
     },
