@@ -19,10 +19,12 @@ from celery_idempotent import verdicts
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.record import Record, Status
 from celery_idempotent.runtime import runtime_of
-from celery_idempotent.store import Store, Verifiable
+from celery_idempotent.store import Purgeable, Store, Verifiable
 from celery_idempotent.task import IdempotentMixin
 
 __all__ = ["idempotency"]
+
+_DIALECTS = ["postgresql", "mysql", "mariadb", "sqlite"]
 
 
 @click.group(name="idempotency")
@@ -99,6 +101,53 @@ def list_records(context: click.Context, status: str | None, task: str | None, l
 
 
 @idempotency.command()
+@click.option("--batch", default=1000, show_default=True, type=click.IntRange(1, 10_000), help="Deleted at a time.")
+@click.option("--max", "most", default=sys.maxsize, type=click.IntRange(1), help="Stop after that many.")
+@click.option(
+    "--released-before",
+    "days",
+    type=click.FloatRange(0, min_open=True),
+    metavar="DAYS",
+    help="Delete RELEASED records, too, that were not touched for DAYS. They never expire by themselves, as they hold "
+    "the finished steps and the fingerprint of an operation that may be delivered again; both are forgotten then.",
+)
+@click.pass_context
+def purge(context: click.Context, batch: int, most: int, days: float | None) -> None:
+    """Delete outcomes that are kept no longer; safe beside workers, to be run daily.
+
+    Some stores delete them by themselves. With --released-before the whole store is read.
+    """
+    store = _store(context)
+    with _readable_errors():
+        purged = _counted("deleting outcomes", _purging(store, batch, most)) if isinstance(store, Purgeable) else None
+        released = None if days is None else _counted("deleting released", _deleting_released(store, days, most))
+    click.echo(f"{store!r} deletes outcomes by itself" if purged is None else f"{purged} outcomes deleted")
+    if released is not None:
+        click.echo(f"{released} released records deleted")
+
+
+@idempotency.command()
+@click.option("--dialect", type=click.Choice(_DIALECTS), help="For which database; default: that of the store.")
+@click.pass_context
+def ddl(context: click.Context, dialect: str | None) -> None:
+    """Print the statements that create the table of an SQL store; needs no database."""
+    try:
+        from celery_idempotent.stores.sql import SQLStore
+        from celery_idempotent.stores.sql_schema import ddl as printed
+        from celery_idempotent.stores.sql_schema import records
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f'{error.name} is not installed; run: pip install "celery-idempotent[sql]"'
+        ) from error
+    store = _store(context) if _app(context).conf.get("idempotency_store") else None
+    table = store.table if isinstance(store, SQLStore) else records
+    dialect = dialect or (store.dialect if isinstance(store, SQLStore) else None)
+    if dialect is None:
+        raise click.UsageError(f"idempotency_store is no SQL store; give --dialect: {', '.join(_DIALECTS)}")
+    click.echo(printed(dialect, table), nl=False)
+
+
+@idempotency.command()
 @click.argument("key")
 @click.option("--completed", "result", help="The effect happened; the result to replay, as JSON.")
 @click.option("--rerun", is_flag=True, help="The effect did not happen; the next delivery runs the task.")
@@ -134,6 +183,35 @@ def release(context: click.Context, key: str) -> None:
         grace = runtime.policy_of(runtime.store.get(key)).grace_ms
         record = verdicts.release(runtime.store, key, grace=grace)
     click.echo(f"{key} is {record.status}")
+
+
+def _purging(store: Purgeable, batch: int, most: int) -> Iterator[int]:
+    """How many are deleted so far, batch by batch."""
+    total = 0
+    while total < most and (deleted := store.purge(min(batch, most - total))):
+        total += deleted
+        yield total
+
+
+def _deleting_released(store: Store, days: float, most: int) -> Iterator[int]:
+    """How many are deleted so far, one by one."""
+    total, before = 0, store.now() - round(days * 86_400_000)
+    for record in store.scan(status=Status.RELEASED):
+        if record.updated_at < before and store.delete(record.key, record.revision):
+            total += 1
+            yield total
+            if total == most:
+                return
+
+
+def _counted(label: str, totals: Iterator[int]) -> int:
+    """The last of ``totals``, which are shown while they grow."""
+    with click.progressbar(totals, label=label, item_show_func=_shown, show_percent=False, file=sys.stderr) as bar:
+        return max(bar, default=0)
+
+
+def _shown(total: int | None) -> str:
+    return str(total or 0)
 
 
 def _json(option: str, text: str, wanted: type = object) -> Any:

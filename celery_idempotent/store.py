@@ -20,7 +20,7 @@ from typing import Protocol, runtime_checkable
 
 from celery_idempotent.record import Record, Status
 
-__all__ = ["RecordTooLarge", "Store", "Verifiable"]
+__all__ = ["Purgeable", "RecordTooLarge", "Store", "Verifiable"]
 
 
 class RecordTooLarge(Exception):
@@ -81,4 +81,25 @@ class Verifiable(Protocol):
         Raises:
             StoreMisconfigured: Missing table, permission or key schema; the message names the remedy.
             StoreUnavailable: The store did not answer.
+        """
+
+
+@runtime_checkable
+class Purgeable(Protocol):
+    """A store that keeps forgotten outcomes until it is told to delete them; the others do so by themselves.
+
+    Nothing depends on when: an outcome past its ``expires_at`` counts as absent while it is still there.
+    """
+
+    def purge(self, limit: int) -> int:
+        """Delete outcomes whose ``expires_at`` is past on the store's clock; return how many.
+
+        Short, and safe beside claims: a record that is claimed again meanwhile stays.
+
+        Args:
+            limit: At most that many. Fewer, even none, may be deleted although there are more, where others
+                are writing them.
+
+        Raises:
+            StoreUnavailable: No certain answer; some may be deleted.
         """

@@ -3,8 +3,10 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Self
 
+from celery_idempotent.protocol import is_forgotten
 from celery_idempotent.record import Record, Status
 
 __all__ = ["MemoryStore"]
@@ -58,6 +60,15 @@ class MemoryStore:
                 return False
             del self._records[key]
             return True
+
+    def purge(self, limit: int) -> int:
+        """See :meth:`celery_idempotent.store.Purgeable.purge`."""
+        now = self.now()
+        with self._lock:
+            forgotten = list(islice((each.key for each in self._records.values() if is_forgotten(each, now)), limit))
+            for key in forgotten:
+                del self._records[key]
+        return len(forgotten)
 
     def provision(self) -> None:
         """Nothing to create."""
