@@ -1,7 +1,19 @@
-"""For users' tests and for authors of stores: a fake clock, and the contract that every store passes."""
+"""For users' tests: a fake clock and store, planned faults, :func:`assert_effect_once`. For authors of stores: the
+contract that every store passes. The pytest fixtures are in ``pytest_celery_idempotent``.
+"""
 
 from celery_idempotent.testing.clock import FakeClock
 from celery_idempotent.testing.contract import OutageContract, StoreContract
+from celery_idempotent.testing.effects import assert_effect_once
 from celery_idempotent.testing.faults import FaultyStore, StoreWrapper
+from celery_idempotent.testing.stores import FakeStore
 
-__all__ = ["FakeClock", "FaultyStore", "OutageContract", "StoreContract", "StoreWrapper"]
+__all__ = [
+    "FakeClock",
+    "FakeStore",
+    "FaultyStore",
+    "OutageContract",
+    "StoreContract",
+    "StoreWrapper",
+    "assert_effect_once",
+]

@@ -1,0 +1,154 @@
+"""Deliveries of one task's messages to this process, by Celery's own tracer and without a broker or backend.
+
+What the task publishes again for itself, by a retry or because it met a conflict, is caught and delivered
+as the next message. Everything else that a body publishes goes where it always goes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Literal
+from uuid import uuid4
+
+from celery import Task
+from celery.app.trace import build_tracer
+from celery.backends.base import DisabledBackend
+
+from celery_idempotent.publishing import KEY_HEADER, wire_form
+
+__all__ = ["Deliveries", "Ended", "Message", "WorkerDied"]
+
+
+class WorkerDied(BaseException):
+    """Stands for the end of a worker's process. Whatever runs after it in a body would not have run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message as a broker holds it.
+
+    Args:
+        args: Positional arguments, before serialisation.
+        kwargs: Keyword arguments, before serialisation.
+        headers: The message's own headers.
+        retries: How often the task retried itself.
+        is_redelivered: Whether it was delivered before.
+        task_id: The task id.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    headers: Mapping[str, Any]
+    retries: int = 0
+    is_redelivered: bool = False
+    task_id: str = field(default_factory=lambda: str(uuid4()))
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a delivery ended.
+
+    Args:
+        how: As Celery's states say, and ``DIED``.
+        value: The result, or the exception.
+    """
+
+    how: Literal["SUCCESS", "FAILURE", "RETRY", "REJECTED", "IGNORED", "DIED"]
+    value: Any
+
+
+class Deliveries:
+    """Delivers messages of ``task``; made and used within :meth:`of`.
+
+    Several threads may deliver at once.
+
+    Args:
+        task: The task.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        #: Called in the delivering thread right before and right after the body.
+        self.before_body: Callable[[], None] = lambda: None
+        self.after_body: Callable[[], None] = lambda: None
+        self._published: dict[str, list[Message]] = {}
+
+    @classmethod
+    @contextmanager
+    def of(cls, task: Task) -> Iterator["Deliveries"]:
+        """Deliveries of ``task``, for the length of the block."""
+        task = task.app.tasks[task.name]  # what was given may be a promise of the task
+        deliveries = cls(task)
+        with ExitStack() as stack:
+            for name, value in (
+                ("run", deliveries._watched(task.run)),
+                ("apply_async", deliveries._catching(task.apply_async)),
+                ("_backend", DisabledBackend(app=task.app)),
+            ):
+                stack.enter_context(_shadowed(task, name, value))
+            yield deliveries
+
+    def message(self, key: str, *args: Any, **kwargs: Any) -> Message:
+        """A new message whose idempotency key is ``key``."""
+        return Message(args, kwargs, {KEY_HEADER: key})
+
+    def deliver(self, message: Message) -> tuple[Ended, list[Message]]:
+        """Deliver ``message`` once; how it ended, and what the task published in its place."""
+        task = self.task
+        args, kwargs = wire_form(task, message.args, message.kwargs)
+        published: list[Message] = []
+        self._published[message.task_id] = published
+        request = {
+            "id": message.task_id,
+            "root_id": message.task_id,
+            "args": args,
+            "kwargs": kwargs,
+            "headers": dict(message.headers),
+            "retries": message.retries,
+            "hostname": "celery@rehearsal",
+            "delivery_info": {"exchange": "", "routing_key": "celery", "redelivered": message.is_redelivered},
+        }
+        try:
+            traced = build_tracer(task.name, task, app=task.app)(message.task_id, args, kwargs, request)
+        except WorkerDied as death:
+            return Ended("DIED", death), published
+        info = traced.info
+        return (Ended("SUCCESS", traced.retval) if info is None else Ended(info.state, info.retval)), published
+
+    def _watched(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(run)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.before_body()
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self.after_body()
+
+        return watched
+
+    def _catching(self, apply_async: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(apply_async)
+        def caught(args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any) -> Any:
+            published = self._published.get(task_id or "")
+            if published is None:
+                return apply_async(args, kwargs, task_id, **options)
+            headers, retries = options.get("headers") or {}, options.get("retries") or 0
+            published.append(Message(tuple(args or ()), kwargs or {}, headers, retries, task_id=str(task_id)))
+            return self.task.AsyncResult(task_id)
+
+        return caught
+
+
+@contextmanager
+def _shadowed(task: Task, name: str, value: Any) -> Iterator[None]:
+    """Within the block the task, an instance that is there once per process, has another attribute."""
+    before = vars(task).get(name, _shadowed)
+    setattr(task, name, value)
+    try:
+        yield
+    finally:
+        if before is _shadowed:
+            delattr(task, name)
+        else:
+            setattr(task, name, before)

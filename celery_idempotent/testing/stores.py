@@ -1,0 +1,51 @@
+"""A store for one test, and the means to put it behind an app."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from celery import Celery
+
+from celery_idempotent.record import Record
+from celery_idempotent.store import Store
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing.clock import FakeClock
+from celery_idempotent.testing.faults import Fault, FaultyStore
+
+__all__ = ["FakeStore", "installed"]
+
+
+class FakeStore(FaultyStore):
+    """A store in memory whose clock stands until it is advanced and whose swaps meet the planned faults.
+
+    Only the store's clock is fake. The attempt's own, which paces heartbeats and resends, is real.
+
+    Args:
+        faults: What the coming swaps meet, in order; afterwards there are no more faults.
+    """
+
+    def __init__(self, *faults: Fault) -> None:
+        self.clock = FakeClock()
+        super().__init__(MemoryStore(self.clock.now), *faults)
+
+    def __repr__(self) -> str:
+        return "FakeStore()"
+
+    @property
+    def records(self) -> list[Record]:
+        """All records, as they are now."""
+        return list(self.scan())
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass: leases end, outcomes are forgotten. In seconds; negative ones set the clock back."""
+        self.clock.advance(round(seconds * 1000))
+
+
+@contextmanager
+def installed(app: Celery, store: Store) -> Iterator[None]:
+    """Within the block ``store`` is behind ``app``; afterwards it is what it was."""
+    before = app.conf.get("idempotency_store")
+    app.conf["idempotency_store"] = store
+    try:
+        yield
+    finally:
+        app.conf["idempotency_store"] = before
