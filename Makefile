@@ -72,8 +72,8 @@ prove: $(INSTALLED)  ## attack the code: every interleaving, mutants, kills at e
 soak: $(INSTALLED)  ## real workers under fire: make soak MINUTES=5 SEED=1
 	$(BIN)/python -m proof soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
 
-bench: $(INSTALLED)  ## requests per path, CPU per call, key derivation, worker throughput
-	$(BIN)/python -m benchmarks
+bench: $(SYSTEM)  ## what it costs: each store, peers on the same Redis; one part only: make bench PART=stores
+	$(BIN)/python -m benchmarks $(PART)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -45,6 +45,7 @@ __all__ = [
     "GuardedTask",
     "Powertools",
     "Requests",
+    "dynamodb_store",
     "make_app",
     "recorded_requests",
 ]
@@ -83,29 +84,34 @@ def _charge_task(app: Celery, body: Body, policy: Policy) -> Any:
     return app.tasks["charge"]
 
 
+def dynamodb_store(servers: Servers, session: boto3.session.Session) -> DynamoDBStore:
+    """The library's store on the table of the benchmarks, which is there afterwards."""
+    store = DynamoDBStore(TABLE, endpoint_url=servers.dynamodb, session=session)
+    store.provision()
+    return store
+
+
 class GuardedCall:
     """The library without Celery: key derivation, guard, codec, store.
 
     Args:
-        servers: Where DynamoDB is.
-        session: The session to make the client of.
+        store: Where the records are.
         policy: The task's policy.
         body: What is to happen once.
+        name: How it is called in the tables.
     """
-
-    name = "celery-idempotent, Guard.run"
 
     def __init__(
         self,
-        servers: Servers,
-        session: boto3.session.Session,
+        store: Store,
         policy: Policy | None = None,
         body: Body = result_of,
+        name: str = "celery-idempotent, Guard.run",
     ) -> None:
+        self.name = name
         self.policy = policy or Policy()
-        self.store = DynamoDBStore(TABLE, endpoint_url=servers.dynamodb, session=session)
-        self.store.provision()
-        app = make_app(self.store)
+        self.store = store
+        app = make_app(store)
         self._app = app  # its runtime holds it weakly
         self._task = _charge_task(app, body, self.policy)
         self._body = body
@@ -130,15 +136,13 @@ class GuardedTask:
     """The library as a worker calls it: the task's ``__call__``, with its logging and signals.
 
     Args:
-        servers: Where DynamoDB is.
-        session: The session to make the client of.
+        store: Where the records are.
     """
 
     name = "celery-idempotent, task"
 
-    def __init__(self, servers: Servers, session: boto3.session.Session) -> None:
-        self._store = DynamoDBStore(TABLE, endpoint_url=servers.dynamodb, session=session)
-        self._app = make_app(self._store)
+    def __init__(self, store: Store) -> None:
+        self._app = make_app(store)
         self._task = _charge_task(self._app, result_of, Policy(scope="charge-as-task"))
         # As a worker does: without it the task's own __call__ would push a second request.
         setup_worker_optimizations(self._app)
@@ -176,7 +180,7 @@ def recorded_requests(servers: Servers) -> Requests:
         seen.append(params)
 
     session.events.register("provide-client-params.dynamodb.PutItem", record)
-    call = GuardedCall(servers, session)
+    call = GuardedCall(dynamodb_store(servers, session))
     deliver = call.delivery(time.time_ns())  # no earlier run on a lasting server can have used that number
     seen.clear()
     deliver()

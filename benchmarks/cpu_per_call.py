@@ -15,13 +15,14 @@ from benchmarks.contenders import (
     GuardedCall,
     GuardedTask,
     Powertools,
+    dynamodb_store,
     recorded_requests,
 )
 from benchmarks.environment import Servers
 from benchmarks.report import Goal, Grid, Section, ratio
 from benchmarks.stats import Spread, ratios, shuffled, spread
 
-__all__ = ["WARM_UP", "measure"]
+__all__ = ["WARM_UP", "collecting_by_hand", "measure"]
 
 _MOST = 1.03
 """Times bare boto3: what the library wants to cost at most."""
@@ -43,7 +44,8 @@ def measure(servers: Servers, rounds: int, progress: Callable[[], None]) -> Sect
         servers.session().client("dynamodb", endpoint_url=servers.dynamodb, config=LIBRARY_CONFIG),
         requests,
     )
-    guard, task = GuardedCall(servers, servers.session()), GuardedTask(servers, servers.session())
+    guard = GuardedCall(dynamodb_store(servers, servers.session()))
+    task = GuardedTask(dynamodb_store(servers, servers.session()))
     powertools = Powertools(servers, servers.session())
     contenders: Sequence[Contender] = (bare, bare_tuned, guard, task, powertools)
     samples = _sample(contenders, rounds, progress)
@@ -74,7 +76,7 @@ def _sample(contenders: Sequence[Contender], rounds: int, progress: Callable[[],
     for each in contenders:
         each.delivery(known)()
     calls = [(path, each) for path in _PATHS for each in contenders]
-    with _collecting_by_hand() as collect:
+    with collecting_by_hand() as collect:
         for index in range(-WARM_UP, rounds):
             if index % _COLLECT_EVERY == 0:
                 collect()
@@ -95,7 +97,8 @@ def _cpu_of(contender: Contender, number: int) -> float:
 
 
 @contextmanager
-def _collecting_by_hand() -> Iterator[Callable[[], object]]:
+def collecting_by_hand() -> Iterator[Callable[[], object]]:
+    """No garbage is collected inside, except by what this gives."""
     gc.collect()
     gc.freeze()
     gc.disable()

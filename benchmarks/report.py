@@ -10,6 +10,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.stats import Spread
@@ -85,11 +86,11 @@ def save(folder: Path, environment: Mapping[str, str], sections: Sequence[Sectio
 
 
 def _table(grid: Grid) -> Table:
-    table = Table(title=grid.title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=escape(grid.title), title_justify="left", box=box.SIMPLE_HEAD)
     for index, column in enumerate(grid.columns):
         table.add_column(column, justify="right" if index else "left")
     for row in grid.rows:
-        table.add_row(*row)
+        table.add_row(*(escape(cell) for cell in row))
     return table
 
 

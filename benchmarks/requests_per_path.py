@@ -11,32 +11,12 @@ from typing import Any
 import boto3
 from aws_lambda_powertools.utilities.idempotency.exceptions import IdempotencyAlreadyInProgressError
 
-from benchmarks.contenders import GuardedCall, Powertools
+from benchmarks.contenders import Powertools, dynamodb_store
 from benchmarks.environment import Servers
-from benchmarks.payloads import order, result_of
+from benchmarks.paths import LEASE, PATHS, Body, Failure, Found, expect_failure, library_paths
 from benchmarks.report import Goal, Grid, Section
-from celery_idempotent import Policy
-from celery_idempotent.attempt import claim, new_nonce
-from celery_idempotent.guard import Conflict
-from celery_idempotent.protocol import Request
 
 __all__ = ["measure"]
-
-_LEASE = 0.5
-"""Seconds; the shortest that a policy allows, so that the benchmark waits no longer than it must."""
-
-_PATHS = {
-    "new key": 2,
-    "completed duplicate": 1,
-    "conflict": 1,
-    "takeover of a dead lease": 3,
-    "failure": 2,
-}
-"""By path, the most requests that the library wants to pay."""
-
-
-class _Failure(Exception):
-    """What a failing body raises."""
 
 
 @dataclass(slots=True)
@@ -61,41 +41,23 @@ class _Wire:
         self.sent.append(name.rpartition(".")[2])
 
 
-@dataclass(slots=True)
-class _Body:
-    """A body that does on demand what a path needs."""
-
-    act: Callable[[], object] = lambda: None
-
-    def __call__(self, order: dict[str, Any]) -> dict[str, Any]:
-        self.act()
-        return result_of(order)
-
-    def during(self, act: Callable[[], object], deliver: Callable[[], object]) -> object:
-        """``deliver()`` with a body that calls ``act`` first."""
-        self.act = act
-        try:
-            return deliver()
-        finally:
-            self.act = lambda: None
-
-
 def measure(servers: Servers) -> Section:
     """Count the requests of every path, for the library and for Powertools."""
-    ours, theirs = _library_paths(servers), _powertools_paths(servers)
+    wire = _Wire(servers.session())
+    ours, theirs = library_paths(dynamodb_store(servers, wire.session), wire.during), _powertools_paths(servers)
     rows = [
         (path, _cell(ours[path]), _cell(theirs[path]), f"{'exactly' if most < 3 else 'at most'} {most}")
-        for path, most in _PATHS.items()
+        for path, most in PATHS.items()
     ]
     goals = [
         Goal(path, f"at most {most} requests", str(len(ours[path])), len(ours[path]) <= most)
-        for path, most in _PATHS.items()
+        for path, most in PATHS.items()
     ]
     return Section(
         "1. Requests per path",
         "Counted by a botocore `before-send` hook on the client of each library: what goes to the network, "
         "resends included. Powertools' cache is off and a Lambda context is registered, without which it has no "
-        "lease.",
+        "lease. `failure` is one after which the next delivery runs again; a `remembered` one is replayed.",
         [Grid("DynamoDB requests", ("Path", "celery-idempotent", "Powertools", "Wanted"), rows)],
         goals,
         {"celery-idempotent": ours, "powertools": theirs},
@@ -103,34 +65,16 @@ def measure(servers: Servers) -> Section:
 
 
 def _cell(sent: list[str]) -> str:
-    return f"{len(sent)} ({', '.join(sent)})"
+    return f"{len(sent)} ({', '.join(sent)})" if sent else "not offered"
 
 
-def _library_paths(servers: Servers) -> dict[str, list[str]]:
-    wire, body, start = _Wire(servers.session()), _Body(), time.time_ns()
-    call = GuardedCall(servers, wire.session, Policy(scope="requests", lease=_LEASE, grace=0), body)
+def _powertools_paths(servers: Servers) -> Found:
+    wire, body, start = _Wire(servers.session()), Body(), time.time_ns()
+    call = Powertools(servers, wire.session, body, lease_ms=round(LEASE * 1000))
     found = {
         "new key": wire.during(call.delivery(start)),
         "completed duplicate": wire.during(call.delivery(start)),
-    }
-
-    def meet_the_first_in_flight() -> None:
-        found["conflict"] = wire.during(lambda: _expect_conflict(call.delivery(start + 1)()))
-
-    body.during(meet_the_first_in_flight, call.delivery(start + 1))
-    claim(call.store, _request(call, start + 2))  # and never a word again, as if the process had been killed
-    time.sleep(_LEASE * 1.2)
-    found["takeover of a dead lease"] = wire.during(call.delivery(start + 2))
-    found["failure"] = wire.during(lambda: _fail(body, call.delivery(start + 3)))
-    return found
-
-
-def _powertools_paths(servers: Servers) -> dict[str, list[str]]:
-    wire, body, start = _Wire(servers.session()), _Body(), time.time_ns()
-    call = Powertools(servers, wire.session, body, lease_ms=round(_LEASE * 1000))
-    found = {
-        "new key": wire.during(call.delivery(start)),
-        "completed duplicate": wire.during(call.delivery(start)),
+        "remembered failure": [],
     }
 
     def meet_the_first_in_flight() -> None:
@@ -144,41 +88,11 @@ def _powertools_paths(servers: Servers) -> dict[str, list[str]]:
     body.during(meet_the_first_in_flight, call.delivery(start + 1))
     with suppress(SystemExit):  # which Powertools does not catch: its record stays as a killed process leaves it
         body.during(_exit, call.delivery(start + 2))
-    time.sleep(_LEASE * 1.2)
+    time.sleep(LEASE * 1.2)
     found["takeover of a dead lease"] = wire.during(call.delivery(start + 2))
-    found["failure"] = wire.during(lambda: _fail(body, call.delivery(start + 3)))
+    found["failure"] = wire.during(lambda: expect_failure(body, call.delivery(start + 3), Failure))
     return found
-
-
-def _expect_conflict(outcome: object) -> None:
-    if not isinstance(outcome, Conflict):
-        raise AssertionError(f"expected a conflict, got {outcome!r}")
-
-
-def _fail(body: _Body, deliver: Callable[[], object]) -> None:
-    def failing() -> None:
-        raise _Failure
-
-    with suppress(_Failure):
-        body.during(failing, deliver)
-        raise AssertionError("the failure did not come out")
 
 
 def _exit() -> None:
     raise SystemExit
-
-
-def _request(call: GuardedCall, number: int) -> Request:
-    operation = call.operation(order(number))
-    return Request(
-        key=operation.identity.key,
-        fingerprint=operation.identity.fingerprint,
-        owner=new_nonce(),
-        revision="",
-        lease=call.policy.lease_ms,
-        grace=call.policy.grace_ms,
-        on_takeover=call.policy.on_takeover,
-        task=operation.task,
-        task_id=operation.task_id,
-        worker=operation.worker,
-    )

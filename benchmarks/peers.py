@@ -1,0 +1,204 @@
+"""celery-once and celery-singleton beside the library, on one Redis that is broker, lock server and store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from uuid import uuid4
+
+from celery.app.trace import build_tracer
+
+from benchmarks import wire
+from benchmarks.report import Goal, Grid, Section, ratio
+from benchmarks.stats import ratios, spread
+from benchmarks.wire import Tap, trips_during
+from benchmarks.worker_app import TASK, Kind, Setup, make_app
+from benchmarks.workers import CONCURRENCY, Worker, executed_per_second, sample, standing_by
+from celery_idempotent.stores import open_store
+from example_project.embedded import EmbeddedRedis
+
+__all__ = ["measure"]
+
+_TASKS = 400
+
+IN_MEMORY = ("--save", "", "--appendonly", "no")
+"""Options of the Redis: nothing is written to disk, which is the kindest to everybody."""
+
+_WITH_RESULTS = f"{Kind.ONCE}, result backend"
+
+_LOCKING = (Kind.ONCE, Kind.SINGLETON, Kind.IDEMPOTENT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a step of a task's life costs, and whether the body ran in it."""
+
+    requests: list[str]
+    bodies: int
+
+    def __str__(self) -> str:
+        requests = f"{len(self.requests)} ({', '.join(self.requests)})" if self.requests else "0"
+        return f"{requests}; {('no body', 'body runs')[self.bodies]}"
+
+
+_Steps = Mapping[str, _Step]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """Tasks per second in one round of one contender."""
+
+    published: float
+    executed: float
+    end_to_end: float
+
+
+def measure(rounds: int, progress: Callable[[], None]) -> Section:
+    """Measure ``rounds`` interleaved rounds, calling ``progress`` after each."""
+    with EmbeddedRedis(options=IN_MEMORY) as redis:
+        open_store(redis.url).provision()
+        steps = {kind: _steps(kind, redis) for kind in _LOCKING}
+        with standing_by(_setups(redis.url)) as workers:
+            rates = sample(workers, _rates, rounds, progress)
+    return Section(
+        "6. Peers on the same Redis",
+        f"One Valkey, nothing written to disk, is broker, lock server and store. Every task has a key of its own. "
+        f"`celery worker` with prefork and {CONCURRENCY} processes, late acknowledgement, {rounds} rounds after one "
+        f"to warm up, all contenders in a random order in each. celery-once and celery-singleton lock when a task "
+        f"is published and unlock when it ends; the library does nothing at publishing and claims and completes at "
+        f"execution. So three rates: `publish` {_TASKS} tasks while the worker stands still; `execute` them; and "
+        f"`end to end`, publishing {_TASKS} to the running worker until the last one has ended, which is the one "
+        "that compares like with like. celery-once: `default_timeout` of 1 h as in its README. celery-singleton: "
+        "`lock_expiry` of 60 s, as without one a dead worker's lock stays for ever. Neither keeps a result: with "
+        "Celery's result backend on the same Redis celery-once is the row below it, though its duplicates do not "
+        "get that result. Neither takes over from a dead worker before its timeout, renews its lock, or fences "
+        "(see ../comparison.md).",
+        [_steps_grid(steps), _rates_grid(rates)],
+        list(_goals(steps, rates)),
+        {
+            "steps": {kind: {step: asdict(each) for step, each in found.items()} for kind, found in steps.items()},
+            "rates_per_s": {
+                name: {each: asdict(spread(_values(found, each))) for each in _RATES} for name, found in rates.items()
+            },
+        },
+    )
+
+
+def _setups(url: str) -> dict[str, Setup]:
+    return {
+        Kind.PLAIN: Setup(Kind.PLAIN, url),
+        **{kind: Setup(kind, url, url) for kind in _LOCKING},
+        _WITH_RESULTS: Setup(Kind.ONCE, url, url, url),
+    }
+
+
+def _rates(worker: Worker) -> _Rates:
+    return _Rates(
+        published=_TASKS / worker.publish(_TASKS),
+        executed=executed_per_second(worker.execute()),
+        end_to_end=_TASKS / worker.publish_and_execute(_TASKS),
+    )
+
+
+_RATES = ("published", "executed", "end_to_end")
+
+
+def _values(found: Sequence[_Rates], rate: str) -> list[float]:
+    return [getattr(each, rate) for each in found]
+
+
+def _rates_grid(rates: Mapping[str, Sequence[_Rates]]) -> Grid:
+    def row(name: str) -> tuple[str, ...]:
+        medians = (f"{spread(_values(rates[name], each)).median:.0f}" for each in _RATES)
+        compared = (_compared(rates, name, Kind.ONCE, each) for each in ("executed", "end_to_end"))
+        return (name, *medians, *compared)
+
+    columns = ("", "publish/s", "execute/s", "end to end/s", "execute, to celery-once", "end to end, to celery-once")
+    order = (Kind.PLAIN, Kind.ONCE, _WITH_RESULTS, Kind.SINGLETON, Kind.IDEMPOTENT)
+    return Grid("Empty tasks per second, medians", columns, [row(name) for name in order])
+
+
+def _compared(rates: Mapping[str, Sequence[_Rates]], name: str, other: str, rate: str) -> str:
+    return "1" if name == other else ratio(ratios(_values(rates[name], rate), _values(rates[other], rate)))
+
+
+def _steps_grid(steps: Mapping[Kind, _Steps]) -> Grid:
+    rows = [(step, *(str(steps[kind][step]) for kind in _LOCKING)) for step in steps[Kind.ONCE]]
+    return Grid("Requests to the Redis beyond the broker's, counted on the wire", ("", *_LOCKING), rows)
+
+
+def _goals(steps: Mapping[Kind, _Steps], rates: Mapping[str, Sequence[_Rates]]) -> Iterator[Goal]:
+    ours, theirs = (
+        sum(len(steps[kind][step].requests) for step in (_PUBLISH, _EXECUTE)) for kind in (Kind.IDEMPOTENT, Kind.ONCE)
+    )
+    yield Goal("requests of a task, to celery-once", f"at most {theirs}", str(ours), ours <= theirs)
+    for rate, name in (("end_to_end", "end to end"), ("executed", "execute")):
+        for other in (Kind.ONCE, _WITH_RESULTS, Kind.SINGLETON):
+            reached = ratios(_values(rates[Kind.IDEMPOTENT], rate), _values(rates[other], rate)).median
+            yield Goal(f"tasks/s, {name}, to {other}", "at least 1", f"{reached:.3f}", reached >= 1)
+
+
+_PUBLISH = "publish"
+_EXECUTE = "execute"
+
+
+def _steps(kind: Kind, redis: EmbeddedRedis) -> _Steps:
+    """The life of a task, step by step, in this process and with a broker in memory."""
+    bodies: Counter[int] = Counter()
+
+    def body(number: int) -> int:
+        bodies[number] += 1
+        return number
+
+    with Tap(redis.port, wire.redis) as tap, _own_clients():
+        store = redis.url.replace(f":{redis.port}", f":{tap.port}")
+        app = make_app(Setup(kind, "memory://", store), body)
+        task = app.tasks[TASK]
+        trace = build_tracer(TASK, task, app=app)
+        numbers = iter(range(1_000_000))
+
+        def publish(number: int) -> None:
+            try:
+                task.apply_async((number,), queue=f"nobody-{kind}")
+            except import_module("celery_once").AlreadyQueued:
+                return
+
+        def deliver(number: int, task_id: str) -> None:
+            message = {"id": task_id, "args": [number], "kwargs": {}, "hostname": "celery@benchmark"}
+            trace(task_id, [number], {}, {**message, "delivery_info": {"routing_key": f"nobody-{kind}"}})
+
+        def step(number: int, act: Callable[[], None]) -> _Step:
+            before = bodies[number]
+            requests = trips_during([tap], act)
+            return _Step(requests, bodies[number] - before)
+
+        for number in (next(numbers), next(numbers)):  # to warm up
+            publish(number)
+            deliver(number, str(uuid4()))
+        number, first, second = next(numbers), str(uuid4()), str(uuid4())
+        return {
+            _PUBLISH: step(number, lambda: publish(number)),
+            "publish again, while it is queued": step(number, lambda: publish(number)),
+            _EXECUTE: step(number, lambda: deliver(number, first)),
+            "the same message again, after its end": step(number, lambda: deliver(number, first)),
+            "publish again, after its end": step(number, lambda: publish(number)),
+            "execute that": step(number, lambda: deliver(number, second)),
+        }
+
+
+@contextmanager
+def _own_clients() -> Iterator[None]:
+    """Both peers keep the first client of the process for ever, whatever its address."""
+
+    def forget() -> None:
+        import_module("celery_once.backends.redis").redis = None  # type: ignore[attr-defined]
+        import_module("celery_singleton.backends")._backend = None  # type: ignore[attr-defined]
+
+    forget()
+    try:
+        yield
+    finally:
+        forget()

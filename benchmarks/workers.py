@@ -1,0 +1,181 @@
+"""Real workers that stand still except while they are measured, so that many can wait for their turn."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import uuid4
+
+from benchmarks.stats import shuffled
+from benchmarks.worker_app import FINISHED, STAMP, TASK, Setup, make_app
+from example_project import tether
+
+__all__ = ["CONCURRENCY", "Worker", "executed_per_second", "sample", "standing_by"]
+
+_T = TypeVar("_T")
+
+CONCURRENCY = 2
+_PATIENCE = 60.0
+_WARM_UP_TASKS = 100
+"""Enough that each process of the pool has connected and has prepared whatever its driver prepares."""
+
+
+class Worker:
+    """A worker with prefork and :data:`CONCURRENCY` processes on a queue of its own.
+
+    Inside the ``with`` block it starts, executes some tasks to warm up, and is stopped (SIGSTOP).
+
+    Args:
+        setup: What it runs.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._queue = f"benchmark-{uuid4().hex[:8]}"
+        self._task = make_app(setup).tasks[TASK]
+        self._published = 0
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="celery-idempotent-bench-")))
+            stack.callback(self._task.app.close)
+            self._process = stack.enter_context(self._started())
+            self._publish(_WARM_UP_TASKS)
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def stand_by(self) -> None:
+        """Wait until it is warm, then stop it.
+
+        Raises:
+            RuntimeError: It does not execute.
+        """
+        self._wait()
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def publish(self, tasks: int) -> float:
+        """Publish ``tasks`` to the worker while it stands still; the seconds that this took."""
+        begin = time.monotonic()
+        self._publish(tasks)
+        return time.monotonic() - begin
+
+    def execute(self) -> list[int]:
+        """Execute what was published; when each task ended, in nanoseconds of the monotonic clock.
+
+        Raises:
+            RuntimeError: It did not end.
+        """
+        with self._going():
+            return self._wait()
+
+    def publish_and_execute(self, tasks: int) -> float:
+        """Publish ``tasks`` to the running worker; the seconds from the first publication to the last end.
+
+        Raises:
+            RuntimeError: It did not end.
+        """
+        with self._going():
+            begin = time.monotonic_ns()
+            self._publish(tasks)
+            return (self._wait()[-1] - begin) / 1e9
+
+    @contextmanager
+    def _started(self) -> Iterator[subprocess.Popen[bytes]]:
+        options = f"--pool prefork --concurrency {CONCURRENCY} --loglevel ERROR --queues {self._queue}"
+        options += " --without-gossip --without-mingle --without-heartbeat"
+        environ = {**self._setup.environ(), FINISHED: str(self._finished), "PYTHONWARNINGS": "ignore"}
+        self._finished.touch()
+        with self._log.open("wb") as log:
+            arguments = ("-A", "benchmarks.worker_app", "worker", *options.split())
+            process = tether.start("celery", *arguments, env=environ, log=log)
+            try:
+                yield process
+            finally:
+                os.killpg(process.pid, signal.SIGCONT)
+                tether.stop(process, patience=10)
+
+    @contextmanager
+    def _going(self) -> Iterator[None]:
+        os.killpg(self._process.pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def _publish(self, tasks: int) -> None:
+        first = time.time_ns()  # no earlier run on a lasting server can have used that number
+        self._due_from, self._published = self._published, self._published + tasks
+        with self._task.app.producer_or_acquire() as producer:
+            for number in range(tasks):
+                self._task.apply_async((first + number,), queue=self._queue, producer=producer)
+
+    def _wait(self) -> list[int]:
+        """When each of the tasks published last ended."""
+        begin, end = (count * STAMP.size for count in (self._due_from, self._published))
+        give_up_at = time.monotonic() + _PATIENCE
+        while (size := self._finished.stat().st_size) < end:
+            if self._process.poll() is not None or time.monotonic() > give_up_at:
+                missing = (end - size) // STAMP.size
+                log = self._log.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"the worker of {self._setup.kind} left {missing} tasks undone\n{log}")
+            time.sleep(0.01)
+        stamps: Any = STAMP.iter_unpack(self._finished.read_bytes()[begin:end])
+        return sorted(stamp for (stamp,) in stamps)
+
+    @property
+    def _finished(self) -> Path:
+        return self._folder / "finished"
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "log"
+
+
+@contextmanager
+def standing_by(setups: Mapping[str, Setup]) -> Iterator[dict[str, Worker]]:
+    """A warm worker for each of ``setups``, all of them stopped."""
+    with ExitStack() as stack:
+        workers = {name: stack.enter_context(Worker(setup)) for name, setup in setups.items()}
+        for each in workers.values():
+            each.stand_by()
+        yield workers
+
+
+def executed_per_second(ends: Sequence[int]) -> float:
+    """The rate between the first and the last end: neither publishing nor waking up is in it."""
+    return (len(ends) - 1) / ((ends[-1] - ends[0]) / 1e9)
+
+
+def sample(
+    workers: Mapping[str, Worker], measure: Callable[[Worker], _T], rounds: int, progress: Callable[[], None]
+) -> dict[str, list[_T]]:
+    """``measure`` every worker in each of ``rounds`` rounds, in an order of the round's own.
+
+    Args:
+        workers: Who takes part, by name.
+        measure: What is measured.
+        rounds: How often; a first one, to warm up, does not count.
+        progress: Called after each round.
+    """
+    found: dict[str, list[_T]] = {name: [] for name in workers}
+    for number in range(-1, rounds):
+        for name in shuffled(list(workers), number + 1):
+            value = measure(workers[name])
+            if number >= 0:
+                found[name].append(value)
+        progress()
+    return found
