@@ -1,0 +1,285 @@
+"""One task, rehearsed: all the ways in which a broker and a dying worker can treat its message.
+
+A worker's death is acted. An exception that nobody should catch unwinds the delivery, and whatever handlers
+run on its way, the store takes nothing from the dead attempt any more.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NoReturn
+from uuid import uuid4
+
+from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.record import Record, Status
+from celery_idempotent.task import IdempotentMixin
+from celery_idempotent.testing.deliveries import Deliveries, Ended, Message, WorkerDied
+from celery_idempotent.testing.stores import FakeStore
+
+__all__ = ["Rehearsal", "RehearsalStore", "Row"]
+
+_MAX_DELIVERIES = 50
+"""Of one message. A task that is still put off after so many leases will not settle."""
+
+_MEETS_WITHIN = 10.0
+"""Seconds that the first delivery waits in its body for the second one to come in or be sent away."""
+
+Kind = Literal["delivery", "lost", "death"]
+"""What a scenario is about: deliveries alone, one lost message, or the end of a worker or of its patience."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One scenario and what came of it.
+
+    Args:
+        kind: What it is about.
+        name: What was done.
+        effects: How many were seen.
+        endings: How the deliveries ended, in order.
+    """
+
+    kind: Kind
+    name: str
+    effects: int
+    endings: tuple[Ended, ...]
+
+
+Fate = Literal["request lost", "reply lost", "two answers lost", "dies before", "dies after"]
+
+_FATES: tuple[tuple[Fate, Kind, str], ...] = (
+    ("request lost", "lost", "one request is lost at"),
+    ("reply lost", "lost", "one reply is lost at"),
+    ("two answers lost", "death", "two answers are lost at"),
+    ("dies before", "death", "the worker dies before"),
+    ("dies after", "death", "the worker dies after"),
+)
+
+_WRITES = {
+    Status.IN_PROGRESS: "a write of the body",
+    Status.COMPLETED: "the completion",
+    Status.FAILED: "the failure",
+    Status.RELEASED: "the release",
+    Status.UNKNOWN: "giving up",
+}
+
+
+class RehearsalStore(FakeStore):
+    """A store that deals a fate to one write of one operation, in the thread that executes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: The operation's writes so far, by the name that people know.
+        self.writes: list[str] = []
+        self._fate: tuple[int, Fate] | None = None
+        self._thread = 0
+        self._deliveries = 0
+        self._has_claim = False
+        self._is_dead = False
+
+    def begin(self, fate: tuple[int, Fate] | None) -> None:
+        """Begin an operation; ``fate`` is for its write of that number."""
+        self.writes, self._fate, self._deliveries = [], fate, 0
+
+    @contextmanager
+    def delivering(self) -> Iterator[None]:
+        """Within the block the calling thread executes a delivery of the operation."""
+        self._thread, self._has_claim, self._is_dead = threading.get_ident(), False, False
+        self._deliveries += 1
+        try:
+            yield
+        finally:
+            self._thread, self._is_dead = 0, False
+
+    def die(self) -> NoReturn:
+        """End the delivery: nothing of it is written from now on."""
+        self._is_dead = True
+        raise WorkerDied
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.store.Store.swap`."""
+        if threading.get_ident() != self._thread:
+            return self._beside(new, expected)
+        if self._is_dead:
+            raise WorkerDied
+        number = len(self.writes)
+        self.writes.append(self._name(new))
+        fate = self._fate[1] if self._fate and self._fate[0] == number else None
+        is_repetition = self._fate == (number - 1, "two answers lost")
+        if fate == "dies before":
+            self.die()
+        if fate == "request lost" or is_repetition:
+            raise StoreUnavailable(repr(self), "swap", "the request is lost")
+        stored = super().swap(new, expected)
+        self._has_claim |= stored is not None and stored.revision == new.revision
+        if fate == "dies after":
+            self.die()
+        if fate in ("reply lost", "two answers lost"):
+            raise StoreUnavailable(repr(self), "swap", "the reply is lost")
+        return stored
+
+    def _beside(self, new: Record, expected: str | None) -> Record | None:
+        # The heartbeat's thread outlives every attempt: it must see an error that it knows.
+        if self._is_dead:
+            raise StoreUnavailable(repr(self), "swap", "the worker is dead")
+        return super().swap(new, expected)
+
+    def _name(self, new: Record) -> str:
+        name = _WRITES[new.status] if self._has_claim else "the claim"
+        if self._deliveries > 1:
+            name += f" of delivery {self._deliveries}"
+        return name if name not in self.writes else f"{name}, again"
+
+
+class Rehearsal:
+    """All scenarios of one call."""
+
+    def __init__(
+        self,
+        deliveries: Deliveries,
+        store: RehearsalStore,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        count: Callable[[], int],
+        reset: Callable[[], object],
+    ) -> None:
+        self.deliveries = deliveries
+        self.task = deliveries.task
+        self.store = store
+        self.args = args
+        self.kwargs = kwargs
+        self.count = count
+        self.reset = reset
+        policy = self.task.idempotency_policy if isinstance(self.task, IdempotentMixin) else None
+        self.lease = (policy.lease_ms + policy.grace_ms) / 1000 if policy else 0.0
+        self.redelivers = bool(
+            self.task.acks_late and (self.task.reject_on_worker_lost or self.task.retry_on_worker_lost)
+        )
+
+    def all_scenarios(self) -> list[Row]:
+        """What came of each; only the first if that says nothing about one effect."""
+        rows = [self._scenario("delivery", "delivered once", self._settled)]
+        if rows[0].effects != 1:
+            return rows
+        writes = self.store.writes
+        rows += [
+            self._scenario("delivery", "delivered twice", self._twice),
+            self._scenario("delivery", "delivered again as the body begins", self._beside("before_body")),
+            self._scenario("delivery", "delivered again as the body ends", self._beside("after_body")),
+            self._scenario("death", "the worker dies as the body begins", self._dying("before_body")),
+            self._scenario("death", "the worker dies as the body ends", self._dying("after_body")),
+        ]
+        rows += [
+            self._scenario(kind, f"{what} {write}", self._faring, (number, fate))
+            for number, write in enumerate(writes)
+            for fate, kind, what in _FATES
+        ]
+        return rows
+
+    def _scenario(
+        self, kind: Kind, name: str, act: Callable[[Message], list[Ended]], fate: tuple[int, Fate] | None = None
+    ) -> Row:
+        self.reset()
+        before = self.count()
+        self.store.begin(fate)
+        message = self.deliveries.message(f"rehearsal:{uuid4()}", *self.args, **self.kwargs)
+        endings = act(message)
+        return Row(kind, name, self.count() - before, tuple(endings))
+
+    def _twice(self, message: Message) -> list[Ended]:
+        return self._settled(message) + self._duplicate(message)
+
+    def _duplicate(self, message: Message) -> list[Ended]:
+        """Another message of the same operation, as a publisher sends it who got no answer."""
+        return self._settled(replace(message, task_id=str(uuid4())))
+
+    def _settled(self, message: Message) -> list[Ended]:
+        """Deliver until nothing is left to deliver; every time after the lease."""
+        endings: list[Ended] = []
+        waiting = [message]
+        while waiting and len(endings) < _MAX_DELIVERIES:
+            message = waiting.pop(0)
+            with self.store.delivering():
+                ended, published = self.deliveries.deliver(message)
+            endings.append(ended)
+            waiting += self._next(message, ended, published)
+            self.store.advance(self.lease if waiting else 0)
+        return endings
+
+    def _next(self, message: Message, ended: Ended, published: Sequence[Message]) -> list[Message]:
+        """What a broker delivers then."""
+        given_back = ended.how == "REJECTED" and ended.value.requeue
+        if given_back or (ended.how == "DIED" and self.redelivers):
+            return [*published, replace(message, is_redelivered=True)]
+        return list(published)
+
+    def _beside(self, moment: Literal["before_body", "after_body"]) -> Callable[[Message], list[Ended]]:
+        """While the first delivery is at ``moment``, a second one comes."""
+
+        def act(message: Message) -> list[Ended]:
+            second = _Second(self, replace(message, task_id=str(uuid4())))
+            setattr(self.deliveries, moment, second.come)
+            try:
+                ended, published = self.deliveries.deliver(message)
+            finally:
+                second.leave()
+                setattr(self.deliveries, moment, lambda: None)
+            endings = [ended, *second.endings]
+            for each in (*self._next(message, ended, published), *second.waiting):
+                self.store.advance(self.lease)
+                endings += self._settled(each)
+            return endings
+
+        return act
+
+    def _dying(self, moment: Literal["before_body", "after_body"]) -> Callable[[Message], list[Ended]]:
+        def act(message: Message) -> list[Ended]:
+            def die() -> None:
+                setattr(self.deliveries, moment, lambda: None)
+                self.store.die()
+
+            setattr(self.deliveries, moment, die)
+            return self._faring(message)
+
+        return act
+
+    def _faring(self, message: Message) -> list[Ended]:
+        """All its deliveries, and one more duplicate; but that must not make up for a message that is lost."""
+        endings = self._settled(message)
+        return endings if endings[-1].how == "DIED" else endings + self._duplicate(message)
+
+
+class _Second:
+    """The second of two deliveries at once, in a thread of its own."""
+
+    def __init__(self, rehearsal: Rehearsal, message: Message) -> None:
+        self.endings: list[Ended] = []
+        self.waiting: list[Message] = []
+        self._rehearsal = rehearsal
+        self._message = message
+        self._has_come = False
+        self._is_settled = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def come(self) -> None:
+        """Called by both at the moment of the meeting: the first waits for the second, and that for nobody."""
+        if self._has_come:
+            self._is_settled.set()  # it is the second itself: both are in the body
+            return
+        self._has_come = True
+        self._thread.start()
+        self._is_settled.wait(_MEETS_WITHIN)
+
+    def leave(self) -> None:
+        """Wait for its end."""
+        if self._has_come:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            ended, published = self._rehearsal.deliveries.deliver(self._message)
+            self.endings.append(ended)
+            self.waiting += self._rehearsal._next(self._message, ended, published)
+        finally:
+            self._is_settled.set()

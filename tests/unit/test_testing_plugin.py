@@ -1,0 +1,286 @@
+"""The pytest plugin in suites of others: present, used, unused, under xdist; each in a process of its own."""
+
+from collections.abc import Callable
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+Suite = Callable[..., pytest.RunResult]
+
+SHOP = """
+from celery import Celery
+from celery_idempotent import IdempotentTask, Policy
+
+app = Celery("shop", broker="redis://127.0.0.1:1", backend="redis://127.0.0.1:1")
+app.conf.update(task_acks_late=True, task_reject_on_worker_lost=True, idempotency_store="dynamodb://@eu-west-1/real")
+charges = {}
+outbox = []
+
+@app.task(base=IdempotentTask, bind=True, idempotent=Policy(key="order_id"))
+def charge(self, order_id, cents):
+    charges[self.attempt.effect_key("charge")] = cents
+    return "ch_1"
+
+@app.task(base=IdempotentTask, idempotent=Policy(key="address"))
+def mail(address):
+    outbox.append(address)
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> Suite:
+    """Runs a user's suite, whose warnings are errors, in a process of its own."""
+    pytester.makeini("[pytest]\nfilterwarnings = error\n")
+    pytester.makepyfile(shop=SHOP)
+
+    def run(tests: str, *options: str) -> pytest.RunResult:
+        pytester.makepyfile(test_shop=tests)
+        # What else is installed here is not the subject, and pytest-celery imports Celery in every run.
+        others = ["-p", "no:celery", "-p", "no:docker_tools", "-p", "no:cacheprovider"]
+        return pytester.runpytest_subprocess(*others, *options)
+
+    return run
+
+
+def test_unused_plugin_imports_nothing(suite: Suite) -> None:
+    """In a suite that asks for no fixture of it, the plugin is there, and neither Celery nor a driver is."""
+    result = suite(
+        """
+        import sys
+
+        def test_nothing(pytestconfig):
+            assert pytestconfig.pluginmanager.has_plugin("celery_idempotent")
+            roots = {name.partition(".")[0] for name in sys.modules}
+            assert not roots & {"celery", "kombu", "boto3", "botocore", "redis", "sqlalchemy", "celery_idempotent"}
+        """
+    )
+
+    result.assert_outcomes(passed=1)
+
+
+def test_plugin_can_be_switched_off(suite: Suite) -> None:
+    """By the name of its entry point, as every plugin."""
+    result = suite("def test_nothing(idempotency_store): ...", "-p", "no:celery_idempotent")
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*fixture 'idempotency_store' not found*"])
+
+
+def test_each_test_gets_a_store_of_its_own(suite: Suite) -> None:
+    """It stands behind the current app, is empty, sees what the task does, and is gone afterwards."""
+    result = suite(
+        """
+        import pytest
+        from shop import app, charge, charges
+
+        @pytest.mark.parametrize("run", [1, 2])
+        def test_duplicate_is_replayed(run, idempotency_store):
+            assert app.conf.idempotency_store is idempotency_store
+            assert idempotency_store.records == []
+            before = len(charges)
+            assert charge.apply(("o-1", 500)).get() == charge.apply(("o-1", 500)).get() == "ch_1"
+            assert len(charges) - before == (1 if run == 1 else 0)  # one key, whatever the store remembers
+            (record,) = idempotency_store.records
+            assert (record.key, record.status) == (charge.idempotency_key_for("o-1", 500), "COMPLETED")
+
+        def test_real_store_is_back():
+            assert app.conf.idempotency_store == "dynamodb://@eu-west-1/real"
+        """
+    )
+
+    result.assert_outcomes(passed=3)
+
+
+def test_clock_and_faults_obey(suite: Suite) -> None:
+    """Outcomes are forgotten when the test says so, and the store fails when the test says so."""
+    result = suite(
+        """
+        import pytest
+        from celery_idempotent import StoreUnavailable
+        from shop import mail, outbox
+
+        def test_outcome_is_forgotten_after_seven_days(idempotency_store):
+            mail.apply(("a@b",))
+            idempotency_store.advance(6 * 86_400)
+            mail.apply(("a@b",))
+            assert outbox == ["a@b"]
+            idempotency_store.advance(86_401)
+            mail.apply(("a@b",))
+            assert outbox == ["a@b", "a@b"]
+
+        def test_nothing_runs_in_an_outage(idempotency_store):
+            idempotency_store.faults.extend(["request lost", "request lost"])
+            with pytest.raises(StoreUnavailable):
+                mail.apply(("c@d",)).get()
+            assert "c@d" not in outbox
+        """
+    )
+
+    result.assert_outcomes(passed=2)
+
+
+def test_report_is_what_the_user_reads(suite: Suite) -> None:
+    """The table stands in pytest's output, under the user's own line, without this library's frames."""
+    result = suite(
+        """
+        from celery_idempotent.testing import assert_effect_once
+        from shop import charge, charges, mail, outbox
+
+        def test_charge():
+            assert_effect_once(charge, "o-1", 500, effects=charges)
+
+        def test_mail():
+            assert_effect_once(mail, "a@b", effects=outbox)
+        """,
+        "--show-capture=no",
+    )
+
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            ">       assert_effect_once(mail, *",
+            "E       AssertionError: the effect of shop.mail was promised exactly once; 2 of 16 scenarios broke that:",
+            "E         effects  scenario * what its deliveries returned",
+            "E       >       2  the worker dies as the body ends * died, None, None",
+            'E       [*] A worker that dies after its effect*effect_key("...")*promise="at least once"*',
+            "test_shop.py:*: AssertionError",
+        ]
+    )
+    assert "rehearsal.py" not in result.stdout.str()
+
+
+def test_app_of_celerys_own_fixture_is_found(suite: Suite) -> None:
+    """A test that uses ``celery_app`` means that app, and one that does not means the current one."""
+    result = suite(
+        """
+        from celery_idempotent.testing import FakeStore
+        from shop import app
+
+        pytest_plugins = ["celery.contrib.pytest"]
+
+        def test_celery_app(celery_app, idempotency_store):
+            assert celery_app.conf.idempotency_store is idempotency_store
+            assert app.conf.idempotency_store == "dynamodb://@eu-west-1/real"
+
+        def test_current_app(idempotency_store):
+            assert app.conf.idempotency_store is idempotency_store
+        """
+    )
+
+    result.assert_outcomes(passed=2)
+
+
+def test_app_can_be_named(suite: Suite) -> None:
+    """With several apps the suite says which one is meant."""
+    result = suite(
+        """
+        import pytest
+        from celery import Celery
+
+        ours = Celery("ours")
+        others = Celery("others")
+
+        @pytest.fixture
+        def idempotency_app():
+            return ours
+
+        def test_named_app(idempotency_store):
+            assert ours.conf.idempotency_store is idempotency_store
+            assert others.conf.get("idempotency_store") is None
+        """
+    )
+
+    result.assert_outcomes(passed=1)
+
+
+def test_missing_app_is_explained(suite: Suite) -> None:
+    """Without an app the fixture would protect nothing; it says what to do instead."""
+    result = suite("def test_nothing(idempotency_store): ...")
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*no Celery app yet. Import the module that makes yours, or*idempotency_app*"])
+
+
+def test_settings_with_a_namespace_are_covered_and_restored(suite: Suite) -> None:
+    """``CELERY_IDEMPOTENCY_STORE`` of a settings object gives way to the test's store, and comes back."""
+    result = suite(
+        """
+        from celery import Celery
+        from celery_idempotent.task import runtime_of
+
+        class Settings:
+            CELERY_IDEMPOTENCY_STORE = "memory://"
+
+        app = Celery("namespaced")
+        app.config_from_object(Settings, namespace="CELERY")
+
+        def test_inside(idempotency_store):
+            assert runtime_of(app).store is idempotency_store
+
+        def test_outside():
+            assert app.conf.idempotency_store == "memory://"
+            assert repr(runtime_of(app).store) == "memory://"
+        """
+    )
+
+    result.assert_outcomes(passed=2)
+
+
+def test_worker_thread_of_celery_uses_the_store(suite: Suite) -> None:
+    """With Celery's own ``celery_worker`` duplicates that a worker executes meet the test's store."""
+    result = suite(
+        """
+        import pytest
+        from celery_idempotent import IdempotentTask, Policy
+
+        pytest_plugins = ["celery.contrib.pytest"]
+        runs = []
+
+        @pytest.fixture(scope="session")
+        def celery_config():
+            return {"broker_url": "memory://", "result_backend": "cache+memory://", "task_acks_late": True,
+                    "task_reject_on_worker_lost": True}
+
+        @pytest.fixture(scope="session")
+        def celery_worker_parameters():
+            return {"perform_ping_check": False, "shutdown_timeout": 30}
+
+        @pytest.mark.filterwarnings("default")
+        def test_duplicates(celery_app, idempotency_store, celery_worker):
+            @celery_app.task(base=IdempotentTask, idempotent=Policy(key="order_id"))
+            def ship(order_id):
+                runs.append(order_id)
+                return "shipped"
+
+            celery_worker.reload()
+            assert [ship.delay("o-1").get(timeout=20) for _ in range(2)] == ["shipped", "shipped"]
+            assert runs == ["o-1"]
+            assert [record.status for record in idempotency_store.records] == ["COMPLETED"]
+        """
+    )
+
+    result.assert_outcomes(passed=1)
+
+
+def test_xdist_distributes_such_suites(suite: Suite) -> None:
+    """Every worker of pytest-xdist has its own store, and the same tests."""
+    result = suite(
+        """
+        import pytest
+        from celery_idempotent.testing import assert_effect_once
+        from shop import charge, charges
+
+        @pytest.mark.parametrize("n", range(4))
+        def test_charge(n, idempotency_store):
+            assert idempotency_store.records == []
+            charge.apply((f"o-{n}", 500))
+            assert len(idempotency_store.records) == 1
+            assert_effect_once(charge, f"o-{n}", 500, effects=charges)
+            assert len(idempotency_store.records) == 1
+        """,
+        "-n",
+        "2",
+    )
+
+    result.assert_outcomes(passed=4)
