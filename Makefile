@@ -66,11 +66,11 @@ evidence: $(SYSTEM)
 integration: $(SYSTEM)
 	$(BIN)/pytest tests/integration -n 2
 
-prove: $(INSTALLED)  ## attack the code: every interleaving, mutants, kills at every point, faults, peers beside it
+prove: $(SYSTEM)  ## attack the code and every store: interleavings, mutants, kills at every point, faults, peers
 	$(BIN)/python -m proof all
 
-soak: $(INSTALLED)  ## real workers under fire: make soak MINUTES=5 SEED=1
-	$(BIN)/python -m proof soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
+soak: $(SYSTEM)  ## real workers under fire: make soak MINUTES=5 SEED=1 STORE=redis
+	$(BIN)/python -m proof soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1) --store $(or $(STORE),dynamodb)
 
 bench: $(SYSTEM)  ## what it costs: each store, peers on the same Redis; one part only: make bench PART=stores
 	$(BIN)/python -m benchmarks $(PART)

@@ -1,6 +1,7 @@
 """``python -m proof``: attack the library and print one table a reader can judge."""
 
 import json
+import logging
 import signal
 import sys
 import time
@@ -19,7 +20,8 @@ from rich.table import Table
 from proof import page
 from proof.explorer import Exploration, Fault, Program, explore
 from proof.mutants import MUTANTS, PROGRAMS, judge
-from proof.table import FOLDER, Row, as_table, read, save
+from proof.table import CONTROL, FOLDER, Row, as_table, read, save
+from proof.targets import ALL, DURABLE, TARGETS, start, why_not
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -53,9 +55,22 @@ def main(context: click.Context, publish: bool) -> None:
 
     Results are kept under build/reliability unless they are to be published.
     """
+    logging.getLogger("celery_idempotent").addHandler(logging.NullHandler())  # outages are what is wanted here
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell switches off for background jobs
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     context.obj = FOLDER if publish else FOLDER.parent.parent / "build" / "reliability"
+
+
+def _stores(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option that chooses among stores; by default all."""
+    return click.option(
+        "--store",
+        "stores",
+        multiple=True,
+        default=names,
+        type=click.Choice(names),
+        help=f"Which store; may be repeated. Default: all of {', '.join(names)}.",
+    )
 
 
 def _folder() -> Path:
@@ -68,10 +83,12 @@ def _folder() -> Path:
 @click.option("--seed", default=SEED, show_default=True, help="Chooses the random faults.")
 @click.pass_context
 def everything(context: click.Context, quick: bool, seed: int) -> None:
-    """Explorer, mutants, crash sweep, faults, baselines, and the table."""
+    """Explorer, mutants, oracle, crash sweep, kills of the store, faults, baselines, and the table."""
     context.invoke(explorer, quick=quick)
     context.invoke(mutants)
-    context.invoke(sweep, tasks=200 if quick else 2_000, seed=seed)
+    context.invoke(oracle, examples=50 if quick else 500)
+    context.invoke(sweep, quick=quick, tasks=2_000, seed=seed)
+    context.invoke(durability, seconds=5.0 if quick else 30.0, seed=seed)
     context.invoke(faults, tasks=500 if quick else 5_000, seed=seed)
     if not quick:
         context.invoke(baselines, seed=seed)
@@ -103,15 +120,59 @@ def mutants() -> None:
 
 
 @main.command()
-@click.option("--tasks", default=2_000, show_default=True, help="How many tasks are attacked.")
+@_stores(ALL)
+@click.option("--examples", default=500, show_default=True, help="Runs of 30 steps in each store.")
+def oracle(stores: tuple[str, ...], examples: int) -> None:
+    """Every store beside an oracle of forty lines; stores that are broken on purpose must be noticed."""
+    from proof import broken_stores
+    from proof.flaws import STORE_FLAWS
+
+    followed: list[dict[str, object]] = []
+    judged: list[dict[str, object]] = []
+    for store in _present(stores):
+        with start(store) as site:
+            with console.status(f"{store} beside the oracle"):
+                broken_stores.follow(site.url, examples=examples)
+            followed.append({"store": TARGETS[store].label, "runs": examples, "steps": broken_stores.STEPS})
+            console.print(f"{store}: {examples} runs of {broken_stores.STEPS} steps agree with the oracle")
+            for flaw in [name for name, each in STORE_FLAWS.items() if store in each.stores]:
+                with console.status(f"{store}, broken: {flaw}"):
+                    noticed = dict(broken_stores.judge(store, site.url, flaw))
+                judged.append({"store": TARGETS[store].label, "flaw": flaw, "noticed": noticed})
+                console.print(f"{store}, broken: {flaw}: noticed by {', '.join(noticed) or 'NOBODY'}")
+    _keep("oracle", {"followed": followed, "broken stores": judged})
+    survivors = [f"{each['store']}: {each['flaw']}" for each in judged if not each["noticed"]]
+    if survivors:
+        raise click.ClickException(f"nobody noticed: {', '.join(survivors)}")
+
+
+@main.command()
+@_stores(ALL)
+@click.option("--quick", is_flag=True, help="Only single kills.")
+@click.option("--tasks", default=2_000, show_default=True, help="How many tasks are attacked in each store.")
 @click.option("--seed", default=SEED, show_default=True)
-def sweep(tasks: int, seed: int) -> None:
-    """SIGKILL at every point of an attempt, and at pairs of points."""
+def sweep(stores: tuple[str, ...], quick: bool, tasks: int, seed: int) -> None:
+    """SIGKILL at every point of an attempt, at pairs of points, and at every system call to the store."""
     from proof import crash_sweep
 
-    with _counted("crash sweep", tasks) as progress:
-        rows = crash_sweep.run(tasks, seed, progress)
-    _campaign("crash_sweep", rows)
+    for store in _present(stores):
+        with _counted(f"crash sweep, {store}", None if quick else tasks) as progress:
+            rows = crash_sweep.run(store, 0 if quick else tasks, seed, progress)
+        _campaign(f"crash_sweep_{store}", rows)
+
+
+@main.command()
+@_stores(DURABLE)
+@click.option("--seconds", default=30.0, show_default=True, help="How long each server is killed and restarted.")
+@click.option("--seed", default=SEED, show_default=True, help="Chooses the moments of the kills.")
+def durability(stores: tuple[str, ...], seconds: float, seed: int) -> None:
+    """Kill the store's server and start it again, while tasks run; and one that may forget, as a control."""
+    from proof import durability as durability_module
+
+    for store in _present(stores):
+        with _told("durability") as progress:
+            rows = durability_module.run(store, seconds=seconds, seed=seed, progress=progress)
+        _campaign(f"durability_{store}", rows)
 
 
 @main.command()
@@ -127,17 +188,27 @@ def faults(tasks: int, seed: int) -> None:
 
 
 @main.command()
-@click.option("--minutes", default=5.0, show_default=True, help="How long the fire lasts.")
+@click.option("--minutes", default=5.0, show_default=True, help="How long the fire lasts, for each store.")
 @click.option(
     "--seed", default=SEED, show_default=True, help="Chooses load and nemeses; the same again for the same seed."
 )
-def soak(minutes: float, seed: int) -> None:
+@click.option(
+    "--store",
+    "stores",
+    multiple=True,
+    default=("dynamodb",),
+    show_default=True,
+    type=click.Choice([each for each in ALL if each != "redis-cluster"]),
+    help="Which store; may be repeated. Redis, PostgreSQL and MariaDB are also killed and restarted.",
+)
+def soak(minutes: float, seed: int, stores: tuple[str, ...]) -> None:
     """Real prefork workers on an at-least-once broker, while nemeses kill, stop, skew and cut off."""
     from proof import soak as soak_module
 
-    with _told("soak") as progress:
-        rows = soak_module.run(minutes, seed, progress)
-    _campaign("soak", rows)
+    for store in _present(stores):
+        with _told(f"soak, {store}") as progress:
+            rows = soak_module.run(minutes, seed, progress, store=store)
+        _campaign(f"soak_{store}", rows)
 
 
 @main.command()
@@ -158,8 +229,25 @@ def table() -> None:
     console.print(f"written: {page.write(_folder())}")
 
 
+def _present(stores: Iterable[str]) -> Iterator[str]:
+    """Those that can be started here; one that cannot is an error, once all others had their turn."""
+    absent = []
+    for store in stores:
+        reason = why_not(store)
+        if reason is None:
+            yield store
+        else:
+            absent.append(f"{store}: {reason}")
+    if absent:
+        raise click.ClickException(f"not attacked: {'; '.join(absent)}")
+
+
 def _ours(row: Row) -> bool:
     return row.system == "celery-idempotent"
+
+
+def _has_seen_nothing(row: Row) -> bool:
+    return row.system == CONTROL and not row.violations
 
 
 def _campaign(name: str, rows: list[Row]) -> None:
@@ -168,10 +256,13 @@ def _campaign(name: str, rows: list[Row]) -> None:
     broken = [row for row in filter(_ours, rows) if row.violations or row.stuck or row.unexplained]
     if broken:
         raise click.ClickException(f"{name}: {sum(row.violations for row in broken)} violations; see the table")
+    blind = [row.store for row in filter(_has_seen_nothing, rows)]
+    if blind:
+        raise click.ClickException(f"{name}: no violation on {', '.join(blind)}, so the zeros beside it prove nothing")
 
 
 @contextmanager
-def _counted(label: str, total: int) -> Iterator[Callable[[int], None]]:
+def _counted(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     with Progress(console=console) as progress:
         task = progress.add_task(label, total=total)
         yield lambda done: progress.advance(task, done)

@@ -289,7 +289,7 @@ class _Trial:
         for row in rows:
             if row.what == "stop me" and row.order not in self._stopped and self.fleet.owns(row.pid):
                 self._stopped.add(row.order)
-                self.freezer.freeze(row.pid, STOPPED_FOR)
+                self.freezer.freeze(STOPPED_FOR, row.pid)
                 (self.settings.folder / f"go-on-{row.order}").touch()
 
     def _publish_again(self, rows: Sequence[LedgerRow]) -> None:

@@ -7,8 +7,9 @@ thing they do; every point, every pair of points, then random sequences. The sec
 After the kills come two clean deliveries past the lease. What happened is read from an append-only ledger
 without a unique constraint, and compared with what must follow from the points at which processes died.
 
-A delivery that is to die is a fork of a warm parent. Its DynamoDB client was made before the fork and had no
-connection then, so nothing is shared but memory that nobody writes.
+A delivery that is to die is a fork of a warm parent, which has the same store open, with connections of its
+own, as a worker's parent may have. A client of DynamoDB costs more than all the rest of a delivery: there it
+was made before the fork and had no connection then.
 """
 
 import gc
@@ -25,7 +26,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -39,20 +40,16 @@ from celery_idempotent.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing import StoreWrapper
-from example_project.embedded import EmbeddedAws
 from proof.flaws import FLAWS
 from proof.fleet import Progress, fan_out, job, report
 from proof.table import Row
+from proof.targets import TARGETS, start
 from proof.verdicts import CODEC, FINAL, PROMISES, Promise, Tally, Told, Verdict, operation, snapshot, tell
 
 __all__ = ["Result", "run", "sweep", "why_no_ptrace"]
 
 CAMPAIGN = "SIGKILL at every point"
 CAMPAIGN_SYSTEM_CALLS = "SIGKILL at every system call"
-
-_SYSTEM_CALLS = ("connect", "sendto", "sendmsg", "write", "recvfrom", "recvmsg")
-"""How botocore talks to the store and the body to its ledger. ``strace`` kills before the call is made, so
-dying at a receive is dying after the send and before the reply is read."""
 
 _MOST_KILLS = 4
 _POINTS = 10
@@ -409,25 +406,36 @@ class _Audit:
         return [row for row in self.rows if row["fact"] == fact]
 
 
-def _programs() -> list[tuple[Promise, bool]]:
-    return [(promise, renews) for promise in PROMISES.values() for renews in (False, True)]
+def _programs(promises: Iterable[Promise] = tuple(PROMISES.values())) -> list[tuple[Promise, bool]]:
+    return [(promise, renews) for promise in promises for renews in (False, True)]
 
 
 _Attack = Callable[[Task], bool]
 """Attacks and reports; whether all kills struck."""
 
 
-def _singles(attack: _Attack, share: int, of: int) -> None:
+def _singles(attack: _Attack, share: int, of: int, promises: Sequence[Promise]) -> None:
     """Every point, with and without a clean delivery before the lease is over."""
-    for (promise, renews), early in itertools.product(_programs(), (False, True)):
+    _kill_at_every_point(attack, share, of, itertools.product(_programs(promises), (False, True)))
+
+
+def _briefly(attack: _Attack, share: int, of: int, promises: Sequence[Promise]) -> None:
+    """Every point once under each promise: bodies that renew reach all there are."""
+    _kill_at_every_point(attack, share, of, [((promise, True), False) for promise in promises])
+
+
+def _kill_at_every_point(
+    attack: _Attack, share: int, of: int, programs: Iterable[tuple[tuple[Promise, bool], bool]]
+) -> None:
+    for (promise, renews), early in programs:
         for at in itertools.count(1 + share, of):
             if not attack(Task(promise, renews, (Kill(at),), early)):
                 break
 
 
-def _pairs(attack: _Attack, share: int, of: int) -> None:
+def _pairs(attack: _Attack, share: int, of: int, promises: Sequence[Promise]) -> None:
     """Every point of the first delivery with every point of the second, before and after the lease is over."""
-    for (promise, renews), late in itertools.product(_programs(), (True, False)):
+    for (promise, renews), late in itertools.product(_programs(promises), (True, False)):
         for first in itertools.count(1 + share, of):
             for second in itertools.count(1):
                 if not attack(Task(promise, renews, (Kill(first), Kill(second, late)))):
@@ -443,9 +451,9 @@ def _random_task(seed: int, number: int) -> Task:
     return Task(promise, renews, kills, rng.random() < 0.3)
 
 
-def _system_calls(attack: _Attack, share: int, of: int) -> None:
+def _system_calls(attack: _Attack, share: int, of: int, promises: Sequence[Promise], calls: Sequence[str]) -> None:
     """Every system call by which an attempt talks to the store or to its ledger."""
-    programs = [(promise, call) for promise in PROMISES.values() for call in _SYSTEM_CALLS]
+    programs = [(promise, call) for promise in promises for call in (*calls, "write")]
     for promise, call in programs[share::of]:
         for nth in itertools.count(1):
             if not attack(Task(promise, False, (Kill(nth, call=call),))):
@@ -488,29 +496,38 @@ def sweep(
     seed: int = 0,
     progress: Progress = lambda done: None,
     processes: int = 2,
+    target: str = "dynamodb",
     url: str | None = None,
-    store: str = "DynamoDB (MiniStack)",
     flaw: str = "none",
+    promises: Sequence[str] = tuple(PROMISES),
 ) -> Result:
     """Run one sweep.
 
     Args:
-        kind: ``"singles"``, ``"points"`` (singles, pairs, and random sequences until ``tasks`` are done) or
-            ``"system calls"``.
+        kind: ``"brief"`` (every point once), ``"singles"``, ``"points"`` (singles, pairs, and random sequences
+            until ``tasks`` are done) or ``"system calls"``.
         tasks: How many tasks; a sweep that has to be complete is completed.
         seed: Of the random sequences.
         progress: Called as tasks are done.
         processes: How many attackers.
-        url: The store to use; default: an embedded DynamoDB.
-        store: Its name in the table.
+        target: The kind of store, by its name in :data:`proof.targets.TARGETS`.
+        url: The store to use; default: a new one.
         flaw: What is broken on purpose, by its name in :data:`proof.flaws.FLAWS`.
+        promises: Which are attacked, by their names; random sequences take them all.
     """
     tally, kills, cpu, points = Tally(), 0, 0.0, Counter[str]()
     with ExitStack() as stack:
-        if url is None:
-            url = stack.enter_context(EmbeddedAws()).store_url("crash-sweep")
+        place = url or stack.enter_context(start(target)).url
         started = time.monotonic()
-        common = {"kind": kind, "tasks": tasks, "seed": seed, "url": url, "flaw": flaw}
+        common = {
+            "kind": kind,
+            "tasks": tasks,
+            "seed": seed,
+            "url": place,
+            "calls": TARGETS[target].calls,
+            "flaw": flaw,
+            "promises": promises,
+        }
         for found in fan_out("proof.crash_sweep", common, processes):
             if "promise" in found:
                 tally.add(Verdict.from_json(found))
@@ -520,21 +537,24 @@ def sweep(
                 points.update(found["points"])
         seconds = time.monotonic() - started
     campaign = CAMPAIGN_SYSTEM_CALLS if kind == "system calls" else CAMPAIGN
-    rows = tally.rows(store=store, campaign=campaign, seconds=seconds, seed=seed if kind == "points" else None)
+    store, used_seed = TARGETS[target].label, seed if kind == "points" else None
+    rows = tally.rows(store=store, campaign=campaign, seconds=seconds, seed=used_seed)
     return Result(tally, rows, kills, seconds, cpu, points)
 
 
-def run(tasks: int, seed: int, progress: Progress) -> list[Row]:
+def run(target: str, tasks: int, seed: int, progress: Progress) -> list[Row]:
     """Both sweeps; the second is left out where processes cannot be traced.
 
     Args:
-        tasks: How many tasks the first one attacks at least.
+        target: The kind of store.
+        tasks: How many tasks the first one attacks at least; none: only single kills.
         seed: Of its random sequences.
         progress: Called as tasks are done.
     """
-    rows = sweep("points", tasks=tasks, seed=seed, progress=progress).rows
+    kind = "points" if tasks else "singles"
+    rows = sweep(kind, target=target, tasks=tasks, seed=seed, progress=progress).rows
     if why_no_ptrace() is None:
-        rows += sweep("system calls", progress=progress).rows
+        rows += sweep("system calls", target=target, progress=progress).rows
     return rows
 
 
@@ -552,12 +572,15 @@ def _work(given: Mapping[str, Any]) -> None:
             return struck
 
         share, of = given["share"], given["of"]
+        promises = [PROMISES[name] for name in given["promises"]]
         if given["kind"] == "system calls":
-            _system_calls(attack, share, of)
+            _system_calls(attack, share, of, promises, given["calls"])
+        elif given["kind"] == "brief":
+            _briefly(attack, share, of, promises)
         else:
-            _singles(attack, share, of)
+            _singles(attack, share, of, promises)
         if given["kind"] == "points":
-            _pairs(attack, share, of)
+            _pairs(attack, share, of, promises)
             for number in itertools.count(share, of):
                 if done >= given["tasks"] / of:
                     break

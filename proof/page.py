@@ -41,17 +41,35 @@ Each row is a change to the production code, of a kind that was seen in a publis
 must be noticed by the explorer, the store contract or the property tests; a survivor fails the build.
 """
 
+_STORES = """
+## Every store
+
+A state machine (`proof/machine.py`) drives each store, on a real server, through claims, renewals, endings, lost
+messages, late writes and moving clocks, and compares every reply and the stored record with an oracle of forty lines
+that knows nothing of stores.
+"""
+
+_BROKEN_STORES = """
+Each row below is one of these stores with a mistake put into its own script or statements. The state machine, racing
+threads or the crash sweep must notice it; a survivor fails the build. Every store also passes the contract for stores,
+`celery_idempotent.testing.StoreContract`.
+"""
+
 _CAMPAIGNS = """
 ## Campaigns
 
-Real processes and real stores over HTTP. Effects are counted in a ledger without unique constraint.
+Real processes and real servers. Effects are counted in a ledger without unique constraint.
 
 - **Crash sweep**: SIGKILL at every point of an attempt and at pairs of points, then at every system call that talks to
-  the store, with no hook in the code. Two clean deliveries follow.
-- **Faults**: requests that fail before or after they were applied, are delayed, doubled, held and delivered late,
-  throttled or reset; each operation, each promise, then pairs and random sequences, with concurrent deliveries.
+  the store (SQLite: that writes, syncs or locks a file), with no hook in the code. Two clean deliveries follow.
+- **Store killed and restarted**: threads execute tasks while the store's server is killed by SIGKILL, again and again,
+  and started on its data. No worker dies, so any effect that is repeated was forgotten by the store. The rows called
+  *negative control* are the same campaign over a server with one setting that makes it forgetful: they must break
+  their promise. That is what the warning at the start of a worker is about.
+- **Faults**: requests to DynamoDB that fail before or after they were applied, are delayed, doubled, held and delivered
+  late, throttled or reset; each operation, each promise, then pairs and random sequences, with concurrent deliveries.
 - **Soak**: real prefork workers on SQS with a short visibility timeout and duplicates published on purpose, while
-  processes are killed and frozen, clocks are moved and the store is cut off.
+  processes are killed and frozen, clocks are moved, the store is cut off, and its server is killed and restarted.
 - **Baselines**: one load under the same kills, redeliveries and frozen workers, on other systems.
 
 "Violations" are tasks whose effects break the row's promise. The bound is the rule of three: with none in n faulted
@@ -61,9 +79,12 @@ tasks, the rate is below 3/n with 95 % confidence, for faults of these kinds on 
 _LIMITS = """
 ## What this does not show
 
-The server is an emulator, MiniStack (the store's contract and property tests also pass on DynamoDB Local): nothing
-here ran on AWS. The explorer's worlds have one effect for each delivery. MiniStack keeps its data in memory, so it was
-paused and cut off, never restarted. Power failures, and disks that lie, are the store's business.
+DynamoDB is an emulator, MiniStack (the store's contract and property tests also pass on DynamoDB Local): nothing here
+ran on AWS. It keeps its data in memory, so it was paused and cut off, never restarted. Redis is Valkey; it and the SQL
+databases ran as one server each, with `appendfsync always` and their durable defaults, so nothing here is about a
+fail-over to a replica, and the cluster of three masters was never reshaped. A server killed by SIGKILL is not a power
+failure: what the operating system holds for the disk survives it. Disks that lie are the store's business. The
+explorer's worlds have one effect for each delivery.
 """
 
 
@@ -75,6 +96,10 @@ def write(folder: Path = FOLDER) -> Path:
         _explorations(_kept(folder / "explorer.json").get("explorations", [])),
         _MUTANTS,
         _mutants(_kept(folder / "mutants.json").get("mutants", [])),
+        _STORES,
+        _followed(_kept(folder / "oracle.json").get("followed", [])),
+        _BROKEN_STORES,
+        _broken_stores(_kept(folder / "oracle.json").get("broken stores", [])),
         _CAMPAIGNS,
         as_markdown(read(folder)),
         _LIMITS,
@@ -111,6 +136,20 @@ def _mutants(found: Iterable[Mapping[str, Any]]) -> str:
     return _table(
         ("mistake", "its like was seen in", "noticed by", "as"),
         ((each["name"], each["seen in"], each["by"] or "**nobody**", each["evidence"]) for each in found),
+    )
+
+
+def _followed(found: Iterable[Mapping[str, Any]]) -> str:
+    return _table(
+        ("store", "runs", "steps of each", "differences"),
+        ((each["store"], f"{each['runs']:,}", each["steps"], 0) for each in found),
+    )
+
+
+def _broken_stores(found: Iterable[Mapping[str, Any]]) -> str:
+    return _table(
+        ("store", "mistake", "noticed by"),
+        ((each["store"], each["flaw"], ", ".join(each["noticed"]) or "**nobody**") for each in found),
     )
 
 

@@ -1,12 +1,13 @@
 """Real workers under real faults for minutes: nemeses strike, everything quiets down, the audit judges.
 
 Two prefork workers take tasks from SQS, some published twice, some longer than lease and visibility timeout.
-A seed chooses load and nemeses: SIGKILL of a pool process or of a whole worker, SIGSTOP for three leases,
-clocks set wrong by seconds and minutes in both directions, a store that refuses, a store (and broker) that
-hangs, requests and replies that get lost. When a strike lands is up to the machine, so a seed repeats what
-was tried and not every interleaving.
+A seed chooses load and nemeses: SIGKILL of a pool process, of a whole worker, or of the store's server, which
+is started again on its data; SIGSTOP for three leases; clocks set wrong by seconds and minutes in both
+directions; a store that refuses, a store and a broker that hang, requests and replies that get lost. When a
+strike lands is up to the machine, so a seed repeats what was tried and not every interleaving.
 
-Store and broker are held in memory (MiniStack), so they are stopped and cut off, never restarted.
+The broker, and DynamoDB, are held in memory (MiniStack), so they are stopped and never restarted. SQLite has no
+server: there is nobody to kill and no line to cut; instead another process keeps its file locked.
 """
 
 from __future__ import annotations
@@ -14,37 +15,40 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import shutil
 import signal
+import sqlite3
 import tempfile
+import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Literal, assert_never
+from typing import assert_never
+from urllib.parse import urlsplit
 
-import boto3
 from celery import Celery
 
 from celery_idempotent.record import Record, Status
-from celery_idempotent.stores.dynamodb import DynamoDBStore
-from example_project.embedded import REGION, EmbeddedAws
+from celery_idempotent.store import Store
+from celery_idempotent.stores import open_store
+from example_project.embedded import EmbeddedAws, Server
 from example_project.ledger import Ledger
 from example_project.ledger import Row as LedgerRow
 from example_project.queues import queue_length
 from example_project.settings import Settings
 from proof.audit import Evidence, Judgement, Nemesis, Promise, deliveries, judge, recoveries
+from proof.line import Line
 from proof.soak_fleet import POLL, Fleet, Freezer, Timeout, until
-from proof.soak_settings import LEASE, STORE_ENDPOINT, TABLE, skew_file
+from proof.soak_settings import LEASE, skew_file
 from proof.table import Row
-from tests.support.fault_proxy import FaultProxy
+from proof.targets import TARGETS, Site, start
 
-__all__ = ["Kind", "Plan", "Publication", "Strike", "plan", "run"]
+__all__ = ["STORES", "Kind", "Plan", "Publication", "Strike", "plan", "run"]
 
 WORKERS = ("soak-0", "soak-1")
 CHILDREN = 8  # enough to keep the queue short while half of them are dead, stopped or starting
@@ -92,6 +96,7 @@ class Kind(StrEnum):
     HANG = "store and broker hang"
     LOSE_REPLIES = "reply lost"
     LOSE_REQUESTS = "request lost"
+    KILL_STORE = "store killed and restarted"
 
 
 WEIGHTS = {
@@ -105,8 +110,18 @@ WEIGHTS = {
     Kind.HANG: 1,
     Kind.LOSE_REPLIES: 3,
     Kind.LOSE_REQUESTS: 1,
+    Kind.KILL_STORE: 6,
 }
 """Strikes in one round; a round is shuffled, so that short campaigns meet every kind too."""
+
+STORES: Mapping[str, frozenset[Kind]] = {
+    "dynamodb": frozenset(Kind) - {Kind.KILL_STORE},
+    "redis": frozenset(Kind),
+    "postgres": frozenset(Kind),
+    "mariadb": frozenset(Kind),
+    "sqlite": frozenset(Kind) - {Kind.KILL_STORE, Kind.REFUSE, Kind.LOSE_REPLIES, Kind.LOSE_REQUESTS},
+}
+"""By store, what can be done to it and its workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,19 +167,19 @@ class Plan:
         return {each.operation: PROMISES[each.task] for each in self.publications}
 
 
-_ENDED = {Kind.SKEW_SECONDS, Kind.SKEW_MINUTES, Kind.REFUSE}
+_ENDED = {Kind.SKEW_SECONDS, Kind.SKEW_MINUTES, Kind.REFUSE, Kind.KILL_STORE}
 """What somebody has to end."""
 
 _NAMES_KEY = {"claimed", "conflicted", "replayed", "outcome_unknown"}
 """Rows that tell an operation's key."""
 
 
-def plan(minutes: float, seed: int) -> Plan:
-    """The load and the nemeses that a seed chooses."""
+def plan(minutes: float, seed: int, store: str = "dynamodb") -> Plan:
+    """The load and the nemeses that a seed chooses for a store."""
     chance = random.Random(seed)
     return Plan(
         tuple(sorted(_publications(minutes * 60, chance), key=lambda each: each.at)),
-        tuple(_strikes(minutes * 60, chance)),
+        tuple(_strikes(minutes * 60, chance, STORES[store])),
     )
 
 
@@ -189,10 +204,10 @@ def _length(chance: random.Random) -> float:
     return round(chance.uniform(lowest, highest), 3)
 
 
-def _strikes(seconds: float, chance: random.Random) -> Iterator[Strike]:
+def _strikes(seconds: float, chance: random.Random, kinds: Collection[Kind]) -> Iterator[Strike]:
     at = 2.0
     while True:
-        round_ = [kind for kind, weight in WEIGHTS.items() for _ in range(weight)]
+        round_ = [kind for kind, weight in WEIGHTS.items() if kind in kinds for _ in range(weight)]
         chance.shuffle(round_)
         for kind in round_:
             if at >= seconds:
@@ -213,6 +228,8 @@ def _duration(kind: Kind, chance: random.Random) -> float:
             return chance.uniform(1, 8)
         case Kind.HANG:
             return chance.uniform(1, 6)
+        case Kind.KILL_STORE:
+            return chance.uniform(0, 2)
         case _:
             return 0.0
 
@@ -228,13 +245,16 @@ def _skew(kind: Kind, chance: random.Random) -> int:
             return 0
 
 
-def run(minutes: float, seed: int, progress: Progress, folder: Path | None = None) -> list[Row]:
+def run(
+    minutes: float, seed: int, progress: Progress, folder: Path | None = None, store: str = "dynamodb"
+) -> list[Row]:
     """Run one campaign: a row per promise.
 
     Args:
         minutes: How long the nemeses strike; quieting down takes one or two more.
         seed: Chooses load and nemeses.
         progress: Told how far it is, and every broken rule.
+        store: The kind of store, one of :data:`STORES`.
         folder: A new folder for ledgers and logs, which is kept; default: one that is kept only if a rule broke.
 
     Raises:
@@ -244,7 +264,7 @@ def run(minutes: float, seed: int, progress: Progress, folder: Path | None = Non
     place.mkdir(parents=True, exist_ok=True)
     keep = folder is not None
     try:
-        result = _campaign(minutes, seed, place, progress)
+        result = _campaign(minutes, seed, place, progress, store)
         for judgement in result.judgements:
             for rule in judgement.broken:
                 keep = True
@@ -260,77 +280,52 @@ def run(minutes: float, seed: int, progress: Progress, folder: Path | None = Non
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _campaign(minutes: float, seed: int, folder: Path, progress: Progress) -> _Result:
+def _campaign(minutes: float, seed: int, folder: Path, progress: Progress, store: str) -> _Result:
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        aws = stack.enter_context(_Aws())
-        store = stack.enter_context(contextlib.closing(_store(aws.endpoint)))
-        store.provision()
-        proxy = _Proxy(f"127.0.0.1:{aws.port}")
-        stack.callback(proxy.close)
+        aws = stack.enter_context(EmbeddedAws())
+        site = Site(aws.store_url("soak")) if store == "dynamodb" else stack.enter_context(start(store))
+        opened = stack.enter_context(contextlib.closing(open_store(site.url)))
+        opened.provision()
+        line = None if store == "sqlite" else stack.enter_context(contextlib.closing(_line_to(site.url)))
         freezer = Freezer()
         stack.callback(freezer.thaw)
         settings = Settings(
-            broker_url=aws.broker_url, store_url=aws.store_url(TABLE), results_url="", folder=folder, queue=QUEUE
+            broker_url=aws.broker_url,
+            store_url=_through(line, site.url) if line else site.url,
+            results_url="",
+            folder=folder,
+            queue=QUEUE,
         )
-        environ = {**settings.environ(), STORE_ENDPOINT: f"http://{proxy.address}"}
-        fleet = Fleet("proof.soak_app", WORKERS, children=CHILDREN, environ=environ, folder=folder)
+        fleet = Fleet("proof.soak_app", WORKERS, children=CHILDREN, environ=settings.environ(), folder=folder)
         stack.enter_context(fleet)
-        soak = _Soak(plan(minutes, seed), aws, store, proxy, freezer, fleet, settings, progress)
+        soak = _Soak(plan(minutes, seed, store), aws, site, opened, line, freezer, fleet, settings, progress)
         evidence = soak.run()
     return _Result(
+        store=TARGETS[store].label,
         evidence=evidence,
         judgements=judge(evidence),
-        requests=soak.requests,
-        healed=proxy.healed,
+        requests=soak.requests if line else None,
+        healed=line.healed if line else None,
         minutes=minutes,
         seconds=time.monotonic() - began,
         seed=seed,
     )
 
 
-def _store(endpoint: str) -> DynamoDBStore:
-    return DynamoDBStore(TABLE, region=REGION, endpoint_url=endpoint, session=boto3.session.Session("test", "test"))
+def _line_to(url: str) -> Line:
+    address = urlsplit(url)
+    assert address.hostname is not None
+    assert address.port is not None
+    return Line((address.hostname, address.port), r"proof\.soak_app\.(\w+)")
 
 
-class _Proxy(FaultProxy):
-    """Counts the requests of every task, and which lost replies were answered to a resend."""
-
-    def __init__(self, upstream: str) -> None:
-        self.by_task: Counter[str] = Counter()
-        self.healed: Counter[str] = Counter()
-        self._unanswered: set[str] = set()
-        super().__init__(upstream)
-
-    def verdict(self, operation: str, body: str) -> Literal["pass", "before", "after"]:
-        """See :meth:`FaultProxy.verdict`."""
-        verdict = super().verdict(operation, body)
-        task, revision = _named(body)
-        self.by_task[task] += 1
-        if verdict == "after":
-            self._unanswered.add(revision)
-        elif verdict == "pass" and revision in self._unanswered:
-            self._unanswered.discard(revision)
-            self.healed[task] += 1
-        return verdict
-
-
-_REVISION = re.compile(r'"revision": \{"S": "(\w+)"\}')
-_TASK = re.compile(r'"task": \{"S": "[\w.]*?(\w+)"\}')
-
-
-def _named(body: str) -> tuple[str, str]:
-    """The task and the revision that a write is about."""
-    task, revision = _TASK.search(body), _REVISION.search(body)
-    return task[1] if task else "", revision[1] if revision else ""
-
-
-class _Aws(EmbeddedAws):
-    @property
-    def pid(self) -> int:
-        """The server's process."""
-        assert self._process is not None
-        return self._process.pid
+def _through(line: Line, url: str) -> str:
+    """The same store, reached through the line."""
+    address = urlsplit(url)
+    host, port = line.address
+    user, at, _ = address.netloc.rpartition("@")
+    return address._replace(netloc=f"{user}{at}{host}:{port}").geturl()
 
 
 @dataclass
@@ -338,9 +333,10 @@ class _Soak:
     """One campaign while it runs."""
 
     planned: Plan
-    aws: _Aws
-    store: DynamoDBStore
-    proxy: _Proxy
+    aws: EmbeddedAws
+    site: Site
+    store: Store
+    line: Line | None
     freezer: Freezer
     fleet: Fleet
     settings: Settings
@@ -349,6 +345,7 @@ class _Soak:
     requests: Counter[str] = field(default_factory=Counter)
     _skewed: dict[str, Strike] = field(default_factory=dict)
     _refusing: dict[Strike, tuple[float, contextlib.ExitStack]] = field(default_factory=dict)
+    _dead_since: dict[Strike, float] = field(default_factory=dict)
     _killed: set[str] = field(default_factory=set)
     _shown: float = -INFINITY
 
@@ -359,7 +356,8 @@ class _Soak:
             self._play(publish)
             self._heal()
             self._drain("until the queue is empty")
-            self.requests.update(self.proxy.by_task)
+            if self.line:
+                self.requests.update(self.line.by_task)
             drained = self._records()
             self._deliver_once_more(publish)
             self._drain("after one more delivery of everything")
@@ -419,11 +417,11 @@ class _Soak:
             case Kind.STOP_CHILD:
                 pid = self._busy_child(strike)
                 if pid is not None:
-                    self.freezer.freeze(pid, strike.seconds)
+                    self.freezer.freeze(strike.seconds, pid)
                     self._note(strike.kind, strike.seconds, pids={pid})
             case Kind.STOP_WORKER:
                 worker = self._worker(strike)
-                self.freezer.freeze(-self.fleet.group(worker), strike.seconds)
+                self.freezer.freeze(strike.seconds, -self.fleet.group(worker))
                 self._note(strike.kind, strike.seconds, pids=self._pool(worker))
             case Kind.SKEW_SECONDS | Kind.SKEW_MINUTES:
                 worker = self._worker(strike)
@@ -431,16 +429,19 @@ class _Soak:
                 self._set_clock(worker, strike.skew, strike.kind)
             case Kind.REFUSE:
                 self._refusing[strike] = (time.time(), contextlib.ExitStack())
-                self._refusing[strike][1].enter_context(self.proxy.down())
+                self._refusing[strike][1].enter_context(self._line.down())
             case Kind.HANG:
-                self.freezer.freeze(self.aws.pid, strike.seconds)
-                self._note(strike.kind, strike.seconds)
+                self._hang(strike)
             case Kind.LOSE_REPLIES:
-                self.proxy.cut_reply("PutItem")
+                self._line.lose_reply()
                 self._note(strike.kind, pids=())
             case Kind.LOSE_REQUESTS:
-                self.proxy.cut_request("PutItem")
+                self._line.lose_request()
                 self._note(strike.kind, pids=())
+            case Kind.KILL_STORE:
+                if not self._dead_since:
+                    self._dead_since[strike] = time.time()
+                    self._server.kill()
             case unreachable:
                 assert_never(unreachable)
 
@@ -449,9 +450,32 @@ class _Soak:
             began, down = self._refusing.pop(strike)
             down.close()
             self.nemeses.append(Nemesis(kind=strike.kind, began=began, ended=time.time()))
+        if strike in self._dead_since:
+            self._server.revive()
+            began = self._dead_since.pop(strike)
+            self.nemeses.append(Nemesis(kind=strike.kind, began=began, ended=time.time()))
         for worker in [worker for worker, latest in self._skewed.items() if latest is strike]:
             del self._skewed[worker]
             self._set_clock(worker, 0, CLOCK_SET_BACK)
+
+    def _hang(self, strike: Strike) -> None:
+        """Stop store and broker; a store without a server hangs if somebody keeps its file locked."""
+        self.freezer.freeze(strike.seconds, *self.aws.pids)
+        if self.site.server:
+            self.freezer.freeze(strike.seconds, *self.site.server.pids)
+        elif self.line is None:
+            _keep_locked(self.site.url.removeprefix("sqlite:///"), strike.seconds)
+        self._note(strike.kind, strike.seconds)
+
+    @property
+    def _line(self) -> Line:
+        assert self.line is not None
+        return self.line
+
+    @property
+    def _server(self) -> Server:
+        assert self.site.server is not None
+        return self.site.server
 
     def _set_clock(self, worker: str, skew: int, kind: str) -> None:
         path = skew_file(self.settings.folder, worker)
@@ -534,14 +558,26 @@ class _Soak:
         return [row for name in ("ledger", "bank") for row in Ledger(self.settings.folder / f"{name}.jsonl").rows()]
 
 
+def _keep_locked(path: str, seconds: float) -> None:
+    """Hold the lock on an SQLite file for some seconds, as a backup or a person's shell does."""
+
+    def hold() -> None:
+        with contextlib.closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            time.sleep(seconds)
+
+    threading.Thread(target=hold, daemon=True).start()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Result:
     """What a campaign leaves behind, before it is a row."""
 
+    store: str
     evidence: Evidence
     judgements: Sequence[Judgement]
-    requests: Mapping[str, int]
-    healed: Mapping[str, int]
+    requests: Mapping[str, int] | None
+    healed: Mapping[str, int] | None
     minutes: float
     seconds: float
     seed: int
@@ -552,7 +588,7 @@ class _Result:
         what = Counter(row.what for row in self.evidence.rows if row.task == task)
         return Row(
             system="celery-idempotent",
-            store="DynamoDB (MiniStack)",
+            store=self.store,
             promise=PROMISES[task],
             campaign=f"{CAMPAIGNS[task]}, {self.minutes:g} min",
             tasks=len(ours),
@@ -560,7 +596,7 @@ class _Result:
             deliveries=what["delivery"],
             faults=dict(Counter(nemesis.kind for nemesis in self.evidence.nemeses)),
             takeovers=what["taken_over"],
-            healed=self.healed.get(task, 0),
+            healed=None if self.healed is None else self.healed.get(task, 0),
             effects_0=sum(not each.effects and not each.is_unknown for each in ours),
             effects_1=sum(each.effects == 1 for each in ours),
             effects_2=sum(each.effects > 1 for each in ours),
@@ -569,7 +605,7 @@ class _Result:
             stuck=sum(each.is_stuck for each in ours),
             violations=sum(bool(each.broken) for each in ours),
             recovery=self._recovery(task),
-            extra_requests=round(self.requests.get(task, 0) / len(ours) - 2, 2),
+            extra_requests=None if self.requests is None else round(self.requests.get(task, 0) / len(ours) - 2, 2),
             seconds=round(self.seconds, 1),
             seed=self.seed,
         )

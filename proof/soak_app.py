@@ -8,20 +8,20 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from typing import Any
+from typing import Any, cast
 
-import boto3
 from celery import Celery
 from celery.signals import task_failure, task_postrun, task_prerun, task_success, worker_process_init, worker_ready
 
 from celery_idempotent import IdempotentTask, Policy, signals
+from celery_idempotent.store import Store
+from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from example_project.embedded import REGION
 from example_project.gateway import Gateway
 from example_project.ledger import Ledger, Row
 from example_project.settings import Settings
 from proof.soak_fleet import WORKER_NAME
-from proof.soak_settings import BACKOFF, BACKOFF_MAX, LEASE, STORE_ENDPOINT, TABLE, skew_file
+from proof.soak_settings import BACKOFF, BACKOFF_MAX, LEASE, skew_file
 
 settings = Settings.from_environ()
 worker_name = os.environ.get(WORKER_NAME, "")
@@ -30,24 +30,30 @@ bank = Ledger(settings.folder / "bank.jsonl")
 gateway = Gateway(bank)
 
 
-def clock() -> int:
-    """The worker's clock in milliseconds, which may be wrong."""
+def skew() -> int:
+    """By how many milliseconds the worker's clock is wrong."""
     try:
-        skew = int(skew_file(settings.folder, worker_name).read_text())
+        return int(skew_file(settings.folder, worker_name).read_text())
     except FileNotFoundError:
-        skew = 0
-    return time.time_ns() // 1_000_000 + skew
+        return 0
+
+
+def store() -> Store:
+    """The store; the clock of this machine that it uses is the worker's.
+
+    DynamoDB's store uses the date, and corrects it. The others ask their servers and use the time since boot in
+    between: that is wrong, too, when a machine was asleep.
+    """
+    opened: Any = open_store(settings.store_url)
+    owner, name = (opened, "_local_clock") if isinstance(opened, DynamoDBStore) else (opened._clock, "_local")
+    right = getattr(owner, name)
+    setattr(owner, name, lambda: right() + skew())
+    return cast(Store, opened)
 
 
 app = Celery("soak")
 app.conf.update(settings.celery())
-app.conf.idempotency_store = DynamoDBStore(
-    TABLE,
-    region=REGION,
-    endpoint_url=os.environ[STORE_ENDPOINT],
-    session=boto3.session.Session("test", "test"),
-    local_clock=clock,
-)
+app.conf.idempotency_store = store()
 
 RERUN = Policy(key="operation", lease=LEASE, backoff=BACKOFF, backoff_max=BACKOFF_MAX)
 REFUSE = Policy(key="operation", lease=LEASE, backoff=BACKOFF, backoff_max=BACKOFF_MAX, on_takeover="refuse")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -110,9 +110,10 @@ class Fleet:
 
 _WAKE = """
 import contextlib, os, signal, sys, time
-time.sleep(float(sys.argv[2]))
-with contextlib.suppress(ProcessLookupError):
-    os.kill(int(sys.argv[1]), signal.SIGCONT)
+time.sleep(float(sys.argv[1]))
+for target in sys.argv[2:]:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(target), signal.SIGCONT)
 """
 
 
@@ -120,25 +121,31 @@ class Freezer:
     """Stops processes and lets them go on later, whatever becomes of this process meanwhile."""
 
     def __init__(self) -> None:
-        self._guards: list[tuple[subprocess.Popen[bytes], int]] = []
+        self._guards: list[tuple[subprocess.Popen[bytes], tuple[int, ...]]] = []
 
-    def freeze(self, target: int, seconds: float) -> None:
-        """Stop a process, or the group ``-target``, for some seconds."""
-        # A process of its own holds the timer: if this one is killed meanwhile, the target still wakes up, finds
-        # the end of file in its tether, and ends.
+    def freeze(self, seconds: float, *targets: int) -> None:
+        """Stop processes, or groups ``-target``, for some seconds."""
+        # A process of its own holds the timer: if this one is killed meanwhile, the targets still wake up, find
+        # the end of file in their tethers, and end.
         guard = subprocess.Popen(
-            [sys.executable, "-c", _WAKE, str(target), str(seconds)], start_new_session=True, stdin=subprocess.DEVNULL
+            [sys.executable, "-c", _WAKE, str(seconds), *map(str, targets)],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
         )
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(target, signal.SIGSTOP)
-        self._guards.append((guard, target))
+        _signal(targets, signal.SIGSTOP)
+        self._guards.append((guard, targets))
 
     def thaw(self) -> None:
         """Let everything go on that is still stopped."""
-        for guard, target in self._guards:
+        for guard, targets in self._guards:
             if guard.poll() is None:
                 os.killpg(guard.pid, signal.SIGKILL)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(target, signal.SIGCONT)
+                _signal(targets, signal.SIGCONT)
             guard.wait()
         self._guards.clear()
+
+
+def _signal(targets: Iterable[int], what: signal.Signals) -> None:
+    for target in targets:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(target, what)

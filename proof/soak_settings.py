@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["BACKOFF", "BACKOFF_MAX", "LEASE", "STORE_ENDPOINT", "TABLE", "skew_file"]
+__all__ = ["BACKOFF", "BACKOFF_MAX", "LEASE", "skew_file"]
 
-TABLE = "soak"
 LEASE = 3.0
 BACKOFF = 0.5
 BACKOFF_MAX = 4.0
-STORE_ENDPOINT = "SOAK_STORE_ENDPOINT"
-"""The environment variable with the address of the store as the workers see it."""
 
 
 def skew_file(folder: Path, worker: str) -> Path:

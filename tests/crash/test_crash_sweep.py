@@ -4,7 +4,9 @@ import pytest
 
 from proof.crash_sweep import Result, sweep
 from proof.table import Row
+from proof.targets import ALL
 from proof.verdicts import PROMISES
+from tests.support.stores import a_store
 
 POINTS = {
     "before the claim",
@@ -86,3 +88,24 @@ def test_effect_key_makes_it_exactly_once(swept: Result) -> None:
 def test_broken_variant_is_seen(url: str, flaw: str) -> None:
     """The same sweep over a library with one rule undone reports violations."""
     assert sweep("singles", url=url, flaw=flaw).tally.problems
+
+
+@pytest.mark.parametrize("name", [each for each in ALL if each != "dynamodb"])
+def test_every_store_survives_death_at_every_point(name: str) -> None:
+    """The same on the other stores, each point once under each promise: all points struck, and nothing broke."""
+    with a_store(name) as site:
+        found = sweep("brief", target=name, url=site.url)
+
+    assert found.tally.problems == []
+    assert [set(each.faults) for each in found.rows] == [POINTS] * len(PROMISES)
+    assert [(each.effects_0, each.stuck, each.unexplained) for each in found.rows] == [(0, 0, 0)] * len(PROMISES)
+    assert row(found, "at least once").effects_2 == 4  # at the points between the effect and its completion
+    assert row(found, "at most once").effects_2 == 0
+
+
+@pytest.mark.parametrize("name", ["redis", "postgres", "sqlite"])
+def test_store_that_claims_what_is_taken_is_seen(name: str) -> None:
+    """A mistake in a store's own script or statements breaks promises in the sweep, too."""
+    flaw = "script claims what is taken" if name == "redis" else "INSERT over what is there"
+    with a_store(name) as site:
+        assert sweep("brief", target=name, url=site.url, flaw=flaw).tally.problems

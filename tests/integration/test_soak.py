@@ -24,18 +24,24 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("store", "seconds", "seed", "operations"),
+    [("dynamodb", 40, 7, 40), ("redis", 20, 36, 20)],
+    ids=["dynamodb", "redis"],
+)
 def test_workers_under_fire_break_no_promise_and_leave_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, seconds: float, seed: int, operations: int
 ) -> None:
-    """Every operation ends as promised, whatever struck while it ran."""
+    """Every operation ends as promised, whatever struck while it ran; a store that can is killed and restarted."""
     monkeypatch.setenv(MARK, str(tmp_path))
     told: list[str] = []
-    rows = soak.run(40 / 60, 7, told.append, tmp_path / "soak")
+    rows = soak.run(seconds / 60, seed, told.append, tmp_path / "soak", store)
     broken = [line for line in told if line.startswith("BROKEN")]
     assert not broken
     assert not any(row.violations or row.stuck or row.unexplained for row in rows)
     assert {row.promise for row in rows} == {"exactly once", "at least once", "at most once"}
-    assert all(row.tasks >= 40 and row.faulted for row in rows), "a fire that hits nobody proves nothing"
+    assert all(row.tasks >= operations and row.faulted for row in rows), "a fire that hits nobody proves nothing"
+    assert rows[0].faults.get(soak.Kind.KILL_STORE, 0) >= (2 if store == "redis" else 0)
     table.save("soak", rows, tmp_path / "reliability")
     assert table.read(tmp_path / "reliability") == rows
     wait_until(lambda: not processes(tmp_path), "all processes end")
@@ -46,10 +52,10 @@ def test_what_is_frozen_stands_still_and_goes_on_by_itself(sign: int) -> None:
     """A nemesis that does nothing would make every zero in the table worthless."""
     freezer = Freezer()
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as cat:
-        freezer.freeze(sign * cat.pid, 1)
+        freezer.freeze(1, sign * cat.pid)
         wait_until(lambda: _state(cat) == "T", "it stands still")
         wait_until(lambda: _state(cat) != "T", "it goes on")
-        freezer.freeze(sign * cat.pid, 600)
+        freezer.freeze(600, sign * cat.pid)
         wait_until(lambda: _state(cat) == "T", "it stands still again")
         freezer.thaw()
         wait_until(lambda: _state(cat) != "T", "it goes on when it is told")

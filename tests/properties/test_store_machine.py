@@ -1,13 +1,17 @@
 """Every store behaves as the oracle says, step by step, whatever is lost, late or expired."""
 
-from uuid import uuid4
-
 import pytest
+from hypothesis import Phase
 
-from celery_idempotent import open_store
-from celery_idempotent.store import Store
 from celery_idempotent.stores.memory import MemoryStore
+from proof.broken_stores import follow, judge
+from proof.flaws import STORE_FLAWS
 from proof.machine import run_machine
+from proof.targets import ALL
+from tests.support.stores import a_store
+
+EXAMPLES = {"dynamodb": 25, "redis-cluster": 25}
+"""Runs of 30 steps; of the others, which answer faster, 50."""
 
 
 def test_memory_store_follows_the_oracle() -> None:
@@ -16,15 +20,27 @@ def test_memory_store_follows_the_oracle() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_dynamodb_store_follows_the_oracle(dynamodb_endpoint: str) -> None:
-    """DynamoDB over HTTP, over fewer."""
-    table = f"machine-{uuid4().hex}"
-    url = f"dynamodb://test:test@{dynamodb_endpoint.removeprefix('http://')}/{table}?region=us-east-1"
-    opened = open_store(url)
-    opened.provision()
+@pytest.mark.parametrize("name", ALL)
+def test_store_follows_the_oracle(name: str) -> None:
+    """A real server's store, over fewer."""
+    with a_store(name) as site:
+        follow(site.url, examples=EXAMPLES.get(name, 50))
 
-    def make() -> Store:
-        return opened
 
-    run_machine(make, examples=25, steps=30)
-    opened.close()
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["redis", "postgres", "mariadb", "sqlite"])
+def test_store_with_a_mistake_of_its_own_is_noticed(name: str) -> None:
+    """The oracle, races or the crash sweep see each mistake that is put into a store's script or statements."""
+    with a_store(name) as site:
+        flaws = [flaw for flaw, each in STORE_FLAWS.items() if name in each.stores]
+        assert [flaw for flaw in flaws if next(judge(name, site.url, flaw), None) is None] == []
+    assert len(flaws) >= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "flaw"), [("redis", "script replaces without comparing"), ("sqlite", "UPDATE without the revision")]
+)
+def test_oracle_itself_sees_a_missing_comparison(name: str, flaw: str) -> None:
+    """The worst mistake is found without any race: a late write of somebody who lost his lease is enough."""
+    with a_store(name) as site, pytest.raises(AssertionError):
+        follow(site.url, examples=200, flaw=flaw, phases=(Phase.generate,))

@@ -10,6 +10,7 @@ from celery_idempotent.record import Record, Status
 from example_project.ledger import Row
 from proof import soak
 from proof.audit import Evidence, Judgement, Nemesis, Promise, judge, judge_effects
+from proof.targets import DURABLE
 
 OPERATION = "o"
 PID = 7
@@ -178,9 +179,16 @@ def test_systems_without_records_are_judged_by_their_effects() -> None:
     assert [each.operation for each in judge_effects(exactly, rows) if each.broken] == ["never", "twice"]
 
 
-def test_a_seed_chooses_load_and_nemeses() -> None:
-    """The same seed, the same campaign; another seed, another one; every kind of nemesis within two minutes."""
-    assert soak.plan(2, 1) == soak.plan(2, 1)
-    assert soak.plan(2, 1) != soak.plan(2, 2)
-    assert {strike.kind for strike in soak.plan(2, 1).strikes} == set(soak.Kind)
-    assert set(soak.plan(2, 1).promises.values()) == set(Promise)
+@pytest.mark.parametrize("store", soak.STORES)
+def test_a_seed_chooses_load_and_nemeses(store: str) -> None:
+    """The same seed, the same campaign; another seed, another one; every kind that a store can meet in two minutes."""
+    assert soak.plan(2, 1, store) == soak.plan(2, 1, store)
+    assert soak.plan(2, 1, store) != soak.plan(2, 2, store)
+    assert {strike.kind for strike in soak.plan(2, 1, store).strikes} == soak.STORES[store]
+    assert set(soak.plan(2, 1, store).promises.values()) == set(Promise)
+
+
+def test_every_kind_of_nemesis_meets_some_store() -> None:
+    """No nemesis is there for nobody, and servers that can come back are killed."""
+    assert set().union(*soak.STORES.values()) == set(soak.Kind)
+    assert {name for name, kinds in soak.STORES.items() if soak.Kind.KILL_STORE in kinds} == set(DURABLE)
