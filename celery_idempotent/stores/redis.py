@@ -181,6 +181,7 @@ class RedisStore:
         """
         try:
             for key in self._ask("verify", self._keys_to_check):
+                self._ask("verify", partial(_prove_permissions, name=self._redis_key(key)))
                 self._claim_and_complete(key)
         except StoreUnavailable as error:
             if trouble_of(error.__cause__) is READ_ONLY:  # in the middle of work it may be a fail-over, which ends
@@ -384,6 +385,16 @@ def _losses(info: Mapping[str, Any], fsync: Mapping[str, Any], wait_replicas: in
             "Replicas are attached and none is waited for: a fail-over forgets what they did not have yet; "
             "add wait_replicas=1 to the URL."
         )
+
+
+def _prove_permissions(client: Client, name: bytes) -> None:
+    """Do what does nothing where there is no key: a refusal then names its command, and no check is left half done."""
+    with client.pipeline(transaction=False) as pipeline:
+        pipeline.hgetall(name)
+        pipeline.hdel(name, b"")
+        pipeline.persist(name)
+        pipeline.pexpireat(name, 1)
+        _raised(pipeline.execute(raise_on_error=False))
 
 
 def _primaries(client: Client) -> Sequence[redis.Redis]:

@@ -151,13 +151,13 @@ def _servers(scheme: str, rest: str) -> list[str]:
 
 
 def _split(scheme: str, text: str) -> SplitResult:
+    if "://" in text:
+        raise _unusable(scheme, "the servers of one URL have one scheme; several need sentinel:// or redis+cluster://")
     try:
         chunk = urlsplit(f"{scheme}://{text}")
         _ = chunk.port
     except ValueError:  # whose text would quote the password
-        raise _unusable(
-            scheme, f"host or port cannot be read; {_ESCAPE}; several servers need sentinel:// or redis+cluster://"
-        ) from None
+        raise _unusable(scheme, f"host or port cannot be read; {_ESCAPE}") from None
     if chunk.fragment or "@" in chunk.path + chunk.query:
         raise _unusable(scheme, f"there is an @ or # behind the host; {_ESCAPE}")
     return chunk

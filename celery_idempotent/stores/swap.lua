@@ -35,8 +35,8 @@ end
 -- A script that fails half way is not undone, and each command may lack its permission. So the order is:
 -- first what changes nothing that counts, then the whole record in one command.
 if is_stored then
-  redis.call('PERSIST', key) -- no expiry is left over; and what follows a write is done with memory full, too
-  redis.call('HDEL', key, '') -- no such field: only whether it is permitted
+  redis.call('HDEL', key, '') -- no such field: only whether it is permitted; what follows works with memory full, too
+  redis.call('PERSIST', key) -- no expiry is left over
 end
 
 local is_new = {}

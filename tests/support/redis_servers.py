@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from example_project.embedded import EmbeddedRedis
+from example_project.embedded.redis import DURABLE
 from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"
@@ -56,6 +59,8 @@ def a_user(server: EmbeddedRedis, rules: str) -> Iterator[str]:
 def replica_of(primary: EmbeddedRedis) -> Iterator[EmbeddedRedis]:
     """A server that has all that `primary` has, as far as it gets there."""
     with EmbeddedRedis() as replica:
+        with administrator(primary) as client:
+            client.config_set("repl-diskless-sync-delay", 0)
         with administrator(replica) as client:
             client.execute_command("REPLICAOF", HOST, primary.port)
         wait_until(lambda: is_in_sync(replica), "the replica never had the primary's data")
@@ -91,6 +96,38 @@ def paused(server: EmbeddedRedis) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@contextmanager
+def replicas_in_cluster(nodes: Sequence[EmbeddedRedis]) -> Iterator[list[EmbeddedRedis]]:
+    """For each of `nodes` a node that joins its cluster, has what it has, and can take its place."""
+    options = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+    with ExitStack() as running:
+        replicas = [running.enter_context(EmbeddedRedis(options=options)) for _ in nodes]
+        pairs = list(zip(nodes, replicas, strict=True))
+        for node, replica in pairs:
+            with administrator(node) as client:
+                client.config_set("repl-diskless-sync-delay", 0)
+            with administrator(replica) as client:
+                client.execute_command("CLUSTER MEET", HOST, node.port)
+        wait_until(lambda: all(_knows(replica, node) for node, replica in pairs), "a replica never met its primary")
+        for node, replica in pairs:
+            with administrator(replica) as client:
+                client.execute_command("CLUSTER REPLICATE", node_id(node))
+        wait_until(lambda: all(map(is_in_sync, replicas)), "a replica never had its primary's data")
+        wait_until(lambda: all(replicas_online(node) == 1 for node in nodes), "a primary never heard its replica")
+        yield replicas
+
+
+def _knows(one: EmbeddedRedis, other: EmbeddedRedis) -> bool:
+    with administrator(one) as client:
+        return node_id(other) in str(client.execute_command("CLUSTER NODES"))
+
+
+def node_id(node: EmbeddedRedis) -> str:
+    """The name of a node in its cluster."""
+    with administrator(node) as client:
+        return str(client.execute_command("CLUSTER MYID"))
+
+
 class EmbeddedSentinel(EmbeddedRedis):
     """A private sentinel that watches one primary, alone, under the name `orders`.
 
@@ -124,7 +161,7 @@ class EmbeddedSentinel(EmbeddedRedis):
     def is_ready(self) -> bool:
         """Whether the process on the port answers."""
         try:
-            with redis.Redis(port=self.port, socket_timeout=5) as client:
+            with redis.Redis(port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), 0)) as client:
                 return bool(client.ping())
         except redis.AuthenticationError:
             return True
