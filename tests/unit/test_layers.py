@@ -41,6 +41,22 @@ LAYERS: list[dict[str, set[str]]] = [
         "task": {"celery", "kombu"},
         "cli": {"celery", "click"},
     },
+    {
+        "contrib": set(),
+        "contrib.django": set(),
+        "contrib.django.store": {"celery", "django", "sqlalchemy"},
+        "contrib.django.fields": {"django"},
+        "contrib.django.operations": {"django", "sqlalchemy"},
+        "contrib.django.migrations": set(),
+        "contrib.django.migrations.0001_initial": {"django"},
+        "contrib.django.models": {"django"},
+        "contrib.django.project": {"celery", "django"},
+        "contrib.django.display": set(),
+        "contrib.django.forms": {"django"},
+        "contrib.django.checks": {"django"},
+        "contrib.django.apps": {"django"},
+        "contrib.django.admin": {"django"},
+    },
     {"": set()},
 ]
 """From the ground up: by layer its modules, and the packages beyond the standard library they may import."""

@@ -312,7 +312,8 @@ def test_store_options_are_the_stores() -> None:
 def test_store_urls_open() -> None:
     """Each documented URL opens a store, and so does one with every documented option."""
     for row in table(DOCS / "configuration.md", "URL"):
-        assert open_store(row["URL"].strip("`"))
+        if row["URL"] != "`django://default`":  # opened in tests/django, where there is a Django
+            assert open_store(row["URL"].strip("`"))
     assert open_store("dynamodb://@h:1/t?key_attr=k&sort_key_attr=s&sort_key_value=v&ttl_attr=e&region=r&secure=1")
     schemes = {row["URL"].strip("`").split(":")[0] for row in table(DOCS / "configuration.md", "URL")}
     assert {each if each in stores._BUILT_IN else each.partition("+")[0] for each in schemes} == set(stores._BUILT_IN)

@@ -1,0 +1,393 @@
+"""The admin page: look at records, release claims, and resolve outcomes that are UNKNOWN.
+
+Nothing is edited here. A verdict is given by :mod:`celery_idempotent.verdicts` on the record that the person saw,
+so a record that changed meanwhile keeps its change.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.utils import quote, unquote
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.db import connections, transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+
+from celery_idempotent import verdicts
+from celery_idempotent.contrib.django import display, project
+from celery_idempotent.contrib.django.forms import ReleaseForm, ResolveForm
+from celery_idempotent.contrib.django.models import IdempotencyRecord
+from celery_idempotent.errors import PolicyError, StoreUnavailable
+from celery_idempotent.record import Record, Status
+from celery_idempotent.store import RecordTooLarge
+
+__all__ = ["IdempotencyRecordAdmin"]
+
+_MOST_LISTED = 1_000
+"""Records behind one list. Counting further would read the whole table for a number that nobody needs."""
+
+_MOST_RELEASED = 100
+"""Claims released at once; a person has checked each of them."""
+
+_MEANINGS = {
+    Status.IN_PROGRESS: "An attempt owns the key until its lease is over.",
+    Status.COMPLETED: "The effect happened; later deliveries get the result.",
+    Status.FAILED: "The failure is the outcome; later deliveries get it.",
+    Status.RELEASED: "Given back without an outcome; the next delivery runs the task.",
+    Status.UNKNOWN: "Nobody can tell whether the effect happened. Check the receiver, then resolve it.",
+}
+
+if TYPE_CHECKING:
+    _Admin = admin.ModelAdmin[IdempotencyRecord]
+    _Paginator = Paginator[IdempotencyRecord]
+else:
+    _Admin = admin.ModelAdmin
+    _Paginator = Paginator
+
+
+class _BoundedPaginator(_Paginator):
+    @cached_property
+    def count(self) -> int:
+        listed = self.object_list
+        assert isinstance(listed, QuerySet)
+        return listed.order_by()[:_MOST_LISTED].count()
+
+
+class _RecordList(ChangeList):
+    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Any:
+        """Without what can be large and is not listed."""
+        return super().get_queryset(request, exclude_parameters).defer("result_text", "result_bytes", "steps", "error")
+
+
+class _StatusFilter(admin.SimpleListFilter):
+    title = "status"
+    parameter_name = "status"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(str(each), str(each)) for each in Status]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> QuerySet[IdempotencyRecord]:
+        return queryset.filter(status=self.value()) if self.value() else queryset
+
+
+class _TaskFilter(admin.SimpleListFilter):
+    """Offers the tasks that the app knows: asking the table for its own would read all of it."""
+
+    title = "task"
+    parameter_name = "task"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        chosen = request.GET.get(self.parameter_name)
+        return [(name, name) for name in sorted({*project.idempotent_tasks(), *([chosen] if chosen else [])})]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> QuerySet[IdempotencyRecord]:
+        return queryset.filter(task=self.value()) if self.value() else queryset
+
+
+@admin.register(IdempotencyRecord)
+class IdempotencyRecordAdmin(_Admin):
+    """Records for people: those who may view look, those who may change give verdicts, nobody edits."""
+
+    list_display = ("state", "task", "key", "attempts", "updated", "worker", "forgotten")
+    list_display_links = ("key",)
+    list_filter = (_StatusFilter, _TaskFilter)
+    search_fields = ("key", "task_id")
+    search_help_text = "A whole idempotency key, or a whole task id (which reads the whole table)."
+    # UNKNOWN first, COMPLETED last and the latest of them first: an order that the table's index has.
+    ordering = ("-status", "-expires_at")
+    paginator = _BoundedPaginator
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    list_max_show_all = 0
+    actions = ("release_selected", "resolve_selected")
+    change_list_template = "celery_idempotent/admin/record_list.html"
+    change_form_template = "celery_idempotent/admin/record.html"
+    fieldsets = (
+        (None, {"fields": ("state", "meaning", "key", "task", "task_id", "worker", "attempts", "error")}),
+        ("Outcome", {"fields": ("shown_result", "result_size", "content_type", "forgotten")}),
+        ("Steps", {"fields": ("shown_steps",)}),
+        (
+            "Claim",
+            {
+                "fields": (
+                    *("leased", "updated", "created", "takeover", "fencing_token"),
+                    *("owner", "revision", "fingerprint", "schema_version"),
+                )
+            },
+        ),
+    )
+
+    # -- what is shown
+
+    @admin.display(description="status", ordering="status")
+    def state(self, row: IdempotencyRecord) -> str:
+        """The status, and whether a lease is over."""
+        return f"{row.status}, lease over" if _lease_is_over(row) else row.status
+
+    @admin.display(description="meaning")
+    def meaning(self, row: IdempotencyRecord) -> str:
+        """What the status means for the next delivery."""
+        return _MEANINGS[Status(row.status)]
+
+    @admin.display(description="updated", ordering="updated_at")
+    def updated(self, row: IdempotencyRecord) -> str:
+        """When the record was written last."""
+        return display.utc(row.updated_at)
+
+    @admin.display(description="created")
+    def created(self, row: IdempotencyRecord) -> str:
+        """When the operation was claimed first."""
+        return display.utc(row.created_at)
+
+    @admin.display(description="lease until")
+    def leased(self, row: IdempotencyRecord) -> str:
+        """Until when others must wait, or had to."""
+        return display.utc(row.lease_until)
+
+    @admin.display(description="forgotten after", ordering="expires_at")
+    def forgotten(self, row: IdempotencyRecord) -> str | None:
+        """Until when the outcome counts; a record without an outcome is not forgotten."""
+        return None if row.expires_at is None else display.utc(row.expires_at * 1000)
+
+    @admin.display(description="result")
+    def shown_result(self, row: IdempotencyRecord) -> str:
+        """The outcome, if it is JSON."""
+        return _preformatted(display.outcome(row.record.result, row.content_type))
+
+    @admin.display(description="result size")
+    def result_size(self, row: IdempotencyRecord) -> str:
+        """How much of an outcome is kept."""
+        return f"{display.size(row.record.result)} bytes"
+
+    @admin.display(description="steps")
+    def shown_steps(self, row: IdempotencyRecord) -> str:
+        """Finished and started steps."""
+        return _preformatted(display.json_text(row.steps))
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """The list, with a warning where workers write elsewhere."""
+        context = {"elsewhere": project.why_records_are_elsewhere(), "most_listed": _MOST_LISTED}
+        return super().changelist_view(request, {**context, **(extra_context or {})})
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """All of one record, and the verdicts that it can take."""
+        row = self.get_object(request, unquote(object_id))
+        context: dict[str, Any] = {}
+        if row is not None and self.has_verdict_permission(request):
+            context = {
+                "resolve_url": _url("resolve", row.key) if row.status == Status.UNKNOWN else None,
+                "release_url": _url("release", row.key) if _lease_is_over(row) else None,
+            }
+        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyRecord]:
+        """The records of the database that workers write to."""
+        return super().get_queryset(request).using(project.store_of_admin().alias)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        """A list that leaves out what is large."""
+        return _RecordList
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord], search_term: str
+    ) -> tuple[QuerySet[IdempotencyRecord], bool]:
+        """By key, which is found at once, or else by task id."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        by_key = queryset.filter(key=term)
+        return (by_key if by_key.exists() else queryset.filter(task_id=term)), False
+
+    # -- who may do what
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Nobody: records are made by claims."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> bool:
+        """Nobody edits; who has the permission gives verdicts."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> bool:
+        """Nobody: what is forgotten can happen again."""
+        return False
+
+    def has_verdict_permission(self, request: HttpRequest) -> bool:
+        """Whether the person may release and resolve: by the model's permission to change."""
+        return super().has_change_permission(request)
+
+    # -- verdicts
+
+    def get_urls(self) -> list[URLPattern]:
+        """The pages of verdicts, before the admin's own, which take any path for a key."""
+        pages: list[tuple[str, str, Callable[..., HttpResponse]]] = [
+            ("<path:object_id>/resolve/", "resolve", self.resolve_view),
+            ("<path:object_id>/release/", "release", self.release_view),
+            ("release/", "release_many", self.release_many_view),
+        ]
+        prefix = "celery_idempotent_idempotencyrecord"
+        own = [path(route, self._verdict_view(view), name=f"{prefix}_{name}") for route, name, view in pages]
+        return [*own, *super().get_urls()]
+
+    @admin.action(description="Release selected claims whose lease is over", permissions=["verdict"])
+    def release_selected(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
+        """Ask for a confirmation to release several claims."""
+        rows = list(queryset[: _MOST_RELEASED + 1])
+        if len(rows) > _MOST_RELEASED:
+            self.message_user(request, f"Release at most {_MOST_RELEASED} at a time.", messages.ERROR)
+            return None
+        return self._release_page(request, rows)
+
+    @admin.action(description="Resolve the selected UNKNOWN outcome", permissions=["verdict"])
+    def resolve_selected(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
+        """Go to the page that resolves one outcome."""
+        rows = list(queryset[:2])
+        if len(rows) > 1:
+            self.message_user(request, "Resolve one at a time: each needs a look at its receiver.", messages.ERROR)
+            return None
+        return HttpResponseRedirect(_url("resolve", rows[0].key))
+
+    def resolve_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """The verdict on one UNKNOWN outcome."""
+        row = self.get_object(request, unquote(object_id))
+        if row is None:
+            return self._nothing_recorded(request, object_id)
+        if row.status != Status.UNKNOWN:
+            self.message_user(request, f"Only an UNKNOWN outcome is resolved; this is {row.status}.", messages.ERROR)
+            return HttpResponseRedirect(_url("change", row.key))
+        form = ResolveForm(request.POST or None, initial={"revision": row.revision})
+        if form.is_valid():
+            self._resolve(request, row, form.cleaned_data)
+            return HttpResponseRedirect(_url("change", row.key))
+        return self._page(
+            request,
+            "resolve.html",
+            "Resolve an unknown outcome",
+            record=row,
+            times={"created": self.created(row), "updated": self.updated(row)},
+            retained=display.duration(project.policy_of(row.record).retain_ms),
+            form=form,
+            back=_url("change", row.key),
+        )
+
+    def release_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Ask for a confirmation to release one claim."""
+        row = self.get_object(request, unquote(object_id))
+        if row is None:
+            return self._nothing_recorded(request, object_id)
+        return self._release_page(request, [row])
+
+    def release_many_view(self, request: HttpRequest) -> HttpResponse:
+        """Release the claims that the confirmation showed, each only if it is still what was shown."""
+        seen = dict(each.split(" ", 1)[::-1] for each in request.POST.getlist("seen")[:_MOST_RELEASED])
+        rows = list(self.get_queryset(request).filter(key__in=seen))
+        form = ReleaseForm(request.POST)
+        if not form.is_valid():
+            return self._release_page(request, rows, form)
+        for row in rows:
+            self._release(request, row, seen[row.key])
+        return HttpResponseRedirect(_url("changelist"))
+
+    def _nothing_recorded(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        self.message_user(request, f"Nothing is recorded under {unquote(object_id)}.", messages.WARNING)
+        return HttpResponseRedirect(_url("changelist"))
+
+    def _resolve(self, request: HttpRequest, row: IdempotencyRecord, given: Mapping[str, Any]) -> None:
+        store, key, revision = project.store_of_admin(), row.record.key, given["revision"]
+        if given["verdict"] == "rerun":
+            done = "resolved: it did not happen. The next delivery runs the task; if there is none, publish it again."
+            self._give(request, row, done, lambda: verdicts.rerun(store, key, seen_revision=revision))
+            return
+        codec, retain = project.runtime().codec, project.policy_of(row.record).retain_ms
+        self._give(
+            request,
+            row,
+            "resolved: it happened. Later deliveries get the result.",
+            lambda: verdicts.completed(store, codec, key, given["value"], retain=retain, seen_revision=revision),
+        )
+
+    def _release(self, request: HttpRequest, row: IdempotencyRecord, revision: str) -> None:
+        store, grace = project.store_of_admin(), project.policy_of(row.record).grace_ms
+        self._give(
+            request,
+            row,
+            "released. The next delivery runs the task; if there is none, publish it again.",
+            lambda: verdicts.release(store, row.record.key, grace=grace, seen_revision=revision),
+        )
+
+    def _give(self, request: HttpRequest, row: IdempotencyRecord, done: str, verdict: Callable[[], Record]) -> None:
+        """Give a verdict; tell the person, and the admin's log, what became of it."""
+        try:
+            verdict()
+        except PolicyError as error:
+            self.message_user(request, f"{row.key}: {error.remedy}", messages.ERROR)
+        except RecordTooLarge as error:
+            self.message_user(
+                request, f"{row.key}: nothing was written, the result is too large: {error}", messages.ERROR
+            )
+        except StoreUnavailable as error:
+            self.message_user(
+                request, f"{row.key}: it is not certain what was written; look again. {error}", messages.ERROR
+            )
+        else:
+            self.log_change(request, row, done.capitalize())
+            self.message_user(request, f"{row.key}: {done}", messages.SUCCESS)
+
+    def _release_page(
+        self, request: HttpRequest, rows: Sequence[IdempotencyRecord], form: ReleaseForm | None = None
+    ) -> HttpResponse:
+        releasable = [each for each in rows if _lease_is_over(each)]
+        return self._page(
+            request,
+            "release.html",
+            "Release claims",
+            releasable=[
+                {"record": each, "policy": project.policy_of(each.record), "updated": self.updated(each)}
+                for each in releasable
+            ],
+            others=[each for each in rows if each not in releasable],
+            now=display.utc(project.store_of_admin().now()),
+            form=form or ReleaseForm(),
+            back=_url("changelist"),
+        )
+
+    def _page(self, request: HttpRequest, template: str, title: str, **context: Any) -> HttpResponse:
+        return TemplateResponse(
+            request,
+            f"celery_idempotent/admin/{template}",
+            {**self.admin_site.each_context(request), "opts": self.opts, "title": title, **context},
+        )
+
+    def _verdict_view(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+        """``view`` for those who may give verdicts, and outside of the transactions of ATOMIC_REQUESTS."""
+
+        def guarded(request: HttpRequest, **arguments: str) -> HttpResponse:
+            if not self.has_verdict_permission(request):
+                raise PermissionDenied
+            return view(request, **arguments)
+
+        served = self.admin_site.admin_view(guarded)
+        for alias in connections:
+            served = transaction.non_atomic_requests(using=alias)(served)
+        return served
+
+
+def _lease_is_over(row: IdempotencyRecord) -> bool:
+    return row.status == Status.IN_PROGRESS and row.lease_until <= project.store_of_admin().now()
+
+
+def _url(page: str, *key: str) -> str:
+    return reverse(f"admin:celery_idempotent_idempotencyrecord_{page}", args=[quote(each) for each in key])
+
+
+def _preformatted(text: str) -> str:
+    return format_html("<pre>{}</pre>", text)

@@ -1,0 +1,49 @@
+"""Records as people read them: times in UTC, JSON laid out, everything else described and never decoded."""
+
+import json
+from datetime import UTC, datetime
+
+__all__ = ["duration", "json_text", "outcome", "size", "utc"]
+
+_MOST_CHARACTERS = 100_000
+"""Of JSON on a page; browsers get slow long before a store is full."""
+
+
+def utc(milliseconds: int) -> str:
+    """A time of a record: ``2026-11-21 02:10:33.123 UTC``.
+
+    Args:
+        milliseconds: Since the epoch.
+    """
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S}.{milliseconds % 1000:03} UTC"
+
+
+def duration(milliseconds: int) -> str:
+    """A length of time in the two largest units that say something, such as ``3 h 20 min``."""
+    seconds = milliseconds // 1000
+    units = {"d": seconds // 86_400, "h": seconds // 3_600 % 24, "min": seconds // 60 % 60, "s": seconds % 60}
+    return " ".join([f"{count} {unit}" for unit, count in units.items() if count][:2]) or "0 s"
+
+
+def json_text(text: str | bytes) -> str:
+    """JSON laid out for reading; as it is where it is none, described by its size where it is too long."""
+    if len(text) > _MOST_CHARACTERS:
+        return f"too long to show: {len(text)} bytes"
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except ValueError:
+        return repr(text)
+
+
+def size(result: str | bytes | None) -> int:
+    """Bytes of an encoded outcome."""
+    return len(result.encode() if isinstance(result, str) else result or b"")
+
+
+def outcome(result: str | bytes | None, content_type: str | None) -> str:
+    """An encoded outcome: JSON laid out; of anything else only what it is, as decoding it could run code."""
+    if result is None:
+        return "none"
+    if content_type == "application/json":
+        return json_text(result)
+    return f"not shown: {content_type or 'of unknown type'} is never decoded here"

@@ -1,0 +1,52 @@
+"""The forms in which a person gives a verdict."""
+
+import json
+from typing import Any
+
+from django import forms
+
+__all__ = ["ReleaseForm", "ResolveForm"]
+
+
+class ResolveForm(forms.Form):
+    """The verdict on one UNKNOWN outcome."""
+
+    revision = forms.CharField(widget=forms.HiddenInput)
+    verdict = forms.ChoiceField(
+        label="What the receiver says",
+        widget=forms.RadioSelect,
+        choices=[
+            ("completed", "It happened. Answer every later delivery with the result below."),
+            ("rerun", "It did not happen. The next delivery runs the task."),
+        ],
+    )
+    result = forms.CharField(
+        label="Result to replay, as JSON",
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 4, "cols": 60, "spellcheck": "false"}),
+        help_text='What the task would have returned, such as "ch_1" with its quotes; null if nobody uses it. '
+        "Only where it happened.",
+    )
+    checked = forms.BooleanField(label="I checked the receiver, and this is its truth.")
+
+    def clean(self) -> dict[str, Any]:
+        """Decode the result where there must be one."""
+        cleaned = super().clean() or self.cleaned_data
+        if cleaned.get("verdict") == "completed":
+            try:
+                cleaned["value"] = json.loads(cleaned.get("result", ""), parse_constant=_refuse_constant)
+            except ValueError:
+                self.add_error("result", 'Write JSON: "ch_1" with its quotes, 7, {"id": 7} or null.')
+        return cleaned
+
+
+class ReleaseForm(forms.Form):
+    """The confirmation before claims are given back."""
+
+    checked = forms.BooleanField(
+        label="I checked the receiver: the effects of these attempts did not happen, or may happen again."
+    )
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

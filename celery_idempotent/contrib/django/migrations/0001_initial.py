@@ -1,0 +1,53 @@
+"""The table as :mod:`celery_idempotent.stores.sql_schema` describes it, and the model that reads it."""
+
+from django.db import migrations, models
+
+from celery_idempotent.contrib.django.fields import KeyField
+from celery_idempotent.contrib.django.operations import CreateRecords
+
+
+class Migration(migrations.Migration):
+    """Database and state apart: Django's types are not exactly those of the table."""
+
+    initial = True
+
+    dependencies = ()
+
+    operations = (
+        migrations.SeparateDatabaseAndState(
+            database_operations=[CreateRecords()],
+            state_operations=[
+                migrations.CreateModel(
+                    name="IdempotencyRecord",
+                    fields=[
+                        ("key", KeyField(db_column="idempotency_key", primary_key=True, serialize=False)),
+                        ("status", models.CharField(max_length=16)),
+                        ("revision", models.TextField()),
+                        ("owner", models.TextField()),
+                        ("fencing_token", models.BigIntegerField()),
+                        ("lease_until", models.BigIntegerField()),
+                        ("fingerprint", models.TextField(null=True)),
+                        ("attempts", models.BigIntegerField()),
+                        ("takeover", models.BooleanField()),
+                        ("created_at", models.BigIntegerField()),
+                        ("updated_at", models.BigIntegerField()),
+                        ("task", models.TextField()),
+                        ("task_id", models.TextField(verbose_name="task id")),
+                        ("worker", models.TextField()),
+                        ("steps", models.TextField()),
+                        ("result_text", models.TextField(null=True)),
+                        ("result_bytes", models.BinaryField(null=True)),
+                        ("content_type", models.TextField(null=True)),
+                        ("error", models.TextField(null=True)),
+                        ("expires_at", models.BigIntegerField(null=True)),
+                        ("schema_version", models.SmallIntegerField()),
+                    ],
+                    options={
+                        "db_table": "idempotency_records",
+                        "default_permissions": ("view", "change"),
+                        "verbose_name": "idempotency record",
+                    },
+                )
+            ],
+        ),
+    )

@@ -1,0 +1,84 @@
+"""The records as a model, for reading. Whatever changes a record goes through the store's compare-and-swap."""
+
+from typing import Any, NoReturn
+
+from django.db import models
+
+from celery_idempotent.contrib.django.fields import KeyField
+from celery_idempotent.record import Record
+from celery_idempotent.stores.sql_schema import KEY, TABLE
+from celery_idempotent.stores.sql_statements import record_of
+
+__all__ = ["IdempotencyRecord"]
+
+_REFUSAL = (
+    "idempotency records are changed by compare-and-swap alone; give a verdict by celery_idempotent.verdicts, "
+    "on the admin page, or by: celery -A <your app> idempotency"
+)
+
+
+class _ReadOnlyQuerySet(models.QuerySet["IdempotencyRecord"]):
+    def update(self, **kwargs: Any) -> NoReturn:
+        raise TypeError(_REFUSAL)
+
+    def delete(self) -> NoReturn:
+        raise TypeError(_REFUSAL)
+
+    def bulk_create(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(_REFUSAL)
+
+
+class IdempotencyRecord(models.Model):
+    """One idempotency key and all that is known about it; see :class:`celery_idempotent.record.Record`."""
+
+    key = KeyField(primary_key=True, db_column=KEY)
+    status = models.CharField(max_length=16)
+    revision = models.TextField()
+    owner = models.TextField()
+    fencing_token = models.BigIntegerField()
+    lease_until = models.BigIntegerField()
+    fingerprint = models.TextField(null=True)
+    attempts = models.BigIntegerField()
+    takeover = models.BooleanField()
+    created_at = models.BigIntegerField()
+    updated_at = models.BigIntegerField()
+    task = models.TextField()
+    task_id = models.TextField("task id")
+    worker = models.TextField()
+    steps = models.TextField()
+    result_text = models.TextField(null=True)
+    result_bytes = models.BinaryField(null=True)
+    content_type = models.TextField(null=True)
+    error = models.TextField(null=True)
+    expires_at = models.BigIntegerField(null=True)
+    schema_version = models.SmallIntegerField()
+
+    objects = _ReadOnlyQuerySet.as_manager()
+
+    @property
+    def record(self) -> Record:
+        """The same as the library has it; the columns are as databases can hold them.
+
+        Raises:
+            StoreMisconfigured: A newer version of the library wrote it.
+        """
+        row = {str(each.column): getattr(self, each.attname) for each in self._meta.concrete_fields}
+        return record_of(row, store=f"django://{self._state.db}")
+
+    class Meta:
+        """Reading and giving verdicts are all that can be permitted."""
+
+        db_table = TABLE
+        default_permissions = ("view", "change")
+        verbose_name = "idempotency record"
+
+    def __str__(self) -> str:
+        return self.key
+
+    def save(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse."""
+        raise TypeError(_REFUSAL)
+
+    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse."""
+        raise TypeError(_REFUSAL)

@@ -1,0 +1,66 @@
+"""What the Celery app of a Django project says: its store, and the policies of its tasks."""
+
+from celery import current_app
+from django.db import DEFAULT_DB_ALIAS
+
+from celery_idempotent.contrib.django.store import DjangoStore
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.policy import Policy
+from celery_idempotent.record import Record
+from celery_idempotent.runtime import Runtime, runtime_of
+from celery_idempotent.task import IdempotentMixin
+
+__all__ = ["idempotent_tasks", "policy_of", "runtime", "store_of_admin", "why_records_are_elsewhere"]
+
+
+def runtime() -> Runtime:
+    """What the settings of the project's Celery app mean."""
+    return runtime_of(current_app)
+
+
+def store_of_admin() -> DjangoStore:
+    """The store of workers if it is on Django's connections, else one on the default database.
+
+    Raises:
+        PolicyError: The default database cannot hold records.
+    """
+    return _configured_store() or DjangoStore(DEFAULT_DB_ALIAS)
+
+
+def why_records_are_elsewhere() -> str | None:
+    """Why workers do not write where the admin page reads; None if they do."""
+    try:
+        store = runtime().store
+    except PolicyError as error:
+        return str(error)
+    return None if isinstance(store, DjangoStore) else f"they write to {store!r}"
+
+
+def idempotent_tasks() -> list[str]:
+    """The names of the project's idempotent tasks."""
+    _load_tasks()
+    return [name for name, task in current_app.tasks.items() if isinstance(task, IdempotentMixin)]
+
+
+def policy_of(record: Record) -> Policy:
+    """The policy of the record's task, or the app's where the project has no such task."""
+    _load_tasks()
+    return runtime().policy_of(record)
+
+
+def _load_tasks() -> None:
+    """Import the tasks that a worker knows by Celery's conventions for Django; cheap to repeat.
+
+    ``app.loader.import_default_modules()`` would set Django up again, which must not happen in a request.
+    """
+    current_app.autodiscover_tasks(force=True)
+    for module in current_app.loader.default_modules:
+        current_app.loader.import_task_module(module)
+
+
+def _configured_store() -> DjangoStore | None:
+    try:
+        store = runtime().store
+    except PolicyError:
+        return None
+    return store if isinstance(store, DjangoStore) else None

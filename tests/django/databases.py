@@ -1,0 +1,89 @@
+"""Databases of every kind as entries of DATABASES, and further ones beside those that Django was configured with."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pymysql
+from django.core.management import call_command
+from django.db import connections
+
+from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
+from example_project.embedded.server import HOST
+
+Settings = Mapping[str, Any]
+
+
+def sqlite(file: Path) -> Settings:
+    """A file."""
+    return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(file), "OPTIONS": {"timeout": 30}}
+
+
+def postgresql(server: EmbeddedPostgres) -> Settings:
+    """An empty database of its own on ``server``."""
+    name = f"shop_{uuid4().hex}"
+    with psycopg.connect(host=HOST, port=server.port, user="postgres", autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+    return on_postgresql(server.port, name)
+
+
+def on_postgresql(port: int, name: str) -> Settings:
+    """The database ``name`` on a PostgreSQL server of this machine."""
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": name,
+        "HOST": HOST,
+        "PORT": port,
+        "USER": "postgres",
+        "OPTIONS": {"connect_timeout": 2},
+    }
+
+
+def mariadb(server: EmbeddedMariaDB) -> Settings:
+    """An empty database of its own on ``server``."""
+    _teach_django_pymysql()
+    name = f"shop_{uuid4().hex}"
+    with pymysql.connect(host=HOST, port=server.port, user="root") as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    return {
+        "ENGINE": "django.db.backends.mysql",
+        "NAME": name,
+        "HOST": HOST,
+        "PORT": server.port,
+        "USER": "root",
+        "OPTIONS": {"connect_timeout": 2},
+    }
+
+
+@contextmanager
+def configured(alias: str, settings: Settings) -> Iterator[str]:
+    """A further entry of DATABASES, as if it had always been there."""
+    complete = connections.configure_settings({"default": {}, alias: dict(settings)})
+    connections.settings[alias] = complete[alias]
+    try:
+        yield alias
+    finally:
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]
+
+
+@contextmanager
+def migrated(alias: str, settings: Settings) -> Iterator[str]:
+    """The same, with all tables."""
+    with configured(alias, settings):
+        call_command("migrate", database=alias, verbosity=0)
+        yield alias
+
+
+def _teach_django_pymysql() -> None:
+    """Have Django take PyMySQL for mysqlclient, and nobody else in this process."""
+    pymysql.install_as_MySQLdb()
+    import_module("django.db.backends.mysql.base")
+    for name in [each for each in sys.modules if each.split(".")[0] in {"MySQLdb", "_mysql"}]:
+        del sys.modules[name]

@@ -1,0 +1,37 @@
+"""What the shop's workers do."""
+# mypy: allow-untyped-decorators
+
+import os
+import time
+from typing import Any
+
+from celery.contrib.django.task import DjangoTask
+
+from celery_idempotent import IdempotentMixin, Policy
+from tests.django.project.celery import app
+from tests.django.project.shop.models import Charge
+
+
+class ShopTask(IdempotentMixin, DjangoTask):
+    """Idempotent, and with Django's `delay_on_commit`."""
+
+    abstract = True
+
+
+@app.task(base=ShopTask, bind=True, shared=False, name="shop.charge", idempotent=Policy(key="order_id", retain=86_400))
+def charge(self: Any, order_id: str, seconds: float = 0) -> str:
+    """Charge once per order."""
+    time.sleep(seconds)
+    Charge.objects.create(order_id=order_id, process=os.getpid())
+    return f"charged {order_id}"
+
+
+@app.task(
+    base=ShopTask,
+    shared=False,
+    name="shop.refund",
+    idempotent=Policy(key="order_id", on_takeover="refuse", lease=30, grace=5),
+)
+def refund(order_id: str) -> str:
+    """Refund at most once per order."""
+    return f"refunded {order_id}"
