@@ -2,6 +2,7 @@
 contract that every store passes. The pytest fixtures are in ``pytest_celery_idempotent``.
 """
 
+from celery_idempotent.testing.capabilities import PurgeableContract, VerifiableContract
 from celery_idempotent.testing.clock import FakeClock
 from celery_idempotent.testing.contract import OutageContract, StoreContract
 from celery_idempotent.testing.effects import assert_effect_once
@@ -13,7 +14,9 @@ __all__ = [
     "FakeStore",
     "FaultyStore",
     "OutageContract",
+    "PurgeableContract",
     "StoreContract",
     "StoreWrapper",
+    "VerifiableContract",
     "assert_effect_once",
 ]

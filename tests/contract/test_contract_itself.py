@@ -20,7 +20,13 @@ from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import RecordTooLarge, Store
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing import OutageContract, StoreContract, StoreWrapper
+from celery_idempotent.testing import (
+    OutageContract,
+    PurgeableContract,
+    StoreContract,
+    StoreWrapper,
+    VerifiableContract,
+)
 from celery_idempotent.testing.contract import a_record
 
 
@@ -923,6 +929,119 @@ class TestRightBehaviourInAnOutage(QuickOutageContract):
         return Outage("")
 
 
+class Purges(MemoryStore):
+    """Deletes what ``chooses`` says, by way of ``deletes``."""
+
+    def __init__(self, flaw: str) -> None:
+        super().__init__()
+        self.flaw = flaw
+
+    def purge(self, limit: int) -> int:
+        now = self.now()
+        chosen = [each for each in self.scan() if self._is_chosen(each, now)][
+            : 1000 if self.flaw == "unlimited" else limit
+        ]
+        for each in chosen:
+            if self.flaw == "checks, then acts":
+                time.sleep(0.0002)
+                self._records.pop(each.key, None)
+            elif self.flaw != "idle":
+                self.delete(each.key, each.revision)
+        return {"miscounts": 0, "idle": 0, "boasts": limit}.get(self.flaw, len(chosen))
+
+    def _is_chosen(self, record: Record, now: int) -> bool:
+        if self.flaw == "every outcome":
+            return record.status in {Status.COMPLETED, Status.FAILED}
+        if self.flaw == "old ones":
+            return record.updated_at < now - 600_000 and record.expires_at is None
+        if self.flaw == "over leases":
+            return record.lease_until < now
+        if self.flaw == "seconds for milliseconds":
+            return record.expires_at is not None and record.expires_at < now
+        return record.expires_at is not None and record.expires_at * 1000 <= now
+
+
+PURGES = {
+    "every outcome": "purge_deletes_forgotten_outcomes_only",
+    "old ones": "purge_deletes_forgotten_outcomes_only",
+    "over leases": "purge_deletes_forgotten_outcomes_only",
+    "seconds for milliseconds": "purge_deletes_forgotten_outcomes_only",
+    "unlimited": "purge_keeps_to_its_limit",
+    "miscounts": "purge_keeps_to_its_limit",
+    "boasts": "purge_deletes_forgotten_outcomes_only",
+    "idle": "purge_keeps_to_its_limit",
+    "checks, then acts": "purge_lets_claims_win",
+}
+
+
+@pytest.mark.parametrize("flaw", PURGES)
+def test_wrong_purge_is_noticed(flaw: str) -> None:
+    """Purging too much, too little, without a limit, or over the head of a claim is noticed."""
+    with pytest.raises(AssertionError):
+        getattr(PurgeableContract(), f"test_{PURGES[flaw]}")(Purges(flaw))
+
+
+class TestRightPurge(PurgeableContract):
+    """The negative control."""
+
+    @pytest.fixture
+    def store(self) -> Purges:
+        return Purges("")
+
+
+class Verifies(MemoryStore):
+    """Misconfigured or not, and right about it or not."""
+
+    def __init__(self, is_usable: bool, flaw: str) -> None:
+        super().__init__()
+        self.is_usable = is_usable
+        self.flaw = flaw
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        if not self.is_usable and self.flaw != "believes it works":
+            raise StoreMisconfigured("m", "swap", "no such table")
+        return super().swap(new, expected)
+
+    def verify(self) -> None:
+        if self.flaw == "leaves a trace":
+            super().swap(a_record(), None)
+        if self.flaw == "clears up":
+            self._records.clear()
+        if self.flaw == "is not sure":
+            raise StoreUnavailable("m", "verify", "who knows")
+        if not self.is_usable and self.flaw != "looks away":
+            raise StoreMisconfigured("m", "verify", "no such table")
+
+
+@pytest.mark.parametrize(
+    ("flaw", "is_usable", "noticed_by"),
+    [
+        ("leaves a trace", True, "verify_accepts_a_working_store_and_writes_nothing"),
+        ("clears up", True, "verify_accepts_a_working_store_and_writes_nothing"),
+        ("is not sure", True, "verify_accepts_a_working_store_and_writes_nothing"),
+        ("is not sure", False, "verify_refuses_a_store_that_cannot_work"),
+        ("looks away", False, "verify_refuses_a_store_that_cannot_work"),
+        ("believes it works", False, "verify_refuses_a_store_that_cannot_work"),
+    ],
+)
+def test_wrong_check_is_noticed(flaw: str, is_usable: bool, noticed_by: str) -> None:
+    """A check that writes, that is unsure, or that lets a worker start on a store that cannot work is noticed."""
+    with pytest.raises((AssertionError, StoreUnavailable)):
+        getattr(VerifiableContract(), f"test_{noticed_by}")(Verifies(is_usable, flaw))
+
+
+class TestRightCheck(VerifiableContract):
+    """The negative control."""
+
+    @pytest.fixture
+    def store(self) -> Verifies:
+        return Verifies(True, "")
+
+    @pytest.fixture
+    def misconfigured_store(self) -> Verifies:
+        return Verifies(False, "")
+
+
 def test_every_test_of_the_contract_can_fail() -> None:
     """Each is the one that notices some mistake above; a test that nothing fails proves nothing."""
     noticing = {name for mistake in WRONG for name in mistake.noticed_by} | {
@@ -933,3 +1052,6 @@ def test_every_test_of_the_contract_can_fail() -> None:
     assert noticing == {name.removeprefix("test_") for name in dir(StoreContract) if name.startswith("test_")}
     in_an_outage = {name.removeprefix("test_") for name in dir(OutageContract) if name.startswith("test_")}
     assert in_an_outage == {*IN_AN_OUTAGE, "closing_without_a_server_is_harmless"}
+    assert set(PURGES.values()) == {
+        name.removeprefix("test_") for name in dir(PurgeableContract) if name.startswith("test_")
+    }

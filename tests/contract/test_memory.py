@@ -3,10 +3,10 @@
 import pytest
 
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing import StoreContract
+from celery_idempotent.testing import PurgeableContract, StoreContract
 
 
-class TestMemoryStore(StoreContract):
+class TestMemoryStore(StoreContract, PurgeableContract):
     """The whole contract, within one process."""
 
     shared_by_processes = False

@@ -1,0 +1,126 @@
+"""The contracts of what a store may offer beyond :class:`~celery_idempotent.store.Store`; each beside its own protocol.
+
+A store that offers a capability gets a second subclass, with the same fixture ``store``.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.record import Record, Status
+from celery_idempotent.store import Purgeable, Store, Verifiable
+from celery_idempotent.testing.contract import a_record, a_rival
+from celery_idempotent.testing.parallel import race
+
+__all__ = ["PurgeableContract", "VerifiableContract"]
+
+_ROUNDS = 10
+
+
+class _PurgeableStore(Store, Purgeable, Protocol):
+    pass
+
+
+class _VerifiableStore(Store, Verifiable, Protocol):
+    pass
+
+
+class PurgeableContract:
+    """Tests of :class:`~celery_idempotent.store.Purgeable`; needs a fixture ``store`` that gives a provisioned one."""
+
+    def test_purge_deletes_forgotten_outcomes_only(self, store: _PurgeableStore) -> None:
+        """Outcomes past their expiry go; others stay, as does whatever has no expiry, its lease long over."""
+        seconds = store.now() // 1000
+        forgotten = [_outcome(store, status, seconds - 5) for status in (Status.COMPLETED, Status.FAILED)]
+        kept = [_outcome(store, status, seconds + 600) for status in (Status.COMPLETED, Status.FAILED)]
+        kept += [_written(store, replace(a_record(), status=status, lease_until=1, updated_at=1)) for status in Status]
+
+        _purge_all(store)
+
+        assert [store.get(each.key) for each in forgotten] == [None, None]
+        assert [store.get(each.key) for each in kept] == kept
+
+    def test_purge_keeps_to_its_limit(self, store: _PurgeableStore) -> None:
+        """A batch is no larger than was asked, and what it reports is what it deleted."""
+        forgotten = [_outcome(store, Status.COMPLETED, store.now() // 1000 - 5) for _ in range(7)]
+
+        while remaining := sum(store.get(each.key) is not None for each in forgotten):
+            deleted = store.purge(2)
+            still_there = sum(store.get(each.key) is not None for each in forgotten)
+            assert 0 <= remaining - still_there <= deleted <= 2
+            assert deleted > 0, "nobody else writes, and yet nothing is deleted"
+
+        assert isinstance(store.purge(1), int)
+
+    def test_purge_lets_claims_win(self, store: _PurgeableStore) -> None:
+        """A forgotten outcome that is claimed again while it is being purged is a claim, and stays."""
+        for _ in range(_ROUNDS):
+            forgotten = [_outcome(store, Status.COMPLETED, store.now() // 1000 - 5) for _ in range(8)]
+            claims = [a_rival(each) for each in forgotten]
+            calls: list[Callable[[], Any]] = [partial(store.purge, 100)] * 2
+            calls += [partial(_claim, store, *each) for each in zip(forgotten, claims, strict=True)]
+
+            race(calls)
+            _purge_all(store)
+
+            assert [store.get(each.key) for each in claims] == claims
+
+
+class VerifiableContract:
+    """Tests of :class:`~celery_idempotent.store.Verifiable`; needs fixtures ``store`` and ``misconfigured_store``.
+
+    The second is one that cannot work until somebody changes something: without its table, for instance, or
+    without the permission to write.
+    """
+
+    def test_verify_accepts_a_working_store_and_writes_nothing(self, store: _VerifiableStore) -> None:
+        """A worker may start; the check leaves no trace, however often it is made."""
+        record = _written(store, a_record())
+        before = {each.key for each in store.scan()}
+
+        for _ in range(3):
+            store.verify()
+
+        assert {each.key for each in store.scan()} <= before
+        assert store.get(record.key) == record
+
+    def test_verify_refuses_a_store_that_cannot_work(self, misconfigured_store: _VerifiableStore) -> None:
+        """A worker does not start, and is told what a claim would be told."""
+        for ask in (misconfigured_store.verify, partial(misconfigured_store.swap, a_record(), None)):
+            assert isinstance(_error_of(ask), StoreMisconfigured)
+
+
+def _outcome(store: Store, status: Status, expires_at: int) -> Record:
+    return _written(store, replace(a_record(), status=status, result="1", expires_at=expires_at))
+
+
+def _written(store: Store, record: Record) -> Record:
+    assert store.swap(record, None) == record
+    return record
+
+
+def _claim(store: Store, forgotten: Record, claim: Record) -> None:
+    """As a delivery claims a key whose outcome is forgotten: expecting what it saw, or nothing."""
+    for expected in (None, forgotten.revision, None):
+        stored = store.swap(claim, expected)
+        if stored == claim:
+            return
+    raise AssertionError(f"neither the outcome nor its absence could be replaced; there is {stored}")
+
+
+def _purge_all(store: _PurgeableStore) -> None:
+    for _ in range(1000):
+        deleted = store.purge(1000)
+        assert 0 <= deleted <= 1000
+        if not deleted:
+            return
+    raise AssertionError("a thousand purges, and every one of them deleted something")
+
+
+def _error_of(call: Callable[[], object]) -> object:
+    try:
+        return call()
+    except StoreUnavailable as error:
+        return error
