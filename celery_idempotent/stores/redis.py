@@ -328,8 +328,8 @@ class RedisStore:
     def _drop_idle_connections(self) -> None:
         # A primary that was demoted keeps its connections. A new connection finds its successor behind the name.
         client = self._clients.get(os.getpid())
-        if isinstance(client, redis.Redis):
-            client.connection_pool.disconnect(inuse_connections=False)
+        for server in _primaries(client) if client is not None else ():
+            server.connection_pool.disconnect(inuse_connections=False)
 
     def _warn_of_losses(self) -> None:
         losses: set[str] = set()
