@@ -1,8 +1,7 @@
 """Stores, opened from a URL in the shape Celery users know."""
 
-from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -39,7 +38,8 @@ def open_store(url: str | Store) -> Store:
             ``celery_idempotent.stores``, which must be a callable that takes the URL.
 
     Raises:
-        PolicyError: Unknown scheme, missing driver or unusable URL; the message names the remedy.
+        PolicyError: Unknown scheme, missing driver, unusable URL, or an entry point that gives no store; the
+            message names the remedy.
     """
     if not isinstance(url, str):
         return url
@@ -49,7 +49,7 @@ def open_store(url: str | Store) -> Store:
         return _open_built_in(url, *built_in)
     registered = {each.name: each for each in entry_points(group="celery_idempotent.stores")}
     if scheme in registered:
-        return cast(Callable[[str], Store], registered[scheme].load())(url)
+        return _open_registered(url, registered[scheme])
     known = ", ".join(sorted({*_BUILT_IN, *registered}))
     raise PolicyError("idempotency_store", f"'{scheme}://...'", f"no store has this scheme; there are: {known}")
 
@@ -64,3 +64,22 @@ def _open_built_in(url: str, module: str, name: str, extra: str | None) -> Store
             f'{error.name} is not installed; run: pip install "celery-idempotent[{extra}]"',
         ) from error
     return cast(Store, store.from_url(url))
+
+
+def _open_registered(url: str, entry_point: EntryPoint) -> Store:
+    def unusable(why: str) -> PolicyError:
+        package = entry_point.dist.name if entry_point.dist else "its package"
+        registration = f"entry point {entry_point.name} = {entry_point.value} of {package}"
+        return PolicyError("idempotency_store", f"'{entry_point.name}://...'", f"{registration}: {why}")
+
+    try:
+        opener = entry_point.load()
+    except Exception as error:  # the import runs code of somebody else
+        raise unusable(f"it cannot be loaded: {error!r}; repair or uninstall the package") from error
+    if not callable(opener):
+        raise unusable(f"it is {opener!r}; it must be a callable that takes the URL")
+    store = opener(url)
+    missing = [name for name in vars(Store) if not name.startswith("_") and not callable(getattr(store, name, None))]
+    if missing:
+        raise unusable(f"it returned a {type(store).__name__}, which is no store; it lacks {', '.join(missing)}")
+    return cast(Store, store)
