@@ -16,7 +16,7 @@ from benchmarks.report import Goal, Grid, Section, ratio
 from benchmarks.stats import ratios, spread
 from benchmarks.wire import Tap, trips_during
 from benchmarks.worker_app import TASK, Kind, Setup, make_app
-from benchmarks.workers import CONCURRENCY, Worker, executed_per_second, sample, standing_by
+from benchmarks.workers import CONCURRENCY, Worker, sample, standing_by
 from celery_idempotent.stores import open_store
 from example_project.embedded import EmbeddedRedis
 
@@ -29,6 +29,7 @@ IN_MEMORY = ("--save", "", "--appendonly", "no")
 
 _WITH_RESULTS = f"{Kind.ONCE}, result backend"
 
+_ORDER = (Kind.PLAIN, Kind.ONCE, _WITH_RESULTS, Kind.SINGLETON, Kind.IDEMPOTENT)
 _LOCKING = (Kind.ONCE, Kind.SINGLETON, Kind.IDEMPOTENT)
 
 
@@ -48,12 +49,19 @@ _Steps = Mapping[str, _Step]
 
 
 @dataclass(frozen=True, slots=True)
-class _Rates:
-    """Tasks per second in one round of one contender."""
+class _Round:
+    """One round of one contender: tasks per second, and microseconds of CPU time per task."""
 
     published: float
     executed: float
     end_to_end: float
+    publish_cpu: float
+    execute_cpu: float
+
+    @property
+    def cpu(self) -> float:
+        """Of publishing and execution together."""
+        return self.publish_cpu + self.execute_cpu
 
 
 def measure(rounds: int, progress: Callable[[], None]) -> Section:
@@ -62,7 +70,7 @@ def measure(rounds: int, progress: Callable[[], None]) -> Section:
         open_store(redis.url).provision()
         steps = {kind: _steps(kind, redis) for kind in _LOCKING}
         with standing_by(_setups(redis.url)) as workers:
-            rates = sample(workers, _rates, rounds, progress)
+            rates = sample(workers, _round, rounds, progress)
     return Section(
         "6. Peers on the same Redis",
         f"One Valkey, nothing written to disk, is broker, lock server and store. Every task has a key of its own. "
@@ -71,17 +79,18 @@ def measure(rounds: int, progress: Callable[[], None]) -> Section:
         f"is published and unlock when it ends; the library does nothing at publishing and claims and completes at "
         f"execution. So three rates: `publish` {_TASKS} tasks while the worker stands still; `execute` them; and "
         f"`end to end`, publishing {_TASKS} to the running worker until the last one has ended, which is the one "
-        "that compares like with like. celery-once: `default_timeout` of 1 h as in its README. celery-singleton: "
+        "that compares like with like. CPU is user and system time of the publisher, and of all processes of the "
+        "worker. celery-once: `default_timeout` of 1 h as in its README. celery-singleton: "
         "`lock_expiry` of 60 s, as without one a dead worker's lock stays for ever. Neither keeps a result: with "
         "Celery's result backend on the same Redis celery-once is the row below it, though its duplicates do not "
         "get that result. Neither takes over from a dead worker before its timeout, renews its lock, or fences "
         "(see ../comparison.md).",
-        [_steps_grid(steps), _rates_grid(rates)],
+        [_steps_grid(steps), _rates_grid(rates), _ratios_grid(rates)],
         list(_goals(steps, rates)),
         {
             "steps": {kind: {step: asdict(each) for step, each in found.items()} for kind, found in steps.items()},
-            "rates_per_s": {
-                name: {each: asdict(spread(_values(found, each))) for each in _RATES} for name, found in rates.items()
+            "rounds": {
+                name: {each: asdict(spread(_values(found, each))) for each in _COLUMNS} for name, found in rates.items()
             },
         },
     )
@@ -95,33 +104,52 @@ def _setups(url: str) -> dict[str, Setup]:
     }
 
 
-def _rates(worker: Worker) -> _Rates:
-    return _Rates(
-        published=_TASKS / worker.publish(_TASKS),
-        executed=executed_per_second(worker.execute()),
-        end_to_end=_TASKS / worker.publish_and_execute(_TASKS),
+def _round(worker: Worker) -> _Round:
+    published, executed = worker.publish(_TASKS), worker.execute()
+    return _Round(
+        published.per_second,
+        executed.per_second,
+        worker.publish_and_execute(_TASKS),
+        published.cpu_us,
+        executed.cpu_us,
     )
 
 
-_RATES = ("published", "executed", "end_to_end")
+_COLUMNS = {
+    "published": "publish/s",
+    "executed": "execute/s",
+    "end_to_end": "end to end/s",
+    "publish_cpu": "publish, CPU us",
+    "execute_cpu": "execute, CPU us",
+}
 
 
-def _values(found: Sequence[_Rates], rate: str) -> list[float]:
-    return [getattr(each, rate) for each in found]
+def _values(rounds: Sequence[_Round], column: str) -> list[float]:
+    return [getattr(each, column) for each in rounds]
 
 
-def _rates_grid(rates: Mapping[str, Sequence[_Rates]]) -> Grid:
+def _rates_grid(rates: Mapping[str, Sequence[_Round]]) -> Grid:
     def row(name: str) -> tuple[str, ...]:
-        medians = (f"{spread(_values(rates[name], each)).median:.0f}" for each in _RATES)
-        compared = (_compared(rates, name, Kind.ONCE, each) for each in ("executed", "end_to_end"))
-        return (name, *medians, *compared)
+        medians = (f"{spread(_values(rates[name], each)).median:,.0f}" for each in _COLUMNS)
+        return (name, *medians)
 
-    columns = ("", "publish/s", "execute/s", "end to end/s", "execute, to celery-once", "end to end, to celery-once")
-    order = (Kind.PLAIN, Kind.ONCE, _WITH_RESULTS, Kind.SINGLETON, Kind.IDEMPOTENT)
-    return Grid("Empty tasks per second, medians", columns, [row(name) for name in order])
+    return Grid(
+        "Empty tasks per second, and CPU time per task; medians", ("", *_COLUMNS.values()), list(map(row, _ORDER))
+    )
 
 
-def _compared(rates: Mapping[str, Sequence[_Rates]], name: str, other: str, rate: str) -> str:
+def _ratios_grid(rates: Mapping[str, Sequence[_Round]]) -> Grid:
+    def row(name: str) -> tuple[str, ...]:
+        return (name, *(_compared(rates, name, Kind.ONCE, each) for each in ("executed", "end_to_end", "cpu")))
+
+    return Grid(
+        "To celery-once: of pairs, median [p25-p75]",
+        ("", "execute/s", "end to end/s", "CPU us, publish and execute"),
+        list(map(row, _ORDER)),
+    )
+
+
+def _compared(rates: Mapping[str, Sequence[_Round]], name: str, other: str, rate: str) -> str:
     return "1" if name == other else ratio(ratios(_values(rates[name], rate), _values(rates[other], rate)))
 
 
@@ -130,7 +158,7 @@ def _steps_grid(steps: Mapping[Kind, _Steps]) -> Grid:
     return Grid("Requests to the Redis beyond the broker's, counted on the wire", ("", *_LOCKING), rows)
 
 
-def _goals(steps: Mapping[Kind, _Steps], rates: Mapping[str, Sequence[_Rates]]) -> Iterator[Goal]:
+def _goals(steps: Mapping[Kind, _Steps], rates: Mapping[str, Sequence[_Round]]) -> Iterator[Goal]:
     ours, theirs = (
         sum(len(steps[kind][step].requests) for step in (_PUBLISH, _EXECUTE)) for kind in (Kind.IDEMPOTENT, Kind.ONCE)
     )

@@ -18,7 +18,7 @@ from benchmarks.places import Place, places
 from benchmarks.report import Goal, Grid, Section, ratio
 from benchmarks.stats import Spread, ratios, shuffled, spread
 from benchmarks.worker_app import Kind, Setup
-from benchmarks.workers import CONCURRENCY, Worker, executed_per_second, sample, standing_by
+from benchmarks.workers import CONCURRENCY, Rate, Worker, sample, standing_by
 from celery_idempotent.stores import open_store
 from example_project.embedded import EmbeddedRedis
 
@@ -61,7 +61,7 @@ def measure(servers: Servers, cpu_rounds: int, worker_rounds: int, progress: Cal
         costs = _costs(_contenders(found), cpu_rounds, progress)
         broker = stack.enter_context(EmbeddedRedis(options=IN_MEMORY))
         workers = stack.enter_context(standing_by(_setups(found, broker.url)))
-        rates = sample(workers, _executed_per_second, worker_rounds, progress)
+        rates = sample(workers, _executed, worker_rounds, progress)
     return Section(
         "5. Stores",
         "Each store on an embedded server of its own, with durable writes: Redis is Valkey with `appendfsync "
@@ -84,7 +84,8 @@ def measure(servers: Servers, cpu_rounds: int, worker_rounds: int, progress: Cal
             "paths": paths,
             "cpu_us": {call: {name: asdict(_cpu(each)) for name, each in costs[call].items()} for call in costs},
             "wall_us": {call: {name: asdict(_wall(each)) for name, each in costs[call].items()} for call in costs},
-            "executed_per_s": {name: asdict(spread(each)) for name, each in rates.items()},
+            "executed_per_s": {name: asdict(spread(_per_second(each))) for name, each in rates.items()},
+            "worker_cpu_us_per_task": {name: asdict(spread(_cpu_us(each))) for name, each in rates.items()},
         },
     )
 
@@ -185,19 +186,37 @@ def _setups(found: Sequence[Place], broker: str) -> dict[str, Setup]:
     return {_NO_STORE: Setup(Kind.PLAIN, broker), **stores}
 
 
-def _executed_per_second(worker: Worker) -> float:
+def _executed(worker: Worker) -> Rate:
     worker.publish(_TASKS)
-    return executed_per_second(worker.execute())
+    return worker.execute()
 
 
-def _rates_grid(rates: Mapping[str, Sequence[float]]) -> Grid:
-    plain = rates[_NO_STORE]
+def _per_second(rates: Sequence[Rate]) -> list[float]:
+    return [each.per_second for each in rates]
+
+
+def _cpu_us(rates: Sequence[Rate]) -> list[float]:
+    return [each.cpu_us for each in rates]
+
+
+def _rates_grid(rates: Mapping[str, Sequence[Rate]]) -> Grid:
+    plain, plain_cpu = _per_second(rates[_NO_STORE]), _cpu_us(rates[_NO_STORE])
 
     def row(name: str) -> tuple[str, ...]:
-        own = rates[name]
-        added = spread([1000 / one - 1000 / other for one, other in zip(own, plain, strict=True)])
-        compared = ("1", "0") if name == _NO_STORE else (ratio(ratios(own, plain)), f"{added.median:.2f}")
-        return (name, f"{spread(own).median:.0f}", *compared)
+        own, cpu = _per_second(rates[name]), _cpu_us(rates[name])
+        cells = (name, f"{spread(own).median:.0f}", f"{spread(cpu).median:,.0f}")
+        if name == _NO_STORE:
+            return (*cells, "1", "0", "0")
+        later = spread([1000 / one - 1000 / other for one, other in zip(own, plain, strict=True)])
+        added = spread([one - other for one, other in zip(cpu, plain_cpu, strict=True)])
+        return (*cells, ratio(ratios(own, plain)), f"{later.median:.2f}", f"{added.median:,.0f}")
 
-    columns = ("Store", "tasks/s", "to plain Celery", "added per task, ms")
-    return Grid("A worker on each store: empty tasks per second, medians", columns, [row(name) for name in rates])
+    columns = (
+        "Store",
+        "tasks/s",
+        "worker's CPU per task, us",
+        "tasks/s to plain Celery",
+        "added per task, ms",
+        "added CPU, us",
+    )
+    return Grid("A worker on each store: empty tasks, medians", columns, [row(name) for name in rates])

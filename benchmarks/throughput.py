@@ -9,7 +9,7 @@ from benchmarks.environment import Servers
 from benchmarks.report import Grid, Section, ratio
 from benchmarks.stats import ratios, spread
 from benchmarks.worker_app import Kind, Setup
-from benchmarks.workers import CONCURRENCY, Worker, executed_per_second, sample, standing_by
+from benchmarks.workers import CONCURRENCY, Worker, sample, standing_by
 from celery_idempotent.stores import open_store
 
 __all__ = ["measure"]
@@ -52,4 +52,4 @@ def measure(servers: Servers, rounds: int, progress: Callable[[], None]) -> Sect
 
 def _executed_per_second(worker: Worker) -> float:
     worker.publish(_TASKS)
-    return executed_per_second(worker.execute())
+    return worker.execute().per_second

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -18,7 +19,7 @@ from benchmarks.stats import shuffled
 from benchmarks.worker_app import FINISHED, STAMP, TASK, Setup, make_app
 from example_project import tether
 
-__all__ = ["CONCURRENCY", "Worker", "executed_per_second", "sample", "standing_by"]
+__all__ = ["CONCURRENCY", "Rate", "Worker", "sample", "standing_by"]
 
 _T = TypeVar("_T")
 
@@ -26,6 +27,14 @@ CONCURRENCY = 2
 _PATIENCE = 60.0
 _WARM_UP_TASKS = 100
 """Enough that each process of the pool has connected and has prepared whatever its driver prepares."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tasks per second, and microseconds of user and system time per task of the processes that did it."""
+
+    per_second: float
+    cpu_us: float
 
 
 class Worker:
@@ -64,26 +73,30 @@ class Worker:
         Raises:
             RuntimeError: It does not execute.
         """
-        self._wait()
+        self.wait()
         os.killpg(self._process.pid, signal.SIGSTOP)
 
-    def publish(self, tasks: int) -> float:
-        """Publish ``tasks`` to the worker while it stands still; the seconds that this took."""
-        begin = time.monotonic()
+    def publish(self, tasks: int) -> Rate:
+        """Publish ``tasks`` to the worker while it stands still."""
+        begin, cpu = time.monotonic(), time.process_time()
         self._publish(tasks)
-        return time.monotonic() - begin
+        return Rate(tasks / (time.monotonic() - begin), (time.process_time() - cpu) * 1e6 / tasks)
 
-    def execute(self) -> list[int]:
-        """Execute what was published; when each task ended, in nanoseconds of the monotonic clock.
+    def execute(self) -> Rate:
+        """Execute what was published; the rate is that between the first end and the last.
+
+        So neither publishing nor waking up is in it.
 
         Raises:
             RuntimeError: It did not end.
         """
+        cpu = self._cpu_ns()
         with self._going():
-            return self._wait()
+            ends = self.wait()
+        return Rate((len(ends) - 1) / ((ends[-1] - ends[0]) / 1e9), (self._cpu_ns() - cpu) / 1000 / len(ends))
 
     def publish_and_execute(self, tasks: int) -> float:
-        """Publish ``tasks`` to the running worker; the seconds from the first publication to the last end.
+        """Publish ``tasks`` to the running worker; how many per second, from the first publication to the last end.
 
         Raises:
             RuntimeError: It did not end.
@@ -91,7 +104,7 @@ class Worker:
         with self._going():
             begin = time.monotonic_ns()
             self._publish(tasks)
-            return (self._wait()[-1] - begin) / 1e9
+            return tasks / ((self.wait()[-1] - begin) / 1e9)
 
     @contextmanager
     def _started(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -123,8 +136,12 @@ class Worker:
             for number in range(tasks):
                 self._task.apply_async((first + number,), queue=self._queue, producer=producer)
 
-    def _wait(self) -> list[int]:
-        """When each of the tasks published last ended."""
+    def wait(self) -> list[int]:
+        """When each of the tasks published last ended, in nanoseconds of the monotonic clock, in order.
+
+        Raises:
+            RuntimeError: They did not, in a minute.
+        """
         begin, end = (count * STAMP.size for count in (self._due_from, self._published))
         give_up_at = time.monotonic() + _PATIENCE
         while (size := self._finished.stat().st_size) < end:
@@ -135,6 +152,12 @@ class Worker:
             time.sleep(0.01)
         stamps: Any = STAMP.iter_unpack(self._finished.read_bytes()[begin:end])
         return sorted(stamp for (stamp,) in stamps)
+
+    def _cpu_ns(self) -> int:
+        """User and system time that all processes of the worker have used."""
+        main = self._process.pid
+        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        return sum(time.clock_gettime_ns(_cpu_clock(int(each))) for each in (str(main), *children))
 
     @property
     def _finished(self) -> Path:
@@ -155,9 +178,9 @@ def standing_by(setups: Mapping[str, Setup]) -> Iterator[dict[str, Worker]]:
         yield workers
 
 
-def executed_per_second(ends: Sequence[int]) -> float:
-    """The rate between the first and the last end: neither publishing nor waking up is in it."""
-    return (len(ends) - 1) / ((ends[-1] - ends[0]) / 1e9)
+def _cpu_clock(pid: int) -> int:
+    """What clock_getcpuclockid(3) gives for another process on Linux: its complement, and what kind of clock."""
+    return ~pid << 3 | 2
 
 
 def sample(

@@ -23,10 +23,13 @@ def test_worker_waits_for_its_turn_and_executes_everything(kind: Kind, redis_ser
     with standing_by({"it": setup}) as workers:
         workers["it"].publish(TASKS)
         published_at = time.monotonic_ns()
-        ends = workers["it"].execute()
+        rate = workers["it"].execute()
+        ends = workers["it"].wait()
         assert len(ends) == TASKS
         assert ends == sorted(ends)
         assert ends[0] > published_at
+        assert rate.per_second == pytest.approx((TASKS - 1) / ((ends[-1] - ends[0]) / 1e9))
+        assert rate.cpu_us > 0
         assert workers["it"].publish_and_execute(TASKS) > 0
 
 
