@@ -22,15 +22,17 @@ from sqlalchemy import URL, Connection, Engine, Executable, MetaData, Table, ins
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, DDLElement
 
-from celery_idempotent.errors import IdempotencyWarning, PolicyError
+from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import RecordTooLarge
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.sql_drivers import (
+    OTHER_TABLE,
     already_exists,
     cause_of,
     connectable,
     explained,
+    gave_way,
     is_dead,
     is_duplicate,
     new_engine,
@@ -55,6 +57,10 @@ _TIMEOUT = 5.0
 
 _POOL_SIZE = 64
 """At least the concurrency of any sane threaded worker, with its heartbeat."""
+
+_TRIES = 10
+"""How often a statement is sent that the database undoes for another's sake: a deadlock on MySQL, where several
+deliveries claim a key in the moment of its deletion. Each time, somebody else has got on."""
 
 _LONGEST_NAME = 50
 """Characters; PostgreSQL cuts names at 63 bytes, and the name of the index has some more."""
@@ -199,12 +205,10 @@ class SQLStore:
 
         Warns of settings under which the server forgets what it has acknowledged.
         """
-        probe = _probe()
         with self._connected("verify") as connection:
             execute = partial(self._execute, connection, "verify")
             execute(text("BEGIN"), {})
-            self._statements.swap(execute, probe, None)
-            self._statements.swap(execute, replace(probe, revision="2"), probe.revision)
+            self._try_out(execute)
             execute(text("ROLLBACK"), {})
             losses = self._settings_that_lose(execute)
         if losses:
@@ -241,6 +245,19 @@ class SQLStore:
         if engine is not None and self._given is None:
             engine.dispose()
 
+    def _try_out(self, execute: Execute) -> None:
+        """Claim, claim what must be another key, claim again, go on: a table made by hand may not tell them apart."""
+        first = _probe()
+        for new, expected, shall_win in (
+            (first, None, True),
+            (replace(first, key=first.key.upper(), revision="2"), None, True),
+            (replace(first, revision="3"), None, False),
+            (replace(first, revision="4"), first.revision, True),
+        ):
+            stored = self._statements.swap(execute, new, expected)
+            if (stored is not None and stored.revision == new.revision) is not shall_win:
+                raise StoreMisconfigured(repr(self), "verify", f"{OTHER_TABLE} (its key is not compared byte by byte)")
+
     def _missing(self, connection: Connection) -> Sequence[DDLElement]:
         try:
             inspector, name, schema = inspect(connection), self.table.name, self.table.schema
@@ -262,8 +279,15 @@ class SQLStore:
         """Executes each statement alone, on whichever connection is free."""
 
         def ask(statement: Executable, parameters: Parameters) -> Reply:
-            with self._connected(operation) as connection:
-                return self._execute(connection, operation, statement, parameters)
+            tries = 0
+            while True:
+                tries += 1
+                try:
+                    with self._connected(operation) as connection:
+                        return self._execute(connection, operation, statement, parameters)
+                except StoreUnavailable as error:
+                    if tries == _TRIES or not gave_way(error.__cause__):
+                        raise
 
         return ask
 

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from psycopg import Connection as PsycopgConnection
 
 __all__ = [
+    "OTHER_TABLE",
     "already_exists",
     "cause_of",
     "connectable",
     "explained",
+    "gave_way",
     "is_dead",
     "is_duplicate",
     "new_engine",
@@ -137,18 +139,22 @@ def new_engine(url: URL, *, timeout: float, pool_size: int) -> Engine:
 
 
 def _libpq(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-    seconds, milliseconds = math.ceil(timeout), round(timeout * 1000)
+    seconds = math.ceil(timeout)
     ours = {
         "connect_timeout": seconds,
         # A server that has vanished acknowledges nothing.
-        "tcp_user_timeout": milliseconds,
+        "tcp_user_timeout": round(timeout * 1000),
         "keepalives_idle": seconds,
         "keepalives_interval": 1,
         "application_name": "celery-idempotent",
     }
-    given = query.get("options", "")
-    options = f"-c statement_timeout={milliseconds} -c default_transaction_isolation=read\\ committed {given}"
-    return {**{name: value for name, value in ours.items() if name not in query}, "options": options.strip()}
+    ours = {name: value for name, value in ours.items() if name not in query}
+    return {**ours, "options": f"{_options(timeout)} {query.get('options', '')}".strip()}
+
+
+def _options(timeout: float) -> str:
+    """Settings of a session, sent with the request to connect, so that they cost no round trip."""
+    return f"-c statement_timeout={round(timeout * 1000)} -c default_transaction_isolation=read\\ committed"
 
 
 def _psycopg(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
@@ -157,11 +163,8 @@ def _psycopg(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
 
 
 def _pg8000(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-    startup = {
-        "statement_timeout": str(round(timeout * 1000)),
-        "default_transaction_isolation": "read committed",
-    }
-    return {"timeout": timeout + 1, "application_name": "celery-idempotent", "startup_params": startup}
+    ours = {"application_name": "celery-idempotent", "startup_params": {"options": _options(timeout)}}
+    return {"timeout": timeout + 1, **{name: value for name, value in ours.items() if name not in query}}
 
 
 def _mysql(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
@@ -263,8 +266,8 @@ def is_dead(dbapi_connection: Any) -> bool:
     return any(events & ~select.POLLIN for _, events in poll.poll(0))
 
 
-_SOCKETS = ("_sock", "_usock")
-"""Where PyMySQL and pg8000 keep their socket."""
+_SOCKETS = ("_usock", "_sock")
+"""Where pg8000 and PyMySQL keep their socket; another `_sock` of pg8000 is a file around it."""
 
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 """Linux tells it apart from data that has come."""
@@ -302,6 +305,11 @@ def is_duplicate(error: Exception) -> bool:
     return _code(cause_of(error)) == "1062"
 
 
+def gave_way(error: BaseException | None) -> bool:
+    """Whether the database undid a statement because it could not go together with others: it may be tried again."""
+    return error is not None and _code(error) in _GAVE_WAY
+
+
 def already_exists(error: Exception) -> bool:
     """Whether a table or index was there already, or was made by somebody else in the same moment."""
     error = cause_of(error)
@@ -311,8 +319,15 @@ def already_exists(error: Exception) -> bool:
 _AT_LEISURE = {"verify", "provision"}
 _READ_ONLY = {"25006", "1290", "1792", "1836"}
 _TOO_LARGE = {"22001", "54000", "1118", "1153", "1406", "SQLITE_TOOBIG"}
+_GAVE_WAY = {"1213", "40001", "40P01"}
 _ALREADY_EXISTS = {"42P07", "23505", "1050", "1061"}
 """PostgreSQL reports the loser of two CREATEs in the same moment by a duplicate in its catalogue (23505)."""
+
+OTHER_TABLE = (
+    "the table is not the one that this prints: celery -A <your app> idempotency ddl; "
+    "change it, or take another by the option table"
+)
+"""What is wrong with a table that others made."""
 
 _REMEDIES = [
     (
@@ -323,12 +338,11 @@ _REMEDIES = [
     (
         {"42703", "42804", "42P10", "23502", "1054", "1364"},
         re.compile("no such column|has no column named|does not match any PRIMARY KEY"),
-        "the table is not the one that this prints: celery -A <your app> idempotency ddl; "
-        "migrate it, or take another by ?table=",
+        OTHER_TABLE,
     ),
     (
         {"3F000", "3D000", "1049"},
-        re.compile('^.*database "[^"]*" does not exist'),
+        re.compile('database "[^"]*" does not exist'),
         "there is no such database or schema",
     ),
     (
@@ -338,13 +352,18 @@ _REMEDIES = [
     ),
     (
         {"28P01", "28000", "1045", "1698"},
-        re.compile("authentication failed|no password supplied|no pg_hba.conf entry"),
+        re.compile('authentication failed|no password supplied|no pg_hba.conf entry|role "[^"]*" does not exist'),
         "the server does not let this user in",
     ),
     (
         set(),
         re.compile("unexpected keyword argument|invalid connection option|invalid URI query|invalid dsn"),
         "the driver does not know an option in the query of the URL",
+    ),
+    (
+        set(),
+        re.compile("unsupported startup parameter"),
+        "a pooler keeps settings from the server; tell PgBouncer: ignore_startup_parameters = options",
     ),
     ({"SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_CORRUPT"}, None, "the file cannot be used as a database"),
 ]
@@ -358,7 +377,8 @@ def _code(error: BaseException) -> str:
     if isinstance(first, dict):
         return str(first.get("C"))  # pg8000
     names = ("sqlstate", "pgcode", "sqlite_errorname")  # psycopg, psycopg2, sqlite3
-    return next((code for name in names if (code := getattr(error, name, None))), "")
+    code = next((found for name in names if (found := getattr(error, name, None))), "")
+    return "_".join(code.split("_")[:2])  # SQLITE_READONLY_DIRECTORY is a kind of SQLITE_READONLY
 
 
 def _reason(error: BaseException) -> str:

@@ -1,54 +1,170 @@
-"""The contract on PostgreSQL, MariaDB and SQLite, and what only SQL databases can get wrong."""
+"""The contract on PostgreSQL, MariaDB and SQLite, through every driver's own ways to fail."""
 
+import gc
+import socket
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
+from typing import ClassVar
 
 import pytest
+from sqlalchemy import Engine, create_engine
 
-from celery_idempotent.store import Store
-from celery_idempotent.stores import open_store
+from celery_idempotent.store import Purgeable, Store, Verifiable
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.testing import StoreContract
+from celery_idempotent.testing import OutageContract, StoreContract
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
-
-
-def opened(url: str) -> SQLStore:
-    store = open_store(url)
-    assert isinstance(store, SQLStore)
-    return store
+from tests.support.sql_databases import Database
 
 
 class _Contract(StoreContract):
     @pytest.fixture
-    def url(self) -> str:
+    def database(self) -> Database:
         raise NotImplementedError
 
     @pytest.fixture
-    def store(self, url: str) -> Iterator[SQLStore]:
-        store = opened(f"{url}?table=t_{uuid4().hex}")
-        store.provision()
-        yield store
-        store.close()
+    def store(self, database: Database) -> Iterator[SQLStore]:
+        with database.store() as store:
+            assert isinstance(store, Verifiable)
+            assert isinstance(store, Purgeable)
+            yield store
 
     def reopen(self, store: Store) -> Store:
         assert isinstance(store, SQLStore)
-        return SQLStore(store._url, table=store.table.name)
+        return SQLStore(store._given or store._url, table=store.table.name)
 
 
 class TestPostgreSQL(_Contract):
+    """Through psycopg."""
+
     @pytest.fixture
-    def url(self, postgres: EmbeddedPostgres) -> str:
-        return postgres.url
+    def database(self, postgres: EmbeddedPostgres) -> Database:
+        return Database(postgres.url, postgres)
 
 
 class TestMariaDB(_Contract):
+    """Through PyMySQL."""
+
     @pytest.fixture
-    def url(self, mariadb: EmbeddedMariaDB) -> str:
-        return mariadb.url
+    def database(self, mariadb: EmbeddedMariaDB) -> Database:
+        return Database(mariadb.url, mariadb)
 
 
 class TestSQLite(_Contract):
+    """In a file."""
+
     @pytest.fixture
-    def url(self, tmp_path: Path) -> str:
-        return f"sqlite:///{tmp_path}/records.sqlite"
+    def database(self, tmp_path: Path) -> Database:
+        return Database(f"sqlite:///{tmp_path}/records.sqlite")
+
+
+class TestOwnEngine(_Contract):
+    """Through an engine as a user has one, which begins and ends transactions unless it is told not to."""
+
+    @pytest.fixture
+    def engine(self, postgres: EmbeddedPostgres) -> Iterator[Engine]:
+        engine = create_engine(postgres.url, pool_size=20)
+        yield engine
+        engine.dispose()
+
+    @pytest.fixture
+    def database(self, postgres: EmbeddedPostgres) -> Database:
+        return Database(postgres.url, postgres)
+
+    @pytest.fixture
+    def store(self, database: Database, engine: Engine) -> Iterator[SQLStore]:
+        with database.store() as provisioned:
+            yield SQLStore(engine, table=provisioned.table.name)
+
+
+class _Refused(OutageContract):
+    answers_within: ClassVar[float] = 3
+
+    @pytest.fixture
+    def unreachable_store(self) -> Store:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        return SQLStore(f"{self.scheme}://app:secret@127.0.0.1:{port}/shop", timeout=0.5)
+
+    scheme: ClassVar[str]
+
+
+class TestPostgreSQLRefused(_Refused):
+    """Nobody listens."""
+
+    scheme = "postgresql+psycopg"
+
+
+class TestPsycopg2Refused(_Refused):
+    """Nobody listens."""
+
+    scheme = "postgresql+psycopg2"
+
+
+class TestPg8000Refused(_Refused):
+    """Nobody listens."""
+
+    scheme = "postgresql+pg8000"
+
+
+class TestMySQLRefused(_Refused):
+    """Nobody listens."""
+
+    scheme = "mysql+pymysql"
+
+
+class _Silent(_Refused):
+    answers_within: ClassVar[float] = 10
+
+    @pytest.fixture
+    def unreachable_store(self) -> Iterator[Store]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            yield SQLStore(f"{self.scheme}://app:secret@127.0.0.1:{port}/shop", timeout=0.5)
+
+
+class TestPostgreSQLSilent(_Silent):
+    """Connections are taken, and nothing is ever said on them."""
+
+    scheme = "postgresql+psycopg"
+
+
+class TestPsycopg2Silent(_Silent):
+    """The same."""
+
+    scheme = "postgresql+psycopg2"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+class TestPg8000Silent(_Silent):
+    """The same; pg8000 leaves the socket of such a connection to the garbage collector."""
+
+    scheme = "postgresql+pg8000"
+
+    @pytest.fixture(autouse=True)
+    def collected(self) -> Iterator[None]:
+        yield
+        gc.collect()
+
+
+class TestMySQLSilent(_Silent):
+    """The same."""
+
+    scheme = "mysql+pymysql"
+
+
+class TestSQLiteLocked(OutageContract):
+    """Another process does not let go of the file."""
+
+    answers_within: ClassVar[float] = 3
+
+    @pytest.fixture
+    def unreachable_store(self, tmp_path: Path) -> Iterator[Store]:
+        database = Database(f"sqlite:///{tmp_path}/records.sqlite")
+        with database.store() as provisioned, database.administrator() as other:
+            provisioned.close()
+            # Readers pass a writer in WAL mode; whoever has the file for himself keeps out both.
+            other.exec_driver_sql("PRAGMA journal_mode = DELETE")
+            other.exec_driver_sql("BEGIN EXCLUSIVE")
+            with database.reopened(provisioned.table.name, timeout=0.2) as store:
+                yield store
+            other.exec_driver_sql("ROLLBACK")

@@ -1,0 +1,176 @@
+"""Records as rows and back, and what a swap makes of answers that no healthy database gives."""
+# mypy: allow-untyped-decorators
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pymysql.converters import escape_bytes, escape_string
+from sqlalchemy import Executable
+
+from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.record import SCHEMA, Record, Status
+from celery_idempotent.stores.sql_schema import DIALECTS, KEY, records
+from celery_idempotent.stores.sql_statements import (
+    DuplicateKey,
+    Parameters,
+    Reply,
+    Statements,
+    bytes_on_the_wire,
+    record_of,
+    row_of,
+)
+from celery_idempotent.testing.contract import a_record
+
+ANY_TEXT = st.text(st.characters(exclude_categories=[]))
+
+
+def row(record: Record, **changes: Any) -> dict[str, Any]:
+    """The row that a database would return."""
+    written = {name.removeprefix("new_"): value for name, value in row_of(record).items()}
+    return {KEY: record.key, **written, **changes}
+
+
+def database(*answers: Reply | Exception) -> tuple[list[Parameters], Callable[[Executable, Parameters], Reply]]:
+    """What was asked, and what answers it: the given answers in order, the last one for ever."""
+    asked: list[Parameters] = []
+
+    def execute(statement: Executable, parameters: Parameters, /) -> Reply:
+        asked.append(parameters)
+        answer = answers[min(len(asked), len(answers)) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return asked, execute
+
+
+def lost(record: Record | None) -> Reply:
+    """PostgreSQL's answer to a swap that did not win."""
+    return Reply([{"won": False, **(row(record) if record else {KEY: None})}], 0)
+
+
+@given(ANY_TEXT, ANY_TEXT)
+def test_any_text_can_be_stored_and_comes_back(text: str, other: str) -> None:
+    """NUL and lone surrogates included; what reaches the database is text that each of them holds."""
+    record = replace(a_record(), task=text, task_id=other, worker=text, error=other, result=text, content_type=other)
+    stored = row(record)
+
+    for value in stored.values():
+        if isinstance(value, str):
+            value.encode()
+            assert "\0" not in value
+    assert record_of(stored, store="s") == record
+    assert (stored["task"] == stored["error"]) is (text == other)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_keys_that_differ_are_stored_differently(dialect: str) -> None:
+    """Even where one of them is what another is turned into."""
+    keys = ["k\0", "k\x1b0000", "k\x1b001b0000", "k\ud800", "k\x1bd800", "k"]
+    asked, execute = database(lost(a_record()), lost(a_record()))
+    statements = Statements(records, dialect, "s")
+
+    for key in keys:
+        statements.delete(execute, key, "r")
+
+    assert len({each["key"] for each in asked}) == len(keys)
+
+
+def test_bytes_are_kept_as_bytes_however_the_driver_gives_them() -> None:
+    """Some drivers return memoryviews, and some return what was text as bytes."""
+    record = replace(a_record(), result=b"\0\xff", content_type="x/y")
+
+    for kind in (bytes, bytearray, memoryview):
+        stored = row(record, result_bytes=kind(b"\0\xff"), takeover=0, **{KEY: kind(record.key.encode())})
+        found = record_of(stored, store="s")
+        assert found == record
+        assert type(found.result) is bytes
+        assert type(found.takeover) is bool
+
+
+def test_newer_layout_is_refused_whatever_it_contains() -> None:
+    """The version is looked at before anything that it could have changed."""
+    newer = row(replace(a_record(), schema=SCHEMA + 1), steps="not JSON at all")
+
+    with pytest.raises(StoreMisconfigured, match="upgrade"):
+        record_of(newer, store="s")
+
+
+def test_damaged_steps_are_not_forgotten_steps() -> None:
+    """A record whose steps cannot be read is refused; without them a finished step would be done again."""
+    with pytest.raises(StoreMisconfigured, match="damaged"):
+        record_of(row(a_record(), steps="{"), store="s")
+
+
+def test_steps_are_json_for_people() -> None:
+    """What a person reads in the table is JSON, and nothing is escaped twice."""
+    record = replace(a_record(), steps={"charge": {"result": "ch_1", "note": 'a "quote"'}})
+
+    assert json.loads(row(record)["steps"]) == record.steps
+    assert record_of(row(record), store="s") == record
+
+
+@pytest.mark.parametrize("expected", [None, "revision"])
+def test_answer_from_before_the_race_is_asked_again(expected: str | None) -> None:
+    """A loser that is shown what it expected was shown the past: had it been there, the swap would have won."""
+    past = replace(a_record(), revision="revision") if expected else None
+    winner = a_record()
+    new = a_record()
+    asked, execute = database(lost(past), lost(past), lost(winner))
+
+    stored = Statements(records, "postgresql", "s").swap(execute, new, expected)
+
+    assert stored == winner
+    assert len(asked) == 3
+    assert asked[0] == asked[1] == asked[2]
+
+
+@pytest.mark.parametrize("dialect", ["mysql", "mariadb", "sqlite"])
+def test_answer_from_before_the_race_repeats_write_and_look(dialect: str) -> None:
+    """Where a swap takes two statements, both are repeated: the write may win now."""
+    new = a_record()
+    nothing = Reply([], 0)
+    asked, execute = database(DuplicateKey() if dialect != "sqlite" else nothing, nothing, Reply([], 1))
+
+    assert Statements(records, dialect, "s").swap(execute, new, None) == new
+    assert len(asked) == 3
+
+
+def test_database_that_always_answers_from_the_past_is_given_up() -> None:
+    """Reads from a replica would loop for ever; the error names the suspicion."""
+    asked, execute = database(lost(None))
+
+    with pytest.raises(StoreUnavailable, match="replica"):
+        Statements(records, "postgresql", "s").swap(execute, a_record(), None)
+    assert len(asked) == 100
+
+
+def test_vanished_record_is_no_answer_from_the_past() -> None:
+    """A revision was expected and there is nothing: that can be so, and is the answer."""
+    asked, execute = database(lost(None))
+
+    assert Statements(records, "postgresql", "s").swap(execute, a_record(), "revision") is None
+    assert len(asked) == 1
+
+
+@given(st.text(), st.binary())
+def test_size_on_the_wire_is_never_underestimated(text: str, data: bytes) -> None:
+    """MySQL's drivers write values into the statement and escape them there."""
+    values = {**row_of(replace(a_record(), error=text)), "key": data}
+    written = sum(
+        len(escape_string(each).encode()) if isinstance(each, str) else len(escape_bytes(each))
+        for each in values.values()
+        if isinstance(each, str | bytes)
+    )
+
+    assert written + len(str(Statements(records, "mysql", "s")._replace)) < bytes_on_the_wire(values)
+
+
+def test_every_status_fits_its_column() -> None:
+    """A database that cuts text to fit would make another status of it."""
+    assert max(map(len, Status)) <= records.c.status.type.length  # type: ignore[attr-defined]
