@@ -10,24 +10,21 @@ swap is one statement and one round trip where the database can; or inside a tra
 import os
 import threading
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, Self
-from uuid import uuid4
 
 from sqlalchemy import URL, Connection, Engine, Executable, MetaData, Table, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, DDLElement
 
-from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import RecordTooLarge
 from celery_idempotent.stores.clock import ServerClock
+from celery_idempotent.stores.sql_checks import try_out, warn_of_losses
 from celery_idempotent.stores.sql_drivers import (
-    OTHER_TABLE,
     already_exists,
     cause_of,
     connectable,
@@ -67,23 +64,6 @@ _LONGEST_NAME = 50
 
 _LARGEST_PACKET = "celery_idempotent.max_allowed_packet"
 """In the ``info`` of every connection that was used before: bytes, or None where there is no such limit."""
-
-_MYSQL = (
-    # A binary log that is not on disk makes InnoDB roll back at a restart what it had committed.
-    "SELECT @@innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit, "
-    "IF(@@log_bin, @@sync_binlog, 1) AS sync_binlog",
-    {"innodb_flush_log_at_trx_commit": {"1", "3"}, "sync_binlog": {"1"}},
-)
-_DURABILITY: Mapping[str, tuple[str, Mapping[str, set[str]]]] = {
-    "postgresql": (
-        "SELECT current_setting('synchronous_commit') AS synchronous_commit, current_setting('fsync') AS fsync",
-        {"synchronous_commit": {"on", "local", "remote_write", "remote_apply"}, "fsync": {"on"}},
-    ),
-    "mysql": _MYSQL,
-    "mariadb": _MYSQL,
-    "sqlite": ("", {}),
-}
-"""By dialect, a question, and by setting the values under which no acknowledged write is lost."""
 
 _connecting = threading.Lock()
 os.register_at_fork(before=_connecting.acquire, after_in_parent=_connecting.release, after_in_child=_connecting.release)
@@ -208,16 +188,9 @@ class SQLStore:
         with self._connected("verify") as connection:
             execute = partial(self._execute, connection, "verify")
             execute(text("BEGIN"), {})
-            self._try_out(execute)
+            try_out(self._statements, execute, repr(self))
             execute(text("ROLLBACK"), {})
-            losses = self._settings_that_lose(execute)
-        if losses:
-            warnings.warn(
-                f"idempotency_store={self!r}: the server can forget what it has acknowledged, and an effect whose "
-                f"record is forgotten can happen again: {', '.join(losses)}",
-                IdempotencyWarning,
-                stacklevel=2,
-            )
+            warn_of_losses(self.dialect, execute, repr(self))
 
     def provision(self) -> None:
         """Create the table and its index where they are missing; several processes may do so at once.
@@ -245,19 +218,6 @@ class SQLStore:
         if engine is not None and self._given is None:
             engine.dispose()
 
-    def _try_out(self, execute: Execute) -> None:
-        """Claim, claim what must be another key, claim again, go on: a table made by hand may not tell them apart."""
-        first = _probe()
-        for new, expected, shall_win in (
-            (first, None, True),
-            (replace(first, key=first.key.upper(), revision="2"), None, True),
-            (replace(first, revision="3"), None, False),
-            (replace(first, revision="4"), first.revision, True),
-        ):
-            stored = self._statements.swap(execute, new, expected)
-            if (stored is not None and stored.revision == new.revision) is not shall_win:
-                raise StoreMisconfigured(repr(self), "verify", f"{OTHER_TABLE} (its key is not compared byte by byte)")
-
     def _missing(self, connection: Connection) -> Sequence[DDLElement]:
         try:
             inspector, name, schema = inspect(connection), self.table.name, self.table.schema
@@ -267,13 +227,6 @@ class SQLStore:
         except SQLAlchemyError as error:
             raise explained(error, repr(self), "provision") from cause_of(error)
         return [CreateIndex(each) for each in self.table.indexes if each.name not in found]
-
-    def _settings_that_lose(self, execute: Execute) -> list[str]:
-        question, safe = _DURABILITY[self.dialect]
-        if not safe:
-            return []
-        (answer,) = execute(text(question), {}).rows
-        return [f"{name} is {answer[name]}" for name, values in safe.items() if str(answer[name]) not in values]
 
     def _asking(self, operation: str) -> Execute:
         """Executes each statement alone, on whichever connection is free."""
@@ -362,26 +315,6 @@ class SQLStore:
             self._inherited.append(self._given.pool)
             self._given.dispose(close=False)
         return self._given.execution_options(isolation_level="AUTOCOMMIT")
-
-
-def _probe() -> Record:
-    """A record that no task has."""
-    nonce = uuid4().hex
-    return Record(
-        key=f"celery-idempotent:verify:{nonce}",
-        status=Status.UNKNOWN,
-        revision="1",
-        owner=nonce,
-        fencing_token=0,
-        lease_until=0,
-        fingerprint=None,
-        attempts=0,
-        created_at=0,
-        updated_at=0,
-        task="",
-        task_id="",
-        worker="",
-    )
 
 
 def _number(option: str, value: object) -> float:

@@ -273,13 +273,19 @@ _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 """Linux tells it apart from data that has come."""
 
 
-def explained(error: Exception, store: str, operation: str) -> StoreUnavailable | RecordTooLarge:
+_CREATION = "celery -A <your app> idempotency provision"
+
+
+def explained(
+    error: Exception, store: str, operation: str, *, creation: str = _CREATION
+) -> StoreUnavailable | RecordTooLarge:
     """What a driver's error means to the caller of a store; raise it ``from`` :func:`cause_of` the error.
 
     Args:
         error: The driver's, or SQLAlchemy's around it.
         store: The store's name.
         operation: What was asked of the store.
+        creation: The command that creates the table.
     """
     error = cause_of(error)
     code, reason = _code(error), _reason(error)
@@ -291,7 +297,7 @@ def explained(error: Exception, store: str, operation: str) -> StoreUnavailable 
         return kind(store, operation, f"the server only reads; name the primary in idempotency_store ({reason})")
     for codes, words, remedy in _REMEDIES:
         if code in codes or (words and words.search(reason)):
-            return StoreMisconfigured(store, operation, f"{remedy} ({reason})")
+            return StoreMisconfigured(store, operation, f"{remedy.format(creation=creation)} ({reason})")
     return StoreUnavailable(store, operation, reason)
 
 
@@ -333,7 +339,7 @@ _REMEDIES = [
     (
         {"42P01", "1146"},
         re.compile("^no such table"),
-        "there is no such table; create it with: celery -A <your app> idempotency provision",
+        "there is no such table; create it with: {creation}",
     ),
     (
         {"42703", "42804", "42P10", "23502", "1054", "1364"},

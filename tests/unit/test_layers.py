@@ -18,6 +18,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "stores.sql_schema": {"sqlalchemy"},
         "stores.sql_statements": {"sqlalchemy"},
         "stores.sql_drivers": {"psycopg", "sqlalchemy"},
+        "stores.sql_checks": {"sqlalchemy"},
         "stores.sql": {"sqlalchemy"},
         "stores.redis_url": {"redis"},
         "stores.redis_errors": {"redis"},
