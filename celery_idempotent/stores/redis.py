@@ -254,7 +254,7 @@ class RedisStore:
         with server.pipeline(transaction=False) as pipeline:
             pipeline.execute_command(*command)
             pipeline.execute_command("WAIT", self._wait_replicas, round(self._wait_timeout * 1000))
-            # Raised by the pipeline itself, an error would quote the record.
+            # Raised by the pipeline itself, an error would quote the request.
             reply, acknowledged = _raised(pipeline.execute(raise_on_error=False))
         _, written, *_ = reply
         if written and acknowledged < self._wait_replicas:

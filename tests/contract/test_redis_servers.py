@@ -1,5 +1,6 @@
 """Redis behind TLS and sockets, with replicas, under fail-over, and in a cluster whose slots move."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -182,8 +183,8 @@ def test_loser_is_told_without_waiting_for_anybody() -> None:
         store.close()
 
 
-def test_errors_of_the_script_and_of_waiting_quote_no_record(redis_server: EmbeddedRedis) -> None:
-    """A refused swap is logged; what the task returned is nobody's business there."""
+def test_errors_of_the_script_and_of_waiting_quote_no_request(redis_server: EmbeddedRedis) -> None:
+    """A refused swap is logged: what the task returned is nobody's business there, and the script tells nobody much."""
     with administrator(redis_server) as client:
         client.execute_command("ACL", "SETUSER", "nowait", "reset", "on", ">p", "~*", "+@all", "-wait")
         client.execute_command("ACL", "SETUSER", "noset", "reset", "on", ">p", "~*", "+@all", "-hset")
@@ -191,7 +192,7 @@ def test_errors_of_the_script_and_of_waiting_quote_no_record(redis_server: Embed
             store = opened(f"redis://{user}:p@{HOST}:{redis_server.port}/0?wait_replicas=1&wait_timeout=0.05")
             with pytest.raises(StoreMisconfigured, match="grant") as raised:
                 store.swap(replace(a_record(), result="private"), None)
-            assert "private" not in f"{raised.value} {raised.value.__cause__}"
+            assert not re.search("private|EVAL|pipeline", f"{raised.value} {raised.value.__cause__}")
             store.close()
             client.execute_command("ACL", "DELUSER", user)
 
