@@ -64,12 +64,15 @@ class EmbeddedMariaDB(Server):
         """Whether this server takes connections; makes the database at the first."""
         import pymysql
 
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(f"{self.folder}/socket"):
-                return False  # PyMySQL would leave its own socket open
+        # A socket of our own, as PyMySQL forgets to close its own when nobody listens.
+        link = socket.socket(socket.AF_UNIX)
+        link.settimeout(5)
+        connection = pymysql.connect(user="root", defer_connect=True)
         try:
-            connection = pymysql.connect(unix_socket=f"{self.folder}/socket", user="root", connect_timeout=5)
-        except pymysql.MySQLError:
+            link.connect(f"{self.folder}/socket")
+            connection.connect(link)
+        except (OSError, pymysql.MySQLError):
+            link.close()
             return False
         with connection, connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE IF NOT EXISTS idempotency CHARACTER SET utf8mb4")
