@@ -84,7 +84,8 @@ ran on AWS. It keeps its data in memory, so it was paused and cut off, never res
 databases ran as one server each, with `appendfsync always` and their durable defaults, so nothing here is about a
 fail-over to a replica, and the cluster of three masters was never reshaped. A server killed by SIGKILL is not a power
 failure: what the operating system holds for the disk survives it. Disks that lie are the store's business. The
-explorer's worlds have one effect for each delivery.
+explorer's worlds have one effect for each delivery. The soak's broker is SQS only: from a Redis, kombu loses the
+message that a killed worker is fetching, which no library can undo.
 """
 
 
