@@ -23,6 +23,7 @@ from celery.beat import _evaluate_entry_args
 from celery.utils.dispatch import Signal
 
 import celery_idempotent
+import pytest_celery_idempotent
 from celery_idempotent import (
     AttemptHandle,
     IdempotencyError,
@@ -388,6 +389,7 @@ def test_nothing_is_documented_that_does_not_exist(document: Path) -> None:
         *re.findall(r'conf\.get\("(idempotency_\w+)"\)', SOURCE),
         *(name for name in dir(IdempotentTask) if name.startswith("idempotency_")),
         KEY_HEADER,
+        *pytest_celery_idempotent.__all__,
     }
     for word in words(document):
         for module in re.findall(r"^celery_idempotent(?:\.\w+)+$", word):
