@@ -45,7 +45,7 @@ def judge(target: str, url: str, flaw: str) -> Iterator[tuple[str, str]]:
         url: Where it is.
         flaw: What is broken on purpose, by its name in :data:`proof.flaws.FLAWS`.
     """
-    for by, look in (("races", _races), ("oracle", _oracle), ("crash sweep", _sweep))):
+    for by, look in (("races", _races), ("oracle", _oracle), ("crash sweep", _sweep)):
         evidence = look(target, url, flaw)
         if evidence:
             yield by, evidence
