@@ -204,17 +204,23 @@ class Statements:
             .limit(limit)
         )
         if not self._is_mysql:
-            # On PostgreSQL a row that somebody writes just now is passed over, and one that has changed since
-            # the statement began is looked at again. SQLite has one writer.
-            doomed = forgotten.with_for_update(skip_locked=True).cte("doomed")
-            return execute(delete(table).where(self._key.in_(select(doomed.c[KEY]))), {}).written
+            keys = forgotten.with_only_columns(self._key)
+            if self._answers_at_once:
+                # A row that somebody is writing is passed over, and one that has changed since the statement began
+                # is looked at again. As a CTE it is asked once, so that the limit holds.
+                doomed = keys.with_for_update(skip_locked=True).cte("doomed")
+                keys = select(doomed.c[KEY])
+            return execute(delete(table).where(self._key.in_(keys)), {}).written
         # MySQL would lock by the index first and by the key second; a swap does it the other way round, and
         # both would wait for each other. A revision is never used twice, so it stands for all of the condition.
         found = execute(forgotten, {}).rows
         if not found:
             return 0
-        keys, revisions = [each[KEY] for each in found], [each["revision"] for each in found]
-        return execute(delete(table).where(self._key.in_(keys), table.c.revision.in_(revisions)), {}).written
+        at_found = (
+            self._key.in_([each[KEY] for each in found]),
+            table.c.revision.in_([each["revision"] for each in found]),
+        )
+        return execute(delete(table).where(*at_found), {}).written
 
     def now(self, execute: Execute) -> int:
         """The server's time in milliseconds; not for SQLite, which has no server."""
