@@ -82,9 +82,13 @@ _LIMITS = """
 DynamoDB is an emulator, MiniStack (the store's contract and property tests also pass on DynamoDB Local): nothing here
 ran on AWS. It keeps its data in memory, so it was paused and cut off, never restarted. Redis is Valkey; it and the SQL
 databases ran as one server each, with `appendfsync always` and their durable defaults, so nothing here is about a
-fail-over to a replica, and the cluster of three masters was never reshaped. A server killed by SIGKILL is not a power
-failure: what the operating system holds for the disk survives it. Disks that lie are the store's business. The
-explorer's worlds have one effect for each delivery. The soak's broker is SQS only: from a Redis, kombu loses the
+fail-over to a replica, and the cluster of three masters was never reshaped.
+
+A server killed by SIGKILL is not a power failure: what the operating system holds for the disk survives it. So
+`tests/crash/test_synced.py` watches the system calls of each server, and of a process that uses SQLite: it syncs its
+file before it answers. Disks that lie are their owner's business.
+
+The explorer's worlds have one effect for each delivery. The soak's broker is SQS only: from a Redis, kombu loses the
 message that a killed worker is fetching, which no library can undo.
 """
 
