@@ -390,6 +390,7 @@ def _losses(info: Mapping[str, Any], fsync: Mapping[str, Any], wait_replicas: in
 def _prove_permissions(client: Client, name: bytes) -> None:
     """Do what does nothing where there is no key: a refusal then names its command, and no check is left half done."""
     with client.pipeline(transaction=False) as pipeline:
+        pipeline.execute_command("EVAL", "return 1", 1, name)  # as long as the script is known, only EVALSHA is used
         pipeline.hgetall(name)
         pipeline.hdel(name, b"")
         pipeline.persist(name)

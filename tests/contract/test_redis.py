@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -549,14 +550,8 @@ def test_record_of_a_newer_version_is_refused_and_left_alone(store: RedisStore, 
 
 def test_own_client_and_function_are_used_as_they_are(redis_server: EmbeddedRedis, store: RedisStore) -> None:
     """A user's client stays open when the store closes; what a function made is closed."""
-    mine = redis.Redis(port=redis_server.port)
-    made: list[redis.Redis] = []
-
-    def make() -> redis.Redis:
-        made.append(redis.Redis(port=redis_server.port))
-        return made[-1]
-
-    for given in (mine, make):
+    mine = redis.Redis(port=redis_server.port, client_name="mine")
+    for given in (mine, lambda: redis.Redis(port=redis_server.port, client_name="made")):
         own = RedisStore(given)
         record = a_record()
         assert own.swap(record, None) == record
@@ -564,13 +559,16 @@ def test_own_client_and_function_are_used_as_they_are(redis_server: EmbeddedRedi
         own.close()
         own.close()
 
-    (theirs,) = made
-    assert len(mine.connection_pool._available_connections) == 1
-    assert mine.connection_pool._available_connections[0].is_connected
-    assert not any(each.is_connected for each in theirs.connection_pool._available_connections)
+    with administrator(redis_server) as client:
+        wait_until(lambda: "made" not in _names(client), "the connection that the function made stays open")
+        assert "mine" in _names(client)
     assert repr(RedisStore(mine)) == "redis://(a client of your own)"
     assert repr(RedisStore(mine, name="the shop's Redis")) == "the shop's Redis"
     mine.close()
+
+
+def _names(client: Any) -> set[str]:
+    return {each["name"] for each in client.client_list()}
 
 
 def test_own_cluster_client_is_used_as_it_is(redis_cluster: EmbeddedRedisCluster) -> None:
