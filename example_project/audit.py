@@ -27,6 +27,7 @@ class Tally:
     orders: int
     published: int
     deliveries: int
+    redelivered: int  # tasks that were delivered again while they ran
     runs: int
     killed_before: int
     killed_after: int
@@ -65,6 +66,7 @@ def tally(rows: Sequence[Row], *, orders: Iterable[str], published: int, seconds
         orders=len(ids),
         published=published,
         deliveries=what["delivery"],
+        redelivered=len(_followed(rows)[1]),
         runs=what["run"],
         killed_before=points["before"],
         killed_after=points["after"],
@@ -92,8 +94,21 @@ def unended(rows: Sequence[Row]) -> int:
     An empty queue does not tell: of a message that was delivered twice, kombu's Redis transport forgets both copies
     when one is acknowledged.
     """
-    what = Counter(row.what for row in rows)
-    return what["delivery"] - what["ended"] - what["kill"]
+    return len(_followed(rows)[0])
+
+
+def _followed(rows: Sequence[Row]) -> tuple[dict[int, str], set[str]]:
+    """Which process is at which task in the end, and which tasks were delivered again while a process was at them."""
+    at: dict[int, str] = {}
+    again = set()
+    for row in rows:
+        if row.what == "delivery":
+            if row.task_id in at.values():
+                again.add(row.task_id)
+            at[row.pid] = row.task_id
+        elif row.what in ("ended", "kill"):
+            at.pop(row.pid, None)
+    return at, again
 
 
 def _excused(rows: Sequence[Row]) -> set[tuple[str, str]]:
@@ -121,6 +136,8 @@ def missing_evidence(plain: Tally, idempotent: Tally, *, kills: int, store_kills
     for name, column in (("plain", plain), ("idempotent", idempotent)):
         if column.kills != kills:
             gaps.append(f"{name}: {column.kills} kills instead of {kills}")
+        if not column.redelivered:
+            gaps.append(f"{name}: no task was delivered again while it ran, as the visibility timeout should have it")
         if column.store_kills != store_kills:
             gaps.append(f"{name}: the store was killed {column.store_kills} times instead of {store_kills}")
     if not plain.charged_more:

@@ -60,6 +60,7 @@ def table(plain: Tally, idempotent: Tally, store: str, broker: str) -> Renderabl
     row("orders", "orders")
     row("orders published, duplicates included", "published")
     row("deliveries to a worker process", "deliveries")
+    row("tasks delivered again while they ran", "redelivered")
     row("bodies run", "runs")
     row("children killed before the effect", "killed_before")
     row("children killed after the effect", "killed_after")

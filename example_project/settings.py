@@ -35,7 +35,7 @@ LEASE = 3.0  # how long a killed worker's claim holds others off; a living worke
 BACKOFF = 0.5  # how soon, about, a message that met another claim comes back
 # Longer than Celery may take to notice a killed child (5 s): kombu cannot return a message it holds too long.
 VISIBILITY_TIMEOUT = 10
-SLOW_BODY = 12.0  # longer than both: the broker redelivers a body that is still running
+SLOW_BODY = 13.0  # longer than both: the broker redelivers a body that is still running
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
+from celery_idempotent import open_store
+from celery_idempotent.testing.contract import a_record
 from example_project.embedded import EmbeddedAws
-from example_project.servers import TABLE
+from example_project.queues import queue_length
+from example_project.servers import BROKERS, STORES, TABLE, Servers
 from example_project.settings import Settings
 from example_project.tether import ROOT
 
@@ -25,18 +31,28 @@ pytestmark = [
 ]
 
 MARK = "DEMO_TEST"
+SERVER = {"dynamodb": "ministack", "redis-cluster": "valkey-server", "postgres": "postgres", "mariadb": "mariadbd"}
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder for everything that a demonstration makes; PostgreSQL, which runs as another user, can enter it."""
+    folder = Path(tempfile.mkdtemp(prefix="celery-idempotent-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def demo(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def demo(place: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The demonstration, in an environment by which its descendants can be recognised."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "example_project.demo", "--folder", str(folder), *arguments],
+        [sys.executable, "-m", "example_project.demo", "--folder", str(place / "demo"), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-        env={**os.environ, MARK: str(folder)},
+        env={**os.environ, MARK: str(place), "TMPDIR": str(place), "EXAMPLE_STORE": "", "EXAMPLE_BROKER": ""},
     )
     try:
         yield process
@@ -47,40 +63,99 @@ def demo(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.stdout.close()
 
 
-def processes(folder: Path) -> list[str]:
-    """Command lines of living processes that descend from `demo(folder)`."""
+def processes(place: Path) -> list[str]:
+    """Command lines of living processes that descend from `demo(place)`.
+
+    PostgreSQL writes its titles over its environment, but works in its data folder.
+    """
     found = []
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if process.name.isdigit() and f"{MARK}={folder}".encode() in (process / "environ").read_bytes():
+            if process.name.isdigit() and (
+                f"{MARK}={place}".encode() in (process / "environ").read_bytes()
+                or (process / "cwd").readlink().is_relative_to(place)
+            ):
                 found.append((process / "cmdline").read_text().replace("\0", " "))
     return found
 
 
-def workers_at_work(folder: Path) -> bool:
+def workers_at_work(place: Path) -> bool:
     """Both workers of a column are ready."""
-    return any(ledger.read_text().count('"ready"') == 2 for ledger in folder.glob("*/ledger.jsonl"))
+    return any(ledger.read_text().count('"ready"') == 2 for ledger in place.glob("demo/*/ledger.jsonl"))
 
 
-def test_every_order_is_charged_exactly_once_under_fire(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    with demo(folder, "--orders", "20") as process:
+@pytest.mark.parametrize(("store", "broker"), [("dynamodb", "sqs"), ("redis", "redis"), ("postgres", "sqs")])
+def test_every_order_is_charged_exactly_once_under_fire(place: Path, store: str, broker: str) -> None:
+    """On the default, with everything on Redis, and on a database: the other stores differ in their own code only."""
+    with demo(place, "--orders", "20", "--store", store, "--broker", broker) as process:
         output, _ = process.communicate(timeout=280)
         assert process.returncode == 0, output
     assert "Every order was charged exactly once" in output
     assert "Broken promise" not in output
-    assert processes(folder) == []
+    assert f"store {store}, broker {broker}" in output
+    assert processes(place) == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_interrupting_it_leaves_no_process(tmp_path: Path, how: signal.Signals) -> None:
-    folder = tmp_path / "demo"
-    with demo(folder) as process:
-        eventually(lambda: workers_at_work(folder), "the workers never started")
-        assert len(processes(folder)) > 3
+@pytest.mark.parametrize(
+    ("how", "store", "broker"),
+    [
+        (signal.SIGINT, "dynamodb", "sqs"),
+        (signal.SIGTERM, "dynamodb", "sqs"),
+        (signal.SIGKILL, "dynamodb", "sqs"),
+        (signal.SIGINT, "postgres", "redis"),
+        (signal.SIGKILL, "postgres", "redis"),
+        (signal.SIGKILL, "redis-cluster", "redis"),
+        (signal.SIGKILL, "mariadb", "sqs"),
+    ],
+)
+def test_interrupting_it_leaves_no_process(place: Path, how: signal.Signals, store: str, broker: str) -> None:
+    with demo(place, "--store", store, "--broker", broker) as process:
+        eventually(lambda: workers_at_work(place), "the workers never started")
+        assert len(processes(place)) > 3
+        # The search finds the store's own process; so it would find it after the end, too.
+        assert any(SERVER[store] in line and "tether_program" not in line for line in processes(place))
         process.send_signal(how)
         assert process.wait(60) != 0
-        eventually(lambda: not processes(folder), f"still there: {processes(folder)}")
+        eventually(lambda: not processes(place), f"still there: {processes(place)}")
+
+
+@pytest.mark.parametrize(("option", "choices"), [("--store", STORES), ("--broker", BROKERS)])
+def test_a_wrong_name_is_refused_with_the_choices(place: Path, option: str, choices: tuple[str, ...]) -> None:
+    with demo(place, option, "nosuch") as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"'nosuch' is not one of {', '.join(map(repr, choices))}" in " ".join(output.split())
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_every_store_is_served_by_its_name(place: Path, name: str) -> None:
+    """The address is that of a store that keeps records; a durable one has them after a kill, too."""
+    with Servers(name, "", place) as servers:
+        store, record = open_store(servers.store_url), a_record()
+        store.provision()
+        store.swap(record, None)
+        if servers.durable_store:
+            servers.durable_store.restart()
+        assert store.get(record.key) == record
+        store.close()
+
+
+@pytest.mark.parametrize("name", BROKERS)
+def test_every_broker_is_served_by_its_name(place: Path, name: str) -> None:
+    """The address is that of a broker, and its queue's length is that of the queue."""
+    with Servers("", name, place) as servers:
+        settings = Settings(broker_url=servers.broker_url, store_url="", results_url="", folder=place)
+        publisher = Celery(set_as_current=False)
+        publisher.conf.update(settings.celery())
+        with publisher.producer_or_acquire() as producer:
+            for _ in range(3):
+                publisher.send_task("any", producer=producer)
+        assert queue_length(servers.broker_url, settings.queue) == 3
+
+
+def test_one_aws_serves_both_store_and_broker(place: Path) -> None:
+    with Servers("dynamodb", "sqs", place) as servers:
+        assert servers.store_url.split("/")[2] == servers.broker_url.split("/")[2]
 
 
 def test_worker_and_publisher_in_two_terminals(tmp_path: Path) -> None:
@@ -91,22 +166,35 @@ def test_worker_and_publisher_in_two_terminals(tmp_path: Path) -> None:
             results_url=f"file://{tmp_path}/results",
             folder=tmp_path,
         )
-        environ = {**os.environ, **settings.environ()}
-        command = [sys.executable, "-m", "example_project.worker"]
-        with subprocess.Popen(command, cwd=ROOT, env=environ, start_new_session=True) as worker:
-            try:
-                command = [sys.executable, "-m", "example_project.publish", "--orders", "3", "--duplicates"]
-                publisher = subprocess.run(
-                    command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False
-                )
-                assert publisher.returncode == 0, publisher.stderr
-                assert "The bank's books show 3 charges for 3 orders." in publisher.stdout
-                assert "3 of 3 orders have one outcome" in publisher.stdout
-                worker.terminate()
-                assert worker.wait(60) == 0
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(worker.pid, signal.SIGKILL)
+        worker_and_publisher(settings.environ())
+
+
+def test_worker_and_publisher_with_the_same_names_find_each_other(tmp_path: Path) -> None:
+    """The worker embeds what the variables name, where the publisher looks for it, and takes it away at its end."""
+    worker_and_publisher({"EXAMPLE_STORE": "redis", "EXAMPLE_BROKER": "redis", "EXAMPLE_FOLDER": str(tmp_path)})
+
+
+def worker_and_publisher(variables: dict[str, str]) -> None:
+    """Run both, each with `variables`, and hold what they say against what was published."""
+    environ = {**os.environ, **variables}
+    command = [sys.executable, "-m", "example_project.worker"]
+    with subprocess.Popen(command, cwd=ROOT, env=environ, start_new_session=True) as worker:
+        try:
+            settings = Settings.from_environ(variables)
+            ledger = settings.folder / "ledger.jsonl"
+            eventually(lambda: ledger.exists() and '"ready"' in ledger.read_text(), "the worker never started")
+            command = [sys.executable, "-m", "example_project.publish", "--orders", "3", "--duplicates"]
+            publisher = subprocess.run(
+                command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False
+            )
+            assert publisher.returncode == 0, publisher.stderr
+            assert "The bank's books show 3 charges for 3 orders." in publisher.stdout
+            assert "3 of 3 orders have one outcome" in publisher.stdout
+            worker.terminate()
+            assert worker.wait(60) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
 
 
 def eventually(condition: Callable[[], bool], otherwise: str, timeout: float = 60) -> None:

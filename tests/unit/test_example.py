@@ -211,7 +211,7 @@ class TestTally:
         rows = [
             *_effects({}),
             *_effects({}),
-            *(Row(what="delivery") for _ in range(5)),
+            *(Row(what="delivery", pid=pid, task_id="same") for pid in range(5)),
             Row(what="kill", task="charge_card", point="before", order=ORDER),
             Row(what="kill", task="reserve_stock", point="after", order=ORDER),
             *(Row(what=what) for what in ("recognised", "replayed", "taken_over", "lease_lost", "store_killed")),
@@ -221,6 +221,7 @@ class TestTally:
             orders=2,
             published=3,
             deliveries=5,
+            redelivered=1,
             runs=6,
             killed_before=1,
             killed_after=1,
@@ -242,15 +243,33 @@ class TestTally:
         )
 
 
-class TestUnended:
-    """A column is not cut off in the middle of a body, which would hide what that body does."""
+class TestFollowing:
+    """From deliveries, ends and kills it is known who is at what."""
 
-    def test_counts_deliveries_that_neither_ended_nor_were_killed(self) -> None:
-        rows = [Row(what=what) for what in ("delivery", "delivery", "delivery", "run", "effect", "ended", "kill")]
-        assert audit.unended(rows) == 1
+    @staticmethod
+    def row(what: str, pid: int, task_id: str = "") -> Row:
+        return Row(what=what, pid=pid, task_id=task_id)
 
-    def test_is_zero_when_all_is_done(self) -> None:
-        assert audit.unended([Row(what="delivery"), Row(what="run"), Row(what="ended")]) == 0
+    def test_a_delivery_that_neither_ended_nor_was_killed_is_unended(self) -> None:
+        deliveries = [self.row("delivery", pid, str(pid)) for pid in (1, 2, 3)]
+        assert audit.unended([*deliveries, self.row("ended", 1, "1"), self.row("kill", 3)]) == 1
+
+    def test_nothing_is_unended_when_all_is_done(self) -> None:
+        rows = [self.row("delivery", 1, "a"), self.row("run", 1, "a"), self.row("ended", 1, "a")]
+        assert audit.unended(rows * 2) == 0
+
+    def test_a_second_delivery_while_the_first_runs_counts(self) -> None:
+        rows = [self.row("delivery", 1, "a"), self.row("delivery", 2, "a"), self.row("delivery", 3, "a")]
+        assert audit.tally(rows, orders=[], published=0, seconds=0).redelivered == 1
+
+    @pytest.mark.parametrize("end", ["ended", "kill"])
+    def test_a_second_delivery_after_the_first_does_not(self, end: str) -> None:
+        rows = [self.row("delivery", 1, "a"), self.row(end, 1), self.row("delivery", 2, "a")]
+        assert audit.tally(rows, orders=[], published=0, seconds=0).redelivered == 0
+
+    def test_another_task_meanwhile_does_not(self) -> None:
+        rows = [self.row("delivery", 1, "a"), self.row("delivery", 2, "b")]
+        assert audit.tally(rows, orders=[], published=0, seconds=0).redelivered == 0
 
 
 class TestBrokenPromises:
@@ -296,8 +315,8 @@ class TestBrokenPromises:
 class TestMissingEvidence:
     """A demonstration that could not fail proves nothing."""
 
-    PLAIN = dataclasses.replace(_tally(charge_card=2), killed_before=2, killed_after=1)
-    IDEMPOTENT = dataclasses.replace(_tally(), killed_before=2, killed_after=1, replayed=1, taken_over=1)
+    PLAIN = dataclasses.replace(_tally(charge_card=2), killed_before=2, killed_after=1, redelivered=1)
+    IDEMPOTENT = dataclasses.replace(_tally(), killed_before=2, killed_after=1, redelivered=1, replayed=1, taken_over=1)
 
     def test_a_real_fire_is_evidence(self) -> None:
         assert audit.missing_evidence(self.PLAIN, self.IDEMPOTENT, kills=3, store_kills=0) == []
@@ -306,7 +325,7 @@ class TestMissingEvidence:
         plain = dataclasses.replace(self.PLAIN, charged_more=0)
         assert len(audit.missing_evidence(plain, self.IDEMPOTENT, kills=3, store_kills=0)) == 1
 
-    @pytest.mark.parametrize("field", ["killed_before", "replayed", "taken_over"])
+    @pytest.mark.parametrize("field", ["killed_before", "redelivered", "replayed", "taken_over"])
     def test_without_fire_in_the_idempotent_column_nothing_is_proved(self, field: str) -> None:
         calm = dataclasses.replace(self.IDEMPOTENT, **{field: 0})
         assert len(audit.missing_evidence(self.PLAIN, calm, kills=3, store_kills=0)) == 1
