@@ -265,6 +265,8 @@ def test_retries_are_followed_to_their_end(declare: Callable[..., Task], outbox:
 
     assert retries[:3] == [0, 1, 2]
     assert "put off, put off, 'sent'" in report
+    # A retry that was published right before the death is delivered, and so is the message that comes back.
+    assert "  died, put off, put off, 'sent', 'sent', 'sent'\n" in report
     assert rows(report, marked=True) == {"the worker dies before the completion of delivery 3": 2}
     assert rows(report)["the worker dies after the release"] == 1
 
