@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
+from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, Executable, MetaData, Table, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -33,6 +34,7 @@ from celery_idempotent.stores.sql_drivers import (
     is_dead,
     is_duplicate,
     new_engine,
+    parsed,
     url_of,
 )
 from celery_idempotent.stores.sql_schema import TABLE, creation, records, records_table
@@ -66,7 +68,17 @@ _LARGEST_PACKET = "celery_idempotent.max_allowed_packet"
 """In the ``info`` of every connection that was used before: bytes, or None where there is no such limit."""
 
 _connecting = threading.Lock()
-os.register_at_fork(before=_connecting.acquire, after_in_parent=_connecting.release, after_in_child=_connecting.release)
+_on_files: "WeakSet[SQLStore]" = WeakSet()
+"""Stores on SQLite; changed under the lock."""
+
+
+def _before_fork() -> None:
+    _connecting.acquire()
+    for store in _on_files:
+        store._leave_file()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_connecting.release, after_in_child=_connecting.release)
 
 
 class SQLStore:
@@ -99,7 +111,7 @@ class SQLStore:
             raise PolicyError("table", repr(table), f"must be a name of 1 to {_LONGEST_NAME} characters")
         self._given: Engine | None = None
         if isinstance(engine_or_url, URL | str):
-            self._url = connectable(engine_or_url)
+            self._url = connectable(parsed(engine_or_url) if isinstance(engine_or_url, str) else engine_or_url)
         else:
             self._given, self._url = engine_or_url, connectable(url_of(engine_or_url))
         if self._given is not None and (timeout, pool_size) != (None, None):
@@ -118,6 +130,9 @@ class SQLStore:
         self._engines: dict[int, Engine] = {}
         self._inherited: list[object] = []
         self._made_in = os.getpid()
+        if self.dialect == "sqlite":
+            with _connecting:
+                _on_files.add(self)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -126,7 +141,7 @@ class SQLStore:
         Raises:
             PolicyError: The URL cannot be used; the message names the remedy.
         """
-        found = connectable(url)
+        found = parsed(url)
         query = dict(found.query)
         options: dict[str, Any] = {name: str(query.pop(name)) for name in ("table", "schema") if name in query}
         options |= {name: _number(name, query.pop(name)) for name in ("timeout", "pool_size") if name in query}
@@ -307,6 +322,18 @@ class SQLStore:
             with _connecting:
                 engine = self._engines.get(pid) or self._engines.setdefault(pid, self._new_engine(pid))
         return engine
+
+    def _leave_file(self) -> None:
+        """Close idle connections to SQLite, before a fork.
+
+        SQLite notes in memory which locks its process has. A child inherits the notes and not the locks, so it
+        would take for granted what only its parent has; and a parent that then closes the file believes itself
+        alone, and deletes the log that its children write to.
+        """
+        pid = os.getpid()
+        engine = self._engines.get(pid, self._given if pid == self._made_in else None)
+        if engine is not None:
+            engine.dispose()
 
     def _new_engine(self, pid: int) -> Engine:
         if self._given is None:

@@ -9,8 +9,10 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Engine, create_engine
 
 from celery_idempotent.attempt import new_nonce
 from celery_idempotent.record import Status
@@ -18,14 +20,11 @@ from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing.contract import a_record
 
 
-@pytest.fixture
-def open_it(tmp_path: Path) -> Callable[[], SQLStore]:
-    return lambda: SQLStore(f"sqlite:///{tmp_path / 'records.sqlite3'}")
-
-
-def test_child_loses_nothing_when_its_parent_closes(open_it: Callable[[], SQLStore]) -> None:
+@pytest.mark.parametrize("make", [str, create_engine], ids=["url", "engine"])
+def test_child_loses_nothing_when_its_parent_closes(make: Callable[[str], Any], tmp_path: Path) -> None:
     """A pool process completes after its parent, which checked the store at start, has closed its connection."""
-    parent = open_it()
+    given = make(f"sqlite:///{tmp_path / 'records.sqlite3'}")
+    parent, unused = SQLStore(given), SQLStore(f"sqlite:///{tmp_path / 'unused.sqlite3'}")
     parent.provision()
     claimed = a_record()
     completed = replace(claimed, revision=new_nonce(), status=Status.COMPLETED)
@@ -43,8 +42,13 @@ def test_child_loses_nothing_when_its_parent_closes(open_it: Callable[[], SQLSto
             os._exit(0)
     os.read(told, 7)
     parent.close()
+    if isinstance(given, Engine):
+        given.dispose()
     os.write(let_go, b"!")
     os.waitpid(child, 0)
 
     assert parent.get(claimed.key) == completed
+    assert not (tmp_path / "unused.sqlite3").exists(), f"{unused} was not to be opened by a fork"
     parent.close()
+    if isinstance(given, Engine):
+        given.dispose()
