@@ -28,6 +28,7 @@ __all__ = [
     "is_dead",
     "is_duplicate",
     "new_engine",
+    "parsed",
     "url_of",
 ]
 
@@ -55,22 +56,30 @@ _RECYCLE = 300
 silently forget an idle one."""
 
 
-def connectable(url: str | URL) -> URL:
-    """The URL with a driver that is installed.
+def parsed(url: str) -> URL:
+    """The URL in parts.
 
     Args:
-        url: SQLAlchemy's, or with Celery's ``db+`` before it. Without a driver in it, an installed one is taken.
+        url: SQLAlchemy's, or with Celery's ``db+`` before it.
 
     Raises:
-        PolicyError: It is no URL, of an unknown database or driver, or the driver is not installed.
+        PolicyError: It is none.
     """
-    if isinstance(url, str):
-        try:
-            url = make_url(url.removeprefix("db+"))
-        except (ArgumentError, ValueError) as error:
-            raise PolicyError(
-                "idempotency_store", "'...'", "no URL of a database, such as postgresql+psycopg://user:password@host/db"
-            ) from error
+    try:
+        return make_url(url.removeprefix("db+"))
+    except (ArgumentError, ValueError) as error:
+        raise PolicyError(
+            "idempotency_store", "'...'", "no URL of a database, such as postgresql+psycopg://user:password@host/db"
+        ) from error
+
+
+def connectable(url: URL) -> URL:
+    """The URL with a driver that is installed: its own, or the best there is.
+
+    Raises:
+        PolicyError: The database or driver is not supported, the driver is not installed, or SQLite is not given a
+            file.
+    """
     dialect, _, driver = url.drivername.lower().partition("+")
     drivers = _DRIVERS.get(dialect)
     if drivers is None:
@@ -85,9 +94,16 @@ def connectable(url: str | URL) -> URL:
             f"{drivers[driver].module} is not installed; "
             f'run: pip install "celery-idempotent[sql]" "{drivers[driver].distribution}"',
         )
-    if dialect == "sqlite" and (url.database in {None, "", ":memory:"} or "mode=memory" in str(url)):
-        raise _refused(url, "every connection would have a database of its own; name a file, or take memory://")
+    if dialect == "sqlite":
+        _check_sqlite(url)
     return url.set(drivername=f"{dialect}+{driver}")
+
+
+def _check_sqlite(url: URL) -> None:
+    if url.database in {None, "", ":memory:"} or url.query.get("mode") == "memory":
+        raise _refused(url, "every connection would have a database of its own; name a file, or take memory://")
+    if url.query and "uri" not in url.query:
+        raise _refused(url, f"SQLite knows no such option: {', '.join(url.query)}")
 
 
 def url_of(engine: object) -> URL:
@@ -326,8 +342,9 @@ _AT_LEISURE = {"verify", "provision"}
 _READ_ONLY = {"25006", "1290", "1792", "1836"}
 _TOO_LARGE = {"22001", "54000", "1118", "1153", "1406", "SQLITE_TOOBIG"}
 _GAVE_WAY = {"1213", "40001", "40P01"}
-_ALREADY_EXISTS = {"42P07", "23505", "1050", "1061"}
-"""PostgreSQL reports the loser of two CREATEs in the same moment by a duplicate in its catalogue (23505)."""
+_ALREADY_EXISTS = {"42P07", "42710", "23505", "1050", "1061"}
+"""The loser of two CREATEs in the same moment is told by PostgreSQL of the table's type (42710), or of a duplicate in
+the catalogue (23505); the winner has committed by then."""
 
 OTHER_TABLE = (
     "the table is not the one that this prints: celery -A <your app> idempotency ddl; "

@@ -52,8 +52,8 @@ def test_url_without_a_driver_takes_the_one_that_is_there(monkeypatch: pytest.Mo
     """Whoever has only psycopg2 or mysqlclient need not say so."""
     monkeypatch.setattr(sql_drivers, "find_spec", _installed("psycopg2", "MySQLdb"))
 
-    assert sql_drivers.connectable("postgresql://h/d").drivername == "postgresql+psycopg2"
-    assert sql_drivers.connectable("mariadb://h/d").drivername == "mariadb+mysqldb"
+    assert sql_drivers.connectable(make_url("postgresql://h/d")).drivername == "postgresql+psycopg2"
+    assert sql_drivers.connectable(make_url("mariadb://h/d")).drivername == "mariadb+mysqldb"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,7 @@ def test_missing_driver_says_what_to_install(url: str, command: str, monkeypatch
         ("sqlite://", "memory://"),
         ("sqlite:///:memory:", "memory://"),
         ("sqlite:///file:x?mode=memory&uri=true", "memory://"),
+        ("sqlite:////tmp/x?tabel=effects", "no such option: tabel"),
         ("postgresql:very-secret", "no URL of a database"),
         ("postgresql://app:very-secret@h:port/d", "no URL of a database"),
         (f"{PG}?timeout=soon", "timeout='soon': must be a number"),
