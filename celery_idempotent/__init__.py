@@ -1,4 +1,7 @@
-"""Celery delivers a task at least once; this makes its effect happen once."""
+"""Celery delivers a task at least once; this makes its effect happen once.
+
+PYTEST_DONT_REWRITE: or pytest warns where this was imported before it, as the pytest plugin is of the same package.
+"""
 
 from celery_idempotent._version import __version__
 from celery_idempotent.errors import (

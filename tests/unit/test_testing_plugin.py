@@ -1,10 +1,14 @@
 """The pytest plugin in suites of others: present, used, unused, under xdist; each in a process of its own."""
 
+import sys
 from collections.abc import Callable
 
 import pytest
 
 pytest_plugins = ["pytester"]
+
+BARE = ("-p", "no:cacheprovider", "-p", "no:celery", "-p", "no:docker_tools")
+"""Without what else is installed here; pytest-celery imports Celery in every run."""
 
 Suite = Callable[..., pytest.RunResult]
 
@@ -36,9 +40,7 @@ def suite(pytester: pytest.Pytester) -> Suite:
 
     def run(tests: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(test_shop=tests)
-        # What else is installed here is not the subject, and pytest-celery imports Celery in every run.
-        others = ["-p", "no:celery", "-p", "no:docker_tools", "-p", "no:cacheprovider"]
-        return pytester.runpytest_subprocess(*others, *options)
+        return pytester.runpytest_subprocess(*BARE, *options)
 
     return run
 
@@ -65,6 +67,29 @@ def test_plugin_can_be_switched_off(suite: Suite) -> None:
 
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*fixture 'idempotency_store' not found*"])
+
+
+def test_program_that_imported_the_package_can_run_pytest(pytester: pytest.Pytester) -> None:
+    """pytest marks the packages of plugins for its assertions, and warns if one of them is imported already."""
+    pytester.makepyfile(
+        test_nothing="def test_nothing(): ...",
+        program=f"""
+        import sys
+        import celery_idempotent, pytest
+
+        class Installed:
+            "What pytest does to the package of an installed plugin; here it is installed for development."
+
+            def pytest_configure(self, config):
+                config.pluginmanager.rewrite_hook.mark_rewrite("celery_idempotent")
+
+        sys.exit(pytest.main([*{BARE!r}, "-W", "error", "test_nothing.py"], plugins=[Installed()]))
+        """,
+    )
+
+    result = pytester.run(sys.executable, "program.py")
+
+    result.assert_outcomes(passed=1)
 
 
 def test_each_test_gets_a_store_of_its_own(suite: Suite) -> None:
