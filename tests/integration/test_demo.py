@@ -142,15 +142,16 @@ def test_every_store_is_served_by_its_name(place: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", BROKERS)
 def test_every_broker_is_served_by_its_name(place: Path, name: str) -> None:
-    """The address is that of a broker, and its queue's length is that of the queue."""
+    """The address is that of a broker, and its length counts what waits and what is being worked on."""
     with Servers("", name, place) as servers:
         settings = Settings(broker_url=servers.broker_url, store_url="", results_url="", folder=place)
         publisher = Celery(set_as_current=False)
         publisher.conf.update(settings.celery())
-        with publisher.producer_or_acquire() as producer:
+        with publisher.connection_for_write() as connection:
             for _ in range(3):
-                publisher.send_task("any", producer=producer)
-        assert queue_length(servers.broker_url, settings.queue) == 3
+                publisher.send_task("any", connection=connection)
+            assert connection.default_channel.basic_get(settings.queue)
+            assert queue_length(servers.broker_url, settings.queue) == 3
 
 
 def test_one_aws_serves_both_store_and_broker(place: Path) -> None:
