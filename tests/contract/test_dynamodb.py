@@ -1,6 +1,7 @@
 """The contract on DynamoDB, and what only DynamoDB can get wrong."""
 
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,10 +14,10 @@ from botocore.config import Config
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record
-from celery_idempotent.store import RecordTooLarge, Verifiable
+from celery_idempotent.store import RecordTooLarge, Store, Verifiable
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.testing import StoreContract
+from celery_idempotent.testing import OutageContract, StoreContract, VerifiableContract
 from celery_idempotent.testing.contract import a_record
 from tests.support.dynamodb import count_requests
 
@@ -39,12 +40,22 @@ def _opened(url: str) -> Iterator[DynamoDBStore]:
     store.close()
 
 
-class TestDynamoDBStore(StoreContract):
+class TestDynamoDBStore(StoreContract, VerifiableContract):
     """The whole contract on a table as ``provision`` makes it."""
 
     @pytest.fixture
     def store(self, url: str) -> Iterator[DynamoDBStore]:
+        self.url = url
         yield from _opened(url)
+
+    @pytest.fixture
+    def misconfigured_store(self, url: str) -> Iterator[Store]:
+        store = open_store(url)
+        yield store
+        store.close()
+
+    def reopen(self, store: Store) -> Store:
+        return open_store(self.url)
 
 
 class TestDynamoDBStoreWithOwnNames(StoreContract):
@@ -75,6 +86,33 @@ class TestDynamoDBStoreWithOwnNames(StoreContract):
 
         assert item["ttl"] == {"N": "1900000000"}
         assert "idempotencyKey" not in item
+
+
+class TestDynamoDBStoreWithoutAServer(OutageContract):
+    """Connections are refused."""
+
+    @pytest.fixture
+    def unreachable_store(self) -> Iterator[Store]:
+        store = open_store("dynamodb://test:test@127.0.0.1:1/t")
+        yield store
+        store.close()
+
+
+class TestDynamoDBStoreWithoutAnswers(OutageContract):
+    """Connections are accepted, and that is all."""
+
+    @pytest.fixture
+    def unreachable_store(self) -> Iterator[Store]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            store = DynamoDBStore(
+                "t",
+                region="us-east-1",
+                endpoint_url=f"http://127.0.0.1:{server.getsockname()[1]}",
+                session=boto3.session.Session(aws_access_key_id="test", aws_secret_access_key="test"),
+                config=Config(read_timeout=0.2),
+            )
+            yield store
+            store.close()
 
 
 @pytest.fixture
