@@ -46,17 +46,22 @@ def on_postgresql(port: int, name: str) -> Settings:
 
 def mariadb(server: EmbeddedMariaDB) -> Settings:
     """An empty database of its own on ``server``."""
-    _teach_django_pymysql()
     name = f"shop_{uuid4().hex}"
     with pymysql.connect(host=HOST, port=server.port, user="root") as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    return on_mariadb(server.port, name)
+
+
+def on_mariadb(port: int, name: str, timeout: int = 10) -> Settings:
+    """The database ``name`` on a MariaDB server of this machine; ``timeout`` in seconds."""
+    _teach_django_pymysql()
     return {
         "ENGINE": "django.db.backends.mysql",
         "NAME": name,
         "HOST": HOST,
-        "PORT": server.port,
+        "PORT": port,
         "USER": "root",
-        "OPTIONS": {"connect_timeout": 2},
+        "OPTIONS": {"connect_timeout": 2, "read_timeout": timeout, "write_timeout": timeout},
     }
 
 
@@ -68,8 +73,9 @@ def configured(alias: str, settings: Settings) -> Iterator[str]:
     try:
         yield alias
     finally:
-        connections[alias].close()
-        del connections[alias]
+        if alias in {each.alias for each in connections.all(initialized_only=True)}:
+            connections[alias].close()
+            del connections[alias]
         del connections.settings[alias]
 
 

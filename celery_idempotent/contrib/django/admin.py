@@ -304,14 +304,14 @@ class IdempotencyRecordAdmin(_Admin):
     def _resolve(self, request: HttpRequest, row: IdempotencyRecord, given: Mapping[str, Any]) -> None:
         store, key, revision = project.store_of_admin(), row.record.key, given["revision"]
         if given["verdict"] == "rerun":
-            done = "resolved: it did not happen. The next delivery runs the task; if there is none, publish it again."
+            done = "Resolved: it did not happen. The next delivery runs the task; if there is none, publish it again."
             self._give(request, row, done, lambda: verdicts.rerun(store, key, seen_revision=revision))
             return
         codec, retain = project.runtime().codec, project.policy_of(row.record).retain_ms
         self._give(
             request,
             row,
-            "resolved: it happened. Later deliveries get the result.",
+            "Resolved: it happened. Later deliveries get the result.",
             lambda: verdicts.completed(store, codec, key, given["value"], retain=retain, seen_revision=revision),
         )
 
@@ -320,27 +320,25 @@ class IdempotencyRecordAdmin(_Admin):
         self._give(
             request,
             row,
-            "released. The next delivery runs the task; if there is none, publish it again.",
+            "Released. The next delivery runs the task; if there is none, publish it again.",
             lambda: verdicts.release(store, row.record.key, grace=grace, seen_revision=revision),
         )
 
     def _give(self, request: HttpRequest, row: IdempotencyRecord, done: str, verdict: Callable[[], Record]) -> None:
         """Give a verdict; tell the person, and the admin's log, what became of it."""
+        # The key comes last: Django begins a message with a capital letter, and a key must be shown as it is.
         try:
             verdict()
         except PolicyError as error:
-            self.message_user(request, f"{row.key}: {error.remedy}", messages.ERROR)
+            told, level = f"Nothing was changed: {error.remedy}.", messages.ERROR
         except RecordTooLarge as error:
-            self.message_user(
-                request, f"{row.key}: nothing was written, the result is too large: {error}", messages.ERROR
-            )
+            told, level = f"Nothing was changed: the result is too large ({error}).", messages.ERROR
         except StoreUnavailable as error:
-            self.message_user(
-                request, f"{row.key}: it is not certain what was written; look again. {error}", messages.ERROR
-            )
+            told, level = f"It is not certain what was written; look again ({error}).", messages.ERROR
         else:
-            self.log_change(request, row, done.capitalize())
-            self.message_user(request, f"{row.key}: {done}", messages.SUCCESS)
+            told, level = done, messages.SUCCESS
+            self.log_change(request, row, done)
+        self.message_user(request, f"{told} Key: {row.key}", level)
 
     def _release_page(
         self, request: HttpRequest, rows: Sequence[IdempotencyRecord], form: ReleaseForm | None = None

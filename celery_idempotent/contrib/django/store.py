@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self, cast
 from urllib.parse import urlsplit
@@ -30,12 +29,12 @@ from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.engine.interfaces import Dialect
 
-from celery_idempotent.attempt import new_nonce
-from celery_idempotent.errors import PolicyError, StoreMisconfigured
+from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import RecordTooLarge
 from celery_idempotent.stores.clock import ServerClock
-from celery_idempotent.stores.sql_drivers import explained, is_dead, is_duplicate
+from celery_idempotent.stores.sql_checks import try_out, warn_of_losses
+from celery_idempotent.stores.sql_drivers import explained, gave_way, is_dead, is_duplicate
 from celery_idempotent.stores.sql_schema import records
 from celery_idempotent.stores.sql_statements import (
     MYSQL_GREETING,
@@ -126,14 +125,16 @@ class DjangoStore:
         return time.time_ns() // 1_000_000 if self._dialect.name == "sqlite" else self._clock.now()
 
     def verify(self) -> None:
-        """See :meth:`celery_idempotent.store.Verifiable.verify`; writes a record and takes it back."""
-        probe = _probe()
+        """See :meth:`celery_idempotent.store.Verifiable.verify`; writes records and takes them back.
+
+        Warns of settings under which the server forgets what it has acknowledged.
+        """
         with self._borrowed("verify") as connection:
             execute = partial(self._execute, connection)
             with transaction.atomic(using=self.alias):
-                self._statements.swap(execute, probe, None)
-                self._statements.swap(execute, replace(probe, revision="2"), probe.revision)
+                try_out(self._statements, execute, repr(self))
                 transaction.set_rollback(True, using=self.alias)
+            warn_of_losses(self._dialect.name, execute, repr(self))
 
     def provision(self) -> None:
         """Check as :meth:`verify` does; the table is made by ``manage.py migrate``, as all of Django's.
@@ -151,8 +152,15 @@ class DjangoStore:
         """Executes each statement alone, on the thread's connection."""
 
         def ask(statement: Executable, parameters: Parameters) -> Reply:
-            with self._borrowed(operation) as connection:
-                return self._execute(connection, statement, parameters)
+            tries = 0
+            while True:
+                tries += 1
+                try:
+                    with self._borrowed(operation) as connection:
+                        return self._execute(connection, statement, parameters)
+                except StoreUnavailable as error:
+                    if tries == _TRIES or not gave_way(error.__cause__):
+                        raise
 
         return ask
 
@@ -171,7 +179,8 @@ class DjangoStore:
                 # It may stand in the middle of an answer, or before a server that only reads.
                 _close(connection)
             cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-            raise self._explained(cause, operation) from cause
+            creation = f"python manage.py migrate --database {self.alias}"
+            raise explained(cause, repr(self), operation, creation=creation) from cause
         finally:
             if not was_open and not current_task:
                 _close(connection)
@@ -235,14 +244,14 @@ class DjangoStore:
             met = self._met[connection] = _Met(connection.connection, int(row["max_allowed_packet"]))
         return met.largest_packet
 
-    def _explained(self, error: Exception, operation: str) -> Exception:
-        return explained(error, repr(self), operation)
-
 
 class _Met(NamedTuple):
     connection: object
     largest_packet: int
 
+
+_TRIES = 10
+"""How often a statement is sent that the database undoes for another's sake, as in a deadlock; see the SQL store."""
 
 _TO_LAST = {"swap", "delete"}
 """Operations whose effect must not be rolled back with something else."""
@@ -262,7 +271,17 @@ def _leave_to_parent() -> None:
             connection.connection = None
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+def _leave_files() -> None:
+    """Close idle connections to SQLite files: a child would inherit what SQLite notes of its locks, and not the locks.
+
+    Django opens the file again when it is needed. See the SQL store for what is lost otherwise.
+    """
+    for connection in connections.all(initialized_only=True):
+        if connection.alias in _inheritable and connection.vendor == "sqlite" and not connection.in_atomic_block:
+            _close(connection)
+
+
+os.register_at_fork(before=_leave_files, after_in_child=_leave_to_parent)
 
 
 def _close(connection: BaseDatabaseWrapper) -> None:
@@ -285,7 +304,7 @@ def _check(alias: str) -> None:
         raise _unusable(alias, "AUTOCOMMIT is off there, so that a claim could be rolled back; remove that setting")
     try:
         vendor = connections[alias].vendor
-    except ImproperlyConfigured as error:
+    except (ImproperlyConfigured, ImportError) as error:
         raise _unusable(alias, str(error)) from error
     if vendor not in _DIALECTS:
         raise _unusable(alias, f"records can be kept in {', '.join(_DIALECTS)}, and not in {vendor}")
@@ -293,23 +312,3 @@ def _check(alias: str) -> None:
 
 def _unusable(alias: str, remedy: str) -> PolicyError:
     return PolicyError("idempotency_store", f"'django://{alias}'", remedy)
-
-
-def _probe() -> Record:
-    """A record that no task has."""
-    nonce = new_nonce()
-    return Record(
-        key=f"celery-idempotent:verify:{nonce}",
-        status=Status.UNKNOWN,
-        revision="1",
-        owner=nonce,
-        fencing_token=0,
-        lease_until=0,
-        fingerprint=None,
-        attempts=0,
-        created_at=0,
-        updated_at=0,
-        task="",
-        task_id="",
-        worker="",
-    )

@@ -1,0 +1,1 @@
+"""A database backend of a kind that nobody has tried."""

@@ -1,0 +1,605 @@
+"""The admin page, asked over Django's test client: what it shows, whom it obeys, and what a verdict does."""
+
+import json
+import pickle
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from html import unescape
+from importlib import reload
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
+from django.contrib.auth.models import Permission, User
+from django.core.checks import run_checks
+from django.db import connections, transaction
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import clear_url_caches
+
+from celery_idempotent import StoreUnavailable
+from celery_idempotent.contrib.django.store import DjangoStore
+from celery_idempotent.record import Record, Status
+from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.stores.sql_schema import TABLE
+from celery_idempotent.testing.contract import a_record
+from tests.django.project import urls
+from tests.django.project.shop.tasks import refund
+from tests.support.deliveries import deliver
+
+LIST = "/admin/celery_idempotent/idempotencyrecord/"
+RETAIN = 7 * 86_400
+
+Response = Any  # what the client returns has no public type
+
+
+@pytest.fixture
+def store(database: str, shop: Celery) -> Iterator[DjangoStore]:
+    """The shop's store, on a database of each kind; people and sessions stay in the default one."""
+    before = shop.conf.idempotency_store
+    shop.conf.idempotency_store = store = DjangoStore(database)
+    with connections[database].cursor() as cursor:
+        cursor.execute(f"DELETE FROM {TABLE}")
+    yield store
+    shop.conf.idempotency_store = before
+
+
+def _client(*permissions: str) -> Client:
+    """A browser of somebody who works here and has these permissions on records."""
+    user = User.objects.create_user(uuid4().hex, is_staff=True)
+    for each in permissions:
+        user.user_permissions.add(Permission.objects.get(codename=f"{each}_idempotencyrecord"))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def operator() -> Client:
+    """Somebody who may give verdicts."""
+    return _client("view", "change")
+
+
+@pytest.fixture
+def viewer() -> Client:
+    """Somebody who may look."""
+    return _client("view")
+
+
+def _written(store: DjangoStore, status: Status = Status.IN_PROGRESS, **changes: Any) -> Record:
+    now = store.now()
+    times = {"created_at": now - 90_000, "updated_at": now - 60_000, "lease_until": now + 60_000}
+    outcome = {"expires_at": now // 1000 + 600} if status in {Status.COMPLETED, Status.FAILED} else {}
+    record = replace(a_record(), **{"status": status, "task": "shop.refund", **times, **outcome, **changes})
+    assert store.swap(record, None) == record
+    return record
+
+
+def _abandoned(store: DjangoStore, **changes: Any) -> Record:
+    """What a worker leaves that died; the grace of shop.refund, 5 s, is over."""
+    return _written(store, lease_until=store.now() - 5_001, **changes)
+
+
+def _url(record: Record, page: str = "change") -> str:
+    return f"{LIST}{quote(record.key)}/{page}/"
+
+
+def _text(response: Response) -> str:
+    assert response.status_code == 200, response
+    return unescape(response.content.decode())
+
+
+def _keys(response: Response) -> list[str]:
+    return re.findall(r'<th class="field-key"><a [^>]*>(.*?)</a>', _text(response))
+
+
+def _messages(response: Response) -> str:
+    found = re.search(r'<ul class="messagelist">(.*?)</ul>', _text(response), re.DOTALL)
+    return found[1] if found else ""
+
+
+def _resolve(client: Client, record: Record, **fields: str) -> Response:
+    """Open the page of a verdict, fill in the form, and follow where it leads."""
+    _text(client.get(_url(record, "resolve")))
+    return client.post(_url(record, "resolve"), {"revision": record.revision, **fields}, follow=True)
+
+
+def _release(client: Client, *records: Record, **fields: str) -> Response:
+    seen = [f"{each.revision} {each.key}" for each in records]
+    return client.post(f"{LIST}release/", {"seen": seen, **fields}, follow=True)
+
+
+# -- what is shown
+
+
+def test_list_shows_what_an_operator_looks_for(store: DjangoStore, viewer: Client) -> None:
+    """Status, task, key, attempts, times in UTC and worker of each record."""
+    record = _written(
+        store, Status.COMPLETED, attempts=3, worker="w@here", updated_at=1_800_000_000_007, expires_at=1_900_000_000
+    )
+
+    text = _text(viewer.get(LIST))
+
+    for shown in (
+        *("COMPLETED", "shop.refund", record.key, "w@here"),
+        *("2027-01-15 08:00:00.007 UTC", "2030-03-17 17:46:40.000 UTC"),
+    ):
+        assert shown in text
+    assert '<td class="field-attempts">3</td>' in text
+
+
+def test_list_begins_with_what_waits_for_a_person(store: DjangoStore, viewer: Client) -> None:
+    """UNKNOWN first, outcomes last, the latest of them first: in the order of the table's index."""
+    early = _written(store, Status.COMPLETED, expires_at=1_900_000_000)
+    late = _written(store, Status.COMPLETED, expires_at=1_900_000_001)
+    others = [_written(store, each) for each in (Status.UNKNOWN, Status.RELEASED, Status.IN_PROGRESS)]
+
+    assert _keys(viewer.get(LIST)) == [each.key for each in (*others, late, early)]
+
+
+def test_list_can_be_ordered_by_its_columns(store: DjangoStore, viewer: Client) -> None:
+    """Updated, oldest first."""
+    now = store.now()
+    records = [_written(store, updated_at=now - age) for age in (1, 3, 2)]
+
+    assert _keys(viewer.get(f"{LIST}?o=4")) == [records[index].key for index in (1, 2, 0)]
+
+
+def test_list_is_filtered_by_status(store: DjangoStore, viewer: Client) -> None:
+    """Every status is offered, and shows its own."""
+    records = {status: _written(store, status) for status in Status}
+
+    for status, record in records.items():
+        assert f"?status={status}" in _text(viewer.get(LIST))
+        assert _keys(viewer.get(f"{LIST}?status={status}")) == [record.key]
+
+
+def test_list_is_filtered_by_task(store: DjangoStore, viewer: Client) -> None:
+    """The app's idempotent tasks are offered, and one that is gone from it can still be asked for."""
+    record, old = _written(store), _written(store, task="shop.gone")
+
+    text = _text(viewer.get(LIST))
+    assert "?task=shop.refund" in text
+    assert "?task=shop.charge" in text
+    assert "?task=shop.gone" not in text
+    assert "celery.backend_cleanup" not in text
+    assert _keys(viewer.get(f"{LIST}?task=shop.refund")) == [record.key]
+    assert _keys(viewer.get(f"{LIST}?task=shop.gone")) == [old.key]
+    assert "?task=shop.gone" in _text(viewer.get(f"{LIST}?task=shop.gone"))
+
+
+def test_record_is_found_by_its_key_or_its_task_id(store: DjangoStore, viewer: Client) -> None:
+    """Both as they stand in a log line, with the space that was copied along."""
+    record, _ = _written(store), _written(store)
+
+    for term in (record.key, f" {record.key} ", record.task_id):
+        assert _keys(viewer.get(LIST, {"q": term})) == [record.key]
+    assert _keys(viewer.get(LIST, {"q": record.key[:-1]})) == []
+    assert len(_keys(viewer.get(LIST, {"q": " "}))) == 2
+
+
+def test_list_of_a_large_table_is_cheap(store: DjangoStore, viewer: Client) -> None:
+    """Nothing is counted or sorted beyond what is listed, and what is large is not read."""
+    _written(store, Status.COMPLETED, result='"' + "x" * 5_000 + '"', content_type="application/json")
+
+    with CaptureQueriesContext(connections[store.alias]) as queries:
+        viewer.get(LIST)
+
+    asked = [each["sql"] for each in queries.captured_queries if TABLE in each["sql"]]
+    assert len(asked) == 2
+    assert "LIMIT 1000" in next(each for each in asked if "COUNT" in each)
+    assert not any("result_text" in each or "steps" in each for each in asked)
+
+
+def test_list_ends_at_a_thousand_and_says_so(store: DjangoStore, viewer: Client) -> None:
+    """Further ones are found by filter and search."""
+    record = _written(store, Status.RELEASED)
+    with transaction.atomic(using=store.alias), connections[store.alias].cursor() as cursor:
+        cursor.execute(f"SELECT * FROM {TABLE}")
+        (row,) = cursor.fetchall()
+        places = ", ".join(["%s"] * len(row))
+        more = [(f"k{number}", *row[1:]) for number in range(1_000)]
+        cursor.executemany(f"INSERT INTO {TABLE} VALUES ({places})", more)
+    last = f"{LIST}?p=10"
+
+    assert len(_keys(viewer.get(last))) == 100
+    assert "a list ends at 1000 records" in _text(viewer.get(last))
+    assert _keys(viewer.get(LIST, {"q": record.key})) == [record.key]
+    assert "a list ends" not in _text(viewer.get(LIST, {"q": record.key}))
+
+
+def test_page_of_a_record_shows_all_of_it(store: DjangoStore, viewer: Client) -> None:
+    """Every field, JSON laid out, times readable, the size of the result."""
+    record = _written(
+        store,
+        Status.COMPLETED,
+        result='{"id": "ch_1", "name": "Öre"}',
+        content_type="application/json",
+        steps={"reserve": {"result": 7}},
+        error="<b>said</b> the worker",
+        lease_until=1_800_000_000_000,
+        created_at=1_800_000_001_000,
+        updated_at=1_800_000_002_000,
+        expires_at=1_900_000_000,
+    )
+
+    text = _text(viewer.get(_url(record)))
+
+    for shown in (
+        *(record.key, record.task, record.task_id, record.worker, record.revision, record.owner, "f" * 64),
+        *(
+            "The effect happened; later deliveries get the result.",
+            '{\n  "id": "ch_1",\n  "name": "Öre"\n}',
+            "30 bytes",
+        ),
+        *('"reserve": {\n    "result": 7\n  }', "<b>said</b> the worker", str(record.fencing_token)),
+        *(f"2027-01-15 08:00:0{second}.000 UTC" for second in range(3)),
+        "2030-03-17 17:46:40.000 UTC",
+    ):
+        assert shown in text, shown
+    assert "<b>said" not in viewer.get(_url(record)).content.decode()
+
+
+def test_what_is_not_json_is_never_decoded(store: DjangoStore, viewer: Client, tmp_path: Path) -> None:
+    """A pickle runs code when it is decoded, so that only its size is told."""
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "decoded",)
+
+    data = pickle.dumps(Bomb())
+    record = _written(store, Status.COMPLETED, result=data, content_type="application/x-python-serialize")
+
+    text = _text(viewer.get(_url(record)))
+
+    assert "application/x-python-serialize is never decoded here" in text
+    assert f"{len(data)} bytes" in text
+    assert not (tmp_path / "decoded").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"result": "x" * 100_001, "content_type": "application/json"}, "too long to show: 100001 bytes"),
+        ({"result": "not json", "content_type": "application/json"}, "'not json'"),
+        ({"result": b"x"}, "of unknown type is never decoded here"),
+        ({"error": "result lost"}, "0 bytes"),
+    ],
+)
+def test_odd_outcomes_are_described(store: DjangoStore, viewer: Client, changes: dict[str, Any], shown: str) -> None:
+    """Whatever stands there, the page can be opened."""
+    assert shown in _text(viewer.get(_url(_written(store, Status.COMPLETED, **changes))))
+
+
+def test_lease_that_is_over_is_told(store: DjangoStore, viewer: Client) -> None:
+    """Whoever looks for dead workers finds them in the list."""
+    running, abandoned = _written(store), _abandoned(store)
+
+    assert "IN_PROGRESS, lease over" in _text(viewer.get(_url(abandoned)))
+    assert "lease over" not in _text(viewer.get(_url(running)))
+
+
+# -- who may do what
+
+
+def test_nothing_is_edited_by_anybody(store: DjangoStore) -> None:
+    """Not even by a superuser: no adding, no changing, no deleting."""
+    record = _written(store)
+    client = Client()
+    client.force_login(User.objects.create_superuser(uuid4().hex))
+
+    assert client.get(f"{LIST}add/").status_code == 403
+    assert client.post(_url(record), {"status": "COMPLETED"}).status_code == 403
+    assert client.post(_url(record, "delete"), {"post": "yes"}).status_code == 403
+    assert "delete_selected" not in _text(client.get(LIST))
+    assert 'name="_save"' not in _text(client.get(_url(record)))
+    assert store.get(record.key) == record
+
+
+def test_without_permission_to_change_nobody_gives_verdicts(store: DjangoStore, viewer: Client) -> None:
+    """No action, no button, and no way in by the address."""
+    unknown, abandoned = _written(store, Status.UNKNOWN), _abandoned(store)
+
+    assert "release_selected" not in _text(viewer.get(LIST))
+    assert "resolve_selected" not in _text(viewer.get(LIST))
+    assert _url(unknown, "resolve") not in _text(viewer.get(_url(unknown)))
+    assert _url(abandoned, "release") not in _text(viewer.get(_url(abandoned)))
+    given = {"revision": unknown.revision, "verdict": "rerun", "checked": "on"}
+    assert viewer.get(_url(unknown, "resolve")).status_code == 403
+    assert viewer.post(_url(unknown, "resolve"), given).status_code == 403
+    assert viewer.get(_url(abandoned, "release")).status_code == 403
+    assert _release(viewer, abandoned, checked="on").status_code == 403
+    assert [store.get(each.key) for each in (unknown, abandoned)] == [unknown, abandoned]
+
+
+def test_without_permission_to_view_nobody_sees_records(store: DjangoStore) -> None:
+    """Results may be personal data."""
+    record = _written(store)
+
+    assert _client().get(LIST).status_code == 403
+    assert _client().get(_url(record)).status_code == 403
+    assert "/login/" in Client().get(_url(record, "resolve"))["Location"]
+
+
+def test_only_what_a_record_can_take_is_offered(store: DjangoStore, operator: Client) -> None:
+    """Resolve for UNKNOWN, release for a lease that is over, nothing else."""
+    records = {str(status): _written(store, status) for status in Status}
+    records["abandoned"] = _abandoned(store)
+
+    offered = {
+        (name, page)
+        for name, record in records.items()
+        for page in ("resolve", "release")
+        if _url(record, page) in _text(operator.get(_url(record)))
+    }
+
+    assert offered == {("UNKNOWN", "resolve"), ("abandoned", "release")}
+
+
+# -- resolving
+
+
+def test_it_happened_is_replayed(store: DjangoStore, operator: Client) -> None:
+    """The verdict becomes the outcome for as long as the task's policy says, and is written into the admin's log."""
+    key = refund.idempotency_key_for(f"o-1 {store.alias}")
+    record = _written(store, Status.UNKNOWN, key=key, fingerprint=None)
+
+    response = _resolve(operator, record, verdict="completed", result='{"id": "re_1"}', checked="on")
+
+    resolved = store.get(key)
+    assert resolved is not None
+    assert (resolved.status, json.loads(str(resolved.result))) == (Status.COMPLETED, {"id": "re_1"})
+    assert resolved.expires_at == pytest.approx(store.now() / 1000 + RETAIN, abs=10)
+    assert deliver(refund, f"o-1 {store.alias}").value == {"id": "re_1"}
+    assert f"Resolved: it happened. Later deliveries get the result. Key: {key}" in _messages(response)
+    entry = LogEntry.objects.get(object_id=key)
+    assert "Resolved: it happened" in entry.change_message
+    assert str(entry.user_id) == operator.session["_auth_user_id"]
+
+
+def test_it_did_not_happen_runs_again(store: DjangoStore, operator: Client) -> None:
+    """The next delivery runs; a result that was written beside it does not count."""
+    key = refund.idempotency_key_for(f"o-2 {store.alias}")
+    record = _written(store, Status.UNKNOWN, key=key, fingerprint=None)
+
+    response = _resolve(operator, record, verdict="rerun", result="no JSON", checked="on")
+
+    released = store.get(key)
+    assert released is not None
+    assert released.status is Status.RELEASED
+    assert "it did not happen" in _messages(response)
+    assert deliver(refund, f"o-2 {store.alias}").value == f"refunded o-2 {store.alias}"
+    assert "did not happen" in LogEntry.objects.get(object_id=key).change_message
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"verdict": "rerun"}, "This field is required."),
+        ({"checked": "on"}, "This field is required."),
+        ({"verdict": "completed", "checked": "on"}, "Write JSON"),
+        ({"verdict": "completed", "checked": "on", "result": "ch_1"}, "Write JSON"),
+        ({"verdict": "completed", "checked": "on", "result": "NaN"}, "Write JSON"),
+        ({"verdict": "maybe", "checked": "on"}, "Select a valid choice"),
+    ],
+)
+def test_incomplete_verdict_is_asked_again(
+    store: DjangoStore, operator: Client, fields: dict[str, str], complaint: str
+) -> None:
+    """Without a verdict, a result in JSON or the word that the receiver was asked, nothing is written."""
+    record = _written(store, Status.UNKNOWN)
+
+    assert complaint in _text(_resolve(operator, record, **fields))
+    assert store.get(record.key) == record
+
+
+def test_page_of_a_verdict_says_what_it_is_about(store: DjangoStore, operator: Client) -> None:
+    """Task, id, worker, times and reason, and for how long a result would be replayed."""
+    record = _written(store, Status.UNKNOWN, error="killed", worker="w@there", task="shop.charge")
+
+    text = _text(operator.get(_url(record, "resolve")))
+
+    for shown in (record.key, "shop.charge", record.task_id, "w@there", "killed", " UTC", "It is replayed for 1 d."):
+        assert shown in text
+
+
+def test_verdict_on_what_has_changed_is_refused(store: DjangoStore, operator: Client) -> None:
+    """Somebody else resolved it, it ran, and it is UNKNOWN again: the old look at the receiver does not count."""
+    record = _written(store, Status.UNKNOWN)
+    operator.get(_url(record, "resolve"))
+    anew = replace(record, revision="anew", attempts=2)
+    store.swap(anew, record.revision)
+
+    response = _resolve(operator, record, verdict="completed", result="1", checked="on")
+
+    assert "somebody else changed the record meanwhile" in _messages(response)
+    assert store.get(record.key) == anew
+    assert not LogEntry.objects.filter(object_id=record.key).exists()
+
+
+def test_only_unknown_is_resolved(store: DjangoStore, operator: Client) -> None:
+    """By the address or from a page that is out of date."""
+    record = _written(store, Status.RELEASED)
+
+    response = operator.get(_url(record, "resolve"), follow=True)
+
+    assert "Only an UNKNOWN outcome is resolved; this is RELEASED" in _messages(response)
+
+
+@pytest.mark.parametrize("page", ["resolve", "release"])
+def test_verdict_on_nothing_is_refused(store: DjangoStore, operator: Client, page: str) -> None:
+    """A record that was deleted meanwhile is told as such."""
+    response = operator.get(_url(replace(a_record(), key="gone"), page), follow=True)
+
+    assert "Nothing is recorded under gone" in _messages(response)
+
+
+def test_selected_record_leads_to_its_verdict(store: DjangoStore, operator: Client) -> None:
+    """The action of the list goes to the page for one record, and takes no more than one."""
+    first, second = _written(store, Status.UNKNOWN), _written(store, Status.UNKNOWN)
+    chosen = {"action": "resolve_selected", "index": 0}
+
+    one = operator.post(LIST, {**chosen, "_selected_action": [first.key]})
+    two = operator.post(LIST, {**chosen, "_selected_action": [first.key, second.key]}, follow=True)
+
+    assert one["Location"] == _url(first, "resolve")
+    assert "Resolve one at a time" in _messages(two)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (StoreUnavailable("s", "swap", "gone"), "It is not certain what was written; look again"),
+        (RecordTooLarge("2 MB"), "Nothing was changed: the result is too large (2 MB)"),
+    ],
+)
+def test_failure_of_the_store_is_told(
+    store: DjangoStore, operator: Client, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    """The person learns what is certain, and the log does not claim a verdict."""
+    record = _written(store, Status.UNKNOWN)
+
+    def fail(*args: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DjangoStore, "swap", fail)
+        response = _resolve(operator, record, verdict="completed", result="1", checked="on")
+
+    assert told in _messages(response)
+    assert not LogEntry.objects.filter(object_id=record.key).exists()
+
+
+def test_verdicts_work_under_atomic_requests(
+    store: DjangoStore, operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The views step out of the transactions of their requests, on every database."""
+    for alias in connections:
+        monkeypatch.setitem(connections.settings[alias], "ATOMIC_REQUESTS", True)
+    reload(urls)  # as in a process that starts with these databases
+    clear_url_caches()
+    unknown, abandoned = _written(store, Status.UNKNOWN), _abandoned(store)
+
+    assert "did not happen" in _messages(_resolve(operator, unknown, verdict="rerun", checked="on"))
+    assert "Released" in _messages(_release(operator, abandoned, checked="on"))
+
+
+# -- releasing
+
+
+def test_release_gives_back_what_was_shown(store: DjangoStore, operator: Client) -> None:
+    """From the list: a confirmation that names each claim and its policy, then the release, then the log."""
+    records = [_abandoned(store), _abandoned(store, task="shop.charge")]
+    chosen = {"action": "release_selected", "index": 0, "_selected_action": [each.key for each in records]}
+
+    page = _text(operator.post(LIST, chosen))
+    response = _release(operator, *records, checked="on")
+
+    for shown in (*(f"{each.revision} {each.key}" for each in records), "refuse", "rerun", "did <strong>not</strong>"):
+        assert shown in page
+    assert [_status(store, each) for each in records] == [Status.RELEASED] * 2
+    assert all(f"publish it again. Key: {each.key}" in _messages(response) for each in records)
+    assert LogEntry.objects.filter(object_id__in=[each.key for each in records]).count() == 2
+
+
+def test_release_from_the_page_of_a_record(store: DjangoStore, operator: Client) -> None:
+    """The same confirmation for one."""
+    record = _abandoned(store)
+
+    assert f"{record.revision} {record.key}" in _text(operator.get(_url(record, "release")))
+
+
+def test_release_waits_for_a_confirmation(store: DjangoStore, operator: Client) -> None:
+    """Nothing is given back by whoever did not look."""
+    record = _abandoned(store)
+
+    response = _release(operator, record)
+
+    assert "This field is required." in _text(response)
+    assert store.get(record.key) == record
+
+
+def test_what_may_be_alive_is_not_released(store: DjangoStore, operator: Client) -> None:
+    """A running lease is not offered; a lease that is over waits for the grace of its task."""
+    running, in_grace = _written(store), _written(store, lease_until=store.now() - 1)
+    chosen = {"action": "release_selected", "index": 0, "_selected_action": [running.key]}
+
+    page = _text(operator.post(LIST, chosen))
+    response = _release(operator, in_grace, checked="on")
+
+    assert f"{running.revision} {running.key}" not in page
+    assert f"{running.key}: IN_PROGRESS" in page
+    assert "its lease and grace run for another" in _messages(response)
+    assert [_status(store, each) for each in (running, in_grace)] == [Status.IN_PROGRESS] * 2
+
+
+def test_claim_that_was_taken_over_meanwhile_stays(store: DjangoStore, operator: Client) -> None:
+    """The release is of the claim that was shown, and of no other."""
+    record = _abandoned(store)
+    taken_over = replace(record, revision="taken over", attempts=2)
+    store.swap(taken_over, record.revision)
+
+    response = _release(operator, record, checked="on")
+
+    assert "somebody else changed the record meanwhile" in _messages(response)
+    assert store.get(record.key) == taken_over
+
+
+def test_not_more_is_released_than_a_person_can_check(
+    store: DjangoStore, operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Selecting everything releases nothing."""
+    monkeypatch.setattr("celery_idempotent.contrib.django.admin._MOST_RELEASED", 2)
+    records = [_abandoned(store) for _ in range(3)]
+    chosen = {"action": "release_selected", "index": 0, "_selected_action": [each.key for each in records]}
+
+    assert "Release at most 2 at a time" in _messages(operator.post(LIST, chosen, follow=True))
+
+
+def _status(store: DjangoStore, record: Record) -> Status | None:
+    found = store.get(record.key)
+    return found.status if found else None
+
+
+# -- where records are elsewhere
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [("memory://", "they write to memory://"), (None, "set it to a store"), ("nosuch://", "no store has this scheme")],
+)
+def test_records_elsewhere_are_told(shop: Celery, viewer: Client, setting: str | None, reason: str) -> None:
+    """An empty list is not mistaken for peace: the page says so, and a system check."""
+    before = shop.conf.idempotency_store
+    shop.conf.idempotency_store = setting
+    try:
+        page = _text(viewer.get(LIST))
+        (warning,) = [each for each in run_checks() if each.id == "celery_idempotent.W001"]
+    finally:
+        shop.conf.idempotency_store = before
+
+    assert "This is not what workers write" in page
+    assert reason in page
+    assert reason in warning.msg
+    assert "django://default" in str(warning.hint)
+
+
+def test_records_in_django_are_no_matter(shop: Celery, viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No warning where the page shows what workers write, and none where there is no page."""
+    assert "not what workers write" not in _text(viewer.get(LIST))
+    assert not [each for each in run_checks() if each.id == "celery_idempotent.W001"]
+
+    from django.apps import apps
+
+    before = shop.conf.idempotency_store
+    shop.conf.idempotency_store = "memory://"
+    try:
+        monkeypatch.delitem(apps.app_configs, "admin")
+        assert not [each for each in run_checks(tags=None) if each.id == "celery_idempotent.W001"]
+    finally:
+        shop.conf.idempotency_store = before

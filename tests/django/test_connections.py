@@ -1,0 +1,322 @@
+"""Whose connections are used, how long they live, and what becomes of broken and inherited ones."""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Task
+from django.db import connections
+from django.db.backends.signals import connection_created
+
+from celery_idempotent import IdempotentTask, Policy, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.contrib.django.store import DjangoStore
+from celery_idempotent.record import Status
+from celery_idempotent.store import RecordTooLarge, Store
+from celery_idempotent.testing.contract import a_record
+from celery_idempotent.testing.parallel import in_children
+from example_project.embedded import EmbeddedPostgres
+from tests.django.databases import configured, migrated, postgresql, sqlite
+from tests.support.deliveries import an_app, deliver
+from tests.support.waiting import wait_until
+
+on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+on_mysql = pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+
+
+class Server:
+    """The database server behind an alias, asked over a connection of its own."""
+
+    def __init__(self, alias: str) -> None:
+        settings = connections.settings[alias]
+        self._is_mysql = "mysql" in settings["ENGINE"]
+        self._name = settings["NAME"]
+        self._connection = connections.create_connection(alias)
+
+    def sessions(self) -> set[int]:
+        """Who is connected to the database, apart from this."""
+        if self._is_mysql:
+            question = "SELECT id FROM information_schema.processlist WHERE db = %s AND id <> connection_id()"
+        else:
+            question = "SELECT pid FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+        return {each[0] for each in self.ask(question, self._name)}
+
+    def hang_up(self, session: int) -> None:
+        """End a session from this side."""
+        self.tell(f"KILL {session}" if self._is_mysql else f"SELECT pg_terminate_backend({session})")
+        wait_until(lambda: session not in self.sessions(), "the session ends")
+
+    def ask(self, question: str, *values: str | int) -> Any:
+        with self._connection.cursor() as cursor:
+            cursor.execute(question, values)
+            return cursor.fetchall()
+
+    def tell(self, command: str, *values: str | int) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.execute(command, values)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[DjangoStore]:
+    connections[database].close()
+    yield DjangoStore(database)
+    connections[database].close()
+
+
+@pytest.fixture
+def server(database: str) -> Iterator[Server]:
+    server = Server(database)
+    yield server
+    server.close()
+
+
+def own_session(alias: str) -> int:
+    """The session of this thread's connection, as the server counts them."""
+    mysql = connections[alias].vendor == "mysql"
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT connection_id()" if mysql else "SELECT pg_backend_pid()")
+        return int(cursor.fetchone()[0])
+
+
+def test_what_the_store_opens_it_closes(store: DjangoStore) -> None:
+    """Outside of a task nobody else would: a command, a worker before it forks, a thread."""
+    record = a_record()
+
+    for use in (store.verify, lambda: store.swap(record, None), lambda: store.get(record.key), lambda: store.purge(1)):
+        use()
+        assert connections[store.alias].connection is None
+
+
+def test_what_the_store_finds_open_stays_open(store: DjangoStore) -> None:
+    """A connection with somebody's temporary tables and locks is used, and left as it is."""
+    connections[store.alias].ensure_connection()
+    found = connections[store.alias].connection
+
+    store.swap(a_record(), None)
+    store.verify()
+
+    assert connections[store.alias].connection is found
+
+
+@on_servers
+def test_threads_leave_no_connection(store: DjangoStore, server: Server) -> None:
+    """Threads that use the store, however many, leave nothing behind on the server."""
+
+    def work() -> None:
+        record = a_record()
+        store.swap(record, None)
+        store.get(record.key)
+
+    threads = [threading.Thread(target=work) for _ in range(5)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+    wait_until(lambda: not server.sessions(), "all sessions end", timeout=10)
+
+
+def _task(store: Store, body: Callable[[], Any], **policy: Any) -> Task:
+    app = an_app()
+    app.conf.idempotency_store = store
+    return app.task(base=IdempotentTask, shared=False, name=f"t.{uuid4().hex}", idempotent=Policy(**policy))(body)
+
+
+def test_a_task_uses_one_connection(store: DjangoStore) -> None:
+    """Claim, body and completion share it; Celery's Django fixup closes it after the task."""
+    opened = []
+
+    def note(connection: Any, **kwargs: Any) -> None:
+        opened.append(connection.alias)
+
+    def body() -> str:
+        with connections[store.alias].cursor() as cursor:
+            cursor.execute("SELECT 1")
+        return "done"
+
+    connection_created.connect(note)
+    try:
+        assert deliver(_task(store, body)).value == "done"
+    finally:
+        connection_created.disconnect(note)
+
+    assert opened == [store.alias]
+
+
+@on_servers
+def test_heartbeat_leaves_no_connection(store: DjangoStore, server: Server) -> None:
+    """Its thread lives as long as the process, and holds a connection only while it renews."""
+
+    def body() -> int:
+        revisions: set[str] = set()
+
+        def renewed_twice() -> bool:
+            revisions.update(each.revision for each in store.scan(task=task.name))
+            return len(revisions) == 3
+
+        wait_until(renewed_twice, "the lease is renewed twice", timeout=30)
+        wait_until(lambda: server.sessions() == {own_session(store.alias)}, "only the body is connected", timeout=10)
+        return len(revisions)
+
+    task = _task(store, body, lease=0.6)
+
+    assert deliver(task).value == 3
+
+
+@on_servers
+def test_inherited_connection_is_left_to_the_parent(store: DjangoStore) -> None:
+    """A forked child opens its own; the parent's goes on in whatever it was doing."""
+    connection = connections[store.alias]
+    connection.ensure_connection()
+    inherited = connection.connection
+    records = [a_record() for _ in range(3)]
+
+    def work(index: int) -> bool:
+        return store.swap(records[index], None) == records[index] and connection.connection is not inherited
+
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TEMPORARY TABLE mine (n INTEGER)")
+        assert in_children([partial(work, index) for index in range(3)]) == [True] * 3
+        cursor.execute("SELECT n FROM mine")
+
+    assert connection.connection is inherited
+    assert [store.get(each.key) for each in records] == records
+
+
+def test_child_loses_nothing_when_its_parent_closes_the_file(tmp_path: Path) -> None:
+    """SQLite in WAL mode: whoever closes last deletes the log, and a parent must not take itself for the last."""
+    with migrated("wal", sqlite(tmp_path / "shop.sqlite3")) as alias:
+        store, claimed = DjangoStore(alias), a_record()
+        completed = replace(claimed, revision="2", status=Status.COMPLETED)
+        with connections[alias].cursor() as cursor:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        assert store.get(claimed.key) is None
+        (told, tell), (go, let_go) = os.pipe(), os.pipe()
+
+        child = os.fork()
+        if child == 0:
+            try:
+                connections[alias].ensure_connection()  # and it stays open, as in a task
+                assert store.swap(claimed, None) == claimed
+                os.write(tell, b"claimed")
+                os.read(go, 1)
+                assert store.swap(completed, claimed.revision) == completed
+            finally:
+                os._exit(0)
+        os.read(told, 7)
+        connections[alias].close()
+        os.write(let_go, b"!")
+        os.waitpid(child, 0)
+
+        assert store.get(claimed.key) == completed
+
+
+def test_connections_of_other_databases_are_not_touched_by_a_fork(tmp_path: Path) -> None:
+    """Only the databases of stores are looked after."""
+    with configured("no_store", sqlite(tmp_path / "other.sqlite3")) as alias:
+        connections[alias].ensure_connection()
+
+        assert in_children([lambda: connections[alias].connection is not None]) == [True]
+
+
+@on_servers
+def test_connection_that_the_server_closed_is_replaced(store: DjangoStore, server: Server) -> None:
+    """Restarted servers and idle timeouts are noticed before anything is sent, so no claim is in doubt."""
+    session = own_session(store.alias)
+    server.hang_up(session)
+    record = a_record()
+
+    assert store.swap(record, None) == record
+    assert own_session(store.alias) != session
+
+
+def test_restarted_server_is_found_again(tmp_path: Path) -> None:
+    """The same with a real restart, and a refusal in between."""
+    with EmbeddedPostgres() as own, migrated("restarted", postgresql(own)) as alias:
+        store, record = DjangoStore(alias), a_record()
+        connections[alias].ensure_connection()
+        own.kill()
+        with pytest.raises(StoreUnavailable) as raised:
+            store.swap(record, None)
+        own.restart()
+
+        assert not isinstance(raised.value, StoreMisconfigured)
+        assert store.swap(record, None) == record
+        assert connections[alias].connection is None
+
+
+@on_servers
+def test_connection_lost_in_a_write_leaves_doubt_and_nothing_broken(store: DjangoStore, server: Server) -> None:
+    """The caller learns that the outcome is unknown, with the driver's error; the next call has a new connection."""
+    record = a_record()
+    store.swap(record, None)
+    session = own_session(store.alias)
+    server.tell("BEGIN")
+    server.ask("SELECT status FROM idempotency_records WHERE idempotency_key = %s FOR UPDATE", record.key)
+    renewed = replace(record, revision="2")
+    killer = threading.Thread(target=partial(_kill_when_waiting, store.alias, session))
+    killer.start()
+
+    with pytest.raises(StoreUnavailable) as raised:
+        store.swap(renewed, record.revision)
+
+    killer.join()
+    server.tell("ROLLBACK")
+    assert type(raised.value.__cause__).__module__.split(".")[0] in {"psycopg", "pymysql"}
+    assert connections[store.alias].connection is None
+    assert store.swap(renewed, record.revision) == renewed
+
+
+def _kill_when_waiting(alias: str, session: int) -> None:
+    other = Server(alias)
+    if connections.settings[alias]["ENGINE"].endswith("mysql"):
+        waiting = (
+            "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id = %s"
+        )
+    else:
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pid = %s"
+    wait_until(lambda: other.ask(waiting, session), "the write waits for the lock")
+    other.hang_up(session)
+    other.close()
+
+
+@on_mysql
+def test_result_beyond_the_largest_packet_is_refused_unsent(store: DjangoStore, server: Server) -> None:
+    """MySQL hangs up on whoever sends more, which would look like an outage for ever."""
+    record = a_record()
+    store.swap(record, None)
+    usual = server.ask("SELECT @@global.max_allowed_packet")[0][0]
+    server.tell("SET GLOBAL max_allowed_packet = 1048576")
+    try:
+        session = own_session(store.alias)
+        for result in ("x" * 600_000, b"\xff" * 600_000):
+            with pytest.raises(RecordTooLarge, match="max_allowed_packet is 1048576"):
+                store.swap(replace(record, revision="2", result=result, content_type="t"), record.revision)
+        assert own_session(store.alias) == session
+        small = replace(record, revision="3", result=b"\xff" * 400_000, content_type="t")
+        assert store.swap(small, record.revision) == small
+    finally:
+        server.tell(f"SET GLOBAL max_allowed_packet = {usual}")
+
+
+def test_locked_file_is_an_outage(tmp_path: Path) -> None:
+    """SQLite has one writer at a time; whoever waits longer than its timeout is told that nothing is certain."""
+    settings = sqlite(tmp_path / "shop.sqlite3")
+    with migrated("locked", {**settings, "OPTIONS": {"timeout": 0.05}}) as alias:
+        other = sqlite3.connect(settings["NAME"], isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="database is locked"):
+            DjangoStore(alias).swap(a_record(), None)
+        other.close()
+
+        record = a_record()
+        assert DjangoStore(alias).swap(record, None) == record

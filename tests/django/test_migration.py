@@ -1,0 +1,220 @@
+"""The migration makes the table of the SQL store, wherever Django keeps its tables."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+from django.db.migrations.recorder import MigrationRecorder
+from sqlalchemy import URL, create_engine, inspect
+
+from celery_idempotent import StoreMisconfigured
+from celery_idempotent.contrib.django.models import IdempotencyRecord
+from celery_idempotent.contrib.django.store import DjangoStore
+from celery_idempotent.record import Status
+from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.stores.sql_schema import TABLE, ddl
+from celery_idempotent.testing.contract import a_record
+
+APP = "celery_idempotent"
+
+
+def _migrate(alias: str, *target: str) -> None:
+    call_command("migrate", APP, *target, database=alias, verbosity=0)
+
+
+def _url(alias: str) -> URL:
+    """The same database for SQLAlchemy."""
+    settings = connections.settings[alias]
+    driver = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql"}
+    if connections[alias].vendor == "sqlite":
+        return URL.create("sqlite", database=settings["NAME"])
+    return URL.create(
+        driver[connections[alias].vendor],
+        username=settings["USER"],
+        host=settings["HOST"],
+        port=settings["PORT"],
+        database=settings["NAME"],
+    )
+
+
+@pytest.fixture
+def sql_store(empty: str) -> Iterator[SQLStore]:
+    """A store of SQLAlchemy's on the same database."""
+    store = SQLStore(_url(empty))
+    yield store
+    store.close()
+
+
+def _layout(alias: str) -> Any:
+    """Columns, keys and indexes of the table, as the database describes them."""
+    engine = create_engine(_url(alias))
+    try:
+        found = inspect(engine)
+        columns = [{**each, "type": repr(each["type"])} for each in found.get_columns(TABLE)]
+        return columns, found.get_pk_constraint(TABLE), found.get_indexes(TABLE), found.get_table_options(TABLE)
+    finally:
+        engine.dispose()
+
+
+def test_table_is_that_of_the_sql_store(empty: str, sql_store: SQLStore) -> None:
+    """Migrated or provisioned: the same columns, types, collations, key and index."""
+    _migrate(empty)
+    migrated = _layout(empty)
+    _migrate(empty, "zero")
+    sql_store.provision()
+
+    assert migrated == _layout(empty)
+
+
+def test_both_stores_share_the_table(empty: str, sql_store: SQLStore) -> None:
+    """A process without Django and one with it can work on the same records."""
+    _migrate(empty)
+    store = DjangoStore(empty)
+    ours, theirs = (replace(a_record(), result=result, content_type="t") for result in ("Überlast", b"\x00\xff"))
+
+    assert store.swap(ours, None) == ours
+    assert sql_store.get(ours.key) == ours
+    assert sql_store.swap(theirs, None) == theirs
+    assert store.get(theirs.key) == theirs
+    assert store.swap(replace(theirs, revision="2"), theirs.revision) == sql_store.get(theirs.key)
+    assert sql_store.swap(replace(ours, revision="2"), ours.revision) == store.get(ours.key)
+
+
+def test_migration_goes_back_and_forth(empty: str) -> None:
+    """Backwards drops the table; forwards makes it again."""
+    _migrate(empty)
+    DjangoStore(empty).verify()
+
+    _migrate(empty, "zero")
+    assert TABLE not in connections[empty].introspection.table_names()
+
+    _migrate(empty)
+    DjangoStore(empty).verify()
+
+
+def test_table_that_is_there_is_taken_as_it_is(empty: str, sql_store: SQLStore) -> None:
+    """Whoever moves from the SQL store to Django keeps his records."""
+    record = a_record()
+    sql_store.provision()
+    sql_store.swap(record, None)
+
+    _migrate(empty)
+
+    assert DjangoStore(empty).get(record.key) == record
+
+
+def test_index_that_is_missing_is_made(empty: str) -> None:
+    """A migration that was cut off between table and index, where the database cannot undo it, is completed."""
+    _migrate(empty)
+    complete = _layout(empty)
+    with connections[empty].cursor() as cursor:
+        of_table = f" ON {TABLE}" if connections[empty].vendor == "mysql" else ""
+        cursor.execute(f"DROP INDEX {TABLE}_status{of_table}")
+    MigrationRecorder(connections[empty]).record_unapplied(APP, "0001_initial")
+    assert _layout(empty) != complete
+
+    _migrate(empty)
+
+    assert _layout(empty) == complete
+
+
+def test_router_decides_where_the_table_is(empty: str, settings_with_router: None) -> None:
+    """A database that is not for records gets no table, and is not asked to drop one."""
+    _migrate(empty)
+    assert TABLE not in connections[empty].introspection.table_names()
+    _migrate(empty, "zero")
+
+
+class _ElsewhereRouter:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if (db, app_label) == ("empty", APP) else None
+
+
+@pytest.fixture
+def settings_with_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.db import router
+
+    monkeypatch.setattr(router, "routers", [_ElsewhereRouter()])
+
+
+def test_missing_table_names_the_command(empty: str) -> None:
+    """Whatever is asked first: the answer is the command that makes the table."""
+    store = DjangoStore(empty)
+
+    for ask in (store.verify, store.provision, partial(store.swap, a_record(), None)):
+        with pytest.raises(StoreMisconfigured, match=r"python manage\.py migrate --database empty"):
+            ask()
+
+
+def test_models_have_no_migration_missing() -> None:
+    """``makemigrations`` has nothing to add."""
+    call_command("makemigrations", APP, check_changes=True, dry_run=True, verbosity=0)
+
+
+def test_printed_migration_is_the_ddl(empty: str) -> None:
+    """``sqlmigrate`` shows what a database administrator wants to read, and the way back."""
+    dialect = connections[empty].vendor
+    printed, back = StringIO(), StringIO()
+    call_command("sqlmigrate", APP, "0001", database=empty, stdout=printed)
+    call_command("sqlmigrate", APP, "0001", database=empty, backwards=True, stdout=back)
+
+    assert ddl(dialect) in printed.getvalue()
+    assert "CANNOT BE WRITTEN AS SQL" not in printed.getvalue()
+    assert f"DROP TABLE {TABLE};" in back.getvalue()
+
+
+def test_tests_without_migrations_have_a_table_that_works(empty: str) -> None:
+    """Whoever lets Django create tables from models, as with ``--nomigrations``, can run eager tasks all the same."""
+    with connections[empty].schema_editor() as editor:
+        editor.create_model(IdempotencyRecord)
+    store = DjangoStore(empty)
+    records = [replace(a_record(), key=key, status=Status.UNKNOWN) for key in ("k", "K", "k ", "é")]
+
+    for record in records:
+        assert store.swap(record, None) == record
+    assert [store.get(each.key) for each in records] == records
+
+
+def test_model_reads_what_the_store_wrote(empty: str) -> None:
+    """Every column by its name, and the record as the library has it; on MySQL keys are bytes to the database."""
+    _migrate(empty)
+    store = DjangoStore(empty)
+    records = [
+        replace(a_record(), steps={"a": 1}, error="a\x00b", fingerprint=None),
+        replace(a_record(), key="é:1", status=Status.COMPLETED, result=b"\x00", content_type="t", expires_at=9),
+        replace(a_record(), status=Status.COMPLETED, result="x", content_type="t", takeover=True),
+    ]
+    for record in records:
+        store.swap(record, None)
+
+    rows = IdempotencyRecord.objects.using(empty)
+    assert [rows.get(key=each.key).record for each in records] == records
+    assert {each.key for each in rows.filter(pk__in=[each.key for each in records])} == {each.key for each in records}
+    assert rows.get(status="COMPLETED", expires_at=9).key == str(rows.get(key="é:1")) == "é:1"
+
+
+def test_model_is_for_reading(empty: str) -> None:
+    """No way around compare-and-swap leads through the model."""
+    _migrate(empty)
+    record = a_record()
+    DjangoStore(empty).swap(record, None)
+    rows = IdempotencyRecord.objects.using(empty)
+    row = rows.get(key=record.key)
+
+    for write in (
+        row.save,
+        row.delete,
+        rows.delete,
+        partial(rows.update, status="RELEASED"),
+        partial(rows.create, key="k"),
+        partial(rows.bulk_create, [row]),
+    ):
+        with pytest.raises(TypeError, match="compare-and-swap alone"):
+            write()
+
+    assert DjangoStore(empty).get(record.key) == record
