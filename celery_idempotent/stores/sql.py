@@ -219,12 +219,11 @@ class SQLStore:
             if self.dialect == "sqlite":
                 # Readers and the one writer do not wait for each other; the file remembers.
                 execute(text("PRAGMA journal_mode = WAL"), {})
-            for each in self._missing(connection):
-                try:
-                    connection.execute(each)
-                except SQLAlchemyError as error:
-                    if not already_exists(error):
-                        raise explained(error, repr(self), "provision") from cause_of(error)
+            try:
+                for each in self._missing(connection):
+                    _create(connection, each)
+            except SQLAlchemyError as error:
+                raise explained(error, repr(self), "provision") from cause_of(error)
         self.verify()
 
     def close(self) -> None:
@@ -234,13 +233,10 @@ class SQLStore:
             engine.dispose()
 
     def _missing(self, connection: Connection) -> Sequence[DDLElement]:
-        try:
-            inspector, name, schema = inspect(connection), self.table.name, self.table.schema
-            if not inspector.has_table(name, schema=schema):
-                return creation(self.table)
-            found = {each["name"] for each in inspector.get_indexes(name, schema=schema)}
-        except SQLAlchemyError as error:
-            raise explained(error, repr(self), "provision") from cause_of(error)
+        inspector, name, schema = inspect(connection), self.table.name, self.table.schema
+        if not inspector.has_table(name, schema=schema):
+            return creation(self.table)
+        found = {each["name"] for each in inspector.get_indexes(name, schema=schema)}
         return [CreateIndex(each) for each in self.table.indexes if each.name not in found]
 
     def _asking(self, operation: str) -> Execute:
@@ -342,6 +338,14 @@ class SQLStore:
             self._inherited.append(self._given.pool)
             self._given.dispose(close=False)
         return self._given.execution_options(isolation_level="AUTOCOMMIT")
+
+
+def _create(connection: Connection, what: DDLElement) -> None:
+    try:
+        connection.execute(what)
+    except SQLAlchemyError as error:
+        if not already_exists(error):
+            raise
 
 
 def _number(option: str, value: object) -> float:

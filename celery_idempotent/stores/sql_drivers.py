@@ -267,23 +267,19 @@ def is_dead(dbapi_connection: Any) -> bool:
 
     What it does not see yet, the next statement meets as an error.
     """
-    if getattr(dbapi_connection, "closed", False):
+    if getattr(dbapi_connection, "closed", False) or not getattr(dbapi_connection, "open", True):
         return True
-    holder = next(
-        (each for name in _SOCKETS if (each := getattr(dbapi_connection, name, None)) is not None), dbapi_connection
-    )
-    if not hasattr(holder, "fileno"):
-        return False
-    descriptor = holder.fileno()
-    if descriptor < 0:
-        return True
+    places = [dbapi_connection, *(getattr(dbapi_connection, name, None) for name in _SOCKETS)]
+    descriptor = next((each.fileno() for each in places if hasattr(each, "fileno")), None)
+    if descriptor is None:
+        return False  # SQLite has no other side
     poll = select.poll()
     poll.register(descriptor, select.POLLIN | _PEER_CLOSED)
     return any(events & ~select.POLLIN for _, events in poll.poll(0))
 
 
 _SOCKETS = ("_usock", "_sock")
-"""Where pg8000 and PyMySQL keep their socket; another `_sock` of pg8000 is a file around it."""
+"""Where pg8000 and PyMySQL keep their socket; what pg8000 calls ``_sock`` is a file around it."""
 
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 """Linux tells it apart from data that has come."""

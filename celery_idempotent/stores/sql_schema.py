@@ -49,7 +49,7 @@ metadata = MetaData()
 """Holds :data:`records` and nothing else."""
 
 
-def records_table(name: str = TABLE, *, schema: str | None = None, metadata: MetaData = metadata) -> Table:
+def records_table(name: str, *, metadata: MetaData, schema: str | None = None) -> Table:
     """The table of an SQL store.
 
     Times are milliseconds since the epoch, except ``expires_at``, which is in seconds. A result stands in
@@ -57,12 +57,9 @@ def records_table(name: str = TABLE, *, schema: str | None = None, metadata: Met
 
     Args:
         name: Its name.
+        metadata: What it is added to.
         schema: The schema that it is in; None: the first of the connection's search path.
-        metadata: What it is added to; a table of that name that is there already is returned.
     """
-    full_name = f"{schema}.{name}" if schema else name
-    if full_name in metadata.tables:
-        return metadata.tables[full_name]
     return Table(
         name,
         metadata,
@@ -95,7 +92,7 @@ def records_table(name: str = TABLE, *, schema: str | None = None, metadata: Met
     )
 
 
-records = records_table()
+records = records_table(TABLE, metadata=metadata)
 """The table under its default name."""
 
 
