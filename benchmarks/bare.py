@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import redis
-from sqlalchemy import create_engine, event
-from sqlalchemy.engine import Engine
+from sqlalchemy import Connection, Engine, create_engine, event
 
 from benchmarks import wire
 from benchmarks.contenders import Contender, GuardedCall
@@ -24,7 +23,12 @@ from benchmarks.payloads import order, result_of
 from benchmarks.wire import Tap
 from celery_idempotent.stores import open_store
 
-__all__ = ["bare_redis", "bare_sql"]
+__all__ = ["bare_key", "bare_redis", "bare_sql"]
+
+
+def bare_key(number: int) -> str:
+    """How the key begins under which a bare client keeps order ``number``."""
+    return f"bare-{number}-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class _Recording:
 
     def other_key(self, number: int) -> str:
         """A key of the same length for another order."""
-        return f"bare-{number}".ljust(len(self.key), "-")
+        return bare_key(number).ljust(len(self.key), "-")
 
 
 def _recording(url: str, during: Callable[[Callable[[], object]], Sequence[Any]]) -> _Recording:
@@ -118,7 +122,8 @@ _Statement = tuple[str, Any]
 """A statement and its parameters, by position or by name."""
 
 
-def bare_sql(url: str) -> Contender:
+@contextmanager
+def bare_sql(url: str) -> Iterator[Contender]:
     """The driver of ``url`` alone, on one connection in autocommit mode."""
     sent: list[_Statement] = []
 
@@ -132,17 +137,21 @@ def bare_sql(url: str) -> Contender:
 
     event.listen(Engine, "before_cursor_execute", record)
     try:
-        return _BareSql(url, _recording(url, during))
+        recording = _recording(url, during)
     finally:
         event.remove(Engine, "before_cursor_execute", record)
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            yield _BareSql(engine, connection, recording)
+    finally:
+        engine.dispose()
 
 
 class _BareSql:
-    def __init__(self, url: str, recording: _Recording) -> None:
-        engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    def __init__(self, engine: Engine, connection: Connection, recording: _Recording) -> None:
         self.name = f"bare {engine.driver}"
-        self._held = engine.connect()
-        self._driver: Any = self._held.connection.dbapi_connection
+        self._driver: Any = connection.connection.dbapi_connection
         self._duplicate_key: type[Exception] = engine.dialect.loaded_dbapi.IntegrityError
         self._recording = recording
         self._known: set[int] = set()

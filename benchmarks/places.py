@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,14 +46,14 @@ class Place:
         name: How it is called in the tables.
         url: The address for ``idempotency_store``.
         watch: Gives the place another address, and counts what comes that way.
-        bare: Its driver alone, doing what the library does; None where there is no driver.
+        bare: Its driver alone, doing what the library does, while the block lasts; None where there is no driver.
         counted: What is counted there, in the plural.
     """
 
     name: str
     url: str
     watch: Callable[[], AbstractContextManager[Watched]]
-    bare: Callable[[], Contender] | None
+    bare: Callable[[], AbstractContextManager[Contender]] | None
     counted: str = "round trips"
 
 
@@ -88,9 +88,10 @@ def _memory(name: str) -> Iterator[Place]:
 def _dynamodb(servers: Servers, name: str) -> Iterator[Place]:
     url = servers.store_url(_TABLE)
 
-    def bare() -> Contender:
+    @contextmanager
+    def bare() -> Iterator[Contender]:
         client = servers.session().client("dynamodb", endpoint_url=servers.dynamodb)
-        return BareBoto3("bare boto3", client, recorded_requests(servers))
+        yield BareBoto3("bare boto3", client, recorded_requests(servers))
 
     yield Place(name, url, partial(_tapped, url, wire.aws), bare)
 
@@ -99,7 +100,7 @@ def _dynamodb(servers: Servers, name: str) -> Iterator[Place]:
 def _redis(name: str) -> Iterator[Place]:
     with EmbeddedRedis() as server, redis.Redis(port=server.port) as client:
         url = server.url
-        yield Place(name, url, partial(_tapped, url, wire.redis), partial(bare_redis, url, client))
+        yield Place(name, url, partial(_tapped, url, wire.redis), lambda: nullcontext(bare_redis(url, client)))
 
 
 @contextmanager
@@ -109,7 +110,7 @@ def _redis_cluster(name: str) -> Iterator[Place]:
         # What is sent is the same as to one server, and a tap on one node would not see the others.
         with EmbeddedRedis() as recorded:
             bare = bare_redis(recorded.url, client)
-        yield Place(name, url, partial(_tapped_cluster, cluster), lambda: bare)
+        yield Place(name, url, partial(_tapped_cluster, cluster), lambda: nullcontext(bare))
 
 
 @contextmanager

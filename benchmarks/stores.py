@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -56,9 +56,11 @@ def measure(servers: Servers, cpu_rounds: int, worker_rounds: int, progress: Cal
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="celery-idempotent-bench-")))
         found, missing = stack.enter_context(places(servers, folder))
         for place in found:
-            open_store(place.url).provision()
+            with closing(open_store(place.url)) as store:
+                store.provision()
         paths = {place.name: _paths(place) for place in found}
-        costs = _costs(_contenders(found), cpu_rounds, progress)
+        with _contenders(found) as contenders:
+            costs = _costs(contenders, cpu_rounds, progress)
         broker = stack.enter_context(EmbeddedRedis(options=IN_MEMORY))
         workers = stack.enter_context(standing_by(_setups(found, broker.url)))
         rates = sample(workers, _executed, worker_rounds, progress)
@@ -124,9 +126,13 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _contenders(found: Sequence[Place]) -> dict[str, Contender]:
-    ours = {place.name: GuardedCall(open_store(place.url)) for place in found}
-    return {**ours, **{_bare(place.name): place.bare() for place in found if place.bare is not None}}
+@contextmanager
+def _contenders(found: Sequence[Place]) -> Iterator[dict[str, Contender]]:
+    with ExitStack() as stack:
+        stores = {place.name: stack.enter_context(closing(open_store(place.url))) for place in found}
+        ours = {name: GuardedCall(store) for name, store in stores.items()}
+        bare = {_bare(each.name): stack.enter_context(each.bare()) for each in found if each.bare is not None}
+        yield {**ours, **bare}
 
 
 def _bare(name: str) -> str:
