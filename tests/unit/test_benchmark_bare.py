@@ -31,9 +31,8 @@ def _claims_completes_and_replays(bare: Contender, store: Store) -> None:
 
 def test_bare_redis_claims_completes_and_replays(redis_server: EmbeddedRedis) -> None:
     """What redis-py sends alone leaves the record that the library leaves."""
-    with redis.Redis(port=redis_server.port) as client:
-        with closing(open_store(redis_server.url)) as store:
-            _claims_completes_and_replays(bare_redis(redis_server.url, client), store)
+    with redis.Redis(port=redis_server.port) as client, closing(open_store(redis_server.url)) as store:
+        _claims_completes_and_replays(bare_redis(redis_server.url, client), store)
 
 
 @pytest.fixture(params=["postgres", "mariadb", "sqlite"])
