@@ -52,7 +52,7 @@ class Column:
         with self._workers() as workers:
             self._until(workers, START_TIMEOUT, "the workers to start", self._all_ready)
             started = time.monotonic()
-            self._publish_under_fire(published, show)
+            self._publish_under_fire(workers, published, show)
             self._until(workers, TIMEOUT, "the last message", lambda: self._drained(show), looks=LOOKS)
             seconds = time.monotonic() - started
         return audit.tally(self._rows(), orders=[order.id for order in load], published=len(published), seconds=seconds)
@@ -88,14 +88,18 @@ class Column:
         with (self.folder / f"{name}.log").open("wb") as log:
             return tether.start("celery", *arguments.split(), log=log, env=environ)
 
-    def _publish_under_fire(self, published: Sequence[Order], show: Show) -> None:
-        """Publish all; a store that can, dies in the middle and comes back."""
+    def _publish_under_fire(
+        self, workers: Sequence[subprocess.Popen[bytes]], published: Sequence[Order], show: Show
+    ) -> None:
+        """Publish all. A store that can, dies in the middle, with outcomes that are needed later, and comes back."""
         store = self.servers.durable_store
         if store is None:
             self._publish(published, show)
             return
         half = len(published) // 2
+        early = {order.id for order in published[:half]}
         self._publish(published[:half], show)
+        self._until(workers, TIMEOUT, "the first orders", lambda: len(self._charged() & early) * 2 > len(early))
         self._without(store, lambda: self._publish(published[half : half + MISSED], show))
         self._publish(published[half + MISSED :], show)
 
@@ -144,9 +148,11 @@ class Column:
 
     def _show(self, show: Show) -> None:
         rows = self._rows()
-        charged = {row.order for row in rows if row.what == "effect" and row.task == audit.KEYED}
         deliveries, kills = (sum(row.what == what for row in rows) for what in ("delivery", "kill"))
-        show(self.name, len(charged), f"{deliveries} deliveries, {kills} killed")
+        show(self.name, len(self._charged()), f"{deliveries} deliveries, {kills} killed")
+
+    def _charged(self) -> set[str]:
+        return {row.order for row in self._rows() if row.what == "effect" and row.task == audit.KEYED}
 
     def _rows(self) -> list[Row]:
         return [row for name in ("ledger", "bank") for row in Ledger(self.folder / f"{name}.jsonl").rows()]
