@@ -94,6 +94,8 @@ class TestRedisBehindSentinel(RedisContract):
 class TestRedisRefused(OutageContract):
     """Nobody listens."""
 
+    answers_within = 10.0
+
     @pytest.fixture
     def unreachable_store(self) -> Iterator[Store]:
         yield from _closing(opened("redis://127.0.0.1:1/0"))
@@ -101,6 +103,8 @@ class TestRedisRefused(OutageContract):
 
 class TestRedisSocketGone(OutageContract):
     """A server takes its socket away when it stops; that is an outage, and no wrong path."""
+
+    answers_within = 10.0
 
     @pytest.fixture
     def unreachable_store(self) -> Iterator[Store]:
@@ -110,6 +114,8 @@ class TestRedisSocketGone(OutageContract):
 class TestClusterRefused(OutageContract):
     """No node listens."""
 
+    answers_within = 10.0
+
     @pytest.fixture
     def unreachable_store(self) -> Iterator[Store]:
         yield from _closing(opened("redis+cluster://127.0.0.1:1;127.0.0.1:2"))
@@ -117,6 +123,8 @@ class TestClusterRefused(OutageContract):
 
 class TestSentinelRefused(OutageContract):
     """No sentinel listens."""
+
+    answers_within = 10.0
 
     @pytest.fixture
     def unreachable_store(self) -> Iterator[Store]:

@@ -84,7 +84,8 @@ def test_line_for_the_server_is_the_workers_rules(redis_server: EmbeddedRedis) -
 
 @pytest.mark.parametrize("rule", WORKER.split())
 def test_no_documented_permission_is_needless(redis_server: EmbeddedRedis, rule: str) -> None:
-    """Without any one of them a worker does not start."""
+    """Without any one of them a worker does not start, not even on a server that knows the script already."""
+    opened(redis_server.url).verify()
     rules = " ".join(each for each in WORKER.split() if each != rule)
     with a_user(redis_server, f"-@all {rules}") as url, pytest.raises(StoreMisconfigured, match="grant"):
         opened(url).verify()

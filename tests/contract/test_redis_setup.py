@@ -229,6 +229,16 @@ def test_every_primary_of_a_cluster_is_checked(redis_cluster: EmbeddedRedisClust
             verify(f"redis+cluster://{redis_cluster.address}")
 
 
+def test_server_without_scripts_is_told_without_quoting_the_request() -> None:
+    """A server answers an unknown command with its arguments; the error leaves those out."""
+    with EmbeddedRedis(options=(*DURABLE, "--rename-command", "EVALSHA", "")) as server:
+        store = opened(server.url)
+        with pytest.raises(StoreMisconfigured, match="must be Redis 5 or later") as raised:
+            store.swap(a_record(), None)
+        assert "celery-idempotent:" not in str(raised.value)
+        store.close()
+
+
 @pytest.mark.parametrize(
     ("error", "remedy"),
     [

@@ -93,6 +93,7 @@ def test_url_of_sentinels_means_the_primary_that_they_name(
     asked = [each.connection_pool.connection_kwargs for each in pool.sentinel_manager.sentinels]
     assert [(each["host"], each["port"]) for each in asked] == sentinels
     assert pool.connection_kwargs["db"] == db
+    assert pool.connection_kwargs["socket_keepalive"] is True
     assert (provider and provider.get_credentials()) == credentials
     assert all(each["credential_provider"] is None for each in asked)
 
