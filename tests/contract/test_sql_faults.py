@@ -15,13 +15,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from celery_idempotent.attempt import new_nonce
+from celery_idempotent.attempt import Attempt, claim, new_nonce
+from celery_idempotent.codec import Encoded
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.protocol import InFlight, Replay, Request, Run
 from celery_idempotent.record import Record, Status
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing.contract import a_record, a_rival
 from celery_idempotent.testing.parallel import in_children, race
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
+from tests.support.documents import DOCS, table
 from tests.support.sql_databases import Database, process_behind, stopped
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
@@ -90,6 +93,49 @@ def test_swap_is_one_round_trip(served: Database) -> None:
         assert proxy.connections == 1
 
 
+def test_paths_cost_what_the_documentation_says(served: Database) -> None:
+    """New keys, duplicates, conflicts, takeovers and renewals, as an attempt meets them."""
+    column = {"postgresql": "PostgreSQL", "mysql": "MySQL, MariaDB"}[served.dialect]
+    documented = {row["path"]: int(row[column]) for row in table(DOCS / "sql.md", "path")}
+    result = Encoded("1", "application/json")
+    with _behind(served) as (store, proxy):
+
+        def delivery(key: str, lease: int = 60_000) -> Request:
+            return Request(
+                key=key,
+                fingerprint=None,
+                owner=new_nonce(),
+                revision="",
+                lease=lease,
+                grace=0,
+                on_takeover="rerun",
+                task="t",
+                task_id="id",
+                worker="w",
+            )
+
+        def run(key: str) -> None:
+            decision = claim(store, delivery(key))
+            assert isinstance(decision, Run)
+            Attempt(store, decision.record, lease=60_000, retain=600_000, claimed_at=0).complete(result)
+
+        def wait_for(key: str) -> None:
+            assert isinstance(claim(store, delivery(key)), InFlight | Replay)
+
+        claim(store, delivery("running"))
+        claim(store, delivery("dead", lease=0))
+        renewing = claim(store, delivery("renewing"))
+        assert isinstance(renewing, Run)
+        attempt = Attempt(store, renewing.record, lease=60_000, retain=600_000, claimed_at=0)
+        assert documented == {
+            "new key": _cost(proxy, lambda: run("new")),
+            "duplicate of something finished": _cost(proxy, lambda: wait_for("new")),
+            "duplicate of something running": _cost(proxy, lambda: wait_for("running")),
+            "takeover, or running again after a release": _cost(proxy, lambda: run("dead")),
+            "renewal, per third of a lease": _cost(proxy, attempt.renew),
+        }
+
+
 @pytest.mark.parametrize(("driver", "cost"), [("psycopg2", 1), ("pg8000", 3)])
 def test_other_drivers_of_postgresql_cost_what_is_documented(postgresql: Database, driver: str, cost: int) -> None:
     """psycopg2 needs one round trip, too; pg8000 prepares every statement."""
@@ -113,26 +159,26 @@ def test_connection_left_idle_costs_no_ping(served: Database) -> None:
 def test_lost_reply_is_no_certain_answer_and_the_repeated_swap_knows_its_own(served: Database) -> None:
     """The first call has no answer; the second finds its own revision and has won."""
     with _behind(served) as (store, proxy):
-        claim = a_record()
-        for new, expected in ((claim, None), (replace(claim, revision=new_nonce()), claim.revision)):
+        first = a_record()
+        for new, expected in ((first, None), (replace(first, revision=new_nonce()), first.revision)):
             cut = proxy.cut_reply(new.revision.encode())
             with pytest.raises(StoreUnavailable) as raised:
                 store.swap(new, expected)
             assert cut.struck
             assert raised.value.__cause__ is not None
             assert store.swap(new, expected) == new
-        assert store.get(claim.key) == new
+        assert store.get(first.key) == new
 
 
 def test_lost_request_has_written_nothing_and_can_be_repeated(served: Database) -> None:
     """From the outside it looks the same."""
     with _behind(served) as (store, proxy):
-        claim = a_record()
-        proxy.cut_request(claim.revision.encode())
+        record = a_record()
+        proxy.cut_request(record.revision.encode())
         with pytest.raises(StoreUnavailable):
-            store.swap(claim, None)
-        assert store.get(claim.key) is None
-        assert store.swap(claim, None) == claim
+            store.swap(record, None)
+        assert store.get(record.key) is None
+        assert store.swap(record, None) == record
 
 
 def test_pooled_connections_that_died_are_noticed_before_anything_is_sent(served: Database) -> None:
@@ -167,7 +213,7 @@ def test_acknowledged_writes_survive_a_killed_server(served: Database) -> None:
     acknowledged: list[Record] = []
     is_over = threading.Event()
 
-    def claim(store: SQLStore) -> None:
+    def claim_often(store: SQLStore) -> None:
         while not is_over.is_set():
             record = a_record()
             try:
@@ -179,7 +225,7 @@ def test_acknowledged_writes_survive_a_killed_server(served: Database) -> None:
                 is_over.wait(0.01)
 
     with served.store() as opened, ThreadPoolExecutor(4) as pool:
-        workers = [pool.submit(claim, opened) for _ in range(4)]
+        workers = [pool.submit(claim_often, opened) for _ in range(4)]
         try:
             for _ in range(2):
                 count = len(acknowledged)
@@ -301,11 +347,11 @@ def test_claim_wins_when_the_one_before_is_rolled_back(served: Database) -> None
     with served.store() as store, _transaction(served) as other:
         never = a_record()
         assert store.swap_on(other, never, None) == never
-        claim = a_rival(never)
+        late = a_rival(never)
 
-        with _meanwhile(lambda: store.swap(claim, None), served) as answer:
+        with _meanwhile(lambda: store.swap(late, None), served) as answer:
             other.rollback()
-            assert answer.result() == claim
+            assert answer.result() == late
 
 
 def test_replacement_of_what_is_deleted_meanwhile_finds_nothing(served: Database) -> None:
@@ -611,11 +657,11 @@ def test_purges_and_claims_at_once_lose_nothing(store: SQLStore) -> None:
         forgotten = [_outcome(store) for _ in range(8)]
         claims = [a_rival(each) for each in forgotten]
 
-        def claim(new: Record, seen: Record) -> object:
+        def claim_anew(new: Record, seen: Record) -> object:
             return store.swap(new, seen.revision) or store.swap(new, None)
 
         calls: list[Callable[[], object]] = [partial(store.purge, 5), partial(store.purge, 5)]
-        race(calls + [partial(claim, *each) for each in zip(claims, forgotten, strict=True)])
+        race(calls + [partial(claim_anew, *each) for each in zip(claims, forgotten, strict=True)])
 
         assert [store.get(each.key) for each in claims] == claims
 

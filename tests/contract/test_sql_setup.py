@@ -22,11 +22,10 @@ from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, Sto
 from celery_idempotent.record import Status
 from celery_idempotent.store import RecordTooLarge
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql_schema import DIALECTS, TABLE, ddl, metadata, records_table
+from celery_idempotent.stores.sql_schema import TABLE, ddl, metadata, records_table
 from celery_idempotent.testing.contract import a_record, a_rival
 from celery_idempotent.testing.parallel import in_children, race
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
-from tests.support.documents import DOCS, code
 from tests.support.sql_databases import Database
 
 
@@ -220,16 +219,6 @@ def _differences(database: Database) -> list[str]:
         }
         context = MigrationContext.configure(connection, opts=options)
         return [each[0] for each in compare_metadata(context, metadata)]
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_documented_ddl_is_the_codes(dialect: str) -> None:
-    """``docs/sql.md`` shows PostgreSQL's and MySQL's table as it is made."""
-    shown = [block for _, block in code(DOCS / "sql.md", "sql")]
-
-    assert ddl("mysql") == ddl("mariadb")
-    if dialect in {"postgresql", "mysql"}:
-        assert ddl(dialect) in shown
 
 
 # -- permissions, credentials, servers that only read

@@ -48,6 +48,7 @@ from celery_idempotent.publishing import KEY_HEADER
 from celery_idempotent.record import Record
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.sql_schema import TABLE
 from celery_idempotent.testing import FakeClock, FaultyStore
 from tests.support.deliveries import an_app, deliver, published
 from tests.support.documents import DOCS, DOCUMENTS, ROOT, anchors, code, table, words

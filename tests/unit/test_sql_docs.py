@@ -1,0 +1,57 @@
+"""docs/sql.md says what the code does."""
+# mypy: allow-untyped-decorators
+
+import inspect
+import re
+
+import pytest
+
+from celery_idempotent.stores import open_store
+from celery_idempotent.stores.sql import _POOL_SIZE, _TIMEOUT, SQLStore
+from celery_idempotent.stores.sql_drivers import _DRIVERS, _RECYCLE
+from celery_idempotent.stores.sql_schema import ddl
+from celery_idempotent.stores.sql_statements import _STALE_ANSWERS
+from tests.support.documents import DOCS, code, table
+
+PAGE = DOCS / "sql.md"
+TEXT = PAGE.read_text()
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb"])
+def test_ddl_is_the_codes(dialect: str) -> None:
+    """The page shows the table of PostgreSQL, and the one that MySQL and MariaDB share."""
+    assert ddl(dialect) in [block for _, block in code(PAGE, "sql")]
+
+
+def test_drivers_are_the_codes() -> None:
+    """Every driver, no other, with what installs it and a URL that names it."""
+    documented = {row["URL"].strip("`").split(":")[0]: row["install"].strip("`") for row in table(PAGE, "URL")}
+
+    assert documented == {
+        f"{dialect}+{name}": driver.distribution
+        for dialect, drivers in _DRIVERS.items()
+        for name, driver in drivers.items()
+    }
+    assert isinstance(open_store(table(PAGE, "URL")[0]["URL"].strip("`")), SQLStore)
+
+
+def test_options_are_the_stores() -> None:
+    """Every option, no other, with its default, and what none stands for."""
+    documented = table(PAGE, "option")
+    actual = inspect.signature(SQLStore).parameters
+
+    assert [row["option"].strip("`") for row in documented] == list(actual)
+    for row, parameter in zip(documented[1:], list(actual.values())[1:], strict=True):
+        assert eval(row["default"].strip("`")) == parameter.default
+    nones = {
+        row["option"]: int(found[1]) for row in documented if (found := re.search(r"none: (\d+)$", row["meaning"]))
+    }
+    assert nones == {"`timeout`": _TIMEOUT, "`pool_size`": _POOL_SIZE}
+
+
+def test_numbers_in_words_are_the_codes() -> None:
+    """Five minutes, a hundred answers."""
+    assert "five minutes old" in TEXT
+    assert _RECYCLE == 300
+    assert "a hundred answers" in TEXT
+    assert _STALE_ANSWERS == 100
