@@ -24,6 +24,7 @@ a store and assert, so they can be called without pytest, too.
 """
 
 import json
+import os
 import random
 import threading
 import time
@@ -315,10 +316,9 @@ class StoreContract:
     def test_keeps_keys_apart(self, store: Store) -> None:
         """Keys that differ only in case, spaces, accents or normal form are different keys."""
         prefix = uuid4().hex
-        records = [
-            replace(a_record(), key=f"{prefix}{suffix}")
-            for suffix in ("k", "K", "k ", " k", "k:1", "k_", "k%", "k*", "k?", "e", "\u00e9", "e\u0301", "💥", "💣")
-        ]
+        plain = ("k", "K", "k ", " k", "k\n", "k:1", "k_", "k%", "k*", "k?", "{k}", "k'", 'k"', "k\\", "k;--")
+        suffixes = (*plain, f"/../{prefix}k", "e", "\u00e9", "e\u0301", "💥", "💣")
+        records = [replace(a_record(), key=f"{prefix}{suffix}") for suffix in suffixes]
 
         for record in records:
             assert store.swap(record, None) == record
@@ -564,16 +564,25 @@ class StoreContract:
 
         def child() -> tuple[Record | None, Record | None, Record | None]:
             mine = a_record()
-            return store.get(before.key), store.swap(mine, None), store.get(mine.key)
+            answers = store.get(before.key), store.swap(mine, None), store.get(mine.key)
+            store.close()  # its own connections, not its parent's
+            return answers
 
-        for seen, swapped, got in in_children([child, child]):
-            assert seen == before
-            assert swapped == got
-            assert swapped is not None
-            assert store.get(swapped.key) == (swapped if self.shared_by_processes else None)
+        def idle_child() -> tuple[Record | None, Record | None, Record | None]:
+            store.close()
+            return before, None, None
+
+        (seen, swapped, got), (seen_by_other, _, _), _ = in_children([child, child, idle_child])
+
+        assert seen == seen_by_other == before
+        assert swapped == got
+        assert swapped is not None
         after = replace(before, revision=new_nonce())
         assert store.swap(after, before.revision) == after
         assert store.get(before.key) == after
+        assert store.get(swapped.key) == (swapped if self.shared_by_processes else None)
+        store.close()
+        assert store.get(swapped.key) == (swapped if self.shared_by_processes else None)
 
     def test_one_process_wins(self, store: Store) -> None:
         """Of concurrent claims by several processes exactly one wins, and so it is with takeovers."""
@@ -615,6 +624,8 @@ class StoreContract:
         assert {each.key for each in store.scan(task=task)} == {kept.key, others[0].key}
         assert {each.key for each in store.scan()} >= {kept.key, *(each.key for each in others)}
         assert list(store.scan(status=Status.FAILED, task=task)) == []
+        for pattern in (f"{task[:-1]}_", f"{task[:-1]}%", f"{task[:-1]}*", f"{task[:-1]}?", "%", "*", ""):
+            assert list(store.scan(task=pattern)) == []
 
     def test_scan_beside_writes_finds_what_stays_and_invents_nothing(self, store: Store) -> None:
         """While others write, a scan yields every record that is not touched, and only records that were written."""
@@ -693,6 +704,22 @@ class StoreContract:
         at_most = (time.monotonic() - asked) * 1000
 
         assert (asked_again - answered) * 1000 - 25 <= after - before <= at_most + 25
+
+    def test_clock_knows_no_time_zone(self, store: Store) -> None:
+        """The clock counts the same milliseconds wherever its machine believes to be."""
+        zone = os.environ.get("TZ")
+        try:
+            readings = []
+            for there in ("UTC", "EAST-12", "WEST+12"):
+                os.environ["TZ"] = there
+                time.tzset()
+                readings.append(store.now())
+        finally:
+            os.environ.pop("TZ")
+            os.environ |= {"TZ": zone} if zone is not None else {}
+            time.tzset()
+
+        assert max(readings) - min(readings) < 3_600_000
 
     def test_clock_does_not_jump_with_replies(self, store: Store) -> None:
         """What replies teach about the server's time is a correction, not another time."""

@@ -11,6 +11,8 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -396,6 +398,8 @@ class Merges(MemoryStore):
 
 
 @wrong("folds keys", "keeps_keys_apart", fold=str.casefold)
+@wrong("takes keys for paths", "keeps_keys_apart", fold=os.path.normpath)
+@wrong("takes keys for patterns", "keeps_keys_apart", fold=lambda key: key.replace("*", "?"))
 @wrong("trims keys", "keeps_keys_apart", fold=str.rstrip)
 @wrong("normalises keys", "keeps_keys_apart", fold=lambda key: unicodedata.normalize("NFC", key))
 @wrong("compares keys without accents", "keeps_keys_apart", fold=lambda key: unicodedata.normalize("NFD", key)[:33])
@@ -625,6 +629,10 @@ for name, chooses in (
         "scans for the start of a name",
         lambda record, status, task: status in (None, record.status) and (task is None or record.task.startswith(task)),
     ),
+    (
+        "takes a name for a pattern",
+        lambda record, status, task: status in (None, record.status) and fnmatch(record.task, task or "*"),
+    ),
     ("needs a task to scan for", lambda record, status, task: status in (None, record.status) and task == record.task),
 ):
     wrong(name, "scans_by_status_and_task", chooses=chooses)(Scans)
@@ -707,6 +715,11 @@ wrong("counts since boot", "clock_is_in_milliseconds", now=lambda: time.monotoni
 wrong("stands", "clock_runs", now=lambda: 1_800_000_000_000)(MemoryStore)
 wrong("jumps by seconds", "clock_runs", now=lambda: time.time_ns() // 1_000_000_000 * 1000 + 999)(MemoryStore)
 wrong("runs twice as fast", "clock_runs", now=lambda: time.time_ns() // 500_000)(MemoryStore)
+wrong(
+    "takes local time for UTC",
+    "clock_knows_no_time_zone",
+    now=lambda: int(datetime.now(UTC).replace(tzinfo=None).timestamp() * 1000),
+)(MemoryStore)
 wrong("runs backwards", "clock_runs", now=lambda: 3_600_000_000_000 - time.time_ns() // 1_000_000)(MemoryStore)
 
 
@@ -809,6 +822,8 @@ class Files:
             raise BrokenInside("lost connection")
         if self.flaw == "hangs" and os.getpid() != self.pid:
             time.sleep(60)
+        if (self.folder / "goodbye").exists() and os.getpid() == self.pid:
+            raise BrokenInside("server closed the connection")
         try:
             return Record.from_fields(json.loads(self._path(key).read_text()), store="files")
         except (FileNotFoundError, json.JSONDecodeError):
@@ -823,6 +838,13 @@ class Files:
             self._path(new.key).write_text(json.dumps(new.to_fields()))
             return new
 
+    def close(self) -> None:
+        if self.flaw == "says goodbye for its parent" and os.getpid() != self.pid:
+            (self.folder / "goodbye").touch()
+        if self.flaw == "forgets" and os.getpid() == self.pid:
+            for each in self.folder.iterdir():
+                each.unlink()
+
 
 @pytest.mark.parametrize(
     ("flaw", "noticed_by"),
@@ -830,6 +852,9 @@ class Files:
         ("locks threads only", "one_process_wins"),
         ("inherited", "store_survives_a_fork"),
         ("hangs", "store_survives_a_fork"),
+        ("says goodbye for its parent", "store_survives_a_fork"),
+        ("forgets", "store_survives_a_fork"),
+        ("forgets", "closing_twice_is_harmless"),
     ],
 )
 def test_store_that_cannot_share_with_processes_is_noticed(
@@ -838,8 +863,14 @@ def test_store_that_cannot_share_with_processes_is_noticed(
     """Locks that only threads see, connections that a child inherited, and locks that nobody gives back."""
     monkeypatch.setattr("celery_idempotent.testing.parallel._CHILD_ANSWERS_WITHIN", 1)
 
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, BrokenInside)):
         getattr(StoreContract(), f"test_{noticed_by}")(Files(tmp_path, flaw))
+
+
+def test_files_without_a_flaw_are_right(tmp_path: Path) -> None:
+    """The negative control of the stores above; but for their lock, which no other process sees."""
+    for name in ("store_survives_a_fork", "closing_twice_is_harmless"):
+        getattr(StoreContract(), f"test_{name}")(Files(tmp_path, ""))
 
 
 def test_memory_that_claims_to_be_shared_is_noticed() -> None:

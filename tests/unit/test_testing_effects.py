@@ -299,6 +299,22 @@ def test_rejected_message_comes_back(declare: Callable[..., Task], outbox: list[
     assert redelivered[:2] == [False, True]
 
 
+def test_every_ending_is_told(declare: Callable[..., Task], outbox: list[str]) -> None:
+    """A delivery that was skipped, rejected or failed is called so."""
+
+    def reject(self: Any, to: str) -> None:
+        raise Reject("never again", requeue=False)
+
+    skipping = report_of(declare(Policy(key="to", on_conflict="skip"), name="shop.skipping"), "a@b", effects=outbox)
+    raising = report_of(declare(Policy(key="to", on_conflict="raise"), name="shop.raising"), "a@b", effects=outbox)
+    rejecting = report_of(declare(body=reject), "a@b", effects=outbox)
+
+    assert "  delivered again as the body begins      'mail 3', ignored\n" in skipping
+    assert ", raised InFlight\n" in raising
+    assert rows(rejecting) == {"delivered once": 0}
+    assert "  rejected\n" in rejecting
+
+
 def test_deliveries_at_once_overlap(declare: Callable[..., Task], outbox: list[str]) -> None:
     """Unprotected, both are in the body at the same time; protected, the second comes while the first is in it."""
     inside: list[int] = []
