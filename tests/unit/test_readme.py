@@ -390,6 +390,7 @@ def test_nothing_is_documented_that_does_not_exist(document: Path) -> None:
         *re.findall(r'conf\.get\("(idempotency_\w+)"\)', SOURCE),
         *(name for name in dir(IdempotentTask) if name.startswith("idempotency_")),
         KEY_HEADER,
+        TABLE,
         *pytest_celery_idempotent.__all__,
     }
     for word in words(document):
