@@ -7,9 +7,9 @@ thing they do; every point, every pair of points, then random sequences. The sec
 After the kills come two clean deliveries past the lease. What happened is read from an append-only ledger
 without a unique constraint, and compared with what must follow from the points at which processes died.
 
-A delivery that is to die is a fork of a warm parent, which has the same store open, with connections of its
-own, as a worker's parent may have. A client of DynamoDB costs more than all the rest of a delivery: there it
-was made before the fork and had no connection then.
+A delivery that is to die is a fork of a warm parent, which goes on using the same store, as a worker's parent may.
+A client of DynamoDB costs more than all the rest of a delivery: there it is another one, made before the fork, which
+had no connection then.
 """
 
 import gc
@@ -206,13 +206,15 @@ class _Delivery:
 class _Attacker:
     """Delivers tasks in forks of itself and kills them; it makes the clean deliveries itself.
 
-    A survivor in the same process costs a tenth of a fork. Its store and heartbeat are its own: a fork
-    inherits their sockets and locks and never touches them.
+    A survivor in the same process costs a tenth of a fork. Its heartbeat is its own: a fork inherits its lock and
+    never touches it.
     """
 
     def __init__(self, url: str, ledger: Ledger, flaw: str) -> None:
-        self._store = FLAWS[flaw](warm_store(url))
-        self._own_store = FLAWS[flaw](open_store(url))
+        opened = open_store(url)
+        opened.provision()
+        self._own_store = FLAWS[flaw](opened)
+        self._store = FLAWS[flaw](_warm(url)) if isinstance(opened, DynamoDBStore) else self._own_store
         self._own_heartbeat = Heartbeat()
         self._ledger = ledger
         self.kills = 0
@@ -312,13 +314,9 @@ def _trace(child: int, call: str, nth: int) -> "subprocess.Popen[str]":
     return tracer
 
 
-def warm_store(url: str) -> Store:
-    """The store at ``url``, ready to be used by forks of this process at little cost."""
-    store = open_store(url)
-    store.provision()
-    if not isinstance(store, DynamoDBStore):
-        store.close()
-        return store
+def _warm(url: str) -> DynamoDBStore:
+    """A DynamoDB that forks of this process may use at little cost."""
+    store = DynamoDBStore.from_url(url)
     client = store._connected()
     client.close()  # its sockets, not the client: the first request of each child opens its own
     return DynamoDBStore(store.table, client=lambda: client)
