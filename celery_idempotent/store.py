@@ -76,7 +76,7 @@ class Verifiable(Protocol):
     """A store that can tell, before any task runs, that it is not usable."""
 
     def verify(self) -> None:
-        """Check the store with the same permission a claim needs, writing nothing.
+        """Check the store with the same permission a claim needs, leaving nothing behind.
 
         Raises:
             StoreMisconfigured: Missing table, permission or key schema; the message names the remedy.

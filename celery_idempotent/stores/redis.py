@@ -73,7 +73,7 @@ _MOVED = (AskError, ClusterDownError, SlotNotCoveredError, redis.ConnectionError
 
 
 class RedisStore:
-    """Records in Redis or Valkey, version 5 of Redis or later: one server, Sentinel, or a cluster.
+    """Records in Redis (6.2 or later) or Valkey: one server, the primary that sentinels name, or a cluster.
 
     A record is a hash whose fields are those of :class:`~celery_idempotent.record.Record`, so that
     ``redis-cli hgetall`` shows it. Only outcomes expire, and the server forgets them by itself.

@@ -64,7 +64,7 @@ _TROUBLES = (
         pattern="Cluster mode is not enabled", remedy="the server belongs to no cluster; write redis:// or rediss://"
     ),
     Trouble(pattern="DB index is out of range", remedy="the server has no database of this number"),
-    Trouble(pattern="unknown command", remedy="the server lacks a command; it must be Redis 5 or later, or Valkey"),
+    Trouble(pattern="unknown command", remedy="the server lacks a command; it must be Redis 6.2 or later, or Valkey"),
     Trouble(
         errors=(ssl.SSLCertVerificationError,),
         remedy="the server's certificate is not trusted; name the authority by ssl_ca_certs, and the host as certified",

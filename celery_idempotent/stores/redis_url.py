@@ -89,7 +89,7 @@ def read_url(url: str) -> Target:
 def _connection(scheme: str, chunks: Sequence[SplitResult], options: Options) -> tuple[str, Callable[[], Client]]:
     if scheme in _SOCKET:
         path = unquote(chunks[0].path)
-        if not path.strip("/"):
+        if chunks[0].hostname or not path.strip("/"):
             raise _unusable(scheme, "write the path of the socket after three slashes")
         return path, partial(_server, unix_socket_path=path, **options)
     nodes = [_node(scheme, each) for each in chunks]
@@ -229,7 +229,7 @@ def _known(scheme: str) -> Mapping[str, Callable[[str], Any]]:
 def _parsed(scheme: str, name: str, text: str, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(text)
-    except (ValueError, ImportError, AttributeError) as error:
+    except (ValueError, TypeError, ImportError, AttributeError) as error:
         raise _unusable(scheme, f"{name}={text!r} cannot be used: {error}") from None
 
 

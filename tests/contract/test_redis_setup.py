@@ -233,7 +233,7 @@ def test_server_without_scripts_is_told_without_quoting_the_request() -> None:
     """A server answers an unknown command with its arguments; the error leaves those out."""
     with EmbeddedRedis(options=(*DURABLE, "--rename-command", "EVALSHA", "")) as server:
         store = opened(server.url)
-        with pytest.raises(StoreMisconfigured, match="must be Redis 5 or later") as raised:
+        with pytest.raises(StoreMisconfigured, match="must be Redis 6.2 or later") as raised:
             store.swap(a_record(), None)
         assert "celery-idempotent:" not in str(raised.value)
         store.close()
@@ -253,7 +253,7 @@ def test_server_without_scripts_is_told_without_quoting_the_request() -> None:
             "grant",
         ),
         (ResponseError("The user executing the script can't run this command or subcommand script: e96"), "grant"),
-        (ResponseError("unknown command `EVALSHA`, with args beginning with: `e96`"), "Redis 5 or later"),
+        (ResponseError("unknown command `EVALSHA`, with args beginning with: `e96`"), "Redis 6.2 or later"),
         (OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), "maxmemory"),
         (redis.MaxConnectionsError("Too many connections"), None),
         (ssl.SSLCertVerificationError("certificate verify failed"), "ssl_ca_certs"),
