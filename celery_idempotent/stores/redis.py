@@ -63,7 +63,7 @@ _PAGE = 500
 """Records that a scan reads in one round trip."""
 
 _KEYS_TO_CHOOSE_FROM = 500
-"""So many fall on each of fifty primaries but with a chance of one in a thousand."""
+"""So many that, of fifty primaries, one gets none of them in one check out of five hundred."""
 
 _REDIRECTIONS = 3
 """In a cluster, before a slot that is being moved counts as unavailable."""
