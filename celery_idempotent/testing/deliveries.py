@@ -17,7 +17,7 @@ from celery.backends.base import DisabledBackend
 
 from celery_idempotent.publishing import KEY_HEADER, wire_form
 
-__all__ = ["Deliveries", "Ended", "Message", "WorkerDied"]
+__all__ = ["Deliveries", "Ended", "Message", "WorkerDied", "nothing"]
 
 
 class WorkerDied(BaseException):
@@ -58,6 +58,10 @@ class Ended:
     value: Any
 
 
+def nothing() -> None:
+    """What happens before and after a body, unless somebody says otherwise."""
+
+
 class Deliveries:
     """Delivers messages of ``task``; made and used within :meth:`of`.
 
@@ -70,8 +74,8 @@ class Deliveries:
     def __init__(self, task: Task) -> None:
         self.task = task
         #: Called in the delivering thread right before and right after the body.
-        self.before_body: Callable[[], None] = lambda: None
-        self.after_body: Callable[[], None] = lambda: None
+        self.before_body: Callable[[], None] = nothing
+        self.after_body: Callable[[], None] = nothing
         self._published: dict[str, list[Message]] = {}
 
     @classmethod

@@ -50,12 +50,14 @@ def assert_effect_once(
 
     Raises:
         AssertionError: The promise does not hold; a table says where, and what to do about it.
-        TypeError: ``effects`` neither counts nor has a length.
+        TypeError: ``task`` is no task, or ``effects`` neither counts nor has a length.
         ValueError: ``promise`` is none.
     """
     __tracebackhide__ = True
     if promise not in get_args(Promise):
         raise ValueError(f"promise={promise!r}: must be one of {get_args(Promise)}")
+    if not isinstance(task, Task):
+        raise TypeError(f"task={task!r}: must be a Celery task; not its function, its signature or its name")
     count, store = _counting(effects), RehearsalStore()
     with Deliveries.of(task) as deliveries, installed(task.app, store):
         rows = Rehearsal(deliveries, store, args, kwargs, count, reset).all_scenarios()

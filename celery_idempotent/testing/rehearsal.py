@@ -14,7 +14,7 @@ from uuid import uuid4
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.record import Record, Status
 from celery_idempotent.task import IdempotentMixin
-from celery_idempotent.testing.deliveries import Deliveries, Ended, Message, WorkerDied
+from celery_idempotent.testing.deliveries import Deliveries, Ended, Message, WorkerDied, nothing
 from celery_idempotent.testing.stores import FakeStore
 
 __all__ = ["Rehearsal", "RehearsalStore", "Row"]
@@ -224,7 +224,7 @@ class Rehearsal:
                 ended, published = self.deliveries.deliver(message)
             finally:
                 second.leave()
-                setattr(self.deliveries, moment, lambda: None)
+                setattr(self.deliveries, moment, nothing)
             endings = [ended, *second.endings]
             for each in (*self._next(message, ended, published), *second.waiting):
                 self.store.advance(self.lease)
@@ -234,13 +234,18 @@ class Rehearsal:
         return act
 
     def _dying(self, moment: Literal["before_body", "after_body"]) -> Callable[[Message], list[Ended]]:
+        """The first delivery that comes to ``moment`` dies there."""
+
         def act(message: Message) -> list[Ended]:
             def die() -> None:
-                setattr(self.deliveries, moment, lambda: None)
+                setattr(self.deliveries, moment, nothing)
                 self.store.die()
 
             setattr(self.deliveries, moment, die)
-            return self._faring(message)
+            try:
+                return self._faring(message)
+            finally:
+                setattr(self.deliveries, moment, nothing)
 
         return act
 

@@ -417,6 +417,14 @@ def test_effects_must_count(effects: Any, declare: Callable[..., Task]) -> None:
         assert_effect_once(declare(), "a@b", effects=effects)
 
 
+def test_task_must_be_one(declare: Callable[..., Task], outbox: list[str]) -> None:
+    """A function, a signature or a name is refused before anything runs."""
+    for task in (len, declare().s("a@b"), "shop.mail"):
+        with pytest.raises(TypeError, match="must be a Celery task"):
+            assert_effect_once(task, "a@b", effects=outbox)
+    assert outbox == []
+
+
 def test_promise_must_be_one(declare: Callable[..., Task], outbox: list[str]) -> None:
     """A misspelt promise is refused before anything runs."""
     with pytest.raises(ValueError, match="must be one of"):
