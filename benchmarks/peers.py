@@ -81,9 +81,10 @@ def measure(rounds: int, progress: Callable[[], None]) -> Section:
         f"`end to end`, publishing {_TASKS} to the running worker until the last one has ended, which is the one "
         "that compares like with like. CPU is user and system time of the publisher, and of all processes of the "
         "worker. celery-once: `default_timeout` of 1 h as in its README. celery-singleton: "
-        "`lock_expiry` of 60 s, as without one a dead worker's lock stays for ever. Neither keeps a result: with "
-        "Celery's result backend on the same Redis, whose publisher also subscribes to each result, celery-once is "
-        "the row below it; its duplicates do not get that result. Neither takes over from a dead worker before its timeout, renews its lock, or fences "
+        "`lock_expiry` of 60 s, as without one a dead worker's lock stays for ever. Neither keeps a result. The row "
+        "below celery-once is celery-once with Celery's result backend on the same Redis: its publisher subscribes to "
+        "each result, and its duplicates still get none. "
+        "Neither takes over from a dead worker before its timeout, renews its lock, or fences "
         "(see ../comparison.md).",
         [_steps_grid(steps), _rates_grid(rates), _ratios_grid(rates)],
         list(_goals(steps, rates)),
