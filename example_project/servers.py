@@ -65,6 +65,7 @@ class Servers:
         }
         self._store, self._store_url = stores[store]
         self._broker, self._broker_url = brokers[broker]
+        self._folder = folder
         self._running = ExitStack()
 
     @property
@@ -90,6 +91,7 @@ class Servers:
         Raises:
             click.ClickException: A server is not installed or did not start; the message says what to do.
         """
+        self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as starting:
             for server in {id(each): each for each in (self._store, self._broker) if each}.values():
                 try:

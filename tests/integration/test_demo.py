@@ -130,7 +130,7 @@ def test_a_wrong_name_is_refused_with_the_choices(place: Path, option: str, choi
 @pytest.mark.parametrize("name", STORES)
 def test_every_store_is_served_by_its_name(place: Path, name: str) -> None:
     """The address is that of a store that keeps records; a durable one has them after a kill, too."""
-    with Servers(name, "", place) as servers:
+    with Servers(name, "", place / "new") as servers:
         store, record = open_store(servers.store_url), a_record()
         store.provision()
         store.swap(record, None)
