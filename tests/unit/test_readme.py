@@ -217,7 +217,7 @@ def test_first_screen_runs_nothing_without_the_store(charge: Any, store: FaultyS
 
 def test_requests_are_as_many_as_the_table_says(charge: Any, store: FaultyStore, clock: FakeClock) -> None:
     """New key 2, duplicate 1, conflict 1, takeover 3: all of them swaps, each of which is one PutItem."""
-    costs = {row["path"]: int(row["requests to DynamoDB"][0]) for row in table(README, "path")}
+    costs = {row["path"]: int(row["requests to the store"][0]) for row in table(README, "path")}
 
     def cost_of(*args: Any) -> int:
         store.swaps.clear()
