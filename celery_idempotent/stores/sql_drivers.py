@@ -236,11 +236,14 @@ def _executing(statement: str) -> Callable[[Any, Any], None]:
 
 
 def _connect_with_deadline(seconds: float) -> Callable[..., "PsycopgConnection"]:
-    """psycopg waits for an answer as long as the server's kernel says that the server lives; this does not."""
+    """psycopg waits for an answer as long as the server's kernel says that the server lives; this does not.
+
+    From psycopg 3.2.13 on; before, it does not look up from its waiting.
+    """
     import psycopg
 
     def until(deadline: float, generator: Generator[Any, Any, Any], connection: "PsycopgConnection") -> Any:
-        # psycopg looks up from its waiting ten times a second, with nothing ready.
+        # psycopg looks up ten times a second, and says that nothing is ready.
         try:
             wanted = next(generator)
             while True:
@@ -271,8 +274,8 @@ def is_dead(dbapi_connection: Any) -> bool:
         return True
     places = [dbapi_connection, *(getattr(dbapi_connection, name, None) for name in _SOCKETS)]
     descriptor = next((each.fileno() for each in places if hasattr(each, "fileno")), None)
-    if descriptor is None:
-        return False  # SQLite has no other side
+    if descriptor is None or not hasattr(select, "poll"):
+        return False  # SQLite has no other side; eventlet and Windows have no poll
     poll = select.poll()
     poll.register(descriptor, select.POLLIN | _PEER_CLOSED)
     return any(events & ~select.POLLIN for _, events in poll.poll(0))
