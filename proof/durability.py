@@ -264,16 +264,14 @@ def attack(
 
 def control(name: str, *, seconds: float, seed: int, progress: Progress) -> Row:
     """The same over a server that may forget; the row must show effects that were repeated."""
-    forgetful = CONTROLS[name]
+
+    def told(news: str) -> None:
+        if not news.startswith("BROKEN"):
+            progress(news)
+
+    forgetful, promise = CONTROLS[name], PROMISES["at most once"]
     with forgetful.start() as site:
-        (row,) = attack(
-            forgetful.label,
-            site,
-            [PROMISES["at most once"]],
-            seconds=seconds,
-            seed=seed,
-            progress=lambda news: progress(news.replace("BROKEN ", "as it must be: ")),
-        )
+        (row,) = attack(forgetful.label, site, [promise], seconds=seconds, seed=seed, progress=told)
     return replace(row, system=CONTROL)
 
 
