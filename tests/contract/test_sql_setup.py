@@ -433,11 +433,13 @@ def test_session_is_set_up_as_documented(database: Database) -> None:
 
 
 def test_isolation_of_the_server_does_not_matter(postgresql: Database) -> None:
-    """With a default of SERIALIZABLE concurrent claims would end in errors."""
+    """With a default of SERIALIZABLE concurrent claims would end in errors, or be sent again and again."""
     with postgresql.store() as provisioned:
         postgresql.do("ALTER DATABASE postgres SET default_transaction_isolation = 'serializable'")
         try:
             with postgresql.reopened(provisioned.table.name) as store:
+                with store._connected("test") as connection:
+                    assert connection.execute(text("SHOW transaction_isolation")).scalar_one() == "read committed"
                 for _ in range(10):
                     seen = a_record()
                     claims = [a_rival(seen) for _ in range(8)]
