@@ -11,12 +11,12 @@ from sqlalchemy import Engine, create_engine
 
 from celery_idempotent.store import Purgeable, Store, Verifiable
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.testing import OutageContract, StoreContract
+from celery_idempotent.testing import OutageContract, PurgeableContract, StoreContract, VerifiableContract
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
 from tests.support.sql_databases import Database
 
 
-class _Contract(StoreContract):
+class _Contract(StoreContract, PurgeableContract, VerifiableContract):
     @pytest.fixture
     def database(self) -> Database:
         raise NotImplementedError
@@ -24,9 +24,17 @@ class _Contract(StoreContract):
     @pytest.fixture
     def store(self, database: Database) -> Iterator[SQLStore]:
         with database.store() as store:
-            assert isinstance(store, Verifiable)
-            assert isinstance(store, Purgeable)
             yield store
+
+    @pytest.fixture
+    def misconfigured_store(self, database: Database) -> Iterator[SQLStore]:
+        with database.reopened("t_missing") as store:
+            yield store
+
+    def test_says_what_it_can_do(self, store: SQLStore) -> None:
+        """The commands and a worker at its start ask the store itself."""
+        assert isinstance(store, Verifiable)
+        assert isinstance(store, Purgeable)
 
     def reopen(self, store: Store) -> Store:
         assert isinstance(store, SQLStore)
