@@ -57,14 +57,14 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 unit: $(SYSTEM)
-	$(BIN)/pytest tests/unit tests/contract --cov --cov-report=term:skip-covered
-	$(BIN)/coverage report --fail-under=100 --include="*/protocol.py,*/attempt.py,*/guard.py,*/keys.py,*/stores/*"
+	$(BIN)/pytest tests/unit tests/contract tests/django --ignore=tests/django/live --cov --cov-report=term:skip-covered
+	$(BIN)/coverage report --fail-under=100 --include="*/protocol.py,*/attempt.py,*/guard.py,*/keys.py,*/stores/*,*/contrib/*"
 
 evidence: $(SYSTEM)
 	$(BIN)/pytest tests/properties tests/proof tests/crash -n 2
 
 integration: $(SYSTEM)
-	$(BIN)/pytest tests/integration -n 2
+	$(BIN)/pytest tests/integration tests/django/live -n 2
 
 prove: $(SYSTEM)  ## attack the code and every store: interleavings, mutants, kills at every point, faults, peers
 	$(BIN)/python -m proof all

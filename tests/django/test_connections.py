@@ -1,5 +1,6 @@
 """Whose connections are used, how long they live, and what becomes of broken and inherited ones."""
 
+import gc
 import os
 import sqlite3
 import threading
@@ -10,59 +11,29 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psycopg
+import pymysql
 import pytest
 from celery import Task
-from django.db import connections
+from django.core.management import call_command
+from django.db import OperationalError, connections, transaction
 from django.db.backends.signals import connection_created
 
 from celery_idempotent import IdempotentTask, Policy, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.contrib.django.store import DjangoStore
+from celery_idempotent.contrib.django.store import DjangoStore, _inherited, _leave_to_parent
 from celery_idempotent.record import Status
 from celery_idempotent.store import RecordTooLarge, Store
+from celery_idempotent.testing import StoreContract
 from celery_idempotent.testing.contract import a_record
-from celery_idempotent.testing.parallel import in_children
+from celery_idempotent.testing.parallel import in_children, race
 from example_project.embedded import EmbeddedPostgres
 from tests.django.databases import configured, migrated, postgresql, sqlite
+from tests.django.server import Server
 from tests.support.deliveries import an_app, deliver
 from tests.support.waiting import wait_until
 
 on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 on_mysql = pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-
-
-class Server:
-    """The database server behind an alias, asked over a connection of its own."""
-
-    def __init__(self, alias: str) -> None:
-        settings = connections.settings[alias]
-        self._is_mysql = "mysql" in settings["ENGINE"]
-        self._name = settings["NAME"]
-        self._connection = connections.create_connection(alias)
-
-    def sessions(self) -> set[int]:
-        """Who is connected to the database, apart from this."""
-        if self._is_mysql:
-            question = "SELECT id FROM information_schema.processlist WHERE db = %s AND id <> connection_id()"
-        else:
-            question = "SELECT pid FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
-        return {each[0] for each in self.ask(question, self._name)}
-
-    def hang_up(self, session: int) -> None:
-        """End a session from this side."""
-        self.tell(f"KILL {session}" if self._is_mysql else f"SELECT pg_terminate_backend({session})")
-        wait_until(lambda: session not in self.sessions(), "the session ends")
-
-    def ask(self, question: str, *values: str | int) -> Any:
-        with self._connection.cursor() as cursor:
-            cursor.execute(question, values)
-            return cursor.fetchall()
-
-    def tell(self, command: str, *values: str | int) -> None:
-        with self._connection.cursor() as cursor:
-            cursor.execute(command, values)
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 @pytest.fixture
@@ -192,6 +163,28 @@ def test_inherited_connection_is_left_to_the_parent(store: DjangoStore) -> None:
     assert [store.get(each.key) for each in records] == records
 
 
+@on_servers
+def test_what_a_child_does_with_what_it_inherits(store: DjangoStore, tmp_path: Path) -> None:
+    """It forgets the connection and keeps it from being closed; done here in a thread, which also has its own."""
+
+    def work() -> None:
+        connection, other = connections[store.alias], connections["no_store"]
+        connection.ensure_connection()
+        other.ensure_connection()
+        inherited = connection.connection
+        _leave_to_parent()
+        assert connection.connection is None
+        assert other.connection is not None
+        assert inherited in _inherited
+        inherited.cursor().execute("SELECT 1")
+        _inherited.remove(inherited)
+        inherited.close()
+        other.close()
+
+    with configured("no_store", sqlite(tmp_path / "other.sqlite3")):
+        race([work])
+
+
 def test_child_loses_nothing_when_its_parent_closes_the_file(tmp_path: Path) -> None:
     """SQLite in WAL mode: whoever closes last deletes the log, and a parent must not take itself for the last."""
     with migrated("wal", sqlite(tmp_path / "shop.sqlite3")) as alias:
@@ -226,6 +219,41 @@ def test_connections_of_other_databases_are_not_touched_by_a_fork(tmp_path: Path
         connections[alias].ensure_connection()
 
         assert in_children([lambda: connections[alias].connection is not None]) == [True]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"pool": {"min_size": 2, "max_size": 8}},
+    {"server_side_binding": True},
+    {"isolation_level": psycopg.IsolationLevel.SERIALIZABLE},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options)))
+def test_options_of_postgresql_change_nothing(postgres: EmbeddedPostgres, options: dict[str, Any]) -> None:
+    """A pool, parameters bound by the server, transactions in series: races, forks and every field."""
+    settings = postgresql(postgres)
+    settings = {**settings, "OPTIONS": {**settings["OPTIONS"], **options}}
+    with migrated("options", settings) as alias:
+        store, contract = DjangoStore(alias), StoreContract()
+        connections[alias].ensure_connection()
+
+        contract.test_keeps_every_field(store)
+        contract.test_one_racer_wins_an_empty_key(store)
+        contract.test_one_racer_wins_a_takeover(store)
+        contract.test_one_process_wins(store)
+        contract.test_keeps_every_field(store)
+
+        if "pool" in options:
+            connections[alias].close_pool()  # type: ignore[attr-defined]  # of PostgreSQL's connections only
+
+
+def test_statements_are_not_kept_for_ever(store: DjangoStore) -> None:
+    """A process that looks at records for years does not grow by it."""
+    for _ in range(100):
+        store.get("key")
+    gc.collect()
+
+    assert len(store._compiled) < 10
 
 
 @on_servers
@@ -287,6 +315,51 @@ def _kill_when_waiting(alias: str, session: int) -> None:
     wait_until(lambda: other.ask(waiting, session), "the write waits for the lock")
     other.hang_up(session)
     other.close()
+
+
+@on_mysql
+@pytest.mark.parametrize(("deadlocks", "wins"), [(9, True), (10, False)])
+def test_statement_that_gave_way_is_sent_again(store: DjangoStore, deadlocks: int, wins: bool) -> None:
+    """A deadlock undoes one statement for the sake of another that gets on; ten in a row are an outage."""
+    record = a_record()
+    met: list[str] = []
+
+    def deadlock(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith("INSERT") and len(met) < deadlocks:
+            met.append(sql)
+            raise OperationalError(1213, "Deadlock found") from pymysql.OperationalError(1213, "Deadlock found")
+        return execute(sql, *rest)
+
+    with connections[store.alias].execute_wrapper(deadlock):
+        if wins:
+            assert store.swap(record, None) == record
+        else:
+            with pytest.raises(StoreUnavailable, match="Deadlock found"):
+                store.swap(record, None)
+
+    assert len(met) == deadlocks
+
+
+def test_error_inside_a_transaction_leaves_it_open(empty: str) -> None:
+    """It is for whoever opened the block to roll it back."""
+    store = DjangoStore(empty)
+
+    with transaction.atomic(using=empty):
+        with pytest.raises(StoreMisconfigured):
+            store.get("no table")
+        assert connections[empty].connection is not None
+        transaction.set_rollback(True, using=empty)
+
+
+@pytest.mark.parametrize("empty", ["postgresql", "mariadb"], indirect=True)
+def test_table_with_another_column_is_told(empty: str) -> None:
+    """What somebody has added and does not fill is not taken for a claim that lost."""
+    call_command("migrate", "celery_idempotent", database=empty, verbosity=0)
+    with connections[empty].cursor() as cursor:
+        cursor.execute("ALTER TABLE idempotency_records ADD COLUMN shop INTEGER NOT NULL")
+
+    with pytest.raises(StoreMisconfigured, match="the table is not the one"):
+        DjangoStore(empty).swap(a_record(), None)
 
 
 @on_mysql

@@ -157,7 +157,8 @@ def test_models_have_no_migration_missing() -> None:
 
 
 def test_printed_migration_is_the_ddl(empty: str) -> None:
-    """``sqlmigrate`` shows what a database administrator wants to read, and the way back."""
+    """``sqlmigrate`` shows what a database administrator wants to read, and the way back, migrated or not."""
+    _migrate(empty)
     dialect = connections[empty].vendor
     printed, back = StringIO(), StringIO()
     call_command("sqlmigrate", APP, "0001", database=empty, stdout=printed)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from celery import Celery
 from django.apps import apps
+from django.conf import settings
+from django.utils.functional import empty
 
 from celery_idempotent import PolicyError, open_store
 from celery_idempotent.contrib.django.store import DjangoStore
@@ -57,11 +59,22 @@ def test_app_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         open_store("django://default")
 
 
+def test_django_that_is_not_ready_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its settings, and before its apps are there; see the processes of their own below."""
+    monkeypatch.setattr(apps, "apps_ready", False)
+    with pytest.raises(PolicyError, match=r"call django\.setup\(\)"):
+        open_store("django://default")
+
+    monkeypatch.setattr(settings, "_wrapped", empty)
+    with pytest.raises(PolicyError, match="set DJANGO_SETTINGS_MODULE"):
+        open_store("django://default")
+
+
 def test_database_without_autocommit_is_refused(tmp_path: Path) -> None:
     """Django's setting that leaves the end of transactions to everybody makes claims that may vanish."""
-    settings = {**sqlite(tmp_path / "shop"), "AUTOCOMMIT": False}
+    manual = {**sqlite(tmp_path / "shop"), "AUTOCOMMIT": False}
 
-    with configured("manual", settings), pytest.raises(PolicyError, match="AUTOCOMMIT"):
+    with configured("manual", manual), pytest.raises(PolicyError, match="AUTOCOMMIT"):
         open_store("django://manual")
 
 

@@ -18,7 +18,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 
 from celery_idempotent import verdicts
 from celery_idempotent.contrib.django import display, project
@@ -95,8 +95,8 @@ class _TaskFilter(admin.SimpleListFilter):
 class IdempotencyRecordAdmin(_Admin):
     """Records for people: those who may view look, those who may change give verdicts, nobody edits."""
 
-    list_display = ("state", "task", "key", "attempts", "updated", "worker", "forgotten")
-    list_display_links = ("key",)
+    list_display = ("state", "task", "short_key", "attempts", "updated_utc", "worker", "forgotten_utc")
+    list_display_links = ("short_key",)
     list_filter = (_StatusFilter, _TaskFilter)
     search_fields = ("key", "task_id")
     search_help_text = "A whole idempotency key, or a whole task id (which reads the whole table)."
@@ -131,12 +131,27 @@ class IdempotencyRecordAdmin(_Admin):
         """The status, and whether a lease is over."""
         return f"{row.status}, lease over" if _lease_is_over(row) else row.status
 
+    @admin.display(description="key", ordering="key")
+    def short_key(self, row: IdempotencyRecord) -> str:
+        """The key as far as a list has room, all of it where the mouse rests."""
+        return format_html('<span title="{}">{}</span>', row.key, display.short_key(row.key))
+
     @admin.display(description="meaning")
     def meaning(self, row: IdempotencyRecord) -> str:
         """What the status means for the next delivery."""
         return _MEANINGS[Status(row.status)]
 
-    @admin.display(description="updated", ordering="updated_at")
+    @admin.display(description="updated (UTC)", ordering="updated_at")
+    def updated_utc(self, row: IdempotencyRecord) -> str:
+        """When the record was written last, for the list."""
+        return _moment(row.updated_at)
+
+    @admin.display(description="forgotten (UTC)", ordering="expires_at")
+    def forgotten_utc(self, row: IdempotencyRecord) -> str:
+        """Until when the outcome counts, for the list."""
+        return "never" if row.expires_at is None else _moment(row.expires_at * 1000)
+
+    @admin.display(description="updated")
     def updated(self, row: IdempotencyRecord) -> str:
         """When the record was written last."""
         return display.utc(row.updated_at)
@@ -151,15 +166,16 @@ class IdempotencyRecordAdmin(_Admin):
         """Until when others must wait, or had to."""
         return display.utc(row.lease_until)
 
-    @admin.display(description="forgotten after", ordering="expires_at")
-    def forgotten(self, row: IdempotencyRecord) -> str | None:
+    @admin.display(description="forgotten after")
+    def forgotten(self, row: IdempotencyRecord) -> str:
         """Until when the outcome counts; a record without an outcome is not forgotten."""
-        return None if row.expires_at is None else display.utc(row.expires_at * 1000)
+        return "never" if row.expires_at is None else display.utc(row.expires_at * 1000)
 
     @admin.display(description="result")
     def shown_result(self, row: IdempotencyRecord) -> str:
         """The outcome, if it is JSON."""
-        return _preformatted(display.outcome(row.record.result, row.content_type))
+        result = row.record.result
+        return "none" if result is None else _preformatted(display.outcome(result, row.content_type))
 
     @admin.display(description="result size")
     def result_size(self, row: IdempotencyRecord) -> str:
@@ -385,6 +401,12 @@ def _lease_is_over(row: IdempotencyRecord) -> bool:
 
 def _url(page: str, *key: str) -> str:
     return reverse(f"admin:celery_idempotent_idempotencyrecord_{page}", args=[quote(each) for each in key])
+
+
+def _moment(milliseconds: int) -> str:
+    """A time that may be broken between its day and its hour only."""
+    pieces = [(each,) for each in display.utc_short(milliseconds).split()]
+    return format_html_join(" ", '<span class="nowrap">{}</span>', pieces)
 
 
 def _preformatted(text: str) -> str:

@@ -3,10 +3,13 @@
 import json
 from datetime import UTC, datetime
 
-__all__ = ["duration", "json_text", "outcome", "size", "utc"]
+__all__ = ["duration", "json_text", "outcome", "short_key", "size", "utc", "utc_short"]
 
 _MOST_CHARACTERS = 100_000
 """Of JSON on a page; browsers get slow long before a store is full."""
+
+_DIGITS = 12
+"""Of a key in a list."""
 
 
 def utc(milliseconds: int) -> str:
@@ -16,6 +19,11 @@ def utc(milliseconds: int) -> str:
         milliseconds: Since the epoch.
     """
     return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S}.{milliseconds % 1000:03} UTC"
+
+
+def utc_short(milliseconds: int) -> str:
+    """The same to the second and without its zone, for a column that names it."""
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def duration(milliseconds: int) -> str:
@@ -40,10 +48,14 @@ def size(result: str | bytes | None) -> int:
     return len(result.encode() if isinstance(result, str) else result or b"")
 
 
-def outcome(result: str | bytes | None, content_type: str | None) -> str:
+def short_key(key: str) -> str:
+    """So much of a key's hash as tells records apart; its scope is nearly always the name of its task."""
+    identity = key.rpartition(":")[2]
+    return identity if len(identity) <= _DIGITS else f"{identity[:_DIGITS]}…"
+
+
+def outcome(result: str | bytes, content_type: str | None) -> str:
     """An encoded outcome: JSON laid out; of anything else only what it is, as decoding it could run code."""
-    if result is None:
-        return "none"
     if content_type == "application/json":
         return json_text(result)
     return f"not shown: {content_type or 'of unknown type'} is never decoded here"

@@ -38,10 +38,6 @@ class CreateRecords(Operation):
         if _is_wanted(app_label, schema_editor):
             _execute(schema_editor, DropTable(records))
 
-    def describe(self) -> str:
-        """For people who read a plan."""
-        return f"Create table {TABLE} with its index"
-
 
 def _is_wanted(app_label: str, schema_editor: BaseDatabaseSchemaEditor) -> bool:
     return router.allow_migrate(schema_editor.connection.alias, app_label, model_name="idempotencyrecord")

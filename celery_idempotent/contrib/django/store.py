@@ -80,7 +80,7 @@ class DjangoStore:
         self.alias = alias
         self._dialect = dialect_of(connections[alias])
         self._statements = Statements(records, self._dialect.name, repr(self))
-        self._compiled: WeakKeyDictionary[Executable, Any] = WeakKeyDictionary()
+        self._compiled: WeakKeyDictionary[Executable, _Compiled] = WeakKeyDictionary()
         self._clock = ServerClock(lambda: self._statements.now(self._asking("now")))
         self._met: WeakKeyDictionary[BaseDatabaseWrapper, _Met] = WeakKeyDictionary()
         _inheritable.add(alias)
@@ -210,10 +210,10 @@ class DjangoStore:
             return self._ask(cursor, statement, parameters)
 
     def _ask(self, cursor: CursorWrapper, statement: Executable, parameters: Parameters) -> Reply:
-        compiled = self._compile(statement)
+        text, fixed = self._compile(statement)
         asked_at = self._clock.before_asking()
         try:
-            cursor.execute(str(compiled), compiled.construct_params(parameters))
+            cursor.execute(text, {name: parameters.get(name, value) for name, value in fixed.items()})
         except IntegrityError as error:
             if is_duplicate(error):
                 raise DuplicateKey from None
@@ -226,13 +226,13 @@ class DjangoStore:
             self._clock.learn(int(rows[0][SERVER_NOW]), asked_at)
         return Reply(rows, cursor.rowcount)
 
-    def _compile(self, statement: Executable) -> Any:
-        compiled = self._compiled.get(statement)
-        if compiled is None:
+    def _compile(self, statement: Executable) -> "_Compiled":
+        found = self._compiled.get(statement)
+        if found is None:
             element = cast(ClauseElement, statement)
             compiled = element.compile(dialect=self._dialect, compile_kwargs={"render_postcompile": True})
-            self._compiled[statement] = compiled
-        return compiled
+            found = self._compiled[statement] = _Compiled(str(compiled), dict(compiled.params))
+        return found
 
     def _largest_packet(self, connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> int | None:
         """Bytes that MySQL takes at once, asked on each new connection, together with the time; None elsewhere."""
@@ -243,6 +243,14 @@ class DjangoStore:
             (row,) = self._ask(cursor, MYSQL_GREETING, {}).rows
             met = self._met[connection] = _Met(connection.connection, int(row["max_allowed_packet"]))
         return met.largest_packet
+
+
+class _Compiled(NamedTuple):
+    """What is sent. Without a reference to the statement it comes from, so that both are forgotten together."""
+
+    text: str
+    #: By name, every parameter; the value of those that the statement fixes itself.
+    parameters: Mapping[str, Any]
 
 
 class _Met(NamedTuple):
@@ -269,6 +277,9 @@ def _leave_to_parent() -> None:
         if connection.alias in _inheritable and connection.connection is not None:
             _inherited.append(connection.connection)
             connection.connection = None
+        pools = getattr(connection, "_connection_pools", {})  # Django's, by alias, for psycopg's option "pool"
+        if connection.alias in _inheritable and connection.alias in pools:
+            _inherited.append(pools.pop(connection.alias))
 
 
 def _leave_files() -> None:

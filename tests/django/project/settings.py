@@ -46,6 +46,8 @@ DATABASES = {"default": json.loads(os.environ.get("SHOP_DATABASE", '{"ENGINE": "
 
 CELERY_BROKER_URL = os.environ.get("SHOP_BROKER", "memory://")
 CELERY_RESULT_BACKEND = os.environ.get("SHOP_BROKER", "cache+memory://")
+CELERY_TASK_DEFAULT_QUEUE = os.environ.get("SHOP_QUEUE", "shop")
+CELERY_IMPORTS = ["tests.django.project.reports"]
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_IDEMPOTENCY_STORE = os.environ.get("SHOP_STORE", "django://default")

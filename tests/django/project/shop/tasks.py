@@ -18,10 +18,18 @@ class ShopTask(IdempotentMixin, DjangoTask):
     abstract = True
 
 
-@app.task(base=ShopTask, bind=True, shared=False, name="shop.charge", idempotent=Policy(key="order_id", retain=86_400))
+@app.task(
+    base=ShopTask,
+    bind=True,
+    shared=False,
+    name="shop.charge",
+    idempotent=Policy(key="order_id", lease=2, grace=0.2, backoff=0.2, backoff_max=0.5, retain=86_400),
+)
 def charge(self: Any, order_id: str, seconds: float = 0) -> str:
-    """Charge once per order."""
-    time.sleep(seconds)
+    """Charge once per order; a body that takes time leaves word of its beginning."""
+    if seconds:
+        Charge.objects.create(order_id=f"begin {order_id}", process=os.getpid())
+        time.sleep(seconds)
     Charge.objects.create(order_id=order_id, process=os.getpid())
     return f"charged {order_id}"
 
@@ -30,7 +38,7 @@ def charge(self: Any, order_id: str, seconds: float = 0) -> str:
     base=ShopTask,
     shared=False,
     name="shop.refund",
-    idempotent=Policy(key="order_id", on_takeover="refuse", lease=30, grace=5),
+    idempotent=Policy(key="order_id", on_takeover="refuse", lease=30, grace=5, retain=3 * 86_400),
 )
 def refund(order_id: str) -> str:
     """Refund at most once per order."""

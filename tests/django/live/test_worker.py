@@ -1,0 +1,114 @@
+"""A real worker of a Django project: its prefork processes claim, run and complete on Django's connections."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from celery.result import AsyncResult
+from django.db import connections
+
+from celery_idempotent.contrib.django.store import DjangoStore
+from celery_idempotent.record import Status
+from celery_idempotent.testing.contract import a_record
+from example_project.embedded import EmbeddedRedis
+from tests.django.databases import migrated, postgresql, sqlite
+from tests.django.live.shop import Shop
+from tests.django.project.shop.models import Charge
+from tests.django.server import Server
+from tests.support.waiting import wait_until
+
+WORKER = ("-A", "tests.django.project", "worker", "--pool", "prefork", "--concurrency", "2", "--loglevel", "INFO")
+QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shop(request: pytest.FixtureRequest, redis_server: EmbeddedRedis, tmp_path: Path) -> Shop:
+    """A shop with an empty database."""
+    settings = sqlite(tmp_path / "shop.sqlite3")
+    if request.param == "postgresql":
+        settings = postgresql(request.getfixturevalue("postgres"))
+    return Shop(settings, redis_server.url, f"shop-{uuid4().hex}", tmp_path)
+
+
+@pytest.fixture
+def alias(shop: Shop) -> Iterator[str]:
+    """The shop's database with all tables, seen from here."""
+    with migrated("worker", shop.database) as alias:
+        yield alias
+
+
+@pytest.fixture
+def client(shop: Shop) -> Iterator[Celery]:
+    """Publishes to the shop's queue by the names of its tasks."""
+    client = Celery("client", broker=shop.broker, backend=shop.broker, set_as_current=False)
+    client.conf.task_default_queue = shop.queue
+    yield client
+    client.close()
+
+
+def _charge(client: Celery, *arguments: Any) -> AsyncResult:
+    return client.send_task("shop.charge", arguments)
+
+
+def test_duplicates_are_run_once(shop: Shop, alias: str, client: Celery) -> None:
+    """Four deliveries of one call to two processes: one charge, by a process of the pool, and four equal answers."""
+    with shop.running("celery", *WORKER, *QUIET) as worker:
+        answers = [each.get(timeout=60) for each in [_charge(client, "o-1", 0.5) for _ in range(4)]]
+
+    assert answers == ["charged o-1"] * 4
+    (charge,) = Charge.objects.using(alias).filter(order_id="o-1")
+    assert charge.process != worker.pid
+    (record,) = DjangoStore(alias).scan()
+    assert (record.status, record.attempts) == (Status.COMPLETED, 1)
+
+
+def test_killed_process_is_taken_over(shop: Shop, alias: str, client: Celery) -> None:
+    """SIGKILL in the body: the message comes back, waits for the lease, and another process charges."""
+    with shop.running("celery", *WORKER, *QUIET):
+        result = _charge(client, "o-1", 3)
+        begun = Charge.objects.using(alias).filter(order_id="begin o-1")
+        wait_until(begun.exists, "the body begins")
+        os.kill(begun.get().process, signal.SIGKILL)
+        assert result.get(timeout=60) == "charged o-1"
+
+    assert Charge.objects.using(alias).filter(order_id="o-1").count() == 1
+    (record,) = DjangoStore(alias).scan()
+    assert (record.status, record.attempts, record.takeover) == (Status.COMPLETED, 2, True)
+
+
+@pytest.mark.parametrize("shop", ["postgresql"], indirect=True)
+def test_idle_worker_holds_no_connection(shop: Shop, alias: str, client: Celery) -> None:
+    """After its check at the start, and after a task whose lease was renewed, nobody of the worker is connected."""
+    connections[alias].close()
+    server = Server(alias)
+    with shop.running("celery", *WORKER, *QUIET):
+        result = _charge(client, "o-1", 2)
+        wait_until(lambda: len(server.sessions()) == 1, "the body is connected")
+        assert result.get(timeout=60) == "charged o-1"
+        wait_until(lambda: not server.sessions(), "nobody is connected", timeout=10)
+    server.close()
+
+
+def test_worker_without_its_table_does_not_start(shop: Shop) -> None:
+    """It says which command makes the table."""
+    with shop.running("celery", *WORKER, *QUIET) as worker:
+        assert worker.wait(60) != 0
+
+    assert "python manage.py migrate --database default" in shop.said()
+
+
+def test_command_line_reads_the_same_store(shop: Shop, alias: str) -> None:
+    """``celery -A shop idempotency`` needs no more than Django's settings, and leaves with what it found."""
+    record = replace(a_record(), status=Status.UNKNOWN)
+    DjangoStore(alias).swap(record, None)
+
+    with shop.running("celery", "-A", "tests.django.project", "idempotency", "list", "--status", "UNKNOWN") as command:
+        assert command.wait(60) == 0
+
+    assert record.key in shop.said()

@@ -1,0 +1,44 @@
+"""A database server, seen past the store."""
+
+from typing import Any
+
+from django.db import connections
+
+from tests.support.waiting import wait_until
+
+__all__ = ["Server"]
+
+
+class Server:
+    """The database server behind an alias, asked over a connection of its own."""
+
+    def __init__(self, alias: str) -> None:
+        settings = connections.settings[alias]
+        self._is_mysql = "mysql" in settings["ENGINE"]
+        self._name = settings["NAME"]
+        self._connection = connections.create_connection(alias)
+
+    def sessions(self) -> set[int]:
+        """Who is connected to the database, apart from this."""
+        if self._is_mysql:
+            question = "SELECT id FROM information_schema.processlist WHERE db = %s AND id <> connection_id()"
+        else:
+            question = "SELECT pid FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+        return {each[0] for each in self.ask(question, self._name)}
+
+    def hang_up(self, session: int) -> None:
+        """End a session from this side."""
+        self.tell(f"KILL {session}" if self._is_mysql else f"SELECT pg_terminate_backend({session})")
+        wait_until(lambda: session not in self.sessions(), "the session ends")
+
+    def ask(self, question: str, *values: str | int) -> Any:
+        with self._connection.cursor() as cursor:
+            cursor.execute(question, values)
+            return cursor.fetchall()
+
+    def tell(self, command: str, *values: str | int) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.execute(command, values)
+
+    def close(self) -> None:
+        self._connection.close()
