@@ -172,7 +172,7 @@ class SQLStore:
             RecordTooLarge: The record exceeds the database's limit.
             StoreUnavailable: The statement failed; roll back.
         """
-        self._meet(connection)
+        self._meet(connection, "swap")
         return self._statements.swap(partial(self._execute, connection, "swap"), new, expected)
 
     def get(self, key: str) -> Record | None:
@@ -261,6 +261,9 @@ class SQLStore:
         largest = connection.info[_LARGEST_PACKET]
         if largest is not None and bytes_on_the_wire(parameters) > largest:
             raise RecordTooLarge(f"max_allowed_packet is {largest} bytes, and a byte of a result may take two of them")
+        return self._send(connection, operation, statement, parameters)
+
+    def _send(self, connection: Connection, operation: str, statement: Executable, parameters: Parameters) -> Reply:
         asked_at = self._clock.before_asking()
         try:
             result = connection.execute(statement, parameters)
@@ -281,6 +284,7 @@ class SQLStore:
             raise explained(error, repr(self), operation) from cause_of(error)
         with connection:
             try:
+                self._meet(connection, operation)
                 yield connection
             except DuplicateKey:
                 raise
@@ -293,23 +297,21 @@ class SQLStore:
         while True:
             connection = self._engine().connect()
             if _LARGEST_PACKET not in connection.info or not is_dead(connection.connection.dbapi_connection):
-                self._meet(connection)
                 return connection
             # Nothing was sent on it, so nothing is in doubt.
             connection.invalidate()
             connection.close()
 
-    def _meet(self, connection: Connection) -> None:
+    def _meet(self, connection: Connection, operation: str) -> None:
         """Learn what only a connection can tell, once for each."""
         if _LARGEST_PACKET in connection.info:
             return
-        connection.info[_LARGEST_PACKET] = None
+        largest = None
         if self.dialect in {"mysql", "mariadb"}:
-            # The answers to its writes have no room for the time, so it is asked for.
-            asked_at = self._clock.before_asking()
-            now, largest, *_ = connection.execute(MYSQL_GREETING).one()
-            self._clock.learn(now, asked_at)
-            connection.info[_LARGEST_PACKET] = largest
+            # Answers to writes have no room for the time there, so a new connection is asked for it.
+            (row,) = self._send(connection, operation, MYSQL_GREETING, {}).rows
+            largest = row["max_allowed_packet"]
+        connection.info[_LARGEST_PACKET] = largest
 
     def _engine(self) -> Engine:
         pid = os.getpid()
@@ -356,6 +358,6 @@ def _number(option: str, value: object) -> float:
 
 
 def _at_least(smallest: float, option: str, value: float) -> float:
-    if not smallest <= value < float("inf"):
+    if not isinstance(value, int | float) or not smallest <= value < float("inf"):
         raise PolicyError(option, repr(value), f"must be {smallest:g} or more")
     return value

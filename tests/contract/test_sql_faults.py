@@ -181,6 +181,23 @@ def test_lost_request_has_written_nothing_and_can_be_repeated(served: Database) 
         assert store.swap(record, None) == record
 
 
+def test_new_connection_of_mysql_that_breaks_at_once_is_not_used_again(mariadb: EmbeddedMariaDB) -> None:
+    """What it is asked first gets no answer; neither the pool nor a caller's transaction takes it for a good one."""
+    database = Database(mariadb.url, mariadb)
+    with database.store() as provisioned, TcpProxy(mariadb.port) as proxy:
+        url, record = database.through(proxy.port), a_record()
+        with database.reopened(provisioned.table.name, url=url) as store, Database(url).engine() as engine:
+            proxy.cut_reply(b"max_allowed_packet")
+            with pytest.raises(StoreUnavailable):
+                store.swap(record, None)
+            assert store.swap(record, None) == record
+            proxy.cut_reply(b"max_allowed_packet")
+            with engine.connect() as connection, pytest.raises(StoreUnavailable):
+                store.swap_on(connection, a_rival(record), None)
+            with engine.connect() as connection:
+                assert store.swap_on(connection, a_rival(record), None) == record
+
+
 def test_pooled_connections_that_died_are_noticed_before_anything_is_sent(served: Database) -> None:
     """A server, firewall or pooler that closed idle connections costs no task an error, however many there were."""
     with _behind(served) as (store, proxy):

@@ -144,6 +144,12 @@ def test_own_engine_brings_its_own_pool_and_timeouts() -> None:
             SQLStore(engine, **options)
 
 
+def test_option_of_the_wrong_type_is_refused() -> None:
+    """A duration as text is a mistake, not a crash later."""
+    with pytest.raises(PolicyError, match="timeout='2'"):
+        SQLStore(PG, timeout="2")  # type: ignore[arg-type]
+
+
 def test_what_is_no_usable_engine_is_refused() -> None:
     """Engines for asyncio, of other drivers and of databases in memory, and other objects."""
 
