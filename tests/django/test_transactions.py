@@ -16,7 +16,7 @@ from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.testing.contract import a_record
 from tests.django.project.shop.models import Charge
 from tests.django.project.shop.tasks import charge
-from tests.support.deliveries import deliver
+from tests.support.deliveries import deliver, published
 
 
 @pytest.fixture
@@ -157,6 +157,20 @@ def test_eager_task_runs_after_the_transaction_of_its_request(monkeypatch: pytes
     assert Client().get("/checkout/o-after/").content == b"charged o-after"
 
     assert Charge.objects.filter(order_id="o-after").count() == 1
+
+
+def test_task_of_djangos_is_published_after_the_commit(shop: Celery) -> None:
+    """``delay_on_commit`` of a class that has both bases: nothing is published by what is rolled back."""
+    published(shop)  # what others have left
+    with transaction.atomic():
+        charge.delay_on_commit("o-undone")
+        transaction.set_rollback(True)
+    with transaction.atomic():
+        charge.delay_on_commit("o-published")
+        assert published(shop) == []
+
+    (message,) = published(shop)
+    assert deliver(charge, *message.payload[0]).value == "charged o-published"
 
 
 class TestInDjangosTestCase(TestCase):
