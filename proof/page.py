@@ -12,8 +12,8 @@ __all__ = ["write"]
 _INTRODUCTION = """# Reliability
 
 How this library was attacked, and what came of it. Everything here is made by `python -m proof table` from the JSON
-files beside it, which the campaigns wrote; seeds and versions stand in them. To do it again: `make prove` (minutes)
-and `make soak MINUTES=15 SEED=20261121`.
+files beside it, which the campaigns wrote; seeds and versions stand in them. To do it again: `make prove`, and
+`make soak MINUTES=15 SEED=20261121 STORE=postgres`.
 
 A zero proves nothing without something that is not zero beside it. So there are broken variants of the library that
 must be noticed, and other systems under the same fire.
