@@ -4,6 +4,7 @@ PYTEST_DONT_REWRITE: or pytest warns where this was imported before it, as the p
 """
 
 from celery_idempotent._version import __version__
+from celery_idempotent.effects import AtLeastOnce, AtMostOnce, Committed, Fenced, Keyed
 from celery_idempotent.errors import (
     IdempotencyError,
     IdempotencyWarning,
@@ -18,10 +19,12 @@ from celery_idempotent.errors import (
     SafeToRetry,
     StoreMisconfigured,
     StoreUnavailable,
+    WriteRefused,
 )
 from celery_idempotent.handle import AttemptHandle, current_attempt
 from celery_idempotent.policy import Policy
 from celery_idempotent.record import Record, Status
+from celery_idempotent.resolution import resolve
 from celery_idempotent.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.task import IdempotentMixin, IdempotentTask
@@ -33,6 +36,13 @@ __all__ = [
     "Policy",
     "AttemptHandle",
     "current_attempt",
+    "resolve",
+    # kinds of effect, for Policy(effects=...)
+    "Committed",
+    "Keyed",
+    "Fenced",
+    "AtLeastOnce",
+    "AtMostOnce",
     # the store
     "Store",
     "Record",
@@ -48,6 +58,7 @@ __all__ = [
     "OutcomeUnknown",
     "ResultLost",
     "ReplayedFailure",
+    "WriteRefused",
     "StoreUnavailable",
     "StoreMisconfigured",
     "SafeToRetry",

@@ -6,13 +6,14 @@ win, :func:`celery_idempotent.protocol.settle` says what that means; nothing her
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from secrets import token_hex
 from typing import Any, Protocol, assert_never
 
-from celery_idempotent.codec import Encoded
+from celery_idempotent.codec import Encoded, Kept
 from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol import (
     GiveUp,
@@ -23,6 +24,7 @@ from celery_idempotent.protocol import (
     Superseded,
     Verdict,
     Written,
+    checkpointed,
     completed,
     decide,
     failed,
@@ -32,7 +34,8 @@ from celery_idempotent.protocol import (
     settle,
 )
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Store
+from celery_idempotent.steps import Begun, Finished, from_plain, to_plain
+from celery_idempotent.store import Committing, Store, Transaction
 
 __all__ = ["Attempt", "Clock", "Superseded", "Written", "claim", "effect_key", "new_nonce"]
 
@@ -47,6 +50,9 @@ _LONGEST_PAUSE = 2.0
 _CONFIRM_FOR = 600.0
 """Seconds, or one lease if that is longer, for which a final write is tried. The effect has happened, so
 giving up means that it happens again or stays unknown: worth more patience than any fail-over takes."""
+
+
+_Swap = Callable[[Record, str], Record | None]
 
 
 class Clock(Protocol):
@@ -94,12 +100,16 @@ def claim(store: Store, request: Request) -> Run | Verdict:
 
 def _swap(store: Store, new: Record, expected: str | None) -> Record | None:
     """``store.swap``, asked once more when the answer is lost: the same revision makes that safe."""
+    return _twice(lambda: store.swap(new, expected))
+
+
+def _twice(swap: Callable[[], Record | None]) -> Record | None:
     try:
-        return store.swap(new, expected)
+        return swap()
     except StoreMisconfigured:
         raise
     except StoreUnavailable:
-        return store.swap(new, expected)
+        return swap()
 
 
 class Attempt:
@@ -122,13 +132,17 @@ class Attempt:
         self, store: Store, record: Record, *, lease: int, retain: int, claimed_at: float, clock: Clock = time
     ) -> None:
         self.lease = lease / 1000
-        self._store = store
+        self._lease_ms = lease
+        #: Where the record lives.
+        self.store = store
         self._record = record
         self._retain = retain
         self._clock = clock
         self._owned_until = claimed_at + self.lease
         self._lost = False
         self._settled = False
+        #: What :meth:`commit` has recorded; whatever the body does afterwards, this is the outcome.
+        self.committed: Kept | None = None
         # The heartbeat renews while the body's thread settles; each write must expect the other's revision.
         self._writing = threading.Lock()
 
@@ -182,6 +196,10 @@ class Attempt:
         if self._lost:
             raise LeaseLost(self.key, self.fencing_token)
 
+    def now(self) -> int:
+        """The store's clock in milliseconds since the epoch."""
+        return self.store.now()
+
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to renew: the attempt is settled, or lost."""
@@ -193,12 +211,53 @@ class Attempt:
         Raises:
             StoreUnavailable: No certain answer; try again soon.
         """
+        revision = new_nonce()
+        self._go_on(lambda record: renewed(record, self.store.now(), self._lease_ms, revision))
+
+    def step_state(self, name: str) -> Begun | Finished | None:
+        """What is recorded of the step called ``name``, by this attempt or an earlier one."""
+        return from_plain(self._record.steps.get(name))
+
+    def begin_step(self, name: str) -> None:
+        """Record that the call of a step is about to be made; only then may it be.
+
+        Raises:
+            RecordTooLarge: The record has no room for it; nothing has happened.
+            LeaseLost: Somebody took over; make no call.
+            StoreUnavailable: Not confirmed; make no call.
+        """
+        self._require_ours(self._checkpoint(name, Begun(self.store.now(), self.number), new_nonce()))
+
+    def finish_step(self, name: str, finished: Finished) -> None:
+        """Record that the call of a step returned; returns once that is certain.
+
+        Raises:
+            RecordTooLarge: The record has no room for the result; finish it without one.
+            LeaseLost: Somebody took over, and may make the call again.
+            StoreUnavailable: It could not be confirmed in ten minutes.
+        """
+        revision = new_nonce()
+        self._require_ours(self._until_certain(lambda: self._checkpoint(name, finished, revision)))
+
+    def forget_step(self, name: str) -> None:
+        """Record that the call of a step that this attempt began had no effect; raises as :meth:`finish_step`."""
+        revision = new_nonce()
+        self._require_ours(self._until_certain(lambda: self._checkpoint(name, None, revision)))
+
+    def _checkpoint(self, name: str, state: Begun | Finished | None, revision: str) -> Written | Superseded | Lost:
+        plain = None if state is None else to_plain(state)
+        return self._go_on(
+            lambda record: checkpointed(record, self.store.now(), self._lease_ms, revision, step=name, state=plain)
+        )
+
+    def _go_on(self, transition: Callable[[Record], Record]) -> Written | Superseded | Lost:
+        """Write without ending the claim; every such write extends the lease."""
         with self._writing:
             if self.is_over:
-                return
+                return Lost()
             asked_at = self._clock.monotonic()
-            lease, revision = round(self.lease * 1000), new_nonce()
-            match self._write(lambda record: renewed(record, self._store.now(), lease, revision)):
+            settlement = self._write(transition)
+            match settlement:
                 case Written():
                     self._owned_until = asked_at + self.lease
                 case Superseded(record) if record.owner == self._record.owner:
@@ -207,6 +266,7 @@ class Attempt:
                     self._lost = True
                 case unreachable:
                     assert_never(unreachable)
+            return settlement
 
     def complete(self, encoded: Encoded | None, lost: str | None = None) -> Written | Superseded:
         """Record the result; return once it is certain, or say whose result counts instead.
@@ -221,15 +281,96 @@ class Attempt:
             StoreUnavailable: It could not be confirmed in ten minutes. Report nothing as done.
         """
         revision, kept = new_nonce(), _kept(encoded)
-        return self._confirm(
-            lambda record: completed(record, self._store.now(), self._retain, revision, lost=lost, **kept)
+        return self._until_certain(
+            lambda: self._end(
+                lambda record: completed(record, self.store.now(), self._retain, revision, lost=lost, **kept)
+            )
         )
+
+    def commit(self, store: Committing, kept: Kept, writes: Sequence[Mapping[str, Any]]) -> None:
+        """Record the result and make the user's ``writes`` in one atomic step.
+
+        Args:
+            store: The attempt's own store, which can do that.
+            kept: The result.
+            writes: The user's, as the store takes them.
+
+        Raises:
+            WriteFailed: One was refused; nothing was written, and the claim is still ours.
+            RecordTooLarge: The store cannot hold the result; nothing was written. Commit without it.
+            LeaseLost: Somebody took over; nothing was written.
+            StoreUnavailable: It could not be confirmed in ten minutes. Report nothing as done.
+        """
+        revision, data = new_nonce(), _kept(kept.encoded)
+
+        def transition(record: Record) -> Record:
+            return completed(record, self.store.now(), self._retain, revision, lost=kept.lost, **data)
+
+        def swap(new: Record, expected: str) -> Record | None:
+            return _twice(lambda: store.swap_with(new, expected, writes))
+
+        self._require_ours(self._until_certain(lambda: self._end(transition, swap)))
+        self.committed = kept
+
+    def commit_in(self, transaction: Transaction, kept: Kept) -> None:
+        """Record the result within ``transaction`` and commit it; ends the transaction in any case.
+
+        A commit without a certain answer is made certain: a renewal of the claim either meets the committed
+        result, or wins, and then the transaction is undone for good, as it had the row.
+
+        Raises:
+            RecordTooLarge: The store cannot hold the result; nothing was committed.
+            LeaseLost: Somebody took over; nothing was committed.
+            StoreUnavailable: Nothing was committed, or it could not be made certain in ten minutes.
+            Exception: What the database says to the commit itself; nothing was committed.
+        """
+        revision, data = new_nonce(), _kept(kept.encoded)
+
+        def transition(record: Record) -> Record:
+            return completed(record, self.store.now(), self._retain, revision, lost=kept.lost, **data)
+
+        with self._writing:
+            before = self._record
+            try:
+                self._require_ours(self._write(transition, transaction.swap))
+            except BaseException:
+                transaction.rollback()
+                raise
+            try:
+                transaction.commit()
+            except StoreUnavailable:
+                self._record = before
+                if not self._was_committed(revision):
+                    raise
+            except BaseException:
+                self._record = before
+                raise
+            self._settled = True
+        self.committed = kept
+
+    def _was_committed(self, revision: str) -> bool:
+        """Whether the transaction that wrote ``revision`` was committed; if not, it never will be."""
+        renewal = new_nonce()
+        settlement = self._until_certain(
+            lambda: self._write(lambda record: renewed(record, self.store.now(), self._lease_ms, renewal))
+        )
+        match settlement:
+            case Written():
+                return False
+            case Superseded(record) if record.revision == revision:
+                return True
+            case Superseded():
+                raise LeaseLost(self.key, self.fencing_token)
+            case unreachable:
+                assert_never(unreachable)
 
     def fail(self, encoded: Encoded | None, error: str) -> Written | Superseded:
         """Record a failure that is an outcome; raises as :meth:`complete` does."""
         revision, kept = new_nonce(), _kept(encoded)
-        return self._confirm(
-            lambda record: failed(record, self._store.now(), self._retain, revision, error=error, **kept)
+        return self._until_certain(
+            lambda: self._end(
+                lambda record: failed(record, self.store.now(), self._retain, revision, error=error, **kept)
+            )
         )
 
     def release(self) -> Written | Superseded | Lost:
@@ -239,19 +380,19 @@ class Attempt:
             StoreUnavailable: Not confirmed; the claim ends with its lease at the latest.
         """
         revision = new_nonce()
-        return self._end(lambda record: released(record, self._store.now(), revision))
+        return self._end(lambda record: released(record, self.store.now(), revision))
 
     def give_up(self, reason: str) -> Written | Superseded | Lost:
         """Mark the outcome UNKNOWN, if the claim is still ours; raises as :meth:`release` does."""
         revision = new_nonce()
-        return self._end(lambda record: given_up(record, self._store.now(), revision, reason))
+        return self._end(lambda record: given_up(record, self.store.now(), revision, reason))
 
-    def _confirm(self, transition: Callable[[Record], Record]) -> Written | Superseded:
+    def _until_certain(self, write: Callable[[], Written | Superseded | Lost]) -> Written | Superseded:
         give_up_at = self._clock.monotonic() + max(self.lease, _CONFIRM_FOR)
         pause = _FIRST_PAUSE
         while True:
             try:
-                settlement = self._end(transition)
+                settlement = write()
                 break
             except StoreMisconfigured:
                 raise
@@ -264,19 +405,24 @@ class Attempt:
             raise LeaseLost(self.key, self.fencing_token)
         return settlement
 
-    def _end(self, transition: Callable[[Record], Record]) -> Written | Superseded | Lost:
+    def _require_ours(self, settlement: Written | Superseded | Lost) -> None:
+        if not isinstance(settlement, Written):
+            raise LeaseLost(self.key, self.fencing_token)
+
+    def _end(self, transition: Callable[[Record], Record], swap: _Swap | None = None) -> Written | Superseded | Lost:
         with self._writing:
-            settlement = self._write(transition)
+            settlement = self._write(transition, swap)
             self._settled = True
             return settlement
 
-    def _write(self, transition: Callable[[Record], Record]) -> Written | Superseded | Lost:
+    def _write(self, transition: Callable[[Record], Record], swap: _Swap | None = None) -> Written | Superseded | Lost:
+        swap = swap or partial(_swap, self.store)
         current = self._record
         if current.status is not Status.IN_PROGRESS:
             return Lost()  # an attempt ends once; what it wrote last is final, also for itself
         for _ in range(_MAX_RACES):
             write = transition(current)
-            settlement = settle(write, _swap(self._store, write, current.revision))
+            settlement = settle(write, swap(write, current.revision))
             match settlement:
                 case Written():
                     self._record = write
@@ -287,7 +433,7 @@ class Attempt:
                     return settlement
                 case unreachable:
                     assert_never(unreachable)
-        raise StoreUnavailable(type(self._store).__name__, "write", f"{_MAX_RACES} races lost in a row")
+        raise StoreUnavailable(type(self.store).__name__, "write", f"{_MAX_RACES} races lost in a row")
 
 
 def _kept(encoded: Encoded | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ workers on SQS.
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,8 +15,9 @@ from typing import Any
 
 import click
 from celery import Celery
+from kombu.exceptions import OperationalError
 
-from celery_idempotent import verdicts
+from celery_idempotent import outbox, resolution, verdicts
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.record import Record, Status
 from celery_idempotent.runtime import runtime_of
@@ -130,21 +132,20 @@ def purge(context: click.Context, batch: int, most: int, days: float | None) -> 
 @click.option("--dialect", type=click.Choice(_DIALECTS), help="For which database; default: that of the store.")
 @click.pass_context
 def ddl(context: click.Context, dialect: str | None) -> None:
-    """Print the statements that create the table of an SQL store; needs no database."""
+    """Print the statements that create the tables of an SQL store; needs no database."""
     try:
         from celery_idempotent.stores.sql import SQLStore
         from celery_idempotent.stores.sql_schema import ddl as printed
-        from celery_idempotent.stores.sql_schema import records
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f'{error.name} is not installed; run: pip install "celery-idempotent[sql]"'
         ) from error
     store = _store(context) if _app(context).conf.get("idempotency_store") else None
-    table = store.table if isinstance(store, SQLStore) else records
+    tables = [store.table, store.outbox] if isinstance(store, SQLStore) else []
     dialect = dialect or (store.dialect if isinstance(store, SQLStore) else None)
     if dialect is None:
         raise click.UsageError(f"idempotency_store is no SQL store; give --dialect: {', '.join(_DIALECTS)}")
-    click.echo(printed(dialect, table), nl=False)
+    click.echo(printed(dialect, *tables), nl=False)
 
 
 @idempotency.command()
@@ -157,14 +158,10 @@ def resolve(context: click.Context, key: str, result: str | None, rerun: bool) -
     """Give your verdict on KEY, whose outcome is UNKNOWN."""
     if (result is None) == (not rerun):
         raise click.UsageError("give either --completed RESULT or --rerun")
-    runtime = runtime_of(_app(context))
-    value = None if result is None else _json("--completed", result)
+    app = _app(context)
+    verdict = {"rerun": True} if result is None else {"completed": _json("--completed", result)}
     with _readable_errors():
-        if rerun:
-            record = verdicts.rerun(runtime.store, key)
-        else:
-            retain = runtime.policy_of(runtime.store.get(key)).retain_ms
-            record = verdicts.completed(runtime.store, runtime.codec, key, value, retain=retain)
+        record = resolution.resolve(key, app=app, **verdict)
     click.echo(f"{key} is {record.status}")
 
 
@@ -212,6 +209,27 @@ def _counted(label: str, totals: Iterator[int]) -> int:
 
 def _shown(total: int | None) -> str:
     return str(total or 0)
+
+
+@idempotency.command()
+@click.option("--once", is_flag=True, help="Publish what waits now, and end.")
+@click.option("--every", default=1.0, show_default=True, help="Seconds between two looks.")
+@click.pass_context
+def relay(context: click.Context, once: bool, every: float) -> None:
+    """Publish messages that wait in the outbox of an SQL store. Workers do so, too, by idempotency_relay."""
+    app = _app(context)
+    with _readable_errors():
+        while True:
+            try:
+                published = outbox.relay(app)
+            except OperationalError as error:
+                raise click.ClickException(f"the broker did not answer: {error}") from error
+            if published:
+                click.echo(f"published {published}")
+            elif once:
+                return
+            else:
+                time.sleep(every)
 
 
 def _json(option: str, text: str, wanted: type = object) -> Any:

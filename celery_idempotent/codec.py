@@ -9,7 +9,7 @@ from kombu import serialization
 
 from celery_idempotent.errors import ReplayedFailure
 
-__all__ = ["Codec", "Encoded", "describe"]
+__all__ = ["Codec", "Encoded", "Kept", "describe"]
 
 _MAX_MESSAGE = 2_000
 """Characters of an exception's message that are kept; people read them, nothing depends on them."""
@@ -24,6 +24,21 @@ class Encoded:
 
     data: str | bytes
     content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What becomes of a result.
+
+    Args:
+        encoded: What is recorded; None if it cannot be kept.
+        value: What the first caller gets: the same as every replay, if there will be one.
+        lost: Why nothing is recorded.
+    """
+
+    encoded: Encoded | None
+    value: Any
+    lost: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +72,14 @@ class Codec:
         """
         encoding = "utf-8" if isinstance(encoded.data, str) else "binary"
         return serialization.loads(encoded.data, encoded.content_type, encoding, accept=self.accept)
+
+    def keep(self, value: Any) -> "Kept":
+        """``value`` as it is recorded and as it reads back; never raises, as the effect has happened."""
+        try:
+            encoded = self.encode(value)
+            return Kept(encoded, self.decode(encoded), None)
+        except Exception as error:  # noqa: BLE001 - nothing about a result may undo its effect
+            return Kept(None, value, f"not encodable: {describe(error)}")
 
     def encode_failure(self, error: BaseException) -> Encoded:
         """``error`` encoded so that a replay can raise an equal one; arguments only if they are encodable."""

@@ -10,6 +10,7 @@
     ├── LeaseLost             this attempt no longer owns the key; nothing was recorded
     ├── OutcomeUnknown        nobody can tell whether the effect happened; a person decides
     ├── ResultLost            the effect happened, its result could not be kept
+    ├── WriteRefused          attempt.commit(): one of your writes was refused, and nothing was written
     ├── ReplayedFailure       the recorded failure, when its own type cannot be rebuilt
     └── StoreUnavailable      no certain answer from the store; nothing is reported as done
         └── StoreMisconfigured    ... and there will be none until somebody changes something
@@ -33,6 +34,7 @@ __all__ = [
     "SafeToRetry",
     "StoreMisconfigured",
     "StoreUnavailable",
+    "WriteRefused",
 ]
 
 
@@ -207,6 +209,27 @@ class ReplayedFailure(IdempotencyError):
 
     def __str__(self) -> str:
         return f"idempotency key {self.key} failed earlier with {self.type_name}: {self.message}"
+
+
+class WriteRefused(IdempotencyError):
+    """One of the writes given to ``attempt.commit()`` was refused; nothing was written, no effect has happened.
+
+    It is the body's own error: it releases the claim or is remembered, as the policy says of exceptions.
+
+    Args:
+        key: The idempotency key.
+        write: Which write, such as ``writes[1] (Update of stock)``.
+        reason: Why, in the store's words; ``ConditionalCheckFailed`` for a condition of yours.
+    """
+
+    def __init__(self, key: str, write: str, reason: str) -> None:
+        super().__init__(key, write, reason)
+        self.key = key
+        self.write = write
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"idempotency key {self.key}: {self.write} was refused ({self.reason}); nothing was written"
 
 
 class StoreUnavailable(IdempotencyError):

@@ -269,34 +269,34 @@ class Guard:
             self._heartbeat.stop(attempt)
 
     def _complete(self, operation: Operation, attempt: Attempt, value: Any) -> Finished:
-        encoded, value, lost = self._kept(value)
+        if attempt.committed is not None:
+            self._emit_of(EventName.COMPLETED, operation, attempt, attempt.committed.lost or "committed")
+            return Finished(attempt.committed.value)
+        kept = self._codec.keep(value)
 
         def write() -> Written | Superseded:
             try:
-                return attempt.complete(encoded, lost)
+                return attempt.complete(kept.encoded, kept.lost)
             except RecordTooLarge as error:
                 return attempt.complete(None, str(error))
 
-        instead = self._settled(operation, attempt, write, EventName.COMPLETED, lost or "")
-        return instead or Finished(value)
-
-    def _kept(self, value: Any) -> tuple[Encoded | None, Any, str | None]:
-        """What is recorded of a result, what the first caller gets, and why nothing is recorded."""
-        try:
-            encoded = self._codec.encode(value)
-            return encoded, self._codec.decode(encoded), None
-        except Exception as error:  # noqa: BLE001 - the effect has happened: nothing about its result may undo that
-            return None, value, f"not encodable: {describe(error)}"
+        instead = self._settled(operation, attempt, write, EventName.COMPLETED, kept.lost or "")
+        return instead or Finished(kept.value)
 
     def _end(self, operation: Operation, attempt: Attempt, error: BaseException) -> Finished | None:
         """Settle the claim of a body that raised; the outcome to report instead of ``error``, if there is one."""
         policy = operation.policy
+        if attempt.committed is not None:
+            # The effects are there and recorded: what went wrong after them changes nothing of that.
+            self._emit_of(EventName.COMPLETED, operation, attempt, f"{type(error).__name__} after the commit")
+            return Finished(attempt.committed.value) if isinstance(error, Exception) else None
         match protocol.ending(
             error,
             on_takeover=policy.on_takeover,
             remember=policy.remember,
             nothing_begun=(SafeToRetry, *self._control.nothing_begun),
             no_outcome=(*_OUR_OWN, *self._control.no_outcome),
+            in_doubt=isinstance(error, OutcomeUnknown) and error.key == attempt.key,
         ):
             case Ending.FAIL:
                 failure = self._codec.encode_failure(error)
@@ -310,7 +310,11 @@ class Guard:
             case Ending.RELEASE:
                 return self._given_back(operation, attempt, error)
             case Ending.GIVE_UP:
-                reason = f"{type(error).__name__} ended attempt {attempt.number}"
+                reason = (
+                    error.reason
+                    if isinstance(error, OutcomeUnknown)
+                    else f"{type(error).__name__} ended attempt {attempt.number}"
+                )
                 self._try(operation, attempt, lambda: attempt.give_up(reason))
                 self._emit_of(EventName.OUTCOME_UNKNOWN, operation, attempt, reason)
                 return None

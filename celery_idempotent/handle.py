@@ -3,15 +3,23 @@
 A context variable and not Celery's request: it is right in threads, in greenlets and in nested calls.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from celery_idempotent.attempt import effect_key
+from celery_idempotent.effects import Duration
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.protected import fenced, publish
+from celery_idempotent.protocol import OnTakeover
+from celery_idempotent.steps import Step, terms_of
+from celery_idempotent.transactions import BodyTransaction
 
 __all__ = ["AttemptHandle", "Execution", "Unprotected", "current_attempt", "executed_by", "execution"]
+
+T = TypeVar("T")
 
 
 class AttemptHandle(Protocol):
@@ -55,6 +63,120 @@ class AttemptHandle(Protocol):
             StoreUnavailable: It cannot be known; likewise.
         """
 
+    def step(
+        self,
+        name: str,
+        call: Callable[[Step], T],
+        *,
+        on_takeover: OnTakeover | None = None,
+        window: Duration | None = None,
+    ) -> T:
+        """Make ``call`` until it has returned once; after that, return what it returned.
+
+        Its result is recorded before this returns, and every later attempt of the operation gets it without a
+        call. Between the effect and that record a worker can die, and then ``on_takeover`` decides. An
+        exception of the call passes through; steps that finished stay recorded.
+
+        Args:
+            name: Identifies the step within the operation, across deployments; steps may be reordered.
+            call: Has the effect. It is given the step, whose ``key`` and ``fencing_token`` are for the receiver.
+                It should return something small that the app's result serialiser can encode.
+            on_takeover: What happens to a step that began and did not finish. ``"rerun"``, the default: called again,
+                with the same key (at least once; exactly once where the receiver honours the key).
+                ``"refuse"``: it is never called again (at most once): the beginning is recorded before the
+                call, and the operation ends UNKNOWN.
+            window: Seconds from the first call for which the receiver honours the key. Under ``"refuse"`` the
+                step is called again within it. Leave room for a call that hangs before it is sent.
+
+        Raises:
+            OutcomeUnknown: Let it pass: the operation ends UNKNOWN, and a person resolves it.
+            ResultLost: The step finished in an earlier attempt, and its result could not be kept.
+            LeaseLost: Somebody took over; let it pass.
+            StoreUnavailable: The store did not confirm; let it pass.
+            PolicyError: The name was used before in this attempt, or an argument cannot be used.
+        """
+
+    def fenced_step(
+        self, name: str, *, fence: Callable[[Step], object], probe: Callable[[Step], T | None], act: Callable[[Step], T]
+    ) -> T:
+        """Have one effect on a receiver that checks fencing tokens: exactly once.
+
+        Args:
+            name: As for :meth:`step`.
+            fence: Makes the receiver refuse every later write with a smaller token than ``step.fencing_token``.
+            probe: Looks for the effect under ``step.key``; returns what ``act`` would have, or None.
+            act: Has the effect and stores ``step.key`` with it, in one write that the receiver refuses if it
+                has seen a larger token than ``step.fencing_token``.
+
+        Raises as :meth:`step` does. All three are needed: a token alone lets every new attempt pass the check
+        and repeat what an earlier one did, and a probe without a fence misses an effect still on its way.
+        """
+
+    def commit(self, result: T, writes: Sequence[Mapping[str, Any]]) -> T:
+        """Record ``result`` as the operation's outcome and make ``writes``, in one atomic step: exactly once.
+
+        Make it the body's last act: ``return self.attempt.commit(...)``. Whatever the body does afterwards, the
+        outcome is this result.
+
+        Args:
+            result: What this delivery and every duplicate is answered with.
+            writes: Up to 99 puts, updates, deletes and condition checks in DynamoDB, as boto3's
+                ``transact_write_items`` takes them; values may also be plain Python. The tables are in the same
+                account and Region as the idempotency table, and no item stands in two writes.
+
+        Returns:
+            ``result`` as a replay would return it.
+
+        Raises:
+            WriteRefused: A condition of yours failed, or a write is none; nothing was written.
+            LeaseLost: Somebody took over, and nothing was written; let it pass.
+            StoreUnavailable: It could not be confirmed; let it pass.
+            PolicyError: The store commits no writes.
+        """
+
+    def transaction(self, using: Any = None) -> AbstractContextManager[BodyTransaction]:
+        """A transaction on the SQL store's database, with the operation's record in it: exactly once.
+
+        ::
+
+            with self.attempt.transaction() as tx:
+                tx.execute(insert(ledger).values(order=order_id, cents=cents))
+                tx.send(receipt, order_id)
+                return tx.done({"booked": cents})
+
+        What is done in the block is committed together with the result given to ``tx.done()``, or not at all: an
+        exception undoes it, and so does a claim that somebody took over meanwhile. Make it the body's last act.
+
+        Args:
+            using: A connection or ORM session of your own to the store's database, without a transaction begun on
+                it; default: a connection of the store's. It should run at READ COMMITTED: at a stricter level the
+                heartbeat's renewals make long transactions fail, to be retried.
+
+        Raises:
+            LeaseLost: At the end of the block: somebody took over, and nothing was committed; let it pass.
+            StoreUnavailable: Nothing was committed, or it could not be confirmed; let it pass.
+            PolicyError: The store has no transactions, or the block ends without ``tx.done()``.
+        """
+
+    def send(self, name: str, task: Any, *args: Any, **kwargs: Any) -> str:
+        """Publish a follow-up task in a step of its own: never again once that is recorded.
+
+        Until then it may be published again, with the same task id. A follow-up task that is idempotent, and whose
+        key follows from its arguments, then has its effect once. To publish if and only if a transaction commits,
+        use ``tx.send()``.
+
+        Args:
+            name: Name of the step.
+            task: A task, or a signature such as ``receipt.s(order_id).set(queue="mail")``.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The task id, which is the same on every attempt.
+
+        Raises as :meth:`step` does, and what publishing raises.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Unprotected:
@@ -96,6 +218,50 @@ class Unprotected:
         """Ask the surrounding attempt, if there is one."""
         if self.outer:
             self.outer.ensure_owned()
+
+    def step(
+        self,
+        name: str,
+        call: Callable[[Step], T],
+        *,
+        on_takeover: OnTakeover | None = None,
+        window: Duration | None = None,
+    ) -> T:
+        """Make ``call``, with the key that an attempt of a delivery would give it; nothing is recorded."""
+        terms_of(name, on_takeover, window, {})
+        return call(Step(name, self.effect_key(name), self.fencing_token))
+
+    def fenced_step(
+        self, name: str, *, fence: Callable[[Step], object], probe: Callable[[Step], T | None], act: Callable[[Step], T]
+    ) -> T:
+        """Fence, probe and act; nothing is recorded."""
+        return self.step(name, fenced(fence, probe, act))
+
+    def commit(self, result: T, writes: Sequence[Mapping[str, Any]]) -> T:
+        """Refuse: without a claim there is no record to commit the writes with.
+
+        Raises:
+            PolicyError: Always.
+        """
+        raise _without_claim("commit")
+
+    def transaction(self, using: Any = None) -> AbstractContextManager[BodyTransaction]:
+        """Refuse, as :meth:`commit` does; raises PolicyError always."""
+        raise _without_claim("transaction")
+
+    def send(self, name: str, task: Any, *args: Any, **kwargs: Any) -> str:
+        """Publish it, under the task id that an attempt of a delivery would give it; nothing is recorded."""
+        signature = task.signature(args, kwargs) if hasattr(task, "signature") else task.clone(args, kwargs)
+        return self.step(name, lambda step: publish(signature, step))
+
+
+def _without_claim(option: str) -> PolicyError:
+    return PolicyError(
+        option,
+        "without a claim",
+        "this body runs unprotected (a direct call, mode='off', or an outage under on_outage='run'); deliver the task, "
+        "or write without it where attempt.number is 0",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,18 @@
 """The policy: the one option of an idempotent task, checked where it is written."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from inspect import isclass
 from typing import Literal, get_args
 
+from celery_idempotent.effects import Duration, Effect, check_effects, is_duration, milliseconds, promise, readable
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.keys import WHOLE_CALL, Selector, Spec
 from celery_idempotent.protocol import OnTakeover
 
-__all__ = ["Duration", "Mode", "OnConflict", "OnOutage", "Policy"]
-
-Duration = float | timedelta
-"""Seconds, or a timedelta."""
+__all__ = ["Mode", "OnConflict", "OnOutage", "Policy"]
 
 OnConflict = Literal["retry", "raise", "skip"]
 OnOutage = Literal["retry", "run"]
@@ -71,6 +70,8 @@ class Policy:
             unprotected.
         mode: ``"enforce"``; ``"observe"`` runs everything and reports what would have been suppressed;
             ``"off"`` does nothing.
+        effects: By name, what the body does: :class:`~celery_idempotent.effects.Keyed` and its like. If there are
+            any, a step of another name is an error, so that ``guarantee()`` tells all of it.
 
     Raises:
         PolicyError: A value cannot work; the message says which and what to write instead.
@@ -91,6 +92,7 @@ class Policy:
     remember: tuple[type[BaseException], ...] = ()
     on_outage: OnOutage = "retry"
     mode: Mode = "enforce"
+    effects: Mapping[str, Effect] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for option, literal in (
@@ -101,7 +103,7 @@ class Policy:
         ):
             self._require(option, getattr(self, option) in get_args(literal), f"must be one of {get_args(literal)}")
         for option in ("lease", "grace", "retain", "backoff", "backoff_max"):
-            self._require(option, _is_duration(getattr(self, option)), "must be seconds or a timedelta, not negative")
+            self._require(option, is_duration(getattr(self, option)), "must be seconds or a timedelta, not negative")
         self._require("lease", self.lease_ms >= _MIN_LEASE * 1000, f"must be at least {_MIN_LEASE} s")
         self._require("retain", self.retain_ms > self.lease_ms, "must be longer than the lease")
         self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
@@ -119,6 +121,7 @@ class Policy:
             "must be a tuple of exception types",
         )
         self._require("scope", self.scope is None or _is_scope(self.scope), "must be a text of 1 to 1900 bytes")
+        check_effects(self.effects)
         _ = self.key_selector, self.fingerprint_selector
 
     def _require(self, option: str, holds: bool, remedy: str) -> None:
@@ -138,27 +141,27 @@ class Policy:
     @cached_property
     def lease_ms(self) -> int:
         """``lease`` in milliseconds."""
-        return _milliseconds(self.lease)
+        return milliseconds(self.lease)
 
     @cached_property
     def grace_ms(self) -> int:
         """``grace`` in milliseconds."""
-        return _milliseconds(self.grace)
+        return milliseconds(self.grace)
 
     @cached_property
     def retain_ms(self) -> int:
         """``retain`` in milliseconds."""
-        return _milliseconds(self.retain)
+        return milliseconds(self.retain)
 
     @cached_property
     def backoff_ms(self) -> int:
         """``backoff`` in milliseconds."""
-        return _milliseconds(self.backoff)
+        return milliseconds(self.backoff)
 
     @cached_property
     def backoff_max_ms(self) -> int:
         """``backoff_max`` in milliseconds."""
-        return _milliseconds(self.backoff_max)
+        return milliseconds(self.backoff_max)
 
     def delay_ms(self, postponed: int, *, bounds: tuple[int, ...], draw: float) -> int:
         """How long to wait before the next try, in milliseconds: exponential, capped, full jitter.
@@ -170,6 +173,16 @@ class Policy:
         """
         grown = self.backoff_ms * (1 << min(postponed, 30))
         return max(_MIN_DELAY_MS, round(draw * min(grown, self.backoff_max_ms, *bounds)))
+
+    def guarantee(self, task: str) -> str:
+        """What is promised of the task called ``task``: a line for the task, and one for each kind of effect."""
+        lines = [f"{task}: {_MODES[self.mode]}"]
+        if self.mode == "enforce":
+            lines[0] += f"; an outcome counts for {readable(self.retain)}"
+            lines += [f"  {name}: {promise(effect)}" for name, effect in self.effects.items()]
+            lines += [f"  {'anything else in the body' if self.effects else 'the body'}: {_BODY[self.on_takeover]}"]
+            lines += [f"  when the store does not answer: {_OUTAGE[self.on_outage]}"]
+        return "\n".join(lines)
 
     def scope_of(self, task: str) -> str:
         """The namespace and generation of the keys of the task called ``task``.
@@ -183,14 +196,21 @@ class Policy:
         return f"{scope}:{self.version}"
 
 
-def _milliseconds(duration: Duration) -> int:
-    return round((duration.total_seconds() if isinstance(duration, timedelta) else duration) * 1000)
+_MODES: Mapping[Mode, str] = {
+    "enforce": "calls with the same idempotency key are one operation",
+    "observe": "nothing is promised; every delivery runs, and what would have been suppressed is reported",
+    "off": "nothing is promised; every delivery runs",
+}
 
+_BODY: Mapping[OnTakeover, str] = {
+    "rerun": "exactly once unless a worker dies in it or it raises; then it runs again (at least once)",
+    "refuse": "at most once; exactly once unless a worker dies in it, and then the operation ends UNKNOWN",
+}
 
-def _is_duration(value: object) -> bool:
-    if isinstance(value, timedelta):
-        return value >= timedelta(0)
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+_OUTAGE: Mapping[OnOutage, str] = {
+    "retry": "nothing runs, and the delivery is put off",
+    "run": "the body runs unprotected",
+}
 
 
 def _is_count(value: object) -> bool:

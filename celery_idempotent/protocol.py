@@ -7,9 +7,10 @@ Safety never depends on a lease or a clock. A lease says when somebody else may 
 says who *wins*.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 
 from celery_idempotent.record import Record, Status
 
@@ -31,6 +32,7 @@ __all__ = [
     "Unknown",
     "Verdict",
     "Written",
+    "checkpointed",
     "completed",
     "decide",
     "ending",
@@ -207,6 +209,14 @@ def renewed(record: Record, now: int, lease: int, revision: str) -> Record:
     return replace(record, revision=revision, lease_until=now + lease, updated_at=now)
 
 
+def checkpointed(
+    record: Record, now: int, lease: int, revision: str, *, step: str, state: Mapping[str, Any] | None
+) -> Record:
+    """The record with the state of ``step``, or without it, and its lease extended as by :func:`renewed`."""
+    steps = {name: each for name, each in record.steps.items() if name != step}
+    return replace(renewed(record, now, lease, revision), steps=steps if state is None else {**steps, step: state})
+
+
 def released(record: Record, now: int, revision: str) -> Record:
     """The record given back: the next delivery runs at once, with the next fencing token."""
     return replace(record, status=Status.RELEASED, revision=revision, lease_until=now, updated_at=now)
@@ -222,12 +232,16 @@ def completed(
     content_type: str | None = None,
     lost: str | None = None,
 ) -> Record:
-    """The record with its result, kept for ``retain`` milliseconds; ``lost`` says why there is no result."""
+    """The record with its result, kept for ``retain`` milliseconds; ``lost`` says why there is no result.
+
+    Its steps have served their purpose and are dropped.
+    """
     return replace(
         record,
         status=Status.COMPLETED,
         revision=revision,
         updated_at=now,
+        steps={},
         expires_at=_expiry(now, retain),
         result=data,
         content_type=content_type,
@@ -323,6 +337,7 @@ def ending(
     remember: tuple[type[BaseException], ...],
     nothing_begun: tuple[type[BaseException], ...],
     no_outcome: tuple[type[BaseException], ...],
+    in_doubt: bool = False,
 ) -> Ending:
     """What becomes of the claim when the body raised ``error``.
 
@@ -334,7 +349,11 @@ def ending(
         remember: Types that are a final outcome.
         nothing_begun: Types by which the author states that running again is right.
         no_outcome: Types that end a delivery without telling whether the effect happened.
+        in_doubt: Whether ``error`` says that a step of this operation may have had its effect and must not be
+            repeated.
     """
+    if in_doubt:
+        return Ending.GIVE_UP
     if isinstance(error, nothing_begun):
         return Ending.RELEASE
     if isinstance(error, remember) and not isinstance(error, no_outcome):

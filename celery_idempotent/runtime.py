@@ -11,18 +11,25 @@ from celery.exceptions import Ignore, Reject, Retry
 from kombu.serialization import prepare_accept_content, registry
 
 from celery_idempotent.codec import Codec
-from celery_idempotent.errors import PolicyError
+from celery_idempotent.effects import is_duration, milliseconds
+from celery_idempotent.errors import PolicyError, SafeToRetry
 from celery_idempotent.guard import ControlFlow
 from celery_idempotent.policy import Policy
 from celery_idempotent.record import Record
 from celery_idempotent.store import Store
 from celery_idempotent.stores import open_store
 
-__all__ = ["CONTROL_FLOW", "Broker", "Runtime", "runtime_of"]
+__all__ = ["CONTROL_FLOW", "NOTHING_BEGUN", "Broker", "Runtime", "runtime_of"]
 
 CONTROL_FLOW = ControlFlow(nothing_begun=(Retry,), no_outcome=(Ignore, Reject))
 """Celery's own exceptions: ``Retry`` is the author's word that running again is right; ``Ignore``, also
 raised by ``self.replace()``, and ``Reject`` end a delivery without an outcome."""
+
+NOTHING_BEGUN: tuple[type[BaseException], ...] = (SafeToRetry, *CONTROL_FLOW.nothing_begun)
+"""What the call of a step raises to state that it had no effect."""
+
+_RELAY_EVERY = 1.0
+"""Seconds; one small query each, and as much as a message may wait."""
 
 _VISIBILITY_TIMEOUT = {"sqs": 1800, "redis": 3600}
 """Seconds; kombu's defaults (kombu 5.7, transport/SQS and transport/redis)."""
@@ -112,6 +119,24 @@ class Runtime:
                 "outcomes in it could never be replayed, as accept_content does not list it; add it there",
             )
         return Codec(serializer, frozenset(accept))
+
+    @cached_property
+    def message_codec(self) -> Codec:
+        """Encodes messages for the outbox by ``task_serializer``, which workers accept or they could not run."""
+        serializer = self._app.conf.task_serializer
+        return Codec(serializer, self.codec.accept | {registry.name_to_type.get(serializer, "application/json")})
+
+    @cached_property
+    def relay_every(self) -> float:
+        """Seconds between two looks into the outbox, by ``idempotency_relay``; 0: a worker does not look.
+
+        Raises:
+            PolicyError: It is no such number.
+        """
+        every = self._app.conf.get("idempotency_relay", _RELAY_EVERY)
+        if not is_duration(every):
+            raise PolicyError("idempotency_relay", repr(every), "must be seconds between two looks, or 0 for none")
+        return milliseconds(every) / 1000
 
     @cached_property
     def broker(self) -> Broker:

@@ -15,16 +15,42 @@ A store knows nothing of this picture. It compares one revision, writes one reco
 there. Meaning lives in :mod:`celery_idempotent.protocol`, so a store cannot get the protocol wrong.
 """
 
-from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from celery_idempotent.record import Record, Status
 
-__all__ = ["Purgeable", "RecordTooLarge", "Store", "Verifiable"]
+__all__ = [
+    "Committing",
+    "Outbox",
+    "OutboxMessage",
+    "Purgeable",
+    "RecordTooLarge",
+    "Store",
+    "Transaction",
+    "Transactional",
+    "Verifiable",
+    "WriteFailed",
+]
 
 
 class RecordTooLarge(Exception):
     """The store refused the record for its size, and certainly did not write it."""
+
+
+class WriteFailed(Exception):
+    """The store refused one of the user's writes, and certainly wrote nothing.
+
+    Args:
+        position: Which of the writes, counted from 0; None where the store refused them as a whole.
+        reason: Why, in the store's words.
+    """
+
+    def __init__(self, position: int | None, reason: str) -> None:
+        super().__init__(position, reason)
+        self.position = position
+        self.reason = reason
 
 
 class Store(Protocol):
@@ -103,3 +129,112 @@ class Purgeable(Protocol):
         Raises:
             StoreUnavailable: No certain answer; some may be deleted.
         """
+
+
+@runtime_checkable
+class Committing(Protocol):
+    """A store that can commit writes of the user's together with a record, in one atomic step."""
+
+    def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
+        """As :meth:`Store.swap`, and ``writes`` happen if and only if ``new`` is written.
+
+        Raises:
+            WriteFailed: One of the writes was refused; nothing was written.
+            RecordTooLarge: The record exceeds the store's limit; nothing was written.
+            StoreUnavailable: No certain answer; all of it may have happened or may still happen. Contention
+                with another transaction is one, too: ask again.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxMessage:
+    """A message that is to be published because a transaction was committed.
+
+    Args:
+        id: The task id it will have, each time it is published.
+        data: The encoded signature.
+        content_type: How it is encoded.
+    """
+
+    id: str
+    data: str | bytes
+    content_type: str
+
+
+class Transaction(Protocol):
+    """An open transaction on the store's database, with the user's statements in it.
+
+    It ends by :meth:`commit` or :meth:`rollback`, whatever either raises.
+    """
+
+    @property
+    def connection(self) -> Any:
+        """What the user executes statements with."""
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """As :meth:`Store.swap`, but what is written counts if and when the transaction is committed.
+
+        From then on no other write of the record succeeds until the transaction has ended.
+
+        Raises:
+            RecordTooLarge: The record exceeds the store's limit; only :meth:`rollback` is left.
+            StoreUnavailable: The statement failed; only :meth:`rollback` is left.
+        """
+
+    def enqueue(self, message: OutboxMessage) -> None:
+        """Put a message into the outbox, from which it is published after the commit; raises as :meth:`swap`."""
+
+    def commit(self) -> None:
+        """Make everything in it durable at once.
+
+        Raises:
+            StoreUnavailable: No certain answer: it was committed, or not, or may be while its row is locked.
+            Exception: The database's own, such as for a deferred constraint: certainly not committed.
+        """
+
+    def rollback(self) -> None:
+        """Undo everything in it; never raises."""
+
+
+@runtime_checkable
+class Transactional(Protocol):
+    """A store whose records can be written in one transaction with the user's statements."""
+
+    def begin(self, using: Any = None) -> Transaction:
+        """Begin a transaction.
+
+        Args:
+            using: A connection or session of the user's, to the same database; None: one of the store's own.
+
+        Raises:
+            PolicyError: ``using`` cannot be used.
+            StoreUnavailable: The database did not answer.
+        """
+
+
+@runtime_checkable
+class Outbox(Protocol):
+    """A store that keeps messages to be published, written in transactions of the user's."""
+
+    def enqueue(self, message: OutboxMessage, using: Any) -> None:
+        """Write a message in the transaction of the user's connection or session, which the user commits.
+
+        Raises:
+            PolicyError: ``using`` cannot be used.
+            RecordTooLarge: The database has no room for it.
+            StoreUnavailable: The statement failed; roll back.
+        """
+
+    def take(self, limit: int, hold: int) -> list[tuple[int, OutboxMessage]]:
+        """Up to ``limit`` messages with their numbers, oldest first, that no other relay gets meanwhile.
+
+        Args:
+            limit: At most that many.
+            hold: Milliseconds after which they come back unless they are forgotten.
+
+        Raises:
+            StoreUnavailable: No certain answer; what was taken comes back.
+        """
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Delete messages that are published; raises as :meth:`take`, and then they may be published again."""

@@ -14,6 +14,7 @@ from celery import Celery, Task
 from kombu.utils.uuid import uuid
 
 from celery_idempotent import binding, conflicts, publishing, signals
+from celery_idempotent.attempt import Attempt
 from celery_idempotent.errors import (
     IdempotencyError,
     LeaseLost,
@@ -24,8 +25,10 @@ from celery_idempotent.guard import Conflict, Event, EventName, Guard, Operation
 from celery_idempotent.handle import AttemptHandle, Unprotected, current_attempt, executed_by, execution
 from celery_idempotent.heartbeat import heartbeat
 from celery_idempotent.keys import WHOLE_CALL, CallSignature, Identity, identify
+from celery_idempotent.outbox import relay_at_start
 from celery_idempotent.policy import Policy
-from celery_idempotent.runtime import CONTROL_FLOW, runtime_of
+from celery_idempotent.protected import Protected
+from celery_idempotent.runtime import CONTROL_FLOW, NOTHING_BEGUN, runtime_of
 from celery_idempotent.startup import check_at_start
 
 __all__ = ["IdempotentMixin", "IdempotentTask"]
@@ -78,6 +81,7 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         if cls.idempotent is not None:
             binding.check_selectors(cls.idempotent, binding.body_signature(cls))
         check_at_start(app)
+        relay_at_start(app)
         binding.warn_about_delivery(cls, app)
 
     @property
@@ -89,6 +93,10 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
     def idempotency_policy(self) -> Policy:
         """The policy in force."""
         return self.idempotent or runtime_of(self.app).default_policy
+
+    def guarantee(self) -> str:
+        """What this task promises, for people: a line for the task and one for each effect its policy declares."""
+        return self.idempotency_policy.guarantee(self.name)
 
     def idempotency_key_for(self, *args: Any, **kwargs: Any) -> str:
         """The key that ``delay(*args, **kwargs)`` would use; for people, logs and tools.
@@ -133,8 +141,9 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         def unprotected() -> AttemptHandle:
             return Unprotected(lambda: self._delivered(args, kwargs).key, outer.handle if outer else None)
 
-        def run(attempt: AttemptHandle | None) -> Any:
-            with executed_by(attempt or unprotected(), self.name, request.id):
+        def run(attempt: Attempt | None) -> Any:
+            handle = self._protected(attempt) if attempt else unprotected()
+            with executed_by(handle, self.name, request.id):
                 return body()
 
         mode = self.idempotency_policy.mode
@@ -145,7 +154,7 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             return self._observed(args, kwargs, run)
         return self._enforced(args, kwargs, run)
 
-    def _enforced(self, args: Any, kwargs: Any, run: Callable[[AttemptHandle | None], Any]) -> Any:
+    def _enforced(self, args: Any, kwargs: Any, run: Callable[[Attempt | None], Any]) -> Any:
         operation = self._operation(self._delivered(args, kwargs))
         try:
             outcome = self._guard(observed=False).run(operation, run)
@@ -155,7 +164,7 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             conflicts.conflict(self, operation.policy, outcome)
         return outcome.value
 
-    def _observed(self, args: Any, kwargs: Any, run: Callable[[AttemptHandle | None], Any]) -> Any:
+    def _observed(self, args: Any, kwargs: Any, run: Callable[[Attempt | None], Any]) -> Any:
         try:
             identity = self._delivered(args, kwargs)
         except IdempotencyError as error:
@@ -210,6 +219,10 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             task_id=request.id,
             worker=request.hostname or "",
         )
+
+    def _protected(self, attempt: Attempt) -> Protected:
+        runtime = runtime_of(self.app)
+        return Protected(attempt, runtime.codec, NOTHING_BEGUN, self.idempotency_policy.effects, runtime.message_codec)
 
     def _guard(self, *, observed: bool) -> Guard:
         runtime = runtime_of(self.app)

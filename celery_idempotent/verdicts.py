@@ -1,5 +1,6 @@
 """An operator's word on an operation that cannot go on by itself, written by compare-and-swap as everything is."""
 
+from dataclasses import replace
 from typing import Any
 
 from celery_idempotent import protocol
@@ -7,6 +8,7 @@ from celery_idempotent.attempt import new_nonce
 from celery_idempotent.codec import Codec
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.record import Record, Status
+from celery_idempotent.steps import only_finished
 from celery_idempotent.store import Store
 
 __all__ = ["completed", "release", "rerun"]
@@ -41,9 +43,13 @@ def completed(
 
 
 def rerun(store: Store, key: str, *, seen_revision: str | None = None) -> Record:
-    """State that the effect did not happen; the next delivery runs the body. Raises as :func:`completed` does."""
+    """State that the effect did not happen; the next delivery runs the body. Raises as :func:`completed` does.
+
+    Steps that finished stay finished. Those that began and did not end are the ones in doubt: they may run again.
+    """
     seen = _unknown(store, key, seen_revision)
-    return _write(store, seen, protocol.released(seen, store.now(), new_nonce()))
+    undoubted = replace(seen, steps=only_finished(seen.steps))
+    return _write(store, seen, protocol.released(undoubted, store.now(), new_nonce()))
 
 
 def release(store: Store, key: str, *, grace: int, seen_revision: str | None = None) -> Record:

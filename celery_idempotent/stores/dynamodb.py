@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -27,7 +27,8 @@ from botocore.parsers import ResponseParserError
 from celery_idempotent._version import __version__
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.store import RecordTooLarge, WriteFailed
+from celery_idempotent.stores.dynamodb_writes import typed
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -61,6 +62,7 @@ _ITEM_LIMIT = 400 * 1024
 
 _METHODS = {
     "PutItem": "put_item",
+    "TransactWriteItems": "transact_write_items",
     "GetItem": "get_item",
     "DeleteItem": "delete_item",
     "Scan": "scan",
@@ -74,6 +76,10 @@ _METHODS = {
 
 _NOT_OFFERED = frozenset({"UnknownOperationException", "UnknownOperation", "InvalidAction", "NotImplemented"})
 """How servers that imitate DynamoDB say that they lack an operation."""
+
+_CONDITION_FAILED = "ConditionalCheckFailed"
+_CONTENTION = frozenset({"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"})
+"""Reasons for a cancelled transaction that pass by themselves (API Reference, "TransactWriteItems")."""
 
 _READY_FOR_BACKUPS_WITHIN = 600.0
 """Seconds. AWS makes a table ready for backups some time, even minutes, after it has become ACTIVE."""
@@ -216,6 +222,39 @@ class DynamoDBStore:
             }
         )
         return self._put(self._item(new), condition, new)
+
+    def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
+        """See :meth:`celery_idempotent.store.Committing.swap_with`; one TransactWriteItems.
+
+        ``writes`` are up to 99, as boto3's ``transact_write_items`` takes them, to tables of the same account and
+        Region. A resend whose first request was applied fails on our own record, which tells that it was.
+        """
+        record = {
+            "Put": {
+                "TableName": self.table,
+                "Item": self._item(new),
+                "ConditionExpression": "#revision = :expected",
+                "ExpressionAttributeNames": {"#revision": "revision"},
+                "ExpressionAttributeValues": {":expected": {"S": expected}},
+                "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+            }
+        }
+        try:
+            self._ask("TransactWriteItems", TransactItems=[record, *typed(writes)])
+        except _Refused as refused:
+            if "size" in str(refused) and new.result is not None:
+                # Of the record or of one of the writes; without the result it turns out which.
+                raise RecordTooLarge(str(refused)) from refused
+            raise WriteFailed(None, str(refused)) from refused
+        except _Cancelled as cancelled:
+            own, *others = cancelled.reasons
+            if own.get("Code") == _CONDITION_FAILED:
+                return self._record(own["Item"]) if own.get("Item") else None
+            for position, reason in enumerate(others):
+                if reason.get("Code") not in {"None", *_CONTENTION}:
+                    raise WriteFailed(position, _described(reason)) from cancelled
+            raise StoreUnavailable(repr(self), "TransactWriteItems", "another transaction is in the way") from cancelled
+        return new
 
     def get(self, key: str) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.get`."""
@@ -422,12 +461,16 @@ class DynamoDBStore:
         code, message = details.get("Code", ""), details.get("Message", str(error))
         if code == "ConditionalCheckFailedException":
             raise _ConditionFailed(response.get("Item")) from None
+        if code == "TransactionCanceledException":
+            raise _Cancelled(response.get("CancellationReasons", [{}])) from None
         if code == "ResourceInUseException":
             raise _AlreadyThere from None
         if code in _NOT_OFFERED:
             raise _NotOffered from None
         if code == "ContinuousBackupsUnavailableException":
             raise _NotReady from None
+        if operation == "TransactWriteItems" and code in {"ValidationException", "ResourceNotFoundException"}:
+            raise _Refused(f"{code}: {message}") from error
         if code == "ResourceNotFoundException":
             problem = "there is no such table; create it with: celery -A <your app> idempotency provision"
         elif code in {"AccessDeniedException", "AccessDenied"}:
@@ -460,6 +503,16 @@ class _ConditionFailed(Exception):
         self.item = item
 
 
+class _Refused(Exception):
+    pass
+
+
+class _Cancelled(Exception):
+    def __init__(self, reasons: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(reasons)
+        self.reasons = reasons
+
+
 class _AlreadyThere(Exception):
     pass
 
@@ -470,6 +523,11 @@ class _NotOffered(Exception):
 
 class _NotReady(Exception):
     pass
+
+
+def _described(reason: Mapping[str, Any]) -> str:
+    code = str(reason.get("Code"))
+    return code if code == _CONDITION_FAILED else f"{code}: {reason.get('Message', '')}"
 
 
 def _attribute_value(value: Any) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Self
+from typing import Any, Self
 
 from celery_idempotent.protocol import is_forgotten
 from celery_idempotent.record import Record, Status
@@ -21,6 +21,8 @@ class MemoryStore:
 
     def __init__(self, now: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self.now = now
+        #: The writes of every :meth:`swap_with` that won, in order; for tests to look at.
+        self.committed: list[Mapping[str, Any]] = []
         self._records: dict[str, Record] = {}
         self._lock = threading.Lock()
 
@@ -34,11 +36,16 @@ class MemoryStore:
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.swap`."""
+        return self.swap_with(new, expected, ())
+
+    def swap_with(self, new: Record, expected: str | None, writes: Sequence[Mapping[str, Any]]) -> Record | None:
+        """See :meth:`celery_idempotent.store.Committing.swap_with`; ``writes`` are kept and go nowhere."""
         with self._lock:
             stored = self._records.get(new.key)
             if (stored.revision if stored else None) != expected:
                 return stored
             self._records[new.key] = new
+            self.committed.extend(writes)
             return new
 
     def get(self, key: str) -> Record | None:

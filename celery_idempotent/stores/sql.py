@@ -10,19 +10,19 @@ swap is one statement and one round trip where the database can; or inside a tra
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 from weakref import WeakSet
 
-from sqlalchemy import URL, Connection, Engine, Executable, MetaData, Table, inspect, text
+from sqlalchemy import URL, Connection, Engine, Executable, Inspector, MetaData, Table, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, DDLElement
 
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.store import OutboxMessage, RecordTooLarge
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.sql_checks import try_out, warn_of_losses
 from celery_idempotent.stores.sql_drivers import (
@@ -37,7 +37,8 @@ from celery_idempotent.stores.sql_drivers import (
     parsed,
     url_of,
 )
-from celery_idempotent.stores.sql_schema import TABLE, creation, records, records_table
+from celery_idempotent.stores.sql_outbox import OutboxStatements
+from celery_idempotent.stores.sql_schema import TABLE, creation, outbox, outbox_table, records, records_table
 from celery_idempotent.stores.sql_statements import (
     MYSQL_GREETING,
     SERVER_NOW,
@@ -48,6 +49,7 @@ from celery_idempotent.stores.sql_statements import (
     Statements,
     bytes_on_the_wire,
 )
+from celery_idempotent.stores.sql_transaction import SQLTransaction, connection_of
 
 __all__ = ["SQLStore"]
 
@@ -66,6 +68,15 @@ _LONGEST_NAME = 50
 
 _LARGEST_PACKET = "celery_idempotent.max_allowed_packet"
 """In the ``info`` of every connection that was used before: bytes, or None where there is no such limit."""
+
+_LEVEL: Mapping[str, Any] = {
+    "postgresql": "READ COMMITTED",
+    "mysql": "READ COMMITTED",
+    "mariadb": "READ COMMITTED",
+    "sqlite": "SERIALIZABLE",
+}
+"""By dialect, the isolation level of :meth:`SQLStore.begin`: one at which a renewal by the heartbeat, in the middle of
+a long transaction, does not make it fail. SQLite has no other."""
 
 _connecting = threading.Lock()
 _on_files: "WeakSet[SQLStore]" = WeakSet()
@@ -123,6 +134,11 @@ class SQLStore:
         self.table: Table = records if is_default else records_table(table, schema=schema, metadata=MetaData())
         #: Which database it is: one of :data:`celery_idempotent.stores.sql_schema.DIALECTS`.
         self.dialect = self._url.get_backend_name()
+        #: The table of messages to be published.
+        self.outbox: Table = (
+            outbox if is_default else outbox_table(f"{table}_outbox", schema=schema, metadata=MetaData())
+        )
+        self._outbox = OutboxStatements(self.outbox)
         self._statements = Statements(self.table, self.dialect, repr(self))
         self._clock = ServerClock(lambda: self._statements.now(self._asking("now")))
         #: By process id, as sockets must not cross a fork. What a child inherits stays here unused: a driver that
@@ -174,6 +190,53 @@ class SQLStore:
         """
         self._meet(connection, "swap")
         return self._statements.swap(partial(self._execute, connection, "swap"), new, expected)
+
+    def begin(self, using: Any = None) -> SQLTransaction:
+        """See :meth:`celery_idempotent.store.Transactional.begin`.
+
+        Args:
+            using: Your SQLAlchemy ``Connection`` or ORM ``Session``; what its transaction holds so far is part of it.
+                None: a connection of the store's pool, with its timeouts.
+        """
+        if using is not None:
+            return SQLTransaction(self, using)
+        with self._explaining("begin"):
+            connection = self._living_connection()
+        try:
+            with self._explaining("begin"):
+                connection.rollback()  # of what SQLAlchemy has begun in name only
+                connection = connection.execution_options(isolation_level=_LEVEL[self.dialect])
+                connection.begin()
+                if self.dialect == "sqlite":
+                    # A transaction that only reads at first could not begin to write beside another one.
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except BaseException:
+            connection.invalidate()
+            connection.close()
+            raise
+        return SQLTransaction(self, connection, connection.close)
+
+    def enqueue_on(self, connection: Connection, message: OutboxMessage) -> None:
+        """Put a message into the outbox, in the transaction of ``connection``, which the caller commits.
+
+        Raises:
+            RecordTooLarge: The database has no room for it.
+            StoreUnavailable: The statement failed; roll back.
+        """
+        self._meet(connection, "enqueue")
+        self._outbox.enqueue(partial(self._execute, connection, "enqueue"), message, self.now())
+
+    def enqueue(self, message: OutboxMessage, using: Any) -> None:
+        """See :meth:`celery_idempotent.store.Outbox.enqueue`."""
+        self.enqueue_on(connection_of(using), message)
+
+    def take(self, limit: int, hold: int) -> list[tuple[int, OutboxMessage]]:
+        """See :meth:`celery_idempotent.store.Outbox.take`."""
+        return self._outbox.take(self._asking("take"), limit, self.now(), hold)
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """See :meth:`celery_idempotent.store.Outbox.forget`."""
+        self._outbox.forget(self._asking("forget"), numbers)
 
     def get(self, key: str) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.get`."""
@@ -233,11 +296,7 @@ class SQLStore:
             engine.dispose()
 
     def _missing(self, connection: Connection) -> Sequence[DDLElement]:
-        inspector, name, schema = inspect(connection), self.table.name, self.table.schema
-        if not inspector.has_table(name, schema=schema):
-            return creation(self.table)
-        found = {each["name"] for each in inspector.get_indexes(name, schema=schema)}
-        return [CreateIndex(each) for each in self.table.indexes if each.name not in found]
+        return [each for table in (self.table, self.outbox) for each in _missing(inspect(connection), table)]
 
     def _asking(self, operation: str) -> Execute:
         """Executes each statement alone, on whichever connection is free."""
@@ -278,10 +337,8 @@ class SQLStore:
 
     @contextmanager
     def _connected(self, operation: str) -> Iterator[Connection]:
-        try:
+        with self._explaining(operation):
             connection = self._living_connection()
-        except (SQLAlchemyError, OSError, TypeError, ValueError) as error:
-            raise explained(error, repr(self), operation) from cause_of(error)
         with connection:
             try:
                 self._meet(connection, operation)
@@ -292,6 +349,13 @@ class SQLStore:
                 # It may stand in the middle of an answer, inside a transaction, or before a server that only reads.
                 connection.invalidate()
                 raise
+
+    @contextmanager
+    def _explaining(self, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except (SQLAlchemyError, OSError, TypeError, ValueError) as error:
+            raise explained(error, repr(self), operation) from cause_of(error)
 
     def _living_connection(self) -> Connection:
         while True:
@@ -340,6 +404,13 @@ class SQLStore:
             self._inherited.append(self._given.pool)
             self._given.dispose(close=False)
         return self._given.execution_options(isolation_level="AUTOCOMMIT")
+
+
+def _missing(inspector: Inspector, table: Table) -> Sequence[DDLElement]:
+    if not inspector.has_table(table.name, schema=table.schema):
+        return creation(table)
+    found = {each["name"] for each in inspector.get_indexes(table.name, schema=table.schema)}
+    return [CreateIndex(each) for each in table.indexes if each.name not in found]
 
 
 def _create(connection: Connection, what: DDLElement) -> None:

@@ -370,7 +370,8 @@ _REMEDIES = [
     (
         {"42501", "1044", "1142", "1143", "SQLITE_READONLY", "SQLITE_PERM"},
         None,
-        "a permission is missing: a worker needs SELECT, INSERT and UPDATE on the table, purging also DELETE",
+        "a permission is missing: a worker needs SELECT, INSERT and UPDATE on the table, purging also DELETE; the "
+        "outbox takes all four",
     ),
     (
         {"28P01", "28000", "1045", "1698"},

@@ -1,4 +1,4 @@
-"""The table of an SQL store: importable for Alembic, printable as DDL, the same for every way to create it.
+"""The tables of an SQL store: importable for Alembic, printable as DDL, the same for every way to create them.
 
 ::
 
@@ -13,16 +13,43 @@ Keys are compared byte by byte everywhere: no case folding, no padding, no Unico
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, LargeBinary, MetaData, SmallInteger, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+)
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.dialects.mysql import mariadb
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 
-__all__ = ["DIALECTS", "KEY", "TABLE", "creation", "ddl", "metadata", "records", "records_table"]
+__all__ = [
+    "DIALECTS",
+    "KEY",
+    "OUTBOX",
+    "TABLE",
+    "creation",
+    "ddl",
+    "metadata",
+    "outbox",
+    "outbox_table",
+    "records",
+    "records_table",
+]
 
 TABLE = "idempotency_records"
-"""Name of the table, unless another is asked for."""
+"""Name of the table of records, unless another is asked for."""
+
+OUTBOX = "idempotency_outbox"
+"""Name of the table of messages that stands beside it."""
 
 KEY = "idempotency_key"
 """Column of the key; ``key`` alone is a reserved word of MySQL."""
@@ -46,7 +73,7 @@ _INNODB: dict[str, Any] = {
 }
 
 metadata = MetaData()
-"""Holds :data:`records` and nothing else."""
+"""Holds :data:`records` and :data:`outbox`, and nothing else."""
 
 
 def records_table(name: str, *, metadata: MetaData, schema: str | None = None) -> Table:
@@ -92,8 +119,39 @@ def records_table(name: str, *, metadata: MetaData, schema: str | None = None) -
     )
 
 
+def outbox_table(name: str, *, metadata: MetaData, schema: str | None = None) -> Table:
+    """The table of messages that wait to be published.
+
+    Times are milliseconds since the epoch. A message stands in ``data_text`` or in ``data_bytes``, as it was encoded.
+
+    Args:
+        name: Its name.
+        metadata: What it is added to.
+        schema: The schema that it is in; None: the first of the connection's search path.
+    """
+    return Table(
+        name,
+        metadata,
+        # In the order of writing, more or less: what is written first is published first. No identity, although the
+        # sequence of PostgreSQL needs a right of its own: elsewhere Alembic would find it missing for ever.
+        Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+        Column("task_id", String(64), nullable=False),
+        Column("data_text", _LONG_TEXT),
+        Column("data_bytes", _LONG_BYTES),
+        Column("content_type", Text, nullable=False),
+        Column("created_at", BigInteger, nullable=False),
+        Column("taken_until", BigInteger, nullable=False),
+        Column("taken_by", String(32)),
+        schema=schema,
+        **_INNODB,
+    )
+
+
 records = records_table(TABLE, metadata=metadata)
-"""The table under its default name."""
+"""The table of records under its default name."""
+
+outbox = outbox_table(OUTBOX, metadata=metadata)
+"""The table of messages under its default name."""
 
 
 def creation(table: Table = records) -> Sequence[DDLElement]:
@@ -101,14 +159,15 @@ def creation(table: Table = records) -> Sequence[DDLElement]:
     return [CreateTable(table), *(CreateIndex(each) for each in table.indexes)]
 
 
-def ddl(dialect: str, table: Table = records) -> str:
+def ddl(dialect: str, *tables: Table) -> str:
     """The same as text, ending in a line feed.
 
     Args:
         dialect: One of :data:`DIALECTS`.
-        table: The table to create.
+        tables: The tables to create; none given: :data:`records` and :data:`outbox`.
     """
-    compiled = (str(each.compile(dialect=_dialect(dialect))).strip() for each in creation(table))
+    elements = [each for table in tables or (records, outbox) for each in creation(table)]
+    compiled = (str(each.compile(dialect=_dialect(dialect))).strip() for each in elements)
     return "".join(f"{each};\n" for each in compiled).replace("\t", "    ").replace(" \n", "\n")
 
 

@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 
 from celery import Task
 
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import IdempotencyError, OutcomeUnknown
+from celery_idempotent.policy import Policy
 from celery_idempotent.task import IdempotentMixin
 from celery_idempotent.testing.deliveries import Deliveries, Ended
 from celery_idempotent.testing.rehearsal import Rehearsal, RehearsalStore, Row
@@ -35,8 +36,13 @@ def assert_effect_once(
     every write to the store and at both ends of the body; each followed by what a broker does then, and by
     one more duplicate. Every scenario is an operation of its own, with an idempotency key of its own.
 
+    The writes of steps and of a commit are among them, so a step's call is cut off on either side of it. Elsewhere
+    in the midst of the body no death is tried. What ``attempt.commit()`` writes is kept in the store, where
+    ``effects`` can count it: ``app.conf.idempotency_store.committed``. ``attempt.transaction()`` needs an SQL
+    store, so a task that uses it cannot be rehearsed; the report says so.
+
     A worker's death is acted: the store refuses whatever the dead attempt still tries to write. ``finally``
-    blocks of the body do run, though, and a death in the midst of the body is not tried.
+    blocks of the body do run, though.
 
     Args:
         task: Your task; nothing of it is replaced but what surrounds its body.
@@ -124,6 +130,9 @@ def _advice(task: Task, single: Row, broken: Sequence[Row]) -> Iterator[str]:
             f"A single delivery had {single.effects} effects, so nothing else was tried. Let effects= count one "
             "effect of the task, and pass arguments with which its body succeeds"
         )
+        if single.endings[-1].how == "FAILURE":
+            error = single.endings[-1].value
+            yield f"The body raised {type(error).__name__}: {error}"
         return
     if not isinstance(task, IdempotentMixin):
         yield (
@@ -146,23 +155,35 @@ def _advice(task: Task, single: Row, broken: Sequence[Row]) -> Iterator[str]:
             "A message was lost with its worker. Set task_acks_late and task_reject_on_worker_lost, in the test's app "
             "as in production"
         )
-    if any(row.effects < 1 and row.endings[-1].how != "DIED" for row in broken):
-        yield (
-            'Policy(on_takeover="refuse") does not run again what may have begun, so the effect can be missing. State '
-            'promise="at most once"; or let it rerun, and give the receiver self.attempt.effect_key("...")'
-            if policy.on_takeover == "refuse"
-            else "The effect is missing although its message was delivered again. Look for what the body does on "
-            "another attempt"
-        )
+    missing = [row for row in broken if row.effects < 1 and row.endings[-1].how != "DIED"]
+    if missing:
+        yield _about_missing(policy, missing)
     if any(row.effects > 1 and row.kind == "death" for row in broken):
         yield (
             "A worker that dies after its effect looks like one that died before it, so the body ran again. Give the "
-            'receiver self.attempt.effect_key("..."), so that it knows the repetition; or never run it again, with '
-            'Policy(on_takeover="refuse") and promise="at most once"; or, if repeating it is harmless, state '
-            'promise="at least once"'
+            'receiver a key that every attempt has, self.attempt.effect_key("...") or step.key in self.attempt.step(), '
+            "so that it knows the repetition; or commit the effect with its record, by self.attempt.commit(); or never "
+            'have it again, with Policy(on_takeover="refuse") or a step AtMostOnce, and promise="at most once"; or, if '
+            'repeating it is harmless, state promise="at least once"'
         )
     if any(row.effects > 1 and row.kind != "death" for row in broken):
         yield (
             "It was repeated although no worker died. Look for effects outside of the body: before_start, on_success "
             "and signal receivers run for every delivery"
         )
+
+
+def _about_missing(policy: Policy, missing: Sequence[Row]) -> str:
+    if policy.on_takeover == "refuse":
+        return (
+            'Policy(on_takeover="refuse") does not run again what may have begun, so the effect can be missing. State '
+            'promise="at most once"; or let it rerun, and give the receiver self.attempt.effect_key("...") or step.key'
+        )
+    if any(isinstance(ended.value, OutcomeUnknown) for row in missing for ended in row.endings):
+        return (
+            "A step at most once is not made again once it has begun, so the effect can be missing. State "
+            'promise="at most once"; or declare it Keyed() and give the receiver step.key, if it honours such keys'
+        )
+    return (
+        "The effect is missing although its message was delivered again. Look for what the body does on another attempt"
+    )

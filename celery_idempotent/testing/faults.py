@@ -1,12 +1,12 @@
 """A store that fails as real ones do: before a write, or after it with the reply lost."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Store
+from celery_idempotent.store import Committing, Store
 
 __all__ = ["Fault", "FaultyStore", "StoreWrapper"]
 
@@ -70,12 +70,21 @@ class FaultyStore(StoreWrapper):
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.swap`; raises ``StoreUnavailable`` as planned."""
+        return self._faulted(new, lambda: self.store.swap(new, expected))
+
+    def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
+        """See :meth:`celery_idempotent.store.Committing.swap_with`; raises ``StoreUnavailable`` as planned."""
+        assert isinstance(self.store, Committing)
+        committing = self.store
+        return self._faulted(new, lambda: committing.swap_with(new, expected, writes))
+
+    def _faulted(self, new: Record, swap: Callable[[], Record | None]) -> Record | None:
         self.swaps.append(new)
         self.before_swap(new)
         fault = self.faults.popleft() if self.faults else "none"
         if fault == "request lost":
             raise StoreUnavailable(repr(self), "swap", fault)
-        stored = self.store.swap(new, expected)
+        stored = swap()
         if fault == "reply lost":
             raise StoreUnavailable(repr(self), "swap", fault)
         return stored

@@ -5,14 +5,17 @@ run on its way, the store takes nothing from the dead attempt any more.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NoReturn
 from uuid import uuid4
 
-from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.record import Record, Status
+from celery_idempotent.steps import Begun, from_plain
+from celery_idempotent.store import Transaction
 from celery_idempotent.task import IdempotentMixin
 from celery_idempotent.testing.deliveries import Deliveries, Ended, Message, WorkerDied, nothing
 from celery_idempotent.testing.stores import FakeStore
@@ -57,7 +60,6 @@ _FATES: tuple[tuple[Fate, Kind, str], ...] = (
 )
 
 _WRITES = {
-    Status.IN_PROGRESS: "a write of the body",
     Status.COMPLETED: "the completion",
     Status.FAILED: "the failure",
     Status.RELEASED: "the release",
@@ -78,7 +80,7 @@ class RehearsalStore(FakeStore):
         self._has_claim = False
         self._is_dead = False
 
-    def begin(self, fate: tuple[int, Fate] | None) -> None:
+    def rehearse(self, fate: tuple[int, Fate] | None) -> None:
         """Begin an operation; ``fate`` is for its write of that number."""
         self.writes, self._fate, self._deliveries = [], fate, 0
 
@@ -99,19 +101,40 @@ class RehearsalStore(FakeStore):
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.swap`."""
+        what = self._checkpoint(new) if new.status is Status.IN_PROGRESS else _WRITES[new.status]
+        return self._fated(new, what, partial(super().swap, new, expected))
+
+    def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
+        """See :meth:`celery_idempotent.store.Committing.swap_with`; ``writes`` are kept in :attr:`committed`."""
+        return self._fated(new, "the commit", partial(super().swap_with, new, expected, writes))
+
+    def begin(self, using: Any = None) -> Transaction:
+        """Refuse: a transaction needs the database of which it is one.
+
+        Raises:
+            PolicyError: Always.
+        """
+        raise PolicyError(
+            "transaction",
+            "in a rehearsal",
+            "attempt.transaction() needs an SQL store, and assert_effect_once brings its own, in memory; deliver the "
+            "task on an SQL store, such as a SQLite file, and look into its tables",
+        )
+
+    def _fated(self, new: Record, what: str, swap: Callable[[], Record | None]) -> Record | None:
         if threading.get_ident() != self._thread:
-            return self._beside(new, expected)
+            return self._beside(swap)
         if self._is_dead:
             raise WorkerDied
         number = len(self.writes)
-        self.writes.append(self._name(new))
+        self.writes.append(self._name(what))
         fate = self._fate[1] if self._fate and self._fate[0] == number else None
         is_repetition = self._fate == (number - 1, "two answers lost")
         if fate == "dies before":
             self.die()
         if fate == "request lost" or is_repetition:
             raise StoreUnavailable(repr(self), "swap", "the request is lost")
-        stored = super().swap(new, expected)
+        stored = swap()
         self._has_claim |= stored is not None and stored.revision == new.revision
         if fate == "dies after":
             self.die()
@@ -119,14 +142,25 @@ class RehearsalStore(FakeStore):
             raise StoreUnavailable(repr(self), "swap", "the reply is lost")
         return stored
 
-    def _beside(self, new: Record, expected: str | None) -> Record | None:
+    def _beside(self, swap: Callable[[], Record | None]) -> Record | None:
         # The heartbeat's thread outlives every attempt: it must see an error that it knows.
         if self._is_dead:
             raise StoreUnavailable(repr(self), "swap", "the worker is dead")
-        return super().swap(new, expected)
+        return swap()
 
-    def _name(self, new: Record) -> str:
-        name = _WRITES[new.status] if self._has_claim else "the claim"
+    def _checkpoint(self, new: Record) -> str:
+        """A write that does not end the claim, by the step that it is about, if it is about one."""
+        stored = self.get(new.key)
+        before = stored.steps if stored else {}
+        for name in sorted({*before, *new.steps}):
+            state = from_plain(new.steps.get(name))
+            if state != from_plain(before.get(name)):
+                what = "the withdrawal" if state is None else "the beginning" if isinstance(state, Begun) else "the end"
+                return f"{what} of step {name!r}"
+        return "a write of the body"
+
+    def _name(self, what: str) -> str:
+        name = what if self._has_claim else "the claim"
         if self._deliveries > 1:
             name += f" of delivery {self._deliveries}"
         return name if name not in self.writes else f"{name}, again"
@@ -182,7 +216,7 @@ class Rehearsal:
     ) -> Row:
         self.reset()
         before = self.count()
-        self.store.begin(fate)
+        self.store.rehearse(fate)
         message = self.deliveries.message(f"rehearsal:{uuid4()}", *self.args, **self.kwargs)
         endings = act(message)
         return Row(kind, name, self.count() - before, tuple(endings))

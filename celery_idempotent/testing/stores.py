@@ -1,7 +1,8 @@
 """A store for one test, and the means to put it behind an app."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from celery import Celery
 
@@ -25,7 +26,8 @@ class FakeStore(FaultyStore):
 
     def __init__(self, *faults: Fault) -> None:
         self.clock = FakeClock()
-        super().__init__(MemoryStore(self.clock.now), *faults)
+        self._memory = MemoryStore(self.clock.now)
+        super().__init__(self._memory, *faults)
 
     def __repr__(self) -> str:
         return "FakeStore()"
@@ -34,6 +36,11 @@ class FakeStore(FaultyStore):
     def records(self) -> list[Record]:
         """All records, as they are now."""
         return list(self.scan())
+
+    @property
+    def committed(self) -> Sequence[Mapping[str, Any]]:
+        """The writes of every ``attempt.commit()``, in order. They are kept here and go nowhere else."""
+        return self._memory.committed
 
     def advance(self, seconds: float) -> None:
         """Let time pass: leases end, outcomes are forgotten. In seconds; negative ones set the clock back."""

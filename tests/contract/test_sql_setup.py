@@ -20,9 +20,9 @@ from sqlalchemy import create_engine, event, inspect, make_url, text
 from celery_idempotent.attempt import new_nonce
 from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Status
-from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.store import OutboxMessage, RecordTooLarge
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql_schema import TABLE, ddl, metadata, records_table
+from celery_idempotent.stores.sql_schema import OUTBOX, TABLE, ddl, metadata, outbox_table, records_table
 from celery_idempotent.testing.contract import a_record, a_rival
 from celery_idempotent.testing.parallel import in_children, race
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
@@ -169,10 +169,14 @@ def test_provisioning_that_was_interrupted_is_completed(database: Database) -> N
         assert list(_indexes(store)) == [f"{name}_status"]
 
 
-def test_printed_ddl_creates_the_same_table(database: Database) -> None:
+def test_printed_ddl_creates_the_same_tables(database: Database) -> None:
     """What a DBA executes by hand is what ``provision`` would have made; provisioning finds nothing to do."""
     name = f"t_{uuid4().hex}"
-    printed = ddl(database.dialect, records_table(name, metadata=sqlalchemy.MetaData()))
+    printed = ddl(
+        database.dialect,
+        records_table(name, metadata=sqlalchemy.MetaData()),
+        outbox_table(f"{name}_outbox", metadata=sqlalchemy.MetaData()),
+    )
     database.do(*printed.strip().rstrip(";").split(";\n"))
     with database.reopened(name) as by_hand, database.store() as provisioned:
         by_hand.verify()
@@ -182,8 +186,8 @@ def test_printed_ddl_creates_the_same_table(database: Database) -> None:
 
 def _reflected(store: SQLStore) -> Any:
     with store._connected("test") as connection:
-        columns = inspect(connection).get_columns(store.table.name)
-    return [(each["name"], repr(each["type"]), each["nullable"]) for each in columns]
+        columns = [inspect(connection).get_columns(each.name) for each in (store.table, store.outbox)]
+    return [[(each["name"], repr(each["type"]), each["nullable"]) for each in table] for table in columns]
 
 
 def test_schema_is_where_the_table_is(postgresql: Database) -> None:
@@ -202,12 +206,12 @@ def test_schema_is_where_the_table_is(postgresql: Database) -> None:
 
 def test_alembic_finds_nothing_to_change(database: Database) -> None:
     """Autogenerate against the importable metadata is empty once the table was provisioned, and not before."""
-    database.do(f"DROP TABLE IF EXISTS {TABLE}")
-    assert _differences(database) == ["add_table", "add_index"]
+    database.do(f"DROP TABLE IF EXISTS {TABLE}", f"DROP TABLE IF EXISTS {OUTBOX}")
+    assert sorted(_differences(database)) == ["add_index", "add_table", "add_table"]
     with database.reopened(TABLE) as store:
         store.provision()
     assert _differences(database) == []
-    database.do(f"DROP TABLE {TABLE}")
+    database.do(f"DROP TABLE {TABLE}", f"DROP TABLE {OUTBOX}")
 
 
 def _differences(database: Database) -> list[str]:
@@ -215,7 +219,7 @@ def _differences(database: Database) -> list[str]:
         options = {
             "compare_type": True,
             "compare_server_default": True,
-            "include_name": lambda name, kind, parents: kind != "table" or name == TABLE,
+            "include_name": lambda name, kind, parents: kind != "table" or name in {TABLE, OUTBOX},
         }
         context = MigrationContext.configure(connection, opts=options)
         return [each[0] for each in compare_metadata(context, metadata)]
@@ -261,6 +265,33 @@ def test_worker_needs_the_documented_rights_and_no_more(served: Database) -> Non
         rights = ("SELECT", "INSERT", "UPDATE", "DELETE")
         with _user(served, name, *rights) as url, served.reopened(name, url=url) as store:
             assert store.purge(1) == 1
+
+
+def test_outbox_needs_the_documented_rights_and_no_more(served: Database) -> None:
+    """A sender inserts, on PostgreSQL with its sequence; a relay needs all four, one more than for the records."""
+    message = OutboxMessage("id-1", "{}", "application/json")
+    with served.store() as provisioned:
+        table, name = provisioned.table.name, provisioned.outbox.name
+        with _user(served, name, "INSERT") as url, served.reopened(table, url=url) as store:
+            if served.dialect == "postgresql":
+                served.do(f"GRANT USAGE ON SEQUENCE {name}_number_seq TO clerk")
+            engine = create_engine(store._url)
+            with engine.begin() as connection:
+                store.enqueue(message, connection)
+            engine.dispose()
+        with (
+            _user(served, name, "SELECT", "INSERT", "UPDATE", "DELETE") as url,
+            served.reopened(table, url=url) as store,
+        ):
+            ((number, taken),) = store.take(10, 1)
+            store.forget([number])
+            assert (taken, store.take(10, 0)) == (message, [])
+        with (
+            _user(served, name, "SELECT", "INSERT", "UPDATE") as url,
+            served.reopened(table, url=url) as store,
+            pytest.raises(StoreMisconfigured, match="outbox takes all four"),
+        ):
+            store.forget([1])
 
 
 @pytest.mark.parametrize("missing", ["SELECT", "INSERT", "UPDATE"])

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-__all__ = ["DOCS", "DOCUMENTS", "ROOT", "anchors", "code", "table", "words"]
+__all__ = ["DOCS", "DOCUMENTS", "ROOT", "anchors", "code", "execute_block", "table", "words"]
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -16,6 +17,11 @@ def code(document: Path, language: str) -> list[tuple[int, str]]:
     text = document.read_text()
     found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [(text[: each.start(1)].count("\n") + 1, each.group(1)) for each in found]
+
+
+def execute_block(document: Path, line: int, text: str, names: dict[str, Any]) -> None:
+    """Execute a block that :func:`code` found; ``names`` are what it sees, and get what it defines."""
+    exec(compile("\n" * (line - 1) + text, document, "exec"), names)  # tracebacks point into the document
 
 
 def table(document: Path, first_column: str) -> list[dict[str, str]]:

@@ -514,7 +514,7 @@ def test_write_gives_up_on_a_store_that_always_moves(clock: FakeClock) -> None:
         def swap(self, new: Record, expected: str | None) -> Record | None:
             return replace(mine, revision=new_nonce())
 
-    attempt._store = Liar(clock.now)
+    attempt.store = Liar(clock.now)
 
     with pytest.raises(StoreUnavailable, match="races"):
         attempt.release()

@@ -2,6 +2,7 @@
 # mypy: allow-untyped-decorators
 
 import builtins
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -160,21 +161,23 @@ def test_purge_refuses_what_cannot_be_meant(app: Celery, store: Counted, argumen
     assert store.limits == []
 
 
-def test_ddl_prints_the_table_of_the_store(app: Celery) -> None:
-    """Under the name and for the database of the store; another dialect is printed on demand. Nothing is connected."""
+def test_ddl_prints_the_tables_of_the_store(app: Celery) -> None:
+    """Under the names and for the database of the store; another dialect is printed on demand. Nothing is connected."""
     app.conf.idempotency_store = "postgresql+psycopg://nobody@127.0.0.1:1/none?table=effects&schema=jobs"
 
-    assert "CREATE TABLE jobs.effects" in run(app, "ddl").stdout
+    assert "CREATE TABLE jobs.effects " in run(app, "ddl").stdout
+    assert "CREATE TABLE jobs.effects_outbox " in run(app, "ddl").stdout
     assert 'COLLATE "C"' in run(app, "ddl").stdout
     assert "VARBINARY(2048)" in run(app, "ddl", "--dialect", "mysql").stdout
 
 
 @pytest.mark.parametrize("store", ["memory://", None])
 def test_ddl_without_an_sql_store_needs_a_dialect(app: Celery, store: str | None) -> None:
-    """It prints the default table; without a dialect it says which there are."""
+    """It prints the default tables; without a dialect it says which there are."""
     app.conf.idempotency_store = store
 
-    assert "CREATE TABLE idempotency_records" in run(app, "ddl", "--dialect", "sqlite").stdout
+    printed = run(app, "ddl", "--dialect", "sqlite").stdout
+    assert re.findall(r"CREATE TABLE (\w+)", printed) == ["idempotency_records", "idempotency_outbox"]
     refused = run(app, "ddl")
     assert refused.exit_code == 2
     assert "postgresql, mysql, mariadb, sqlite" in refused.output

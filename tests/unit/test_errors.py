@@ -19,6 +19,7 @@ EXAMPLES = [
     errors.OutcomeUnknown("orders.charge:1:ab", "attempt 1 ended"),
     errors.ResultLost("orders.charge:1:ab", "too large"),
     errors.ReplayedFailure("orders.charge:1:ab", "bank.Declined", "no money"),
+    errors.WriteRefused("orders.charge:1:ab", "writes[1] (Update of stock)", "ConditionalCheckFailed"),
     errors.StoreUnavailable("dynamodb://@x/t", "PutItem", "timed out"),
     errors.StoreMisconfigured("dynamodb://@x/t", "PutItem", "no such table"),
     errors.SafeToRetry("nothing sent"),

@@ -18,104 +18,19 @@ from celery_idempotent.errors import (
     SafeToRetry,
     StoreUnavailable,
 )
-from celery_idempotent.guard import Conflict, ControlFlow, Event, Finished, Guard, Operation
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.keys import Identity
-from celery_idempotent.policy import Policy
+from celery_idempotent.guard import Conflict, Finished
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import RecordTooLarge
-from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing import FakeClock, FaultyStore
-
-JSON = Codec("json", frozenset({"application/json"}))
-
-
-class Again(Exception):
-    pass
-
-
-class Elsewhere(Exception):
-    pass
+from tests.support.scene import JSON, Again, Elsewhere, Scene
 
 
 class Declined(Exception):
     pass
 
 
-class _Scene:
-    """A guard over a faulty store and a clock that stands, with all its events."""
-
-    def __init__(self, codec: Codec = JSON) -> None:
-        self.clock = FakeClock()
-        self.store = FaultyStore(MemoryStore(self.clock.now))
-        self.events: list[Event] = []
-        self.guard = Guard(
-            self.store,
-            codec,
-            Heartbeat(),  # on the real clock, where no lease here lasts long enough to be renewed
-            ControlFlow((Again,), (Elsewhere,)),
-            self.events.append,
-            self.clock,
-        )
-        self.runs = 0
-
-    def run(self, body: Callable[[Attempt | None], Any], fingerprint: str = "f", **policy: Any) -> Any:
-        return self.guard.run(self._operation(fingerprint, policy), self._counted(body))
-
-    def observe(self, body: Callable[[Attempt | None], Any], **policy: Any) -> Any:
-        return self.guard.observe(self._operation("f", policy), self._counted(body))
-
-    def _operation(self, fingerprint: str, policy: dict[str, Any]) -> Operation:
-        return Operation(
-            identity=Identity("k", fingerprint), policy=Policy(**policy), task="t", task_id="id", worker="w"
-        )
-
-    def _counted(self, body: Callable[[Attempt | None], Any]) -> Callable[[Attempt | None], Any]:
-        def counted(attempt: Attempt | None) -> Any:
-            self.runs += 1
-            return body(attempt)
-
-        return counted
-
-    @property
-    def record(self) -> Record:
-        record = self.store.get("k")
-        assert record is not None
-        return record
-
-    @property
-    def names(self) -> list[str]:
-        return [str(event.name) for event in self.events]
-
-    def abandon(self) -> None:
-        """Leave a claim behind whose worker died, and let its lease pass."""
-
-        class Killed(BaseException):
-            pass
-
-        def die(attempt: Attempt | None) -> None:
-            self.store.before_swap = lambda record: (_ for _ in ()).throw(Killed)
-            raise Killed
-
-        with pytest.raises(Killed):
-            self.run(die)
-        self.store.before_swap = lambda record: None
-        self.clock.advance(61_000)
-        self.events.clear()
-        self.runs = 0
-
-    def steal(self) -> None:
-        """Somebody else takes the running claim over."""
-        self.clock.advance(61_000)
-        other = _Scene()
-        other.store, other.clock = self.store, self.clock
-        other.guard._store, other.guard._clock = self.store, self.clock
-        other.run(lambda attempt: "theirs")
-
-
 @pytest.fixture
-def scene() -> _Scene:
-    return _Scene()
+def scene() -> Scene:
+    return Scene()
 
 
 def raising(error: BaseException) -> Callable[[Attempt | None], Any]:
@@ -125,7 +40,7 @@ def raising(error: BaseException) -> Callable[[Attempt | None], Any]:
     return body
 
 
-def test_first_delivery_runs_and_records(scene: _Scene) -> None:
+def test_first_delivery_runs_and_records(scene: Scene) -> None:
     """The body runs with its attempt; its result is recorded before it is returned."""
     keys = []
 
@@ -143,7 +58,7 @@ def test_first_delivery_runs_and_records(scene: _Scene) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 0, False, "", [], {}, 0.0, (1, 2), {1: "x"}, "text"])
-def test_first_caller_and_replays_get_the_same(scene: _Scene, value: Any) -> None:
+def test_first_caller_and_replays_get_the_same(scene: Scene, value: Any) -> None:
     """Falsy values, tuples and odd keys: what the first caller gets is exactly what every duplicate gets."""
     first = scene.run(lambda attempt: value)
     replay = scene.run(lambda attempt: "never")
@@ -154,7 +69,7 @@ def test_first_caller_and_replays_get_the_same(scene: _Scene, value: Any) -> Non
     assert scene.names == ["claimed", "completed", "replayed"]
 
 
-def test_duplicate_costs_one_swap(scene: _Scene) -> None:
+def test_duplicate_costs_one_swap(scene: Scene) -> None:
     """A completed duplicate is answered from the failed claim."""
     scene.run(lambda attempt: 1)
     scene.store.swaps.clear()
@@ -164,7 +79,7 @@ def test_duplicate_costs_one_swap(scene: _Scene) -> None:
     assert len(scene.store.swaps) == 1
 
 
-def test_running_operation_is_a_conflict(scene: _Scene) -> None:
+def test_running_operation_is_a_conflict(scene: Scene) -> None:
     """A delivery that meets another one running does nothing and learns how long to wait, and for whom."""
     met: list[Any] = []
 
@@ -181,7 +96,7 @@ def test_running_operation_is_a_conflict(scene: _Scene) -> None:
     assert scene.names == ["claimed", "conflicted", "completed"]
 
 
-def test_other_arguments_are_refused(scene: _Scene) -> None:
+def test_other_arguments_are_refused(scene: Scene) -> None:
     """The same key with another fingerprint runs nothing and says whose key it is."""
     scene.run(lambda attempt: 1)
 
@@ -196,7 +111,7 @@ def test_other_arguments_are_refused(scene: _Scene) -> None:
 @pytest.mark.parametrize(
     "error", [ValueError("x"), Again(), Elsewhere(), SafeToRetry(), SystemExit(1), KeyboardInterrupt()]
 )
-def test_raising_body_releases_under_rerun(scene: _Scene, error: BaseException) -> None:
+def test_raising_body_releases_under_rerun(scene: Scene, error: BaseException) -> None:
     """By default whatever is raised, process exit included, gives the claim back; the next delivery runs at once."""
     with pytest.raises(type(error)):
         scene.run(raising(error))
@@ -208,7 +123,7 @@ def test_raising_body_releases_under_rerun(scene: _Scene, error: BaseException) 
 
 
 @pytest.mark.parametrize("error", [Again(), SafeToRetry()])
-def test_only_the_authors_word_releases_under_refuse(scene: _Scene, error: Exception) -> None:
+def test_only_the_authors_word_releases_under_refuse(scene: Scene, error: Exception) -> None:
     """Under refuse a retry asked for by the body is run; nothing else is."""
     with pytest.raises(type(error)):
         scene.run(raising(error), on_takeover="refuse")
@@ -216,7 +131,7 @@ def test_only_the_authors_word_releases_under_refuse(scene: _Scene, error: Excep
     assert scene.run(lambda attempt: "ran", on_takeover="refuse") == Finished("ran")
 
 
-def test_exception_is_an_outcome_under_refuse(scene: _Scene) -> None:
+def test_exception_is_an_outcome_under_refuse(scene: Scene) -> None:
     """Under refuse an exception is recorded and replayed, never run again."""
     for _ in range(3):
         with pytest.raises(ValueError, match="no money"):
@@ -227,7 +142,7 @@ def test_exception_is_an_outcome_under_refuse(scene: _Scene) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), Elsewhere(), KeyboardInterrupt()])
-def test_end_without_an_outcome_is_unknown_under_refuse(scene: _Scene, error: BaseException) -> None:
+def test_end_without_an_outcome_is_unknown_under_refuse(scene: Scene, error: BaseException) -> None:
     """Under refuse a body that was ended from outside leaves an UNKNOWN outcome for a person."""
     with pytest.raises(type(error)):
         scene.run(raising(error), on_takeover="refuse")
@@ -242,13 +157,13 @@ def test_end_without_an_outcome_is_unknown_under_refuse(scene: _Scene, error: Ba
 def test_our_own_errors_from_a_body_are_no_outcome(error: Exception) -> None:
     """A body that asked its attempt and got no answer is not remembered as failed, whatever the policy remembers."""
     for on_takeover, status in (("rerun", Status.RELEASED), ("refuse", Status.UNKNOWN)):
-        fresh = _Scene()
+        fresh = Scene()
         with pytest.raises(type(error)):
             fresh.run(raising(error), on_takeover=on_takeover, remember=(Exception,))
         assert fresh.record.status is status
 
 
-def test_remembered_failure_is_replayed_as_it_was(scene: _Scene) -> None:
+def test_remembered_failure_is_replayed_as_it_was(scene: Scene) -> None:
     """A declared outcome is raised again with its type and arguments, for as long as it is retained."""
     for _ in range(2):
         with pytest.raises(Declined) as raised:
@@ -259,14 +174,14 @@ def test_remembered_failure_is_replayed_as_it_was(scene: _Scene) -> None:
     assert scene.record.error == "Declined: ('no money', 42)"
 
 
-def test_failure_that_cannot_be_rebuilt_is_still_replayed(scene: _Scene) -> None:
+def test_failure_that_cannot_be_rebuilt_is_still_replayed(scene: Scene) -> None:
     """An exception with unencodable arguments, or of a type not loaded here, is replayed by name."""
 
     class Local(Exception):
         pass
 
     for error in (Local("x"), Declined(object())):
-        fresh = _Scene()
+        fresh = Scene()
         with pytest.raises(type(error)):
             fresh.run(raising(error), remember=(Exception,))
         with pytest.raises(ReplayedFailure) as raised:
@@ -275,7 +190,7 @@ def test_failure_that_cannot_be_rebuilt_is_still_replayed(scene: _Scene) -> None
         assert raised.value.message == str(error)
 
 
-def test_takeover_is_announced(scene: _Scene) -> None:
+def test_takeover_is_announced(scene: Scene) -> None:
     """An attempt after a dead one knows it, and so do the receivers."""
     scene.abandon()
 
@@ -283,7 +198,7 @@ def test_takeover_is_announced(scene: _Scene) -> None:
     assert scene.names == ["claimed", "taken_over", "completed"]
 
 
-def test_dead_attempt_is_never_repeated_under_refuse(scene: _Scene) -> None:
+def test_dead_attempt_is_never_repeated_under_refuse(scene: Scene) -> None:
     """Under refuse nobody runs after a dead attempt; everybody is told that nobody knows."""
     scene.abandon()
 
@@ -294,12 +209,12 @@ def test_dead_attempt_is_never_repeated_under_refuse(scene: _Scene) -> None:
     assert scene.runs == 0
 
 
-def test_zombie_gets_the_successors_result(scene: _Scene) -> None:
+def test_zombie_gets_the_successors_result(scene: Scene) -> None:
     """A body that outlived its lease answers with its successor's result, whatever it returns or raises."""
     for body in (lambda: "mine", lambda: (_ for _ in ()).throw(ValueError("mine"))):
-        fresh = _Scene()
+        fresh = Scene()
 
-        def zombie(attempt: Attempt | None, body: Any = body, fresh: _Scene = fresh) -> Any:
+        def zombie(attempt: Attempt | None, body: Any = body, fresh: Scene = fresh) -> Any:
             fresh.steal()
             return body()
 
@@ -308,7 +223,7 @@ def test_zombie_gets_the_successors_result(scene: _Scene) -> None:
         assert fresh.names == ["claimed", "lease_lost"]
 
 
-def test_zombie_fails_with_the_successors_result_remembered(scene: _Scene) -> None:
+def test_zombie_fails_with_the_successors_result_remembered(scene: Scene) -> None:
     """A declared failure of a zombie does not replace its successor's result either."""
 
     def zombie(attempt: Attempt | None) -> Any:
@@ -319,7 +234,7 @@ def test_zombie_fails_with_the_successors_result_remembered(scene: _Scene) -> No
 
 
 @pytest.mark.parametrize("end", [lambda: "mine", lambda: (_ for _ in ()).throw(ValueError("mine"))])
-def test_zombie_of_a_running_successor_reports_nothing(scene: _Scene, end: Callable[[], Any]) -> None:
+def test_zombie_of_a_running_successor_reports_nothing(scene: Scene, end: Callable[[], Any]) -> None:
     """While the successor still runs, a zombie's delivery has no outcome at all."""
 
     def successor(attempt: Attempt | None) -> Any:
@@ -340,7 +255,7 @@ def test_zombie_of_a_running_successor_reports_nothing(scene: _Scene, end: Calla
 
 
 @pytest.mark.parametrize("error", [Again(), Elsewhere(), SystemExit()])
-def test_zombies_control_flow_goes_on(scene: _Scene, error: BaseException) -> None:
+def test_zombies_control_flow_goes_on(scene: Scene, error: BaseException) -> None:
     """A retry that the body already published, or an exit, is not turned into something else."""
 
     def zombie(attempt: Attempt | None) -> Any:
@@ -351,7 +266,7 @@ def test_zombies_control_flow_goes_on(scene: _Scene, error: BaseException) -> No
         scene.run(zombie)
 
 
-def test_store_down_at_claim_runs_nothing(scene: _Scene) -> None:
+def test_store_down_at_claim_runs_nothing(scene: Scene) -> None:
     """Without a certain claim the body does not run."""
     scene.store.faults.extend(["request lost"] * 2)
 
@@ -362,7 +277,7 @@ def test_store_down_at_claim_runs_nothing(scene: _Scene) -> None:
     assert scene.names == ["store_unavailable"]
 
 
-def test_store_down_at_claim_may_run_unprotected_if_asked_to(scene: _Scene) -> None:
+def test_store_down_at_claim_may_run_unprotected_if_asked_to(scene: Scene) -> None:
     """Only a policy that says so runs without protection, and loudly."""
     scene.store.faults.extend(["request lost"] * 2)
 
@@ -371,7 +286,7 @@ def test_store_down_at_claim_may_run_unprotected_if_asked_to(scene: _Scene) -> N
 
 
 @pytest.mark.parametrize("on_outage", ["retry", "run"])
-def test_store_down_at_completion_is_not_success(scene: _Scene, on_outage: str) -> None:
+def test_store_down_at_completion_is_not_success(scene: Scene, on_outage: str) -> None:
     """A result that could not be recorded is not reported, and the body is not run again here."""
 
     def body(attempt: Attempt | None) -> str:
@@ -386,7 +301,7 @@ def test_store_down_at_completion_is_not_success(scene: _Scene, on_outage: str) 
     assert scene.names == ["claimed", "store_unavailable"]
 
 
-def test_store_down_at_release_leaves_it_to_the_lease(scene: _Scene) -> None:
+def test_store_down_at_release_leaves_it_to_the_lease(scene: Scene) -> None:
     """The body's own exception stays primary when the claim cannot be given back."""
 
     def body(attempt: Attempt | None) -> Any:
@@ -401,7 +316,7 @@ def test_store_down_at_release_leaves_it_to_the_lease(scene: _Scene) -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, float, lambda: None])
-def test_unencodable_result_is_completed_without_it(scene: _Scene, value: Any) -> None:
+def test_unencodable_result_is_completed_without_it(scene: Scene, value: Any) -> None:
     """The effect happened: the first caller gets the value, replays are told that it was not kept."""
     assert scene.run(lambda attempt: value).value is value
     assert scene.record.status is Status.COMPLETED
@@ -412,7 +327,7 @@ def test_unencodable_result_is_completed_without_it(scene: _Scene, value: Any) -
     assert scene.runs == 1
 
 
-def test_recursive_result_is_completed_without_it(scene: _Scene) -> None:
+def test_recursive_result_is_completed_without_it(scene: Scene) -> None:
     """Whatever the encoder raises, the operation stays completed."""
     value: list[Any] = []
     value.append(value)
@@ -422,7 +337,7 @@ def test_recursive_result_is_completed_without_it(scene: _Scene) -> None:
         scene.run(lambda attempt: "never")
 
 
-def test_oversized_result_is_completed_without_it(scene: _Scene) -> None:
+def test_oversized_result_is_completed_without_it(scene: Scene) -> None:
     """What the store cannot hold is dropped, and replays say so."""
 
     def limit(record: Record) -> None:
@@ -439,7 +354,7 @@ def test_oversized_result_is_completed_without_it(scene: _Scene) -> None:
 
 def test_pickle_from_the_store_is_refused_unless_accepted() -> None:
     """A result written with pickle is not unpickled by an app that accepts only JSON."""
-    writer = _Scene(Codec("pickle", frozenset({"application/x-python-serialize"})))
+    writer = Scene(Codec("pickle", frozenset({"application/x-python-serialize"})))
     assert writer.run(lambda attempt: {1, 2}) == Finished({1, 2})
     assert writer.run(lambda attempt: "never") == Finished({1, 2})
 
@@ -450,7 +365,7 @@ def test_pickle_from_the_store_is_refused_unless_accepted() -> None:
 
 def test_pickled_failure_is_refused_unless_accepted() -> None:
     """So is a failure."""
-    writer = _Scene(Codec("pickle", frozenset({"application/x-python-serialize"})))
+    writer = Scene(Codec("pickle", frozenset({"application/x-python-serialize"})))
     with pytest.raises(Declined):
         writer.run(raising(Declined()), remember=(Declined,))
 
@@ -459,7 +374,7 @@ def test_pickled_failure_is_refused_unless_accepted() -> None:
         writer.run(lambda attempt: "never", remember=(Declined,))
 
 
-def test_events_carry_key_and_token_and_no_values(scene: _Scene) -> None:
+def test_events_carry_key_and_token_and_no_values(scene: Scene) -> None:
     """What is observed names the operation, never its arguments or results."""
     scene.run(lambda attempt: "secret result")
     scene.run(lambda attempt: "never")
@@ -469,7 +384,7 @@ def test_events_carry_key_and_token_and_no_values(scene: _Scene) -> None:
     assert "secret" not in repr(scene.events)
 
 
-def test_observing_runs_everything_and_reports_what_it_would_suppress(scene: _Scene) -> None:
+def test_observing_runs_everything_and_reports_what_it_would_suppress(scene: Scene) -> None:
     """In observe mode duplicates, conflicts and reused keys run, and are counted."""
     met = []
 
@@ -484,7 +399,7 @@ def test_observing_runs_everything_and_reports_what_it_would_suppress(scene: _Sc
     assert scene.names == ["claimed", "conflicted", "completed", "replayed"]
 
 
-def test_observing_lets_exceptions_through(scene: _Scene) -> None:
+def test_observing_lets_exceptions_through(scene: Scene) -> None:
     """A failing body fails as it would alone; the claim is given back."""
     with pytest.raises(ValueError, match="mine"):
         scene.observe(raising(ValueError("mine")))
@@ -492,7 +407,7 @@ def test_observing_lets_exceptions_through(scene: _Scene) -> None:
     assert scene.record.status is Status.RELEASED
 
 
-def test_observing_survives_every_outage(scene: _Scene) -> None:
+def test_observing_survives_every_outage(scene: Scene) -> None:
     """With the store down at claim or completion the body still runs once and its value is returned."""
     scene.store.faults.extend(["request lost"] * 2)
     assert scene.observe(lambda attempt: attempt) is None
@@ -505,7 +420,7 @@ def test_observing_survives_every_outage(scene: _Scene) -> None:
     assert scene.runs == 2
 
 
-def test_observing_reports_every_verdict(scene: _Scene) -> None:
+def test_observing_reports_every_verdict(scene: Scene) -> None:
     """Reused keys, remembered failures and unknown outcomes are reported and run all the same."""
     with pytest.raises(Declined):
         scene.run(raising(Declined()), remember=(Declined,))
@@ -515,7 +430,7 @@ def test_observing_reports_every_verdict(scene: _Scene) -> None:
     assert scene.guard.observe(scene._operation("other", {}), lambda attempt: 2) == 2
     assert scene.names[-1] == "conflicted"
 
-    unknown = _Scene()
+    unknown = Scene()
     unknown.abandon()
     with pytest.raises(OutcomeUnknown):
         unknown.run(lambda attempt: "never", on_takeover="refuse")

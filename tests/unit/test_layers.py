@@ -10,14 +10,25 @@ ROOT = Path(celery_idempotent.__file__).parent
 LAYERS: list[dict[str, set[str]]] = [
     # Within a layer, a module may import those that stand before it.
     {"errors": set(), "record": set(), "_version": set()},
-    {"store": set(), "protocol": set(), "keys": {"jmespath"}, "codec": {"kombu"}, "policy": set()},
+    {
+        "store": set(),
+        "protocol": set(),
+        "keys": {"jmespath"},
+        "codec": {"kombu"},
+        "effects": set(),
+        "policy": set(),
+        "steps": set(),
+    },
     {
         "stores.clock": set(),
         "stores.memory": set(),
+        "stores.dynamodb_writes": {"boto3"},
         "stores.dynamodb": {"boto3", "botocore", "mypy_boto3_dynamodb"},
         "stores.sql_schema": {"sqlalchemy"},
         "stores.sql_statements": {"sqlalchemy"},
         "stores.sql_drivers": {"psycopg", "sqlalchemy"},
+        "stores.sql_outbox": {"sqlalchemy"},
+        "stores.sql_transaction": {"sqlalchemy"},
         "stores.sql_checks": {"sqlalchemy"},
         "stores.sql": {"sqlalchemy"},
         "stores.redis_url": {"redis"},
@@ -29,22 +40,27 @@ LAYERS: list[dict[str, set[str]]] = [
         "attempt": set(),
         "heartbeat": set(),
         "guard": {"kombu"},
+        "transactions": set(),
+        "protected": {"kombu"},
         "handle": set(),
         "verdicts": set(),
     },
     {
         "runtime": {"celery", "kombu"},
+        "resolution": {"celery"},
         "startup": {"celery", "click"},
         "binding": {"celery"},
         "signals": {"celery"},
         "publishing": {"celery", "kombu"},
         "conflicts": {"celery"},
+        "outbox": {"celery", "kombu"},
         "task": {"celery", "kombu"},
-        "cli": {"celery", "click"},
+        "cli": {"celery", "click", "kombu"},
     },
     {
         "contrib": set(),
         "contrib.django": set(),
+        "contrib.django.transactions": {"django"},
         "contrib.django.store": {"celery", "django", "sqlalchemy"},
         "contrib.django.fields": {"django"},
         "contrib.django.operations": {"django", "sqlalchemy"},
@@ -62,7 +78,7 @@ LAYERS: list[dict[str, set[str]]] = [
 ]
 """From the ground up: by layer its modules, and the packages beyond the standard library they may import."""
 
-HALVES = (set(LAYERS[2]), {"attempt", "heartbeat", "guard", "handle", "verdicts"})
+HALVES = (set(LAYERS[2]), {"attempt", "heartbeat", "guard", "transactions", "protected", "handle", "verdicts"})
 """Two halves of one level: stores know nothing of attempts, attempts nothing of any store."""
 
 PURE = {"record", "errors", "protocol", "policy", "keys", "store"}

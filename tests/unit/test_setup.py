@@ -77,7 +77,9 @@ def test_missing_store_names_the_setting() -> None:
         _ = runtime_of(app).store
 
 
-@pytest.mark.parametrize(("url", "remedy"), [("nosuch://x", "dynamodb, .*memory, .*redis"), ("table", "no store has this scheme")])
+@pytest.mark.parametrize(
+    ("url", "remedy"), [("nosuch://x", "dynamodb, .*memory, .*redis"), ("table", "no store has this scheme")]
+)
 def test_unknown_scheme_lists_the_known_ones(url: str, remedy: str) -> None:
     """A typo in the scheme is answered with what there is."""
     with pytest.raises(PolicyError, match=remedy):

@@ -1,6 +1,8 @@
 """How an SQL store is named: URLs, drivers, engines; what is refused, and that nothing secret is shown."""
 # mypy: allow-untyped-decorators
 
+import subprocess
+import sys
 import traceback
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -12,7 +14,7 @@ from celery_idempotent import open_store
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.stores import sql_drivers
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql_schema import TABLE, metadata, records
+from celery_idempotent.stores.sql_schema import OUTBOX, TABLE, metadata, outbox, records
 
 PG = "postgresql+psycopg://app:very-secret@db.example:6432/shop"
 
@@ -120,11 +122,21 @@ def test_nothing_secret_is_shown() -> None:
 
 
 def test_default_table_is_the_one_for_alembic() -> None:
-    """The importable table is the store's, and others do not get into its metadata."""
+    """The importable tables are the store's, and others do not get into their metadata."""
     assert opened(PG).table is records
+    assert opened(PG).outbox is outbox
     assert opened(f"{PG}?table=other").table.metadata is not metadata
     assert opened(f"{PG}?schema=other").table.metadata is not metadata
-    assert list(metadata.tables) == [TABLE]
+    assert set(metadata.tables) == {TABLE, OUTBOX}
+
+
+def test_module_that_alembic_is_given_has_every_table() -> None:
+    """Importing it alone is enough: what is not in its metadata, autogenerate would not create, or even drop."""
+    program = "from celery_idempotent.stores.sql_schema import metadata; print(*sorted(metadata.tables))"
+
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert printed.split() == [OUTBOX, TABLE]
 
 
 def test_url_object_is_a_url() -> None:

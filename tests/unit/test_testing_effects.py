@@ -9,12 +9,12 @@ import pytest
 from celery import Celery, Task
 from celery.exceptions import Reject
 
-from celery_idempotent import IdempotencyWarning, IdempotentTask, Policy, attempt, protocol
+from celery_idempotent import AtMostOnce, IdempotencyWarning, IdempotentTask, Keyed, Policy, attempt, protocol
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol import Replay, Request, Run, Written
 from celery_idempotent.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing import assert_effect_once
+from celery_idempotent.testing import FaultyStore, assert_effect_once
 from celery_idempotent.testing.contract import a_record
 from celery_idempotent.testing.deliveries import WorkerDied
 from celery_idempotent.testing.rehearsal import RehearsalStore
@@ -441,6 +441,112 @@ def test_miscounting_is_told_apart_from_repetition(declare: Callable[..., Task],
         assert f"A single delivery had {number} effects" in report
 
 
+def test_step_under_its_key_is_once(declare: Callable[..., Task]) -> None:
+    """Each end of its call is the worker's end once, and the receiver knows the repetition."""
+    charges: dict[str, str] = {}
+
+    def pay(self: Any, to: str) -> Any:
+        return self.attempt.step("charge", lambda step: charges.setdefault(step.key, to))
+
+    assert_effect_once(declare(Policy(key="to", effects={"charge": Keyed()}), body=pay), "o-1", effects=charges)
+
+
+def test_finished_step_protects_what_knows_no_keys(declare: Callable[..., Task], outbox: list[str]) -> None:
+    """Only between the effect and its record is it repeated: nowhere else, as a bare effect is."""
+
+    def send(self: Any, to: str) -> None:
+        self.attempt.step("mail", lambda step: outbox.append(to))
+        self.attempt.step("note", lambda step: None)
+
+    task = declare(body=send)
+    report = report_of(task, "a@b", effects=outbox)
+
+    assert rows(report, marked=True) == {"the worker dies before the end of step 'mail'": 2}
+    assert rows(report)["the worker dies as the body ends"] == 1
+    assert rows(report)["the worker dies before the end of step 'note'"] == 1
+    assert all(tool in report for tool in ("step.key", "self.attempt.commit()", "AtMostOnce"))
+    assert_effect_once(task, "a@b", effects=outbox, promise="at least once")
+
+
+def test_step_at_most_once_is_at_most_once(declare: Callable[..., Task], outbox: list[str]) -> None:
+    """What began is not made again; where that loses the effect, the report says what can be stated, or done."""
+
+    def text(self: Any, to: str) -> None:
+        self.attempt.step("text", lambda step: outbox.append(to))
+
+    task = declare(Policy(key="to", effects={"text": AtMostOnce()}), body=text)
+    assert_effect_once(task, "a@b", effects=outbox, promise="at most once")
+    report = report_of(task, "a@b", effects=outbox)
+
+    assert rows(report, marked=True) == {
+        "two answers are lost at the beginning of step 'text'": 0,
+        "the worker dies after the beginning of step 'text'": 0,
+    }
+    assert "died, raised OutcomeUnknown, raised OutcomeUnknown" in report
+    assert 'State promise="at most once"; or declare it Keyed()' in report
+
+
+def test_step_that_takes_its_beginning_back_is_followed(declare: Callable[..., Task], outbox: list[str]) -> None:
+    """A call that says it had no effect is made again, and each of its three writes is died at."""
+
+    def text(self: Any, to: str) -> None:
+        def send(step: Any) -> None:
+            if not self.request.retries:
+                raise self.retry(countdown=1)
+            outbox.append(to)
+
+        self.attempt.step("text", send, on_takeover="refuse")
+
+    task = declare(body=text)
+    assert_effect_once(task, "a@b", effects=outbox, promise="at most once")
+
+    assert "the worker dies before the withdrawal of step 'text'" in rows(report_of(task, "a@b", effects=outbox))
+
+
+@pytest.fixture
+def reserve(declare: Callable[..., Task]) -> Task:
+    """A task whose effect is committed with its record."""
+
+    def reserve(self: Any, to: str) -> Any:
+        return self.attempt.commit("reserved", [{"Update": {"TableName": "stock", "Key": {"sku": to}}}])
+
+    return declare(body=reserve)
+
+
+def test_commit_is_once(app: Celery, reserve: Task) -> None:
+    """What it writes is kept in the rehearsal's store; every way to die at the commit leaves it once."""
+    assert_effect_once(reserve, "a", effects=lambda: len(app.conf.idempotency_store.committed))
+
+
+def test_commit_without_its_condition_is_reported(app: Celery, reserve: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit is one of the writes at which answers are lost and workers die."""
+
+    def unconditional(faulty: Any, new: Record, expected: str, writes: Any) -> Record:
+        faulty.store._records[new.key] = new
+        faulty.store.committed.extend(writes)
+        return new
+
+    monkeypatch.setattr(FaultyStore, "swap_with", unconditional)
+    report = report_of(reserve, "a", effects=lambda: len(app.conf.idempotency_store.committed))
+
+    assert rows(report, marked=True) == {"one reply is lost at the commit": 2, "two answers are lost at the commit": 2}
+    assert {f"the worker dies {when} the commit" for when in ("before", "after")} <= set(rows(report))
+
+
+def test_transaction_is_refused_with_the_remedy(declare: Callable[..., Task], outbox: list[str]) -> None:
+    """It needs an SQL store, and the rehearsal's is none; that is said, not left to be guessed from a count of 0."""
+
+    def book(self: Any, to: str) -> Any:
+        with self.attempt.transaction() as tx:
+            outbox.append(to)
+            return tx.done("booked")
+
+    report = report_of(declare(body=book), "o-1", effects=outbox)
+
+    assert "The body raised PolicyError: transaction=in a rehearsal: attempt.transaction() needs an SQL store" in report
+    assert outbox == []
+
+
 def test_dead_attempt_writes_nothing_any_more() -> None:
     """Whatever its handlers try, in its own thread or in the heartbeat's; the next delivery is not concerned."""
     store, record = RehearsalStore(), a_record()
@@ -455,7 +561,7 @@ def test_dead_attempt_writes_nothing_any_more() -> None:
             store.swap(released, record.revision)
         errors.append(raised.type)
 
-    store.begin((1, "dies before"))
+    store.rehearse((1, "dies before"))
     with store.delivering():
         store.swap(record, None)
         for _ in range(3):
@@ -475,7 +581,7 @@ def test_death_after_a_write_leaves_it_stored() -> None:
     """The request had arrived; only the reply found nobody."""
     store, record = RehearsalStore(), a_record()
 
-    store.begin((0, "dies after"))
+    store.rehearse((0, "dies after"))
     with store.delivering(), pytest.raises(WorkerDied):
         store.swap(record, None)
 
@@ -489,7 +595,7 @@ def test_writes_have_names_that_people_know() -> None:
     theirs = a_record().__class__(**{**record.to_fields(), "revision": "theirs", "status": Status.RELEASED})
     taken_over = a_record().__class__(**{**record.to_fields(), "revision": "taken over"})
 
-    store.begin(None)
+    store.rehearse(None)
     with store.delivering():
         store.swap(record, None)
         store.swap(renewed, record.revision)

@@ -11,7 +11,7 @@ the body has used.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Self, cast
@@ -29,13 +29,15 @@ from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.engine.interfaces import Dialect
 
+from celery_idempotent.contrib.django.transactions import DjangoTransaction
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.store import OutboxMessage, RecordTooLarge
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.sql_checks import try_out, warn_of_losses
 from celery_idempotent.stores.sql_drivers import explained, gave_way, is_dead, is_duplicate
-from celery_idempotent.stores.sql_schema import records
+from celery_idempotent.stores.sql_outbox import OutboxStatements
+from celery_idempotent.stores.sql_schema import outbox, records
 from celery_idempotent.stores.sql_statements import (
     MYSQL_GREETING,
     SERVER_NOW,
@@ -80,6 +82,7 @@ class DjangoStore:
         self.alias = alias
         self._dialect = dialect_of(connections[alias])
         self._statements = Statements(records, self._dialect.name, repr(self))
+        self._outbox = OutboxStatements(outbox)
         self._compiled: WeakKeyDictionary[Executable, _Compiled] = WeakKeyDictionary()
         self._clock = ServerClock(lambda: self._statements.now(self._asking("now")))
         self._met: WeakKeyDictionary[BaseDatabaseWrapper, _Met] = WeakKeyDictionary()
@@ -103,6 +106,57 @@ class DjangoStore:
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.swap`."""
         return self._statements.swap(self._asking("swap"), new, expected)
+
+    def swap_on(self, connection: BaseDatabaseWrapper, new: Record, expected: str | None) -> Record | None:
+        """The same inside the transaction of ``connection``; it counts if and when that is committed."""
+        with self.explaining("swap"):
+            return self._statements.swap(partial(self._execute, connection), new, expected)
+
+    def begin(self, using: Any = None) -> DjangoTransaction:
+        """See :meth:`celery_idempotent.store.Transactional.begin`; an ``atomic()`` block, for models and cursors.
+
+        Args:
+            using: Nothing: the connection is the thread's own.
+        """
+        self._refuse_using(using)
+        connection = connections[self.alias]
+        self._refuse_transaction(connection, "begin")
+        was_open = connection.connection is not None
+        if was_open and not connection.in_atomic_block and is_dead(connection.connection):
+            _close(connection)
+
+        def close() -> None:
+            if not was_open and not current_task:
+                _close(connection)
+
+        return DjangoTransaction(self, connection, close)
+
+    def enqueue(self, message: OutboxMessage, using: Any = None) -> None:
+        """See :meth:`celery_idempotent.store.Outbox.enqueue`; in the ``atomic()`` block around it, or at once."""
+        self._refuse_using(using)
+        now = self.now()
+        with self.explaining("enqueue"):
+            # Not tried again: after an error the transaction that it belongs to is lost.
+            self._outbox.enqueue(partial(self._execute, connections[self.alias]), message, now)
+
+    def take(self, limit: int, hold: int) -> list[tuple[int, OutboxMessage]]:
+        """See :meth:`celery_idempotent.store.Outbox.take`."""
+        return self._outbox.take(self._asking("take"), limit, self.now(), hold)
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """See :meth:`celery_idempotent.store.Outbox.forget`."""
+        self._outbox.forget(self._asking("forget"), numbers)
+
+    @contextmanager
+    def explaining(self, operation: str) -> Iterator[None]:
+        """Within the block, what Django says of the database is said as a store says it; constraints as they are."""
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except Error as error:
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            raise explained(cause, repr(self), operation) from cause
 
     def get(self, key: str) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.get`; inside a transaction, what that transaction sees."""
@@ -184,6 +238,10 @@ class DjangoStore:
         finally:
             if not was_open and not current_task:
                 _close(connection)
+
+    def _refuse_using(self, using: Any) -> None:
+        if using is not None:
+            raise PolicyError("using", repr(type(using)), "a Django store uses Django's own connection; leave it out")
 
     def _refuse_transaction(self, connection: BaseDatabaseWrapper, operation: str) -> None:
         if connection.in_atomic_block:

@@ -3,7 +3,7 @@
 from django.db import migrations, models
 
 from celery_idempotent.contrib.django.fields import KeyField
-from celery_idempotent.contrib.django.operations import CreateRecords
+from celery_idempotent.contrib.django.operations import CreateTables
 
 
 class Migration(migrations.Migration):
@@ -15,7 +15,7 @@ class Migration(migrations.Migration):
 
     operations = (
         migrations.SeparateDatabaseAndState(
-            database_operations=[CreateRecords()],
+            database_operations=[CreateTables()],
             state_operations=[
                 migrations.CreateModel(
                     name="IdempotencyRecord",

@@ -1,0 +1,224 @@
+"""Commits on DynamoDB: the user's writes and the record, all or nothing."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from celery_idempotent.attempt import new_nonce
+from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.record import Record, Status
+from celery_idempotent.store import Committing, RecordTooLarge, WriteFailed
+from celery_idempotent.stores import open_store
+from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.dynamodb_writes import typed
+from celery_idempotent.testing.contract import a_record
+from tests.support.dynamodb import count_requests
+
+
+@pytest.fixture(scope="module")
+def store(dynamodb_endpoint: str) -> Iterator[DynamoDBStore]:
+    address = dynamodb_endpoint.removeprefix("http://")
+    opened = open_store(f"dynamodb://test:test@{address}/commits-{uuid4().hex}?region=us-east-1")
+    assert isinstance(opened, DynamoDBStore)
+    opened.provision()
+    yield opened
+    opened.close()
+
+
+class _Stock:
+    """The user's own table, with one item."""
+
+    def __init__(self, store: DynamoDBStore) -> None:
+        self.client = store._connected()
+        self.table = f"stock-{uuid4().hex}"
+        self.client.create_table(
+            TableName=self.table,
+            BillingMode="PAY_PER_REQUEST",
+            AttributeDefinitions=[{"AttributeName": "sku", "AttributeType": "S"}],
+            KeySchema=[{"AttributeName": "sku", "KeyType": "HASH"}],
+        )
+        self.client.put_item(TableName=self.table, Item={"sku": {"S": "a"}, "left": {"N": "5"}})
+
+    def taken(self, units: int, **values: Any) -> dict[str, Any]:
+        return {
+            "Update": {
+                "TableName": self.table,
+                "Key": {"sku": "a"},
+                "UpdateExpression": "SET #left = #left - :units",
+                "ConditionExpression": "#left >= :units",
+                "ExpressionAttributeNames": {"#left": "left"},
+                "ExpressionAttributeValues": {":units": units, **values},
+            }
+        }
+
+    @property
+    def left(self) -> int:
+        item = self.client.get_item(TableName=self.table, Key={"sku": {"S": "a"}}, ConsistentRead=True)["Item"]
+        return int(item["left"]["N"])
+
+
+@pytest.fixture
+def stock(store: DynamoDBStore) -> _Stock:
+    return _Stock(store)
+
+
+def _claimed(store: DynamoDBStore) -> Record:
+    record = a_record()
+    assert store.swap(record, None) == record
+    return record
+
+
+def _completed(record: Record, result: str = "1") -> Record:
+    return replace(
+        record,
+        status=Status.COMPLETED,
+        revision=new_nonce(),
+        result=result,
+        content_type="application/json",
+        expires_at=1_900_000_000,
+    )
+
+
+def test_record_and_writes_happen_together(store: DynamoDBStore, stock: _Stock) -> None:
+    """In one request."""
+    record = _claimed(store)
+    done = _completed(record)
+
+    with count_requests(store) as requests:
+        assert store.swap_with(done, record.revision, [stock.taken(2)]) == done
+
+    assert isinstance(store, Committing)
+    assert requests == ["TransactWriteItems"]
+    assert store.get(record.key) == done
+    assert stock.left == 3
+
+
+def test_resend_is_recognised_and_not_made_twice(store: DynamoDBStore, stock: _Stock) -> None:
+    """After a lost reply our own record is there; also where the writes' own conditions no longer hold."""
+    record = _claimed(store)
+    done = _completed(record)
+    for _ in range(3):
+        assert store.swap_with(done, record.revision, [stock.taken(5)]) == done
+
+    assert stock.left == 0
+
+
+def test_nothing_happens_where_the_claim_is_gone(store: DynamoDBStore, stock: _Stock) -> None:
+    """Somebody else's record is returned, and no write is made."""
+    record = _claimed(store)
+    theirs = replace(record, revision=new_nonce(), owner=new_nonce())
+    store.swap(theirs, record.revision)
+
+    assert store.swap_with(_completed(record), record.revision, [stock.taken(1)]) == theirs
+    assert store.swap_with(_completed(a_record()), "gone", [stock.taken(1)]) is None
+    assert stock.left == 5
+
+
+def test_refused_write_is_named_and_undoes_all(store: DynamoDBStore, stock: _Stock) -> None:
+    """A failed condition of the user's leaves record and all writes as they were."""
+    record = _claimed(store)
+    note = {"Put": {"TableName": stock.table, "Item": {"sku": "note", "text": "sold"}}}
+
+    with pytest.raises(WriteFailed) as refused:
+        store.swap_with(_completed(record), record.revision, [note, stock.taken(6)])
+
+    assert (refused.value.position, refused.value.reason) == (1, "ConditionalCheckFailed")
+    assert store.get(record.key) == record
+    assert "Item" not in store._connected().get_item(TableName=stock.table, Key={"sku": {"S": "note"}})
+
+
+def test_racing_commits_have_one_effect(store: DynamoDBStore, stock: _Stock) -> None:
+    """Of many zombies and successors that commit over one revision exactly one has its effect."""
+    record = _claimed(store)
+    attempts = [_completed(record, str(number)) for number in range(8)]
+
+    def commit(done: Record) -> Record | None:
+        while True:
+            try:
+                return store.swap_with(done, record.revision, [stock.taken(1)])
+            except StoreUnavailable:
+                continue  # another transaction was in the way: what an attempt does, too
+
+    with ThreadPoolExecutor(len(attempts)) as pool:
+        answers = list(pool.map(commit, attempts))
+
+    assert len({answer.revision for answer in answers if answer}) == 1
+    assert stock.left == 4
+
+
+@pytest.mark.parametrize(
+    ("write", "position"),
+    [
+        ({"Put": {"TableName": "no-such-table", "Item": {"sku": "a"}}}, None),
+        ({"Update": {"TableName": "no-such-table", "Key": {"sku": "a"}, "UpdateExpression": "nonsense"}}, None),
+        ({"Upsert": {}}, 0),
+        ({"Put": {}, "Delete": {}}, 0),
+        ("Put", 0),
+        ({"Put": {"TableName": "t", "Item": {"price": 1.5}}}, 0),
+        ({"Put": {"TableName": "t", "Item": None}}, 0),
+    ],
+)
+def test_unusable_write_is_refused(store: DynamoDBStore, write: Any, position: int | None) -> None:
+    """A write that can never succeed is the author's error, not an outage to wait for."""
+    record = _claimed(store)
+
+    with pytest.raises(WriteFailed) as refused:
+        store.swap_with(_completed(record), record.revision, [write])
+
+    assert refused.value.position == position
+    assert store.get(record.key) == record
+
+
+def test_too_many_writes_are_refused(store: DynamoDBStore) -> None:
+    """DynamoDB takes 100, and one is the record."""
+    with pytest.raises(WriteFailed, match="100 writes"):
+        typed([{"Delete": {"TableName": "t", "Key": {"sku": str(number)}}} for number in range(100)])
+
+
+def test_result_too_large_is_told_from_a_refused_write(store: DynamoDBStore, stock: _Stock) -> None:
+    """It can be committed again without the result."""
+    record = _claimed(store)
+
+    with pytest.raises(RecordTooLarge):
+        store.swap_with(_completed(record, "x" * 420_000), record.revision, [stock.taken(1)])
+    with pytest.raises(RecordTooLarge):
+        store.swap_with(_completed(record, "x" * 409_590), record.revision, [stock.taken(1)])
+
+    big = {"Put": {"TableName": stock.table, "Item": {"sku": "x" * 420_000}}}
+    with pytest.raises(WriteFailed, match="size|length"):
+        store.swap_with(replace(_completed(record), result=None), record.revision, [big])
+    assert stock.left == 5
+
+
+def test_values_may_be_plain_or_typed() -> None:
+    """As boto3's client and resources take them."""
+    (write,) = typed(
+        [
+            {
+                "Put": {
+                    "TableName": "t",
+                    "Item": {"a": {"S": "text"}, "b": "text", "c": 1, "d": Decimal("1.5"), "e": {"x": None}},
+                    "ConditionExpression": "attribute_not_exists(a)",
+                }
+            }
+        ]
+    )
+
+    assert write == {
+        "Put": {
+            "TableName": "t",
+            "Item": {
+                "a": {"S": "text"},
+                "b": {"S": "text"},
+                "c": {"N": "1"},
+                "d": {"N": "1.5"},
+                "e": {"M": {"x": {"NULL": True}}},
+            },
+            "ConditionExpression": "attribute_not_exists(a)",
+        }
+    }

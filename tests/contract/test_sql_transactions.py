@@ -1,0 +1,305 @@
+"""Transactions of SQL stores: the user's rows, messages and the record, all or nothing."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Column, Engine, ForeignKey, Integer, MetaData, String, Table, create_engine, func, insert, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session, declarative_base
+
+from celery_idempotent.attempt import new_nonce
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.record import Record, Status
+from celery_idempotent.store import Outbox, OutboxMessage, Transactional
+from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.stores.sql_transaction import SQLTransaction
+from celery_idempotent.testing.contract import a_record
+from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
+
+
+class _Place:
+    """A store, and a ledger of the user's in the same database."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.store = SQLStore(url, table=f"t_{uuid4().hex}")
+        self.store.provision()
+        self.engine: Engine = create_engine(self.store._url)
+        self.ledger = Table(
+            f"ledger_{uuid4().hex}", MetaData(), Column("id", Integer, primary_key=True), Column("text", String(100))
+        )
+        self.ledger.metadata.create_all(self.engine)
+
+    def booked(self) -> int:
+        with self.engine.connect() as connection:
+            return connection.execute(select(func.count()).select_from(self.ledger)).scalar_one()
+
+    def claimed(self) -> Record:
+        record = a_record()
+        assert self.store.swap(record, None) == record
+        return record
+
+    def book(self, transaction: SQLTransaction) -> None:
+        transaction.connection.execute(insert(self.ledger).values(text="booked"))
+
+    def close(self) -> None:
+        self.store.close()
+        self.engine.dispose()
+
+
+@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[_Place]:
+    match request.param:
+        case "postgresql":
+            postgres: EmbeddedPostgres = request.getfixturevalue("postgres")
+            url = postgres.url
+        case "mariadb":
+            mariadb: EmbeddedMariaDB = request.getfixturevalue("mariadb")
+            url = mariadb.url
+        case _:
+            url = f"sqlite:///{tmp_path}/records.sqlite"
+    place = _Place(url)
+    yield place
+    place.close()
+
+
+def _completed(record: Record, result: str = "1") -> Record:
+    return replace(
+        record,
+        status=Status.COMPLETED,
+        revision=new_nonce(),
+        result=result,
+        content_type="application/json",
+        expires_at=1_900_000_000,
+    )
+
+
+def test_record_and_rows_are_committed_together(place: _Place) -> None:
+    """Before the commit nobody sees either, after it everybody both."""
+    record = place.claimed()
+    done = _completed(record)
+
+    transaction = place.store.begin()
+    place.book(transaction)
+    assert transaction.swap(done, record.revision) == done
+    if place.store.dialect != "sqlite":  # whose readers wait
+        assert (place.booked(), place.store.get(record.key)) == (0, record)
+    transaction.commit()
+
+    assert (place.booked(), place.store.get(record.key)) == (1, done)
+    assert isinstance(place.store, Transactional)
+
+
+def test_rollback_undoes_both(place: _Place) -> None:
+    """And the connection is fit for the next one."""
+    record = place.claimed()
+    for _ in range(3):
+        transaction = place.store.begin()
+        place.book(transaction)
+        transaction.swap(_completed(record), record.revision)
+        transaction.rollback()
+
+    assert (place.booked(), place.store.get(record.key)) == (0, record)
+
+
+def test_nothing_is_written_where_the_claim_is_gone(place: _Place) -> None:
+    """The swap tells whose record it is; the caller then rolls back."""
+    record = place.claimed()
+    theirs = replace(record, revision=new_nonce(), owner=new_nonce())
+    place.store.swap(theirs, record.revision)
+
+    transaction = place.store.begin()
+    place.book(transaction)
+    assert transaction.swap(_completed(record), record.revision) == theirs
+    transaction.rollback()
+
+    assert (place.booked(), place.store.get(record.key)) == (0, theirs)
+
+
+def test_racing_transactions_have_one_effect(place: _Place) -> None:
+    """Of many attempts that commit over one revision exactly one does."""
+    record = place.claimed()
+
+    def commit(number: int) -> bool:
+        done = _completed(record, str(number))
+        transaction = place.store.begin()
+        place.book(transaction)
+        if transaction.swap(done, record.revision) == done:
+            transaction.commit()
+            return True
+        transaction.rollback()
+        return False
+
+    with ThreadPoolExecutor(6) as pool:
+        won = list(pool.map(commit, range(6)))
+
+    assert won.count(True) == place.booked() == 1
+
+
+@pytest.mark.parametrize("place", ["postgresql", "mariadb"], indirect=True)
+def test_renewal_in_the_middle_is_met_and_not_failed_on(place: _Place) -> None:
+    """The heartbeat renews while a long transaction runs; the swap then expects the renewed revision.
+
+    SQLite has one writer: there a renewal waits, and so would whoever wanted to take over.
+    """
+    record = place.claimed()
+    renewed = replace(record, revision=new_nonce(), lease_until=record.lease_until + 1)
+    transaction = place.store.begin()
+    place.book(transaction)
+
+    assert place.store.swap(renewed, record.revision) == renewed
+
+    done = _completed(renewed)
+    assert transaction.swap(done, renewed.revision) == done
+    transaction.commit()
+    assert (place.booked(), place.store.get(record.key)) == (1, done)
+
+
+def test_orm_session_of_the_users_takes_part(place: _Place) -> None:
+    """What was added is flushed and committed with the record, and a rollback expires it."""
+    base: Any = declarative_base()
+
+    class Entry(base):
+        __table__ = Table(place.ledger.name, base.metadata, *(column._copy() for column in place.ledger.columns))
+
+    record = place.claimed()
+    with Session(place.engine) as session:
+        transaction = place.store.begin(session)
+        session.add(Entry(text="undone"))
+        transaction.swap(_completed(record), record.revision)
+        transaction.rollback()
+        assert (place.booked(), place.store.get(record.key)) == (0, record)
+
+        transaction = place.store.begin(session)
+        session.add(Entry(text="booked"))
+        transaction.swap(done := _completed(record), record.revision)
+        transaction.commit()
+
+    assert (place.booked(), place.store.get(record.key)) == (1, done)
+
+
+def test_connection_of_the_users_takes_part(place: _Place) -> None:
+    """Its transaction is committed; it stays open for its owner."""
+    record = place.claimed()
+    with place.engine.connect() as connection:
+        transaction = place.store.begin(connection)
+        place.book(transaction)
+        transaction.swap(_completed(record), record.revision)
+        transaction.commit()
+
+        assert not connection.closed
+    assert place.booked() == 1
+
+
+def test_transaction_that_the_user_ended_is_refused(place: _Place) -> None:
+    """A record written after the user's own commit would not be part of it."""
+    record = place.claimed()
+    transaction = place.store.begin()
+    place.book(transaction)
+    transaction.connection.commit()
+
+    with pytest.raises(PolicyError, match="leave commit and rollback to it"):
+        transaction.swap(_completed(record), record.revision)
+    transaction.rollback()
+
+    assert place.store.get(record.key) == record
+
+
+@pytest.mark.parametrize("using", ["session", 7, object()])
+def test_something_else_is_refused(place: _Place, using: Any) -> None:
+    """A mistake is told before anything happens."""
+    with pytest.raises(PolicyError, match="Connection or Session"):
+        place.store.begin(using)
+
+
+def test_deferred_constraint_is_the_users_own_error(postgres: EmbeddedPostgres) -> None:
+    """It speaks at the commit, and all is undone."""
+    place = _Place(postgres.url)
+    metadata = MetaData()
+    deferred = Table(
+        f"deferred_{uuid4().hex}",
+        metadata,
+        Column("id", Integer, primary_key=True),
+        Column("parent", ForeignKey("parents_of_it.id", deferrable=True, initially="DEFERRED")),
+    )
+    Table("parents_of_it", metadata, Column("id", Integer, primary_key=True))
+    metadata.create_all(place.engine)
+    record = place.claimed()
+
+    transaction = place.store.begin()
+    transaction.connection.execute(insert(deferred).values(id=1, parent=99))
+    transaction.swap(_completed(record), record.revision)
+    with pytest.raises(IntegrityError):
+        transaction.commit()
+
+    assert place.store.get(record.key) == record
+    place.close()
+
+
+class TestOutbox:
+    """Messages in the same transaction."""
+
+    def message(self, number: int = 1, data: str | bytes = '{"task": "receipt"}') -> OutboxMessage:
+        return OutboxMessage(f"id-{number}", data, "application/json")
+
+    def test_message_is_there_if_the_transaction_is(self, place: _Place) -> None:
+        """Committed with it, undone with it."""
+        assert isinstance(place.store, Outbox)
+        for end in ("rollback", "commit"):
+            transaction = place.store.begin()
+            transaction.enqueue(self.message())
+            getattr(transaction, end)()
+
+        assert [each for _, each in place.store.take(10, 60_000)] == [self.message()]
+
+    @pytest.mark.parametrize("data", ['"text é"', b"\x00\xff"])
+    def test_text_and_bytes_are_kept(self, place: _Place, data: str | bytes) -> None:
+        """As they were encoded."""
+        with Session(place.engine) as session:
+            place.store.enqueue(self.message(data=data), session)
+            session.commit()
+
+        ((_, found),) = place.store.take(10, 60_000)
+        assert found == self.message(data=data)
+
+    def test_relays_share_messages_and_keep_their_order(self, place: _Place) -> None:
+        """Nobody gets what another has, until that one's time is over."""
+        transaction = place.store.begin()
+        for number in range(5):
+            transaction.enqueue(self.message(number))
+        transaction.commit()
+
+        first = place.store.take(3, 60_000)
+        second = place.store.take(3, 0)
+        third = place.store.take(3, 60_000)
+
+        assert [each.id for _, each in first] == ["id-0", "id-1", "id-2"]
+        assert second == third
+        assert [each.id for _, each in third] == ["id-3", "id-4"]
+        place.store.forget([number for number, _ in (*first, *third)])
+        assert place.store.take(9, 0) == []
+
+    def test_racing_relays_take_each_message_once(self, place: _Place) -> None:
+        """However many look at the same rows."""
+        transaction = place.store.begin()
+        for number in range(20):
+            transaction.enqueue(self.message(number))
+        transaction.commit()
+
+        def drain(_: int) -> list[str]:
+            taken = []
+            while messages := place.store.take(3, 60_000):
+                taken += [each.id for _, each in messages]
+            return taken
+
+        with ThreadPoolExecutor(4) as pool:
+            taken = [each for drained in pool.map(drain, range(4)) for each in drained]
+
+        assert len(taken) == len(set(taken))
+        left = place.store.take(100, 60_000)
+        assert len(taken) + len(left) == 20

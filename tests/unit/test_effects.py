@@ -1,0 +1,144 @@
+"""Declared effects: what they promise, in words, and what they make of a step."""
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_idempotent.effects import (
+    AtLeastOnce,
+    AtMostOnce,
+    Committed,
+    Effect,
+    Fenced,
+    Keyed,
+    promise,
+    readable,
+)
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.policy import Policy
+from celery_idempotent.steps import Terms, terms_of
+
+DAY = timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("effect", "words"),
+    [
+        (Committed(), "exactly once: it is committed together with the record of the operation"),
+        (Keyed(), "exactly once, as long as the receiver honours the step's key"),
+        (Keyed(DAY), "exactly once within 1 day of the first call, .*; after that at least once"),
+        (Keyed(90, "refuse"), "exactly once within 90 s .*; after that at most once"),
+        (Fenced(), "exactly once: earlier attempts are fenced off"),
+        (AtLeastOnce(), "at least once: it is repeated if a worker dies"),
+        (AtMostOnce(), "at most once: .* ends UNKNOWN"),
+    ],
+)
+def test_every_kind_of_effect_has_its_promise(effect: Effect, words: str) -> None:
+    """One sentence that says no more than is true."""
+    assert re.fullmatch(f"{words}.*", promise(effect))
+
+
+@pytest.mark.parametrize(
+    ("effect", "terms"),
+    [
+        (Keyed(), Terms("rerun", None)),
+        (Keyed(DAY), Terms("rerun", 86_400_000)),
+        (Keyed(DAY, "refuse"), Terms("refuse", 86_400_000)),
+        (AtMostOnce(), Terms("refuse", None)),
+        (AtLeastOnce(), Terms("rerun", None)),
+    ],
+)
+def test_step_is_made_as_declared(effect: Effect, terms: Terms) -> None:
+    """The declaration is what guarantee() tells, so it is what happens."""
+    assert terms_of("charge", None, None, {"charge": effect}) == terms
+
+
+def test_fenced_step_is_made_as_declared() -> None:
+    """Fence and probe are in the call; a fenced step may also keep a weaker declaration."""
+    assert terms_of("index", None, None, {"index": Fenced()}, is_fenced=True) == Terms("rerun", None)
+    assert terms_of("index", None, None, {"index": AtMostOnce()}, is_fenced=True) == Terms("refuse", None)
+
+
+@pytest.mark.parametrize(
+    ("effect", "is_fenced", "remedy"),
+    [
+        (Committed(), False, r"attempt\.commit\(\) or \.transaction\(\)"),
+        (Committed(), True, r"attempt\.commit\(\) or \.transaction\(\)"),
+        (Fenced(), False, r"attempt\.fenced_step\(\)"),
+    ],
+)
+def test_bare_step_does_not_pass_for_a_stronger_one(effect: Effect, is_fenced: bool, remedy: str) -> None:
+    """guarantee() says exactly once of it, and a step alone would not keep that."""
+    with pytest.raises(PolicyError, match=remedy):
+        terms_of("index", None, None, {"index": effect}, is_fenced=is_fenced)
+
+
+def test_undeclared_step_is_refused() -> None:
+    """If effects are declared, all are: a guarantee that leaves one out is none."""
+    with pytest.raises(PolicyError, match="'mail'.*is not among.*'charge'"):
+        terms_of("mail", None, None, {"charge": Keyed()})
+
+
+@pytest.mark.parametrize("arguments", [("refuse", None), (None, 60)])
+def test_step_cannot_contradict_its_declaration(arguments: tuple[Any, Any]) -> None:
+    """There is one place that says how a step is made."""
+    with pytest.raises(PolicyError, match="drop on_takeover and window"):
+        terms_of("charge", *arguments, {"charge": Keyed()})
+
+
+@pytest.mark.parametrize("effects", [["charge"], {"charge": "keyed"}, {"": Keyed()}, {1: Keyed()}, {"charge": Keyed}])
+def test_no_declaration_is_refused(effects: Any) -> None:
+    """Where it is written, and saying what one looks like."""
+    with pytest.raises(PolicyError, match="must map names of steps to"):
+        Policy(effects=effects)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [({"window": 0}, "window=0"), ({"window": "day"}, "window"), ({"on_takeover": "retry"}, "on_takeover='retry'")],
+)
+def test_unusable_declaration_is_refused(arguments: dict[str, Any], match: str) -> None:
+    """As a step's own arguments are."""
+    with pytest.raises(PolicyError, match=match):
+        Keyed(**arguments)
+
+
+def test_guarantee_tells_all() -> None:
+    """The task, every effect by name, the rest of the body, and an outage."""
+    policy = Policy(effects={"charge": Keyed(DAY), "sms": AtMostOnce()})
+
+    assert policy.guarantee("orders.charge").splitlines() == [
+        "orders.charge: calls with the same idempotency key are one operation; an outcome counts for 7 days",
+        "  charge: exactly once within 1 day of the first call, while the receiver honours the step's key; "
+        "after that at least once",
+        "  sms: at most once: if a worker dies between the record of its beginning and that of its end, the "
+        "operation ends UNKNOWN and a person decides",
+        "  anything else in the body: exactly once unless a worker dies in it or it raises; then it runs again "
+        "(at least once)",
+        "  when the store does not answer: nothing runs, and the delivery is put off",
+    ]
+
+
+@pytest.mark.parametrize("mode", ["observe", "off"])
+def test_guarantee_promises_nothing_where_nothing_is_enforced(mode: Any) -> None:
+    """A task that only observes says so, and nothing else."""
+    assert "nothing is promised" in Policy(mode=mode, effects={"charge": Keyed()}).guarantee("t")
+    assert "charge" not in Policy(mode=mode, effects={"charge": Keyed()}).guarantee("t")
+
+
+def test_guarantee_follows_the_policy() -> None:
+    """Each option that changes a promise changes the words."""
+    assert "the body: at most once" in Policy(on_takeover="refuse").guarantee("t")
+    assert "runs unprotected" in Policy(on_outage="run").guarantee("t")
+    assert "counts for 12 hours" in Policy(retain=timedelta(hours=12)).guarantee("t")
+
+
+@pytest.mark.parametrize(
+    ("duration", "words"),
+    [(0.5, "0.5 s"), (1, "1 s"), (60, "1 minute"), (90, "90 s"), (7_200, "2 hours"), (timedelta(days=1.5), "36 hours")],
+)
+def test_durations_are_said_as_people_do(duration: float | timedelta, words: str) -> None:
+    """In the largest unit that is whole."""
+    assert readable(duration) == words

@@ -1,0 +1,625 @@
+"""Steps and commits in a body: what is done once, what is remembered, and what a crash leaves behind."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+
+from celery_idempotent.codec import Codec
+from celery_idempotent.effects import Fenced
+from celery_idempotent.errors import (
+    LeaseLost,
+    OutcomeUnknown,
+    PolicyError,
+    ResultLost,
+    SafeToRetry,
+    StoreUnavailable,
+    WriteRefused,
+)
+from celery_idempotent.guard import Finished
+from celery_idempotent.protected import Protected
+from celery_idempotent.record import Record, Status
+from celery_idempotent.steps import Step
+from celery_idempotent.store import RecordTooLarge, WriteFailed
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import StoreWrapper
+from celery_idempotent.transactions import derived_id
+from tests.support.deliveries import published
+from tests.support.scene import Again, Scene
+
+
+class Declined(Exception):
+    pass
+
+
+class _Receiver:
+    """Counts its effects, and keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def __call__(self, step: Step) -> str:
+        self.steps.append(step)
+        return f"receipt {len(self.steps)}"
+
+
+def _never(_: object) -> Any:
+    pytest.fail("this was not to be called")
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+@pytest.fixture
+def receiver() -> _Receiver:
+    return _Receiver()
+
+
+def test_step_is_done_once_however_often_the_body_runs(scene: Scene, receiver: _Receiver) -> None:
+    """Its result is recorded before the body goes on, and later attempts get it without a call."""
+
+    def fail_after(handle: Protected) -> None:
+        handle.step("charge", receiver)
+        raise Declined
+
+    with pytest.raises(Declined):
+        scene.perform(fail_after)
+    outcome = scene.perform(lambda handle: handle.step("charge", receiver))
+
+    assert outcome == Finished("receipt 1")
+    assert len(receiver.steps) == 1
+
+
+def test_step_gives_its_receiver_the_same_key_and_a_larger_token(scene: Scene, receiver: _Receiver) -> None:
+    """The key is the same on every attempt, fits payment APIs, and the token grows."""
+    scene.abandon(lambda handle: receiver(Step("charge", handle.effect_key("charge"), handle.fencing_token)))
+    scene.perform(lambda handle: handle.step("charge", receiver))
+
+    first, second = receiver.steps
+    assert first.key == second.key
+    assert len(first.key) == 64
+    assert second.fencing_token > first.fencing_token
+
+
+def test_steps_may_be_reordered_between_deployments(scene: Scene) -> None:
+    """A step is known by its name, not by its place."""
+    calls: list[str] = []
+
+    def step(handle: Protected, name: str) -> Any:
+        return handle.step(name, lambda step: calls.append(step.name) or step.name)  # type: ignore[func-returns-value]
+
+    scene.abandon(lambda handle: (step(handle, "a"), step(handle, "b")))
+    scene.perform(lambda handle: [step(handle, "c"), step(handle, "b"), step(handle, "a")])
+
+    assert calls == ["a", "b", "c"]
+
+
+def test_step_under_rerun_is_called_again_after_a_crash_within(scene: Scene, receiver: _Receiver) -> None:
+    """Between effect and record a worker can die; under rerun the call is made again."""
+
+    def die_within(handle: Protected) -> None:
+        def call(step: Step) -> None:
+            receiver(step)
+            scene.store.before_swap = lambda record: (_ for _ in ()).throw(KeyboardInterrupt)
+
+        handle.step("charge", call)
+
+    with pytest.raises(KeyboardInterrupt):
+        scene.perform(die_within)
+    scene.store.before_swap = lambda record: None
+    scene.clock.advance(61_000)
+
+    assert scene.perform(lambda handle: handle.step("charge", receiver)) == Finished("receipt 2")
+
+
+def test_step_under_refuse_is_recorded_before_its_call(scene: Scene) -> None:
+    """What a call sees in the store is that it has begun."""
+    seen: list[Any] = []
+    scene.perform(
+        lambda handle: handle.step("sms", lambda step: seen.append(dict(scene.record.steps)), on_takeover="refuse")
+    )
+
+    assert seen == [{"sms": {"begun_at": scene.clock.now(), "attempt": 1}}]
+
+
+def _timing_out(receiver: _Receiver) -> Callable[[Step], Any]:
+    def call(step: Step) -> None:
+        receiver(step)
+        raise TimeoutError
+
+    return call
+
+
+def test_step_under_refuse_that_began_ends_unknown(scene: Scene, receiver: _Receiver) -> None:
+    """The next attempt does not call: the operation waits for a person."""
+    with pytest.raises(TimeoutError):
+        scene.perform(lambda handle: handle.step("sms", _timing_out(receiver), on_takeover="refuse"))
+    assert scene.names[-1] == "released"
+
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown, match="'sms' began in attempt 1"):
+            scene.perform(lambda handle: handle.step("sms", receiver, on_takeover="refuse"))
+
+    assert scene.record.status is Status.UNKNOWN
+    assert len(receiver.steps) == 1
+    assert scene.names.count("outcome_unknown") == 2
+
+
+def test_step_under_refuse_that_timed_out_is_not_repeated_by_its_own_body(scene: Scene, receiver: _Receiver) -> None:
+    """A loop in the body cannot talk its way around the promise."""
+
+    def stubborn(handle: Protected) -> Any:
+        try:
+            return handle.step("sms", _timing_out(receiver), on_takeover="refuse")
+        except TimeoutError:
+            return handle.step("sms", receiver, on_takeover="refuse")
+
+    with pytest.raises(OutcomeUnknown):
+        scene.perform(stubborn)
+
+    assert len(receiver.steps) == 1
+
+
+def test_doubt_is_not_an_outcome_to_remember(scene: Scene, receiver: _Receiver) -> None:
+    """Also under remember=(Exception,) a step in doubt ends UNKNOWN, not FAILED."""
+    with pytest.raises(TimeoutError):
+        scene.perform(lambda handle: handle.step("sms", _timing_out(receiver), on_takeover="refuse"))
+
+    with pytest.raises(OutcomeUnknown):
+        scene.perform(lambda handle: handle.step("sms", receiver, on_takeover="refuse"), remember=(Exception,))
+
+    assert scene.record.status is Status.UNKNOWN
+
+
+def test_doubt_of_another_operation_is_an_ordinary_error(scene: Scene) -> None:
+    """OutcomeUnknown that a body got from elsewhere says nothing about its own effects."""
+
+    def ask_another(handle: Protected) -> None:
+        raise OutcomeUnknown("another key", "?")
+
+    with pytest.raises(OutcomeUnknown):
+        scene.perform(ask_another)
+
+    assert scene.record.status is Status.RELEASED
+
+
+def test_window_lets_a_step_be_called_again_until_it_is_over(scene: Scene, receiver: _Receiver) -> None:
+    """While the receiver honours the key, a repetition is safe; then it is not."""
+
+    def attempt(call: Callable[[Step], Any]) -> Any:
+        return scene.perform(lambda handle: handle.step("charge", call, on_takeover="refuse", window=3_600))
+
+    with pytest.raises(TimeoutError):
+        attempt(_timing_out(receiver))
+    scene.clock.advance(3_599_000)
+    with pytest.raises(TimeoutError):
+        attempt(_timing_out(receiver))
+    scene.clock.advance(1_000)
+
+    with pytest.raises(OutcomeUnknown, match="window of 3600 s is over"):
+        attempt(receiver)
+    assert len(receiver.steps) == 2
+    assert receiver.steps[0].key == receiver.steps[1].key
+
+
+@pytest.mark.parametrize("error", [SafeToRetry, Again])
+def test_call_that_had_no_effect_says_so(scene: Scene, receiver: _Receiver, error: type[Exception]) -> None:
+    """SafeToRetry and Celery's Retry take the beginning back, so the next attempt calls."""
+
+    def refused(step: Step) -> None:
+        raise error
+
+    with pytest.raises(error):
+        scene.perform(lambda handle: handle.step("sms", refused, on_takeover="refuse"))
+
+    assert scene.perform(lambda handle: handle.step("sms", receiver, on_takeover="refuse")) == Finished("receipt 1")
+
+
+def test_earlier_beginning_is_not_taken_back(scene: Scene, receiver: _Receiver) -> None:
+    """That this call had no effect says nothing about an earlier one."""
+
+    def refused(step: Step) -> None:
+        raise SafeToRetry
+
+    with pytest.raises(TimeoutError):
+        scene.perform(lambda h: h.step("sms", _timing_out(receiver), on_takeover="refuse", window=60))
+    with pytest.raises(SafeToRetry):
+        scene.perform(lambda h: h.step("sms", refused, on_takeover="refuse", window=60))
+
+    with pytest.raises(OutcomeUnknown):
+        scene.perform(lambda handle: handle.step("sms", receiver, on_takeover="refuse"))
+
+
+def test_name_is_used_once_per_attempt(scene: Scene, receiver: _Receiver) -> None:
+    """A loop over one name would get the first result for all; it is refused instead."""
+    with pytest.raises(PolicyError, match="made a step of that name"):
+        scene.perform(lambda handle: [handle.step("mail", receiver) for _ in range(2)])
+
+
+def test_failed_step_may_be_made_again_by_the_same_body(scene: Scene, receiver: _Receiver) -> None:
+    """A body may catch what its call raised and try again, where repeating is allowed."""
+
+    def patient(handle: Protected) -> Any:
+        with pytest.raises(TimeoutError):
+            handle.step("charge", _timing_out(receiver))
+        return handle.step("charge", receiver)
+
+    assert scene.perform(patient) == Finished("receipt 2")
+
+
+def test_concurrent_steps_of_one_name_are_one(scene: Scene) -> None:
+    """While a step is being made, a second of its name is refused."""
+
+    def racing(handle: Protected) -> Any:
+        refused: list[Exception] = []
+
+        def call(step: Step) -> None:
+            def second() -> None:
+                try:
+                    handle.step("mail", lambda step: None)
+                except PolicyError as error:
+                    refused.append(error)
+
+            thread = threading.Thread(target=second)
+            thread.start()
+            thread.join()
+
+        handle.step("mail", call)
+        return len(refused)
+
+    assert scene.perform(racing) == Finished(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "x" * 201}, "1 to 200 characters"),
+        ({"name": 7}, "name"),
+        ({"on_takeover": "retry"}, "on_takeover='retry'"),
+        ({"window": 0}, "window=0"),
+        ({"window": -1}, "window"),
+        ({"window": "1 h"}, "seconds or a timedelta"),
+    ],
+)
+def test_unusable_arguments_are_refused(scene: Scene, arguments: dict[str, Any], match: str) -> None:
+    """Before anything happens, and naming the argument."""
+    with pytest.raises(PolicyError, match=match):
+        scene.perform(lambda handle: handle.step(**{"name": "a", "call": _never, **arguments}))
+
+
+def test_value_is_the_same_for_first_and_later_attempts(scene: Scene) -> None:
+    """A tuple becomes a list at once, not only when it is read back."""
+
+    def pair(handle: Protected) -> Any:
+        return handle.step("pair", lambda step: (1, 2))
+
+    scene.abandon(pair)
+
+    assert scene.perform(pair) == Finished([1, 2])
+    assert Scene().perform(pair) == Finished([1, 2])
+
+
+@pytest.mark.parametrize("value", [None, 0, False, "", []])
+def test_empty_results_are_results(scene: Scene, value: Any) -> None:
+    """A step that returned nothing has returned."""
+    calls: list[int] = []
+
+    def body(handle: Protected) -> Any:
+        return handle.step("a", lambda step: calls.append(1) or value)  # type: ignore[func-returns-value]
+
+    scene.abandon(body)
+
+    assert scene.perform(body) == Finished(value)
+    assert calls == [1]
+
+
+class _Small(MemoryStore):
+    """A store whose records take so many characters of steps."""
+
+    room = 10_000
+
+    def swap_with(self, new: Record, expected: str | None, writes: Any) -> Record | None:
+        if len(str(new.steps)) > self.room or len(new.result or "") > self.room:
+            raise RecordTooLarge("full")
+        return super().swap_with(new, expected, writes)
+
+
+@pytest.mark.parametrize("value", ["x" * 10_000, object()])
+def test_unkeepable_value_does_not_undo_a_step(scene: Scene, receiver: _Receiver, value: Any) -> None:
+    """This attempt gets it; later ones learn that it is lost, and the call is not repeated."""
+    scene.store.store = _Small(scene.clock.now)
+    got: list[Any] = []
+
+    def body(handle: Protected) -> None:
+        got.append(handle.step("report", lambda step: receiver(step) and value))
+        raise Declined
+
+    with pytest.raises(Declined):
+        scene.perform(body)
+    with pytest.raises(ResultLost, match="step 'report'"):
+        scene.perform(body)
+
+    assert got == [value]
+    assert len(receiver.steps) == 1
+
+
+def test_full_record_refuses_a_step_before_its_effect(scene: Scene) -> None:
+    """Where the beginning is recorded, there must be room for it."""
+    small = scene.store.store = _Small(scene.clock.now)
+    small.room = 10
+
+    with pytest.raises(PolicyError, match="no room"):
+        scene.perform(lambda handle: handle.step("sms", _never, on_takeover="refuse"))
+
+
+def test_step_whose_format_is_not_accepted_here_is_lost(scene: Scene) -> None:
+    """A worker that does not decode the recorded format says so instead of calling again."""
+    pickling = Scene(Codec("pickle", frozenset({"application/json", "application/x-python-serialize"})))
+    pickling.abandon(lambda handle: handle.step("a", lambda step: {1}))
+    scene.store.store, scene.clock.milliseconds = pickling.store.store, pickling.clock.milliseconds
+
+    with pytest.raises(ResultLost, match="cannot be decoded"):
+        scene.perform(lambda handle: handle.step("a", _never))
+
+
+def test_step_extends_the_lease(scene: Scene, receiver: _Receiver) -> None:
+    """A checkpoint is a renewal, too."""
+    until: list[int] = []
+
+    def body(handle: Protected) -> None:
+        until.append(scene.record.lease_until)
+        scene.clock.advance(30_000)
+        handle.step("a", receiver)
+        until.append(scene.record.lease_until)
+
+    scene.perform(body)
+
+    assert until[1] - until[0] == 30_000
+
+
+@pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
+def test_zombie_records_nothing(scene: Scene, receiver: _Receiver, on_takeover: Any) -> None:
+    """An attempt that was taken over learns so at its next step, and under refuse before the call."""
+
+    def body(handle: Protected) -> None:
+        scene.steal()
+        with pytest.raises(LeaseLost):
+            handle.step("a", receiver, on_takeover=on_takeover)
+        raise Declined
+
+    assert scene.perform(body) == Finished("theirs")
+    assert len(receiver.steps) == (1 if on_takeover == "rerun" else 0)
+    assert scene.record.result == '"theirs"'
+
+
+def test_step_heals_lost_replies(scene: Scene, receiver: _Receiver) -> None:
+    """A lost reply to a checkpoint costs another write, no call."""
+    scene.store.faults.extend(["none", "reply lost", "none", "reply lost", "none"])
+
+    assert scene.perform(lambda h: h.step("a", receiver, on_takeover="refuse")) == Finished("receipt 1")
+    assert len(receiver.steps) == 1
+
+
+def test_effect_is_remembered_through_an_outage(scene: Scene, receiver: _Receiver) -> None:
+    """After an effect the record of it is worth more patience than any fail-over takes."""
+
+    def body(handle: Protected) -> Any:
+        scene.store.faults.extend(["request lost"] * 20)
+        return handle.step("a", receiver)
+
+    assert scene.perform(body) == Finished("receipt 1")
+
+
+def test_no_call_without_a_recorded_beginning(scene: Scene) -> None:
+    """Under refuse an unreachable store means: do not begin."""
+
+    def body(handle: Protected) -> None:
+        scene.store.faults.extend(["request lost", "request lost"])
+        handle.step("sms", _never, on_takeover="refuse")
+
+    with pytest.raises(StoreUnavailable):
+        scene.perform(body)
+
+
+def test_completion_drops_the_steps(scene: Scene, receiver: _Receiver) -> None:
+    """They have served their purpose, and every byte is paid for."""
+    scene.perform(lambda handle: handle.step("a", receiver))
+
+    assert scene.record.steps == {}
+
+
+def test_fenced_step_fences_probes_and_acts(scene: Scene) -> None:
+    """In that order, and acts only if the probe finds nothing."""
+    calls: list[str] = []
+    found: list[str | None] = [None]
+
+    def note(name: str, value: Any = None) -> Callable[[Step], Any]:
+        return lambda step: calls.append(name) or value  # type: ignore[func-returns-value]
+
+    def probe(step: Step) -> str | None:
+        calls.append("probe")
+        return found[0]
+
+    def body(handle: Protected) -> Any:
+        return handle.fenced_step("index", fence=note("fence"), probe=probe, act=note("act", "mine"))
+
+    assert scene.perform(body) == Finished("mine")
+    assert calls == ["fence", "probe", "act"]
+
+    found[0] = "theirs"
+    assert Scene().perform(body) == Finished("theirs")
+    assert calls[3:] == ["fence", "probe"]
+
+
+def test_declared_fence_is_kept(scene: Scene, receiver: _Receiver) -> None:
+    """A step declared Fenced is refused without fence and probe, before anything is called."""
+    fenced: dict[str, Any] = {"fence": receiver, "probe": lambda step: None, "act": receiver}
+
+    def body(handle: Protected) -> Any:
+        handle.effects = {"index": Fenced()}
+        with pytest.raises(PolicyError, match="declared Fenced"):
+            handle.step("index", _never)
+        return handle.fenced_step("index", **fenced)
+
+    assert scene.perform(body) == Finished("receipt 2")
+
+
+WRITES = [{"Put": {"TableName": "stock", "Item": {"sku": "a"}}}]
+
+
+def test_commit_records_result_and_writes_in_one_step(scene: Scene) -> None:
+    """One swap carries both, and the outcome is the committed result."""
+    outcome = scene.perform(lambda handle: handle.commit({"shipped": 1}, WRITES))
+
+    assert outcome == Finished({"shipped": 1})
+    assert scene.record.status is Status.COMPLETED
+    assert scene.store.store.committed == WRITES  # type: ignore[attr-defined]
+    assert len(scene.store.swaps) == 2
+    assert scene.names == ["claimed", "completed"]
+
+
+def test_committed_result_is_the_outcome_whatever_follows(scene: Scene) -> None:
+    """A body that returns something else, or fails after its commit, does not change what is recorded."""
+
+    def fails(handle: Protected) -> None:
+        handle.commit((1, 2), WRITES)
+        raise Declined
+
+    assert scene.perform(lambda handle: handle.commit("kept", WRITES) and "other") == Finished("kept")
+    assert scene.perform(_never) == Finished("kept")
+    assert Scene().perform(fails) == Finished([1, 2])
+
+
+def test_interrupt_after_a_commit_is_still_an_interrupt(scene: Scene) -> None:
+    """A worker that is told to exit exits; the operation is completed all the same."""
+
+    def interrupted(handle: Protected) -> None:
+        handle.commit("kept", WRITES)
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        scene.perform(interrupted)
+
+    assert scene.record.status is Status.COMPLETED
+
+
+def test_commit_heals_lost_replies(scene: Scene) -> None:
+    """A commit whose reply was lost is recognised, and not made twice."""
+    scene.store.faults.extend(["none", "reply lost", "reply lost", "none"])
+
+    assert scene.perform(lambda handle: handle.commit(1, WRITES)) == Finished(1)
+    assert scene.store.store.committed == WRITES  # type: ignore[attr-defined]
+
+
+def test_zombie_commits_nothing(scene: Scene) -> None:
+    """Who was taken over writes neither record nor effect."""
+
+    def body(handle: Protected) -> Any:
+        scene.steal()
+        with pytest.raises(LeaseLost):
+            handle.commit("mine", WRITES)
+        raise Declined
+
+    assert scene.perform(body) == Finished("theirs")
+    assert scene.store.store.committed == []  # type: ignore[attr-defined]
+    assert scene.record.result == '"theirs"'
+
+
+class _Picky(MemoryStore):
+    """Refuses writes as DynamoDB does."""
+
+    def swap_with(self, new: Record, expected: str | None, writes: Any) -> Record | None:
+        for position, write in enumerate(writes):
+            if write == "bad":
+                raise WriteFailed(position, "ConditionalCheckFailed")
+            if "Delete" in write:
+                raise WriteFailed(position, "ConditionalCheckFailed")
+        if len(writes) > 2:
+            raise WriteFailed(None, "too many")
+        return super().swap_with(new, expected, writes)
+
+
+@pytest.mark.parametrize(
+    ("writes", "named"),
+    [
+        ([*WRITES, {"Delete": {"TableName": "stock"}}], r"writes\[1\] \(Delete of stock\)"),
+        (["bad"], r"writes\[0\] was"),
+        ([*WRITES] * 3, "writes was"),
+    ],
+)
+def test_refused_write_is_the_bodys_own_error(scene: Scene, writes: Any, named: str) -> None:
+    """It names the write, nothing is written, and the claim is released."""
+    scene.store.store = _Picky(scene.clock.now)
+
+    with pytest.raises(WriteRefused, match=named):
+        scene.perform(lambda handle: handle.commit(1, writes))
+
+    assert scene.record.status is Status.RELEASED
+    assert scene.perform(lambda handle: handle.commit(2, WRITES)) == Finished(2)
+
+
+def test_commit_happens_once(scene: Scene) -> None:
+    """A second commit would be a second effect without a record."""
+
+    def body(handle: Protected) -> None:
+        handle.commit(1, WRITES)
+        with pytest.raises(PolicyError, match="commits once"):
+            handle.commit(2, WRITES)
+
+    assert scene.perform(body) == Finished(1)
+
+
+def test_commit_keeps_effects_whose_result_is_too_large(scene: Scene) -> None:
+    """The writes are made, and the result is marked lost."""
+    scene.store.store = _Small(scene.clock.now)
+
+    assert scene.perform(lambda handle: handle.commit("x" * 10_001, WRITES)) == Finished("x" * 10_001)
+    assert scene.store.store.committed == WRITES
+    with pytest.raises(ResultLost):
+        scene.perform(_never)
+
+
+class _Plain(StoreWrapper):
+    """A store that offers what every store must, and no more."""
+
+
+def test_store_without_transactions_says_so(scene: Scene) -> None:
+    """Before anything happens, and naming what is needed."""
+
+    def body(handle: Protected) -> Any:
+        handle.attempt.store = _Plain(scene.store)
+        return handle.commit(1, WRITES)
+
+    with pytest.raises(PolicyError, match="needs a DynamoDB store"):
+        scene.perform(body)
+
+
+def test_follow_up_task_is_published_once(scene: Scene) -> None:
+    """In a step of its own: with a task id that follows from the key, and not again once that is recorded."""
+    app = Celery("follow-up", broker="memory://", set_as_current=False)
+    queue = app.conf.task_default_queue = uuid4().hex
+
+    def receipt(order: str) -> None:
+        pass
+
+    task = app.task(name="receipt", shared=False)(receipt)
+    ids: list[str] = []
+
+    def body(handle: Protected) -> None:
+        ids.append(handle.send("receipt", task, "o-1"))
+        ids.append(handle.send("copy", task.s("o-2").set(queue=queue)))
+        ids.append(handle.effect_key("receipt"))
+
+    scene.abandon(body)
+    scene.perform(body)
+
+    messages = published(app)
+    assert [each.headers["id"] for each in messages] == ids[:2]
+    assert ids[3:] == ids[:3]
+    assert ids[0] == derived_id(ids[2])
