@@ -18,8 +18,8 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from proof import page
-from proof.explorer import Exploration, Fault, Program, explore
-from proof.mutants import MUTANTS, PROGRAMS, judge
+from proof.explorer import Exploration, Program, Violation, explore
+from proof.mutants import MUTANTS, NOT_ENOUGH, PROGRAMS, judge
 from proof.table import CONTROL, FOLDER, Row, as_table, read, save
 from proof.targets import ALL, DURABLE, TARGETS, start, why_not
 
@@ -43,8 +43,8 @@ class Scope:
 def scopes(quick: bool) -> list[Scope]:
     """What is explored: in minutes, or in seconds."""
     if quick:
-        return [Scope(program, 2, 1 if program.renews else 2) for program in PROGRAMS]
-    return [Scope(program, *((2, 2) if program.renews else (3, 2))) for program in PROGRAMS]
+        return [Scope(program, 2, program.few_faults) for program in PROGRAMS]
+    return [Scope(program, *((2, 2) if program.few_faults == 1 else (3, 2))) for program in PROGRAMS]
 
 
 @click.group()
@@ -88,6 +88,7 @@ def everything(context: click.Context, quick: bool, seed: int) -> None:
     context.invoke(mutants)
     context.invoke(oracle, examples=50 if quick else 500)
     context.invoke(sweep, quick=quick, tasks=2_000, seed=seed)
+    context.invoke(effects, quick=quick)
     context.invoke(durability, seconds=5.0 if quick else 30.0, seed=seed)
     context.invoke(faults, tasks=500 if quick else 5_000, seed=seed)
     if not quick:
@@ -101,9 +102,12 @@ def explorer(quick: bool) -> None:
     """All interleavings of up to three deliveries and two faults, on the production code."""
     found = list(_in_processes(_explored, scopes(quick), "exploring"))
     console.print(_explorations(found))
-    _keep("explorer", {"explorations": [_exploration(each) for each in found]})
+    controls = {program.name: _way_to_two(program) for program in NOT_ENOUGH}
+    for name, way in controls.items():
+        console.print(f"{name} (a control): {way}")
+    _keep("explorer", {"explorations": [_exploration(each) for each in found], "controls": controls})
     for each in found:
-        missing = set(Fault) - set(each.reached)
+        missing = each.program.faults - set(each.reached)
         if missing:
             raise click.ClickException(f"{each.program.name}: never reached {', '.join(missing)}, so it proves nothing")
 
@@ -159,6 +163,19 @@ def sweep(stores: tuple[str, ...], quick: bool, tasks: int, seed: int) -> None:
         with _counted(f"crash sweep, {store}", None if quick else tasks) as progress:
             rows = crash_sweep.run(store, 0 if quick else tasks, seed, progress)
         _campaign(f"crash_sweep_{store}", rows)
+
+
+@main.command()
+@_stores(ALL)
+@click.option("--quick", is_flag=True, help="Only single kills.")
+def effects(stores: tuple[str, ...], quick: bool) -> None:
+    """SIGKILL at every point, and pair of points, of steps, commits, transactions and fenced steps."""
+    from proof import effects_sweep
+
+    for store in _present(stores):
+        with _counted(f"effects, {store}", None) as progress:
+            rows = effects_sweep.run(store, progress, pairs=not quick)
+        _campaign(f"effects_{store}", rows)
 
 
 @main.command()
@@ -294,6 +311,19 @@ def _explored(scope: Scope) -> Exploration:
     return found
 
 
+def _way_to_two(program: Program) -> str:
+    """How what is not enough repeats an effect.
+
+    Raises:
+        click.ClickException: It does not, so the explorer has become blind.
+    """
+    try:
+        explore(program, deliveries=2, faults=1)
+    except Violation as violation:
+        return str(violation)
+    raise click.ClickException(f"{program.name}: no way to a second effect was found, so the explorer is blind")
+
+
 def _judged(number: int) -> dict[str, str]:
     # By number and as words: what a mutant replaces cannot be sent to another process.
     mutant = MUTANTS[number]
@@ -340,7 +370,7 @@ def _explorations(found: Iterable[Exploration]) -> Table:
             f"{each.states:,}",
             f"{each.transitions:,}",
             str(each.most_effects),
-            f"{len(each.reached)} of {len(Fault)}",
+            f"{len(each.reached)} of {len(each.program.faults)}",
             f"{each.seconds:.1f}",
         )
     return table

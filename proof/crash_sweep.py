@@ -46,7 +46,7 @@ from proof.table import Row
 from proof.targets import TARGETS, start
 from proof.verdicts import CODEC, FINAL, PROMISES, Promise, Tally, Told, Verdict, operation, snapshot, tell
 
-__all__ = ["Result", "run", "sweep", "why_no_ptrace"]
+__all__ = ["Ledger", "Result", "live_and_end", "run", "sweep", "warm", "why_no_ptrace"]
 
 CAMPAIGN = "SIGKILL at every point"
 CAMPAIGN_SYSTEM_CALLS = "SIGKILL at every system call"
@@ -214,7 +214,7 @@ class _Attacker:
         opened = open_store(url)
         opened.provision()
         self._own_store = FLAWS[flaw](opened)
-        self._store = FLAWS[flaw](_warm(url)) if isinstance(opened, DynamoDBStore) else self._own_store
+        self._store = FLAWS[flaw](warm(url)) if isinstance(opened, DynamoDBStore) else self._own_store
         self._own_heartbeat = Heartbeat()
         self._ledger = ledger
         self.kills = 0
@@ -265,7 +265,7 @@ class _Attacker:
         points = _Points(self._ledger, kill.at)
         store = _DyingStore(self._store, delivery.ahead, points)
         child = os.fork()
-        return child or _live_and_end(lambda: delivery.under(store, points, Heartbeat()))
+        return child or live_and_end(lambda: delivery.under(store, points, Heartbeat()))
 
     def _child_under_strace(self, delivery: _Delivery, kill: Kill) -> int:
         """A child with the bare store, which begins when ``strace`` holds it."""
@@ -278,7 +278,7 @@ class _Attacker:
             os.read(gate, 1)
             delivery.under(store, points, Heartbeat())
 
-        child = os.fork() or _live_and_end(deliver)
+        child = os.fork() or live_and_end(deliver)
         os.close(gate)
         assert kill.call is not None
         tracer = _trace(child, kill.call, kill.at)
@@ -287,7 +287,7 @@ class _Attacker:
         return child
 
 
-def _live_and_end(deliver: Callable[[], None]) -> NoReturn:
+def live_and_end(deliver: Callable[[], None]) -> NoReturn:
     """A forked child never returns into its parent's code, whatever happens."""
     ended = 1
     try:
@@ -314,7 +314,7 @@ def _trace(child: int, call: str, nth: int) -> "subprocess.Popen[str]":
     return tracer
 
 
-def _warm(url: str) -> DynamoDBStore:
+def warm(url: str) -> DynamoDBStore:
     """A DynamoDB that forks of this process may use at little cost."""
     store = DynamoDBStore.from_url(url)
     client = store._connected()

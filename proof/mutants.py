@@ -5,7 +5,7 @@ this protocol. Each is put into the running code by replacing one function.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,20 +13,23 @@ from unittest import mock
 
 from hypothesis import Phase
 
-from celery_idempotent import attempt, guard, protocol
+from celery_idempotent import attempt, guard, protected, protocol, steps
 from celery_idempotent.attempt import Attempt
 from celery_idempotent.errors import LeaseLost, StoreUnavailable
 from celery_idempotent.guard import Guard
 from celery_idempotent.policy import Policy
+from celery_idempotent.protected import Protected
 from celery_idempotent.protocol import Ending, Lost, Rebase, Request, Superseded, Written
 from celery_idempotent.record import Record, Status
+from celery_idempotent.steps import Call, Doubt, Step, Terms
+from celery_idempotent.steps import Finished as StepFinished
 from celery_idempotent.store import Store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreContract
-from proof.explorer import ANY, Declined, Program, Violation, explore
+from proof.explorer import ALONE, ANY, Declined, Effect, Program, Violation, explore
 from proof.machine import run_machine
 
-__all__ = ["MUTANTS", "Mutant", "Verdict", "judge"]
+__all__ = ["MUTANTS", "NOT_ENOUGH", "PROGRAMS", "Mutant", "Verdict", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,44 @@ def _replayed_without_looking(self: Guard, record: Record) -> Any:
     return None
 
 
+def _called_at_once(self: Protected, step: Step, call: Any) -> Any:
+    return self._finished(step, call(step))
+
+
+def _doubt_waved_through(name: str, seen: Any, *, terms: Terms, now: int) -> Any:
+    decision = _decide_step(name, seen, terms=terms, now=now)
+    return Call() if isinstance(decision, Doubt) else decision
+
+
+def _finished_forgotten(name: str, seen: Any, *, terms: Terms, now: int) -> Any:
+    return _decide_step(name, None if isinstance(seen, StepFinished) else seen, terms=terms, now=now)
+
+
+def _doubt_released(error: BaseException, **policy: Any) -> Ending:
+    return _ending(error, **{**policy, "in_doubt": False})
+
+
+def _key_of_the_attempt(self: Attempt, name: str) -> str:
+    return attempt.effect_key(f"{self.key}{self.number}", name)
+
+
+def _commit_unconditionally(self: Attempt, store: Any, kept: Any, writes: Any) -> None:
+    class Careless:
+        def swap_with(self, new: Record, expected: str, writes: Any) -> Record | None:
+            stored: Record | None = store.swap_with(new, ANY, writes)
+            return stored
+
+    _commit(self, Careless(), kept, writes)
+
+
+def _believed(self: Attempt, revision: str) -> bool:
+    return True
+
+
 _swap = attempt._swap
+_commit = Attempt.commit
+_ending = protocol.ending
+_decide_step = steps.decide_step
 _request = guard._request
 _settled = Guard._settled
 _run = Guard.run
@@ -228,6 +268,17 @@ MUTANTS = (
     Mutant("body runs without a claim in an outage", "idempotency-kit", ((Guard, "run", _run_through_an_outage),)),
     Mutant("winner's result thrown away", "forgotten case", ((attempt, "settle", _any_completion_is_lost),)),
     Mutant("every write believed", "AWS Powertools", ((attempt, "settle", _renewal_wins_always),)),
+    Mutant("refused step begins without a record", "forgotten write", ((Protected, "_begun", _called_at_once),)),
+    Mutant("step in doubt is called again", "forgotten case", ((protected, "decide_step", _doubt_waved_through),)),
+    Mutant("finished step is called again", "forgotten case", ((protected, "decide_step", _finished_forgotten),)),
+    Mutant("step in doubt is released", "forgotten case", ((protocol, "ending", _doubt_released),)),
+    Mutant(
+        "effect key of the attempt, not of the operation",
+        "task ids as idempotency keys",
+        ((Attempt, "effect_key", _key_of_the_attempt),),
+    ),
+    Mutant("commit without the record's condition", "AWS Powertools", ((Attempt, "commit", _commit_unconditionally),)),
+    Mutant("commit without an answer believed", "forgotten case", ((Attempt, "_was_committed", _believed),)),
     Mutant(
         "replays answer with None",
         "celery-heimdall, AWS Powertools 8090",
@@ -238,7 +289,7 @@ MUTANTS = (
 
 def judge(mutant: Mutant) -> Verdict:
     """Show ``mutant`` to the explorer, the store contract and the property machine, cheapest first."""
-    for by, look in (("contract", _contract), ("explorer", _explorer), ("properties", _properties)):
+    for by, look in _LOOKS:
         with mutant.applied():
             evidence = look()
         if evidence:
@@ -260,13 +311,21 @@ def _contract() -> str:
     return ""
 
 
-def _explorer() -> str:
-    for program in PROGRAMS:
+def _explorer(programs: Sequence[Program]) -> str:
+    for program in programs:
         try:
-            explore(program, deliveries=2, faults=2 if not program.renews else 1)
+            explore(program, deliveries=2, faults=program.few_faults)
         except Violation as violation:
             return f"{program.name}: {violation.rule} ({len(violation.trace)} steps)"
     return ""
+
+
+def _simple() -> str:
+    return _explorer([each for each in PROGRAMS if each.few_faults > 1])
+
+
+def _elaborate() -> str:
+    return _explorer([each for each in PROGRAMS if each.few_faults == 1])
 
 
 def _properties() -> str:
@@ -279,6 +338,13 @@ def _properties() -> str:
     return ""
 
 
+_LOOKS = (
+    ("contract", _contract),
+    ("explorer", _simple),
+    ("properties", _properties),
+    ("explorer", _elaborate),
+)
+
 PROGRAMS = (
     Program(Policy(on_takeover="refuse")),
     Program(Policy(on_takeover="refuse"), raises=Declined),
@@ -287,5 +353,12 @@ PROGRAMS = (
     Program(Policy(on_takeover="rerun", remember=(Declined,)), raises=Declined),
     Program(Policy(on_takeover="rerun"), renews=True),
     Program(Policy(on_takeover="refuse"), renews=True),
+    *(Program(Policy(), effect=effect) for effect in Effect if effect not in {Effect.BARE, *ALONE}),
+    Program(Policy(), effect=Effect.STEP, raises=Declined),
+    Program(Policy(), effect=Effect.REFUSED_STEP, raises=Declined),
 )
-"""What the explorer runs: both promises, with and without renewals, with results and with failures."""
+"""What the explorer runs: both promises, with and without renewals, with results and with failures, and every way
+to have an effect."""
+
+NOT_ENOUGH = tuple(Program(Policy(), effect=effect, claims_once=True) for effect in ALONE)
+"""What is often taken for enough: the explorer shows how it is not."""

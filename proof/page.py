@@ -31,7 +31,10 @@ In every world: no final state changes; the fencing token grows with every claim
 all reported results are equal; nothing is reported done without an effect; under `refuse` there is at most one
 effect; a clean delivery afterwards always gets an answer that fits; and if nobody was hindered, somebody ran.
 
-"Most effects" over 1 is what `rerun` means: an attempt died, or slept through its lease, after its effect.
+"Most effects" over 1 is what `rerun` means: an attempt died, or slept through its lease, after its effect. For a step
+under `refuse`, a step whose receiver honours its key, a fenced step, a commit and a transaction it must be 1. There a
+call to the receiver, too, may be lost with its caller or land at any later time. Two controls stand beside them, half a
+fenced step each: a fencing token alone, and a probe alone. The explorer must find the way to two effects, and does.
 """
 
 _MUTANTS = """
@@ -62,6 +65,9 @@ Real processes and real servers. Effects are counted in a ledger without unique 
 
 - **Crash sweep**: SIGKILL at every point of an attempt and at pairs of points, then at every system call that talks to
   the store (SQLite: that writes, syncs or locks a file), with no hook in the code. Two clean deliveries follow.
+- **Effects**: SIGKILL at every point of a step, a fenced step, a commit in DynamoDB and a transaction in SQL, and at
+  pairs of points, with receivers that do what they are asked as often as they are asked. The *negative control* passes
+  its fencing token on and does nothing else.
 - **Store killed and restarted**: threads execute tasks while the store's server is killed by SIGKILL, again and again,
   and started on its data. No worker dies, so any effect that is repeated was forgotten by the store. The rows called
   *negative control* are the same campaign over a server with one setting that makes it forgetful: they must break

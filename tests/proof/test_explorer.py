@@ -2,18 +2,25 @@
 
 import pytest
 
-from proof.explorer import Fault, Program, Violation, explore
-from proof.mutants import MUTANTS, PROGRAMS, Mutant, judge
+from proof.explorer import Program, Violation, explore
+from proof.mutants import MUTANTS, NOT_ENOUGH, PROGRAMS, Mutant, judge
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_no_interleaving_breaks_a_rule(program: Program) -> None:
     """Two deliveries under two faults, one where renewals multiply the worlds; every kind of fault is met."""
-    found = explore(program, deliveries=2, faults=1 if program.renews else 2)
+    found = explore(program, deliveries=2, faults=program.few_faults)
 
-    assert set(found.reached) == set(Fault)
-    assert found.most_effects == (1 if program.policy.on_takeover == "refuse" else 2)
+    assert set(found.reached) == program.faults
+    assert found.most_effects == (1 if program.at_most_once else 2)
     assert found.ended["finished" if program.raises is None else "raised"]
+
+
+@pytest.mark.parametrize("program", NOT_ENOUGH, ids=lambda program: program.name)
+def test_half_of_a_fenced_step_is_not_enough(program: Program) -> None:
+    """A fencing token alone, or a probe alone, repeats the effect: the explorer shows the way there."""
+    with pytest.raises(Violation, match="must not be repeated was repeated"):
+        explore(program, deliveries=2, faults=1)
 
 
 def test_violation_tells_the_way_there() -> None:

@@ -1,0 +1,62 @@
+"""Real processes die by SIGKILL at every point of every kind of effect, over real stores."""
+
+import os
+
+import pytest
+
+from proof.effects_sweep import Kind, Sweep, kinds_of, sweep
+from proof.targets import start, why_not
+
+STORES = ("dynamodb", "sqlite", "postgres")
+"""Where a commit is, where a transaction is one file's, and where it is a server's."""
+
+EXACTLY_ONCE = {Kind.KEYED, Kind.FENCED, Kind.COMMIT, Kind.TRANSACTION}
+
+
+BETWEEN = ("checkpoint stored, reply not read", "before the effect", "after the effect", "before the checkpoint")
+
+
+@pytest.fixture(scope="module", params=STORES)
+def swept(request: pytest.FixtureRequest) -> dict[Kind, Sweep]:
+    name = request.param
+    if reason := why_not(name):
+        verdict = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        verdict(reason)
+    with start(name) as site:
+        return {each.kind: each for each in sweep(site.url, kinds_of(name), pairs=False)}
+
+
+@pytest.mark.timeout(300)
+def test_every_kind_keeps_its_promise(swept: dict[Kind, Sweep]) -> None:
+    """Wherever a process dies, and nothing is stuck."""
+    assert [problem for each in swept.values() for problem in each.problems] == []
+
+
+def test_exactly_once_is_exactly_once(swept: dict[Kind, Sweep]) -> None:
+    """By key, by fence, by commit and by transaction: one effect per task, and none ends UNKNOWN."""
+    for kind in EXACTLY_ONCE & set(swept):
+        assert set(swept[kind].effects) == {1}, kind
+        assert swept[kind].unknown == 0
+
+
+def test_refused_steps_are_never_two(swept: dict[Kind, Sweep]) -> None:
+    """And they end UNKNOWN exactly where a process died between the records of beginning and end."""
+    refused = swept[Kind.AT_MOST_ONCE]
+
+    assert max(refused.effects) == 1
+    assert refused.unknown == 4 == len(BETWEEN)
+    assert all(refused.points[name] for name in BETWEEN)
+
+
+@pytest.mark.parametrize("kind", [Kind.AT_LEAST_ONCE, Kind.TOKEN_ALONE])
+def test_what_is_not_enough_is_shown_to_repeat(swept: dict[Kind, Sweep], kind: Kind) -> None:
+    """The zeroes above would say nothing if no death could repeat an effect."""
+    assert swept[kind].effects[2] > 0
+
+
+def test_every_point_was_died_at(swept: dict[Kind, Sweep]) -> None:
+    """Each kind was attacked within its effect, and before and after every write of the record."""
+    for kind, each in swept.items():
+        within = "before the commit" if kind is Kind.TRANSACTION else "before the completion"
+        assert each.points[within], kind
+        assert each.points["claim stored, reply not read"] == 1
