@@ -40,6 +40,7 @@ demo worker: $(if $(filter mariadb,$(EXAMPLE_STORE)),$(MARIADB))
 
 demo: $(INSTALLED)  ## plain Celery and IdempotentTask side by side, under fire: make demo STORE=redis BROKER=redis
 	$(BIN)/python -m example_project.demo
+	$(BIN)/python -m example_project.kinds.demo
 
 worker: $(INSTALLED)  ## only a worker of the example, with the same STORE and BROKER, which it embeds
 	$(BIN)/python -m example_project.worker

@@ -10,6 +10,6 @@ settings = Settings.from_environ()
 
 app = Celery(
     "example_project",
-    include=["example_project.tasks", "example_project.plain", "example_project.witness"],
+    include=["example_project.tasks", "example_project.plain"],
 )
 app.conf.update(settings.celery())

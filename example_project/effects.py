@@ -9,6 +9,7 @@ from __future__ import annotations
 from celery import current_task
 
 from celery_idempotent import current_attempt
+from example_project import witness
 from example_project.app import settings
 from example_project.faults import Faults
 from example_project.gateway import Gateway
@@ -18,6 +19,7 @@ ledger = Ledger(settings.folder / "ledger.jsonl")
 bank = Ledger(settings.folder / "bank.jsonl")
 gateway = Gateway(bank)
 faults = Faults(settings.folder / "faults", ledger) if settings.faults else None
+witness.watch(ledger)
 
 
 def charge(order: str, idempotency_key: str | None = None) -> str:

@@ -17,7 +17,7 @@ class Gateway:
     """Charges cards and remembers the keys it has seen in `books`."""
 
     def __init__(self, books: Ledger) -> None:
-        self._books = books
+        self.books = books
 
     def charge(self, order: str, *, idempotency_key: str | None = None, attempt: int = 0, token: int = 0) -> str:
         """Charge the card for `order`; the number of the charge.
@@ -34,12 +34,12 @@ class Gateway:
             reference=f"ch_{uuid.uuid4().hex[:12]}",
             key=idempotency_key or "",
         )
-        with self._books.locked() if row.key else contextlib.nullcontext():
+        with self.books.locked() if row.key else contextlib.nullcontext():
             first = self._first(row.key) if row.key else None
             if first:
                 row = replace(row, what="recognised", reference=first)
-            self._books.append(row)
+            self.books.append(row)
         return row.reference
 
     def _first(self, key: str) -> str | None:
-        return next((row.reference for row in self._books.rows() if row.key == key), None)
+        return next((row.reference for row in self.books.rows() if row.key == key), None)

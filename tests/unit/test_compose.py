@@ -142,7 +142,7 @@ def test_the_image_has_what_the_example_imports() -> None:
     (line,) = (each for each in (ROOT / "example_project" / "Dockerfile").read_text().splitlines() if "pip" in each)
     installed = set(re.findall(r"\w+", line))
     with_the_library = {"celery", "kombu", "click", "celery_idempotent", "example_project"}
-    brought_by = {"boto3": "dynamodb", "redis": "redis", "pymysql": "pymysql", "rich": "rich"}
+    brought_by = {"boto3": "dynamodb", "redis": "redis", "pymysql": "pymysql", "rich": "rich", "sqlalchemy": "sql"}
     needed = _imports(ROOT / "example_project") - set(sys.stdlib_module_names) - with_the_library
     assert {brought_by[each] for each in needed} <= installed
     assert {urlsplit(address).scheme.split("+")[-1] for _, address in ADDRESSES} <= installed
