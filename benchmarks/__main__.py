@@ -11,6 +11,7 @@ Without a PART, all of them run and the results are saved; name some of them to 
   keys        key derivation, beside Powertools
   aws         tasks/s of a worker on SQS and DynamoDB, beside plain Celery
   stores      each store: round trips, CPU, tasks/s
+  effects     steps, commits and transactions: requests, write units
   peers       celery-once and celery-singleton on the same Redis: requests, tasks/s
 
 BENCH_DYNAMODB_ENDPOINT=http://127.0.0.1:8000 takes another DynamoDB than the embedded one.
@@ -29,7 +30,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import cpu_per_call, key_derivation, peers, report, requests_per_path, stores, throughput
+from benchmarks import cpu_per_call, effects, key_derivation, peers, report, requests_per_path, stores, throughput
 from benchmarks.environment import Servers, described, servers
 from benchmarks.payloads import SIZES
 from benchmarks.report import Section
@@ -90,6 +91,7 @@ PARTS: Mapping[str, Part] = {
         lambda where, rounds, step: stores.measure(where, rounds.stores_cpu, rounds.workers, step),
         lambda rounds: stores.WARM_UP + rounds.stores_cpu + 1 + rounds.workers,
     ),
+    "effects": Part(lambda where, _, __: effects.measure(where), lambda _: 0),
     "peers": Part(lambda _, rounds, step: peers.measure(rounds.workers, step), lambda rounds: 1 + rounds.workers),
 }
 
