@@ -12,7 +12,16 @@ from unittest.mock import patch
 import pytest
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from celery_idempotent import IdempotentTask, LeaseLost, Policy, SafeToRetry, Status, StoreUnavailable
+from celery_idempotent import (
+    IdempotentTask,
+    LeaseLost,
+    OutcomeUnknown,
+    Policy,
+    SafeToRetry,
+    Status,
+    StoreUnavailable,
+    current_attempt,
+)
 from celery_idempotent import task as task_module
 from celery_idempotent.guard import Guard
 from celery_idempotent.record import Record
@@ -279,11 +288,13 @@ def test_number_of_effects_is_the_documented_one(
     assert {scene.status} == ends
 
 
+AFTER_A_COMMIT = "does any of these after `attempt.commit` or the end of `attempt.transaction`"
 ENDINGS: dict[str, tuple[Any, ...]] = {
     "returns": (None,),
     "raises `Retry` (by `self.retry()` or `autoretry_for`), or `SafeToRetry`": (Retry(), SafeToRetry()),
     "raises an exception in `remember`": (KeyError("declined"),),
     "raises any other `Exception`, a soft time limit included": (ValueError("x"), SoftTimeLimitExceeded()),
+    "lets `OutcomeUnknown` of one of its own steps pass": (OutcomeUnknown,),
     "raises `Ignore` or `Reject`, calls `self.replace()`, or lets an error of `attempt.ensure_owned()` pass": (
         Ignore(),
         Reject(),
@@ -291,6 +302,7 @@ ENDINGS: dict[str, tuple[Any, ...]] = {
         StoreUnavailable("s", "swap", "down"),
     ),
     "is ended by `SystemExit` or another `BaseException`": (SystemExit(), KeyboardInterrupt()),
+    AFTER_A_COMMIT: (None, Retry(), KeyError("declined"), ValueError("x"), Ignore(), LeaseLost("k", 1), SystemExit()),
 }
 """By row of the table of endings, what the body raises; the last row is the matrix's own."""
 
@@ -313,15 +325,22 @@ def test_record_after_a_body_is_the_documented_one(
 
     for error in ENDINGS[row["the body ..."]]:
         scene = Scene(on_takeover, monkeypatch, remember=(KeyError,))
-        scene.after = lambda error=error: _raise(error) if error else "ch_1"  # type: ignore[misc]  # a default binds
+        committed = "committed" if row["the body ..."] == AFTER_A_COMMIT else None
+        scene.after = partial(_end, scene, error, committed)
         with suppress(KeyboardInterrupt):
             scene.deliver()
 
         assert scene.status is expected, error
+        assert committed is None or deliver(scene.task, 7).value == committed, error
 
 
-def _raise(error: BaseException) -> None:
-    raise error
+def _end(scene: Scene, error: Any, committed: str | None) -> str:
+    attempt = current_attempt()
+    if committed:
+        attempt.commit(committed, [])
+    if error is not None:
+        raise error(attempt.key, "a step of its own is in doubt") if error is OutcomeUnknown else error
+    return "ch_1"
 
 
 def test_documents_are_where_this_file_looks() -> None:

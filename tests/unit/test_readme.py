@@ -7,7 +7,7 @@ import inspect
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -18,7 +18,7 @@ from uuid import UUID
 import click
 import pydantic
 import pytest
-from celery import Celery, _state
+from celery import Celery
 from celery.beat import _evaluate_entry_args
 from celery.utils.dispatch import Signal
 
@@ -48,13 +48,14 @@ from celery_idempotent.publishing import KEY_HEADER
 from celery_idempotent.record import Record
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.stores.sql_schema import TABLE
+from celery_idempotent.stores.sql_schema import OUTBOX, TABLE
 from celery_idempotent.testing import FakeClock, FaultyStore
 from tests.support.deliveries import an_app, deliver, published
-from tests.support.documents import DOCS, DOCUMENTS, ROOT, anchors, code, table, words
+from tests.support.documents import DOCS, DOCUMENTS, ROOT, anchors, code, execute_block, table, words
 
 README = ROOT / "README.md"
 SOURCE = "\n".join(path.read_text() for path in Path(celery_idempotent.__file__).parent.rglob("*.py"))
+SETTINGS = set(re.findall(r'conf\.get\("(idempotency_\w+)"', SOURCE))
 PROSE = {document.name: document.read_text() for document in DOCUMENTS}
 EVERYTHING = "\n".join(PROSE.values())
 
@@ -77,26 +78,15 @@ def gateway() -> Gateway:
 
 
 @pytest.fixture
-def unchanged_celery() -> Iterator[None]:
-    """The blocks make apps and tasks as a reader does: each app becomes the thread's, each task every app's."""
-    app, finalizers = _state._tls.current_app, set(_state._on_app_finalizers)
-    yield
-    _state._tls.current_app = app
-    _state._on_app_finalizers.clear()
-    _state._on_app_finalizers |= finalizers
-
-
-@pytest.fixture
 def run(gateway: Gateway, unchanged_celery: None) -> Callable[[Path], dict[str, Any]]:
     """Executes a document's Python blocks in order and returns what they defined."""
 
     def execute(document: Path) -> dict[str, Any]:
-        blocks = code(document, "python")
         # The README shows the task first and the settings of its app later.
-        blocks.sort(key=lambda block: "app = Celery(" not in block[1])
+        blocks = sorted(code(document, "python"), key=lambda block: "app = Celery(" not in block[1])
         names: dict[str, Any] = {"app": an_app(), "gateway": gateway, "__name__": document.stem}
         for line, text in blocks:
-            exec(compile("\n" * (line - 1) + text, document, "exec"), names)
+            execute_block(document, line, text, names)
             if "app = Celery(" in text:
                 names["app"].conf.idempotency_store = open_store("memory://")
         return names
@@ -269,7 +259,8 @@ def test_policy_table_is_the_policy() -> None:
     actual = dataclasses.fields(Policy)
     assert [name for name, _ in documented] == [field.name for field in actual]
     for (name, default), field in zip(documented, actual, strict=True):
-        assert eval(default.strip("`"), {"timedelta": timedelta}) == field.default, name
+        made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        assert eval(default.strip("`"), {"timedelta": timedelta}) == made, name
 
 
 def test_policy_in_the_readme_is_the_policy() -> None:
@@ -324,7 +315,7 @@ def test_store_urls_open() -> None:
 def test_settings_are_those_that_the_code_reads() -> None:
     """Every setting of our own is documented, and no other."""
     documented = {row["setting"].strip("`") for row in table(DOCS / "configuration.md", "setting")}
-    assert documented == set(re.findall(r'conf\.get\("(idempotency_\w+)"\)', SOURCE))
+    assert documented == SETTINGS
 
 
 def test_signals_are_documented_with_their_level() -> None:
@@ -387,10 +378,12 @@ def test_public_names_are_documented() -> None:
 def test_nothing_is_documented_that_does_not_exist(document: Path) -> None:
     """Names in backticks that look like ours are ours."""
     known_words = {
-        *re.findall(r'conf\.get\("(idempotency_\w+)"\)', SOURCE),
+        *SETTINGS,
         *(name for name in dir(IdempotentTask) if name.startswith("idempotency_")),
         KEY_HEADER,
         TABLE,
+        OUTBOX,
+        f"{OUTBOX}_number_seq",  # PostgreSQL's own name
         *pytest_celery_idempotent.__all__,
     }
     for word in words(document):
