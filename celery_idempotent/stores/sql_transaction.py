@@ -78,6 +78,10 @@ class SQLTransaction:
             if isinstance(meant, StoreUnavailable):
                 raise meant from cause_of(error)
             raise
+        except BaseException:
+            # A time limit or an exit in the midst of the commit: the connection must not go back to a pool.
+            self._abandon()
+            raise
         self._close()
 
     def rollback(self) -> None:

@@ -210,6 +210,35 @@ def test_transaction_that_the_user_ended_is_refused(place: _Place) -> None:
     assert place.store.get(record.key) == record
 
 
+class _Interrupted:
+    """A connection whose commit is interrupted before it is sent."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def commit(self) -> None:
+        raise KeyboardInterrupt
+
+    def rollback(self) -> None:
+        self._connection.rollback()
+
+
+def test_interrupted_commit_leaves_no_open_transaction_behind(place: _Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time limit that strikes in the midst of it: the connection is cut, and the next one is a new one."""
+    record = place.claimed()
+    transaction = place.store.begin()
+    place.book(transaction)
+    transaction.swap(_completed(record), record.revision)
+    monkeypatch.setattr(transaction, "_owner", _Interrupted(transaction.connection))
+
+    with pytest.raises(KeyboardInterrupt):
+        transaction.commit()
+
+    assert transaction.connection.closed
+    assert (place.booked(), place.store.get(record.key)) == (0, record)
+    assert place.store.swap(_completed(record), record.revision) is not None
+
+
 @pytest.mark.parametrize("using", ["session", 7, object()])
 def test_something_else_is_refused(place: _Place, using: Any) -> None:
     """A mistake is told before anything happens."""
