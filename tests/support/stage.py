@@ -36,11 +36,16 @@ class Stage:
         #: By point, the request that was sent last: it may arrive late.
         self.sent: dict[str, Callable[[], Any]] = {}
         self._is_dead = False
+        self._closed: set[str] = set()
         self._plans: dict[str, deque[Callable[[], object]]] = defaultdict(deque)
 
     def plan(self, moment: str, *acts: Callable[[], object]) -> None:
         """Let ``acts`` happen at the next times of ``moment``, such as ``"before claim"``, one at each."""
         self._plans[moment].extend(acts)
+
+    def close(self, *points: str) -> None:
+        """From now on, nothing is to be asked at these points."""
+        self._closed.update(points)
 
     @property
     def unplayed(self) -> list[str]:
@@ -51,6 +56,7 @@ class Stage:
         """``request()``, unless the worker is dead or dies of it."""
         if self._is_dead:
             raise WorkerDied
+        assert point not in self._closed, f"{point} is asked once more"
         self.sent[point] = request
         self.reach(f"before {point}")
         answer = request()

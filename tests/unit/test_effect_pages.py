@@ -382,6 +382,19 @@ def dies(moment: str) -> Act:
     return lambda scene: scene.stage.plan(moment, scene.stage.die)
 
 
+def dies_done_with(moment: str, *points: str) -> Act:
+    """The same, and nobody asks anything at ``points`` any more."""
+
+    def act(scene: Scene) -> None:
+        def die() -> None:
+            scene.stage.close(*points)
+            scene.stage.die()
+
+        scene.stage.plan(moment, die)
+
+    return act
+
+
 def stalls(moment: str) -> Act:
     """The worker waits at ``moment`` until a successor has come to its end, and goes on."""
     return lambda scene: scene.stage.plan(moment, scene.play.stall)
@@ -499,7 +512,7 @@ def _of_step(step: str, *before: str) -> dict[str, tuple[Act, ...]]:
         "in the call, before the effect": (dies(f"before {step} call"),),
         "in the call, after the effect": (dies(f"after {step} call"),),
         "after the answer, before its end is recorded": (dies(f"before end {step}"),),
-        "after its end is recorded": (dies(f"after end {step}"),),
+        "after its end is recorded": (dies_done_with(f"after end {step}", f"{step} call"),),
         f"{STALLS} in the call": (stalls(f"before {step} call"), stalls(f"after {step} call")),
         "it does not die, but the call raises after its effect": (raises(f"after {step} call"),),
     }
@@ -544,8 +557,11 @@ TABLES = [
             ),
             "in the call, after the API has charged": (dies("after call"), arrives("call", "before call")),
             "after the answer, before it is recorded": (dies("before end charge"),),
-            "after it is recorded": (dies("after end charge"), dies("before COMPLETED")),
-            "after the result is recorded": (dies("after COMPLETED"), nothing),
+            "after it is recorded": (
+                dies_done_with("after end charge", "call"),
+                dies_done_with("before COMPLETED", "call"),
+            ),
+            "after the result is recorded": (dies_done_with("after COMPLETED", "call"), nothing),
             STALLS: (stalls("before call"), stalls("after call"), stalls("before COMPLETED")),
         },
     ),
@@ -559,7 +575,7 @@ TABLES = [
         {
             "before the request": (dies("after claim"), dies("before commit")),
             "with the request on its way, and it arrives": (
-                dies("after commit"),
+                dies_done_with("after commit", "commit"),
                 arrives("commit", "before claim"),
             ),
             "with the request on its way, and it arrives after a takeover": (
@@ -609,7 +625,7 @@ TABLES = [
                 is_refused("act", "after COMPLETED"),
             ),
             "after `act`, before it is recorded": (dies("after act"), dies("before end index")),
-            "after it is recorded": (dies("after end index"),),
+            "after it is recorded": (dies_done_with("after end index", "fence", "probe", "act"),),
             f"{STALLS} before `act`": (stalls("after probe"), stalls("before act")),
         },
     ),
@@ -621,7 +637,10 @@ TABLES = [
         {
             "before publishing": (dies("after end charge"), dies("before publish")),
             "after publishing, before it is recorded": (dies("after publish"), dies("before end receipt")),
-            "after it is recorded": (dies("after end receipt"), dies("after COMPLETED")),
+            "after it is recorded": (
+                dies_done_with("after end receipt", "call", "publish"),
+                dies_done_with("after COMPLETED", "call", "publish"),
+            ),
             f"{STALLS} after publishing": (stalls("after publish"),),
         },
     ),
@@ -687,10 +706,22 @@ def test_effects_are_as_many_as_the_page_says(of: Table, row: str, act: Act, req
     assert {column: count() for column, count in scene.counts.items()} == {
         column: int(re.findall(r"\d", documented[column])[0]) for column in scene.counts
     }
-    assert len({str(end.value) for end in scene.play.ends if end.state != "RETRY"}) <= 1
+    outcomes = {(end.state, str(end.value)) for end in scene.play.ends if end.state != "RETRY"}
+    unknown = "`UNKNOWN`" in documented[of.tells]
+    assert scene.status is (Status.UNKNOWN if unknown else Status.COMPLETED)
+    assert {state for state, _ in outcomes} <= {"FAILURE" if unknown else "SUCCESS"}
+    assert len(outcomes) <= 1, "all that have an outcome have the same"
     if "reports its successor's outcome" in documented[of.tells]:
         assert {end.state for end in scene.play.ends} == {"SUCCESS"}
-    assert scene.status is (Status.UNKNOWN if "`UNKNOWN`" in documented[of.tells] else Status.COMPLETED)
+
+
+def test_dead_worker_does_nothing_more(paying: Scene) -> None:
+    """Not even give its claim back, as handlers of an exception would: its record stays as a killed process leaves it."""
+    dies("before call")(paying)
+
+    assert paying.play.deliver() is None
+
+    assert paying.status is Status.IN_PROGRESS
 
 
 # -- stories
@@ -803,7 +834,7 @@ def test_guarantee_of_the_page_is_the_codes(checking_out: Scene) -> None:
 def test_finished_steps_are_not_repeated(checking_out: Scene) -> None:
     """A body that dies in its second step does not repeat the first one; a person's verdict goes on from there."""
     charges, texts = checking_out.names["gateway"].charges, checking_out.names["sms"].sent
-    dies("before text call")(checking_out)
+    dies_done_with("before text call", "call")(checking_out)
 
     unknown = checking_out.play.settle()
     assert isinstance(unknown.value, OutcomeUnknown)
