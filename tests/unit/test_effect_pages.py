@@ -716,7 +716,7 @@ def test_effects_are_as_many_as_the_page_says(of: Table, row: str, act: Act, req
 
 
 def test_dead_worker_does_nothing_more(paying: Scene) -> None:
-    """Not even give its claim back, as handlers of an exception would: its record stays as a killed process leaves it."""
+    """Not even give its claim back, as the handlers of an exception would: the record stays as a kill leaves it."""
     dies("before call")(paying)
 
     assert paying.play.deliver() is None

@@ -1,11 +1,12 @@
 """A person's verdict in Python, on a task whose step is in doubt."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from celery import Celery
 
-from celery_idempotent import IdempotentTask, OutcomeUnknown, PolicyError, Status, resolve
+from celery_idempotent import IdempotentTask, OutcomeUnknown, PolicyError, Status, resolve, verdicts
 from celery_idempotent.runtime import runtime_of
 from celery_idempotent.steps import Step
 from tests.support.deliveries import an_app
@@ -66,6 +67,22 @@ def test_verdict_that_it_happened_is_the_outcome(app: Celery, phone: _Phone, in_
     assert resolve(in_doubt.idempotency_key_for("o-1"), completed=None, app=app).status is Status.COMPLETED
 
     assert in_doubt.apply(("o-1",)).get() is None
+    assert phone.texts == 1
+
+
+def test_release_leaves_a_begun_step_in_doubt(app: Celery, phone: _Phone, in_doubt: Any) -> None:
+    """To give a claim back says nothing about a step: the next delivery asks for a verdict."""
+    store, key = runtime_of(app).store, in_doubt.idempotency_key_for("o-1")
+    unknown = store.get(key)
+    assert unknown is not None
+    left_behind = replace(unknown, status=Status.IN_PROGRESS, revision="left behind", lease_until=0)
+    store.swap(left_behind, unknown.revision)
+
+    released = verdicts.release(store, key, grace=0)
+
+    assert "sms" in released.steps
+    with pytest.raises(OutcomeUnknown):
+        in_doubt.apply(("o-1",), throw=True)
     assert phone.texts == 1
 
 
