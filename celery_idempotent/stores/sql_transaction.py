@@ -79,8 +79,7 @@ class SQLTransaction:
                 raise meant from cause_of(error)
             raise
         except BaseException:
-            # A time limit or an exit in the midst of the commit: the connection must not go back to a pool.
-            self._abandon()
+            self._abandon()  # a time limit or a shutdown, while the database was being asked
             raise
         self._close()
 

@@ -119,17 +119,8 @@ class DjangoStore:
             using: Nothing: the connection is the thread's own.
         """
         self._refuse_using(using)
-        connection = connections[self.alias]
-        self._refuse_transaction(connection, "begin")
-        was_open = connection.connection is not None
-        if was_open and not connection.in_atomic_block and is_dead(connection.connection):
-            _close(connection)
-
-        def close() -> None:
-            if not was_open and not current_task:
-                _close(connection)
-
-        return DjangoTransaction(self, connection, close)
+        connection, was_open = self._living_connection("begin")
+        return DjangoTransaction(self, connection, partial(_give_back, connection, was_open))
 
     def enqueue(self, message: OutboxMessage, using: Any = None) -> None:
         """See :meth:`celery_idempotent.store.Outbox.enqueue`; in the ``atomic()`` block around it, or at once."""
@@ -149,14 +140,13 @@ class DjangoStore:
 
     @contextmanager
     def explaining(self, operation: str) -> Iterator[None]:
-        """Within the block, what Django says of the database is said as a store says it; constraints as they are."""
+        """Within the block, what Django says of the database is said as a store says it."""
         try:
             yield
-        except IntegrityError:
-            raise
         except Error as error:
             cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-            raise explained(cause, repr(self), operation) from cause
+            creation = f"python manage.py migrate --database {self.alias}"
+            raise explained(cause, repr(self), operation, creation=creation) from cause
 
     def get(self, key: str) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.get`; inside a transaction, what that transaction sees."""
@@ -220,24 +210,27 @@ class DjangoStore:
 
     @contextmanager
     def _borrowed(self, operation: str) -> Iterator[BaseDatabaseWrapper]:
+        connection, was_open = self._living_connection(operation)
+        try:
+            with self.explaining(operation):
+                yield connection
+        except StoreUnavailable:
+            if not connection.in_atomic_block:
+                # It may stand in the middle of an answer, or before a server that only reads.
+                _close(connection)
+            raise
+        finally:
+            _give_back(connection, was_open)
+
+    def _living_connection(self, operation: str) -> tuple[BaseDatabaseWrapper, bool]:
+        """The thread's connection, and whether somebody else has opened it."""
         connection = connections[self.alias]
         if operation in _TO_LAST:
             self._refuse_transaction(connection, operation)
         was_open = connection.connection is not None
         if was_open and not connection.in_atomic_block and is_dead(connection.connection):
             _close(connection)  # nothing was sent on it, so nothing is in doubt
-        try:
-            yield connection
-        except Error as error:
-            if not connection.in_atomic_block:
-                # It may stand in the middle of an answer, or before a server that only reads.
-                _close(connection)
-            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-            creation = f"python manage.py migrate --database {self.alias}"
-            raise explained(cause, repr(self), operation, creation=creation) from cause
-        finally:
-            if not was_open and not current_task:
-                _close(connection)
+        return connection, was_open
 
     def _refuse_using(self, using: Any) -> None:
         if using is not None:
@@ -319,7 +312,7 @@ class _Met(NamedTuple):
 _TRIES = 10
 """How often a statement is sent that the database undoes for another's sake, as in a deadlock; see the SQL store."""
 
-_TO_LAST = {"swap", "delete"}
+_TO_LAST = {"swap", "delete", "begin"}
 """Operations whose effect must not be rolled back with something else."""
 
 _inheritable: set[str] = set()
@@ -351,6 +344,11 @@ def _leave_files() -> None:
 
 
 os.register_at_fork(before=_leave_files, after_in_child=_leave_to_parent)
+
+
+def _give_back(connection: BaseDatabaseWrapper, was_open: bool) -> None:
+    if not was_open and not current_task:
+        _close(connection)
 
 
 def _close(connection: BaseDatabaseWrapper) -> None:

@@ -1,10 +1,10 @@
 """A transaction of Django's in which a record is written together with the user's models."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
-from django.db import Error, transaction
+from django.db import Error, IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from celery_idempotent.errors import PolicyError
@@ -43,7 +43,7 @@ class DjangoTransaction:
         self._close = close
         self._atomic = transaction.atomic(using=store.alias, durable=True)
         try:
-            with store.explaining("begin"):
+            with store.explaining("begin"), _writing_from_the_start(connection):
                 self._atomic.__enter__()
         except BaseException:
             close()
@@ -69,16 +69,54 @@ class DjangoTransaction:
         self._store.enqueue(message, None)
 
     def commit(self) -> None:
-        """See :meth:`celery_idempotent.store.Transaction.commit`."""
+        """See :meth:`celery_idempotent.store.Transaction.commit`.
+
+        Callbacks of ``transaction.on_commit`` run after it. The outcome is certain by then, so one that raises is
+        logged by Django and changes nothing.
+        """
+        if len(self.connection.atomic_blocks) == 1:  # else it is in a TestCase, which may want to see them
+            self.connection.run_on_commit = [(ids, call, True) for ids, call, _ in self.connection.run_on_commit]
         try:
+            self._atomic.__exit__(None, None, None)
+        except IntegrityError:
+            raise  # a deferred constraint of the user's; Django has rolled back
+        except Error:
+            self._cut()
             with self._store.explaining("commit"):
-                self._atomic.__exit__(None, None, None)
+                raise
+        except BaseException:
+            # A time limit or an exit in the midst of the commit.
+            self._cut()
+            raise
         finally:
             self._close()
 
     def rollback(self) -> None:
         """See :meth:`celery_idempotent.store.Transaction.rollback`."""
         undone = _Undone()
-        with suppress(Error, _Undone):
+        try:
             self._atomic.__exit__(_Undone, undone, None)
-        self._close()
+        except Error:
+            self._cut()
+        finally:
+            self._close()
+
+    def _cut(self) -> None:
+        """Close the connection: the server undoes what it has not committed."""
+        if not self.connection.in_atomic_block:
+            with suppress(Error):
+                self.connection.close()
+
+
+@contextmanager
+def _writing_from_the_start(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """On SQLite a transaction that only reads at first could not begin to write beside another one."""
+    if connection.vendor != "sqlite" or connection.in_atomic_block:
+        yield
+        return
+    connection.ensure_connection()
+    usual, connection.transaction_mode = connection.transaction_mode, "IMMEDIATE"
+    try:
+        yield
+    finally:
+        connection.transaction_mode = usual
