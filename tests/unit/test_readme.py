@@ -11,9 +11,10 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import click
 import pydantic
@@ -220,6 +221,28 @@ def test_requests_are_as_many_as_the_table_says(charge: Any, store: FaultyStore,
     assert cost_of("o-2", 500) == costs["duplicate of something running"]
     clock.advance(61_000)
     assert cost_of("o-2", 500) == costs["takeover, or running again after a release"]
+
+
+def test_steps_and_commits_cost_what_the_table_says(store: FaultyStore) -> None:
+    """A step is a write more, at most once two, and a commit none."""
+    app = an_app()
+    app.conf.idempotency_store = store
+    costs = {row["path"]: re.findall(r"\d", row["requests to the store"]) for row in table(README, "path")}
+
+    def cost_of(work: Callable[[AttemptHandle], object]) -> str:
+        @app.task(base=IdempotentTask, shared=False, name=f"task-{uuid4()}")
+        def task() -> None:
+            work(celery_idempotent.current_attempt())
+
+        store.swaps.clear()
+        assert deliver(task).state == "SUCCESS"
+        return str(len(store.swaps) - int(costs["new key"][0]))
+
+    def step(attempt: AttemptHandle, **terms: Any) -> None:
+        attempt.step("mail", lambda step: None, **terms)
+
+    assert costs["each step in the body"] == [cost_of(step), cost_of(partial(step, on_takeover="refuse"))]
+    assert costs["an effect committed with the record"] == [cost_of(lambda attempt: attempt.commit(1, []))]
 
 
 def test_apply_is_guarded_and_a_call_is_not(charge: Any, store: FaultyStore, gateway: Gateway) -> None:
