@@ -852,10 +852,11 @@ def test_verdict_that_it_happened_is_the_outcome(checking_out: Scene) -> None:
     unknown = checking_out.play.settle()
     assert isinstance(unknown.value, OutcomeUnknown)
 
-    checking_out.names["it_was_sent"](unknown.value.key)
+    checking_out.names["it_was_sent"](unknown.value.key, "ch_1")
+    checking_out.stage.close("call", "text call")
     outcome = checking_out.play.settle()
 
-    assert outcome.value == "text sent, seen in the provider's log"
+    assert outcome.value == "ch_1"
     assert len(checking_out.names["sms"].sent) == 1
 
 
