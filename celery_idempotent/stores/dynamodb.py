@@ -474,7 +474,9 @@ class DynamoDBStore:
         if code == "ResourceNotFoundException":
             problem = "there is no such table; create it with: celery -A <your app> idempotency provision"
         elif code in {"AccessDeniedException", "AccessDenied"}:
-            problem = f"the IAM action dynamodb:{operation} is not granted on the table; add it to the role ({message})"
+            is_transaction = operation == "TransactWriteItems"  # which has no action of its own
+            action = "an IAM action that a write needs" if is_transaction else f"the IAM action dynamodb:{operation}"
+            problem = f"{action} is not granted on the table; add it to the role ({message})"
         elif code in {"UnrecognizedClientException", "InvalidSignatureException"}:
             problem = f"AWS does not accept the credentials ({message})"
         elif code == "ValidationException" and "size" in message.lower():

@@ -14,7 +14,7 @@ from botocore.stub import Stubber
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Status
-from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing.contract import a_record
 
@@ -194,3 +194,83 @@ def test_item_of_another_program_is_refused_by_name(server: Stubber, store: Dyna
 
     with pytest.raises(StoreMisconfigured, match="table of its own"):
         store.swap(a_record(), None)
+
+
+# -- commits
+
+
+def _cancelled(server: Stubber, *reasons: dict[str, Any]) -> None:
+    server.add_client_error(
+        "transact_write_items",
+        "TransactionCanceledException",
+        "Transaction cancelled",
+        modeled_fields={"CancellationReasons": list(reasons)},
+    )
+
+
+NOTHING = {"Code": "None"}
+WRITES = [
+    {"Put": {"TableName": "stock", "Item": {"sku": "a"}}},
+    {"Delete": {"TableName": "stock", "Key": {"sku": "b"}}},
+]
+
+
+@pytest.mark.parametrize("code", ["TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"])
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_contention_of_a_commit_is_an_outage(server: Stubber, store: DynamoDBStore, code: str, position: int) -> None:
+    """Whatever is in the way, of the record or of a write, passes by itself; nobody's condition has failed."""
+    reasons = [NOTHING, NOTHING, NOTHING]
+    reasons[position] = {"Code": code, "Message": "wait"}
+    _cancelled(server, *reasons)
+
+    with pytest.raises(StoreUnavailable, match="another transaction is in the way") as raised:
+        store.swap_with(a_record(), "expected", WRITES)
+
+    assert type(raised.value) is StoreUnavailable
+
+
+def test_contention_does_not_hide_a_refusal(server: Stubber, store: DynamoDBStore) -> None:
+    """Where one write met another transaction and a second one failed its condition, the second is told."""
+    _cancelled(
+        server, NOTHING, {"Code": "TransactionConflict"}, {"Code": "ValidationError", "Message": "empty attribute"}
+    )
+
+    with pytest.raises(WriteFailed) as raised:
+        store.swap_with(a_record(), "expected", WRITES)
+
+    assert (raised.value.position, raised.value.reason) == (1, "ValidationError: empty attribute")
+
+
+def test_lost_claim_comes_before_a_refused_write(server: Stubber, store: DynamoDBStore) -> None:
+    """A zombie's writes fail for its successor's effects; what it must learn is that there is a successor."""
+    theirs = a_record()
+    _cancelled(
+        server,
+        {"Code": "ConditionalCheckFailed", "Item": store._item(theirs)},
+        {"Code": "ConditionalCheckFailed"},
+        NOTHING,
+    )
+    _cancelled(server, {"Code": "ConditionalCheckFailed"}, NOTHING, NOTHING)
+
+    assert store.swap_with(a_record(), "expected", WRITES) == theirs
+    assert store.swap_with(a_record(), "expected", WRITES) is None
+
+
+@pytest.mark.parametrize("code", ["TransactionInProgressException", "InternalServerError"])
+def test_commit_without_a_certain_answer_is_an_outage(server: Stubber, store: DynamoDBStore, code: str) -> None:
+    """It may have happened, or may happen still; asking again tells."""
+    server.add_client_error("transact_write_items", code, "later")
+
+    with pytest.raises(StoreUnavailable, match="later"):
+        store.swap_with(a_record(), "expected", WRITES)
+
+
+def test_permission_that_a_write_needs_is_named_as_aws_names_it(server: Stubber, store: DynamoDBStore) -> None:
+    """A transaction has no action of its own: what is missing is one of the writes', and only AWS knows which."""
+    denial = "not authorized to perform: dynamodb:DeleteItem on resource: arn:aws:dynamodb:eu-west-1:1:table/stock"
+    server.add_client_error("transact_write_items", "AccessDeniedException", denial)
+
+    with pytest.raises(StoreMisconfigured, match="dynamodb:DeleteItem") as raised:
+        store.swap_with(a_record(), "expected", WRITES)
+
+    assert "dynamodb:TransactWriteItems" not in str(raised.value)

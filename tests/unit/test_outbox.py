@@ -283,6 +283,14 @@ class TestRelay:
 
         assert order == ["looked", "closed", "forked"]
 
+    def test_stops_though_it_never_started(self, app: Celery) -> None:
+        """A worker can end before its steps have begun."""
+        step = outbox.Relay(SimpleNamespace(app=app, steps=[]))
+
+        step.stop(SimpleNamespace(app=app))
+
+        assert step._thread is None
+
     @pytest.mark.parametrize("every", [0, 0.0])
     def test_is_switched_off_by_zero(self, app: Celery, every: float) -> None:
         """Where the command relays, workers need not."""
