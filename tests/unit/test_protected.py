@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
@@ -273,6 +274,19 @@ def test_concurrent_steps_of_one_name_are_one(scene: Scene) -> None:
         return len(refused)
 
     assert scene.perform(racing) == Finished(1)
+
+
+def test_steps_of_several_threads_are_all_recorded(scene: Scene) -> None:
+    """Each write of the record goes on from the one before it, whichever thread made that."""
+    names = [f"item {number}" for number in range(16)]
+
+    def made(handle: Protected, call: Callable[[Step], Any]) -> list[Any]:
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(lambda name: handle.step(name, call), names))
+
+    scene.abandon(lambda handle: made(handle, lambda step: step.name))
+
+    assert scene.perform(lambda handle: made(handle, _never)) == Finished(names)
 
 
 @pytest.mark.parametrize(
