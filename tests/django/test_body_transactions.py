@@ -1,19 +1,32 @@
 """``attempt.transaction()`` on Django's connection: models, messages and the record, all or nothing."""
 
+import json
+import sqlite3
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.contrib.auth.models import Group
+from celery.exceptions import SoftTimeLimitExceeded
+from django.contrib.auth.models import Group, Permission
 from django.db import IntegrityError, connections, transaction
+from django.test import TestCase, TransactionTestCase
 
+from celery_idempotent import outbox
 from celery_idempotent.attempt import new_nonce
+from celery_idempotent.contrib.django.models import IdempotencyOutbox
 from celery_idempotent.contrib.django.store import DjangoStore
-from celery_idempotent.errors import PolicyError, StoreMisconfigured
+from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.outbox import relay
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import Outbox, OutboxMessage, Transactional
 from celery_idempotent.testing.contract import a_record
+from example_project.embedded import EmbeddedPostgres
+from tests.django.databases import migrated, postgresql
+from tests.django.project.shop.models import Charge
+from tests.django.project.shop.tasks import book, receipt
+from tests.django.server import Server
+from tests.support.deliveries import deliver, published
 
 
 @pytest.fixture
@@ -149,3 +162,208 @@ def test_message_belongs_to_the_block_around_it(store: DjangoStore) -> None:
     assert found.id == "in a view"
     store.forget([number])
     assert store.take(10, 0) == []
+
+
+# -- how a transaction ends
+
+
+def test_callbacks_on_commit_cannot_undo_an_outcome(
+    store: DjangoStore, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They run when all is committed; one that raises is logged, and the others run."""
+    record = _claimed(store)
+    seen: list[Any] = []
+    done = _completed(record)
+
+    transaction_ = store.begin()
+    transaction.on_commit(lambda: seen.append(store.get(record.key)), using=store.alias)
+    transaction.on_commit(lambda: seen.append(1 / 0), using=store.alias)
+    transaction.on_commit(lambda: seen.append("after it"), using=store.alias)
+    transaction_.swap(done, record.revision)
+    assert seen == []
+    transaction_.commit()
+
+    assert seen == [done, "after it"]
+    assert "division by zero" in caplog.text
+
+
+def test_callbacks_of_what_is_undone_do_not_run(store: DjangoStore) -> None:
+    """As ever with Django."""
+    seen: list[int] = []
+
+    transaction_ = store.begin()
+    transaction.on_commit(lambda: seen.append(1), using=store.alias)
+    transaction_.rollback()
+
+    assert seen == []
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_connection_is_given_back(store: DjangoStore, end: str) -> None:
+    """Outside of a task, one that was opened for the transaction is closed; one that was there stays."""
+    connections[store.alias].close()
+    getattr(store.begin(), end)()
+    assert connections[store.alias].connection is None
+
+    connections[store.alias].ensure_connection()
+    getattr(store.begin(), end)()
+    assert connections[store.alias].connection is not None
+    assert connections[store.alias].get_autocommit()
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_connection_lost_before_the_commit_undoes_all(store: DjangoStore, name: str) -> None:
+    """The caller learns that nothing is certain, and the next call has a new connection."""
+    record = _claimed(store)
+    server = Server(store.alias)
+    transaction_ = store.begin()
+    Group.objects.using(store.alias).create(name=name)
+    transaction_.swap(_completed(record), record.revision)
+    (session,) = server.sessions()
+    server.hang_up(session)
+
+    with pytest.raises(StoreUnavailable):
+        transaction_.commit()
+
+    server.close()
+    assert (_groups(store, name), store.get(record.key)) == (0, record)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_connection_lost_in_the_block_can_be_rolled_back(store: DjangoStore) -> None:
+    """``rollback`` never raises."""
+    server = Server(store.alias)
+    transaction_ = store.begin()
+    Group.objects.using(store.alias).count()
+    (session,) = server.sessions()
+    server.hang_up(session)
+
+    with pytest.raises(StoreUnavailable):
+        transaction_.swap(a_record(), "any")
+    transaction_.rollback()
+
+    server.close()
+    assert not connections[store.alias].in_atomic_block
+    assert store.get("any") is None
+
+
+def test_server_that_is_gone_ends_a_transaction_quietly(name: str) -> None:
+    """None begins, and one that had begun can be rolled back."""
+    with EmbeddedPostgres() as own, migrated("gone", postgresql(own)) as alias:
+        store = DjangoStore(alias)
+        transaction_ = store.begin()
+        Group.objects.using(alias).create(name=name)
+        own.kill()
+
+        transaction_.rollback()
+        with pytest.raises(StoreUnavailable):
+            store.begin()
+
+        assert connections[alias].connection is None
+        assert not connections[alias].in_atomic_block
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SoftTimeLimitExceeded])
+def test_interrupted_commit_leaves_no_open_transaction_behind(
+    store: DjangoStore, name: str, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException]
+) -> None:
+    """A time limit that strikes in the midst of it: the connection is cut, and the record is there if its rows are."""
+    connection = connections[store.alias]
+    connection.ensure_connection()
+    record = _claimed(store)
+    transaction_ = store.begin()
+    Group.objects.using(store.alias).create(name=name)
+    transaction_.swap(_completed(record), record.revision)
+
+    def interrupt() -> None:
+        raise interruption
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "commit", interrupt)
+        with pytest.raises(interruption):
+            transaction_.commit()
+
+    assert connection.connection is None
+    stored = store.get(record.key)
+    assert stored is not None
+    assert (_groups(store, name), stored.status) in [(0, Status.IN_PROGRESS), (1, Status.COMPLETED)]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_deferred_constraint_is_the_users_own_error(store: DjangoStore) -> None:
+    """It speaks at the commit, and all is undone."""
+    record = _claimed(store)
+    transaction_ = store.begin()
+    transaction_.swap(_completed(record), record.revision)
+    Permission.objects.using(store.alias).create(name="n", codename=uuid4().hex, content_type_id=987_654_321)
+
+    with pytest.raises(IntegrityError):
+        transaction_.commit()
+
+    assert store.get(record.key) == record
+    assert connections[store.alias].get_autocommit()
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_transaction_on_sqlite_may_begin_by_reading(store: DjangoStore, name: str) -> None:
+    """It has the one write lock from its beginning; otherwise another writer in between would make it fail."""
+    other = sqlite3.connect(connections.settings[store.alias]["NAME"], timeout=0, isolation_level=None)
+    record = _claimed(store)
+
+    transaction_ = store.begin()
+    assert _groups(store, name) == 0
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.execute("BEGIN IMMEDIATE")
+    transaction_.swap(done := _completed(record), record.revision)
+    transaction_.commit()
+
+    other.close()
+    assert store.get(record.key) == done
+    with transaction.atomic(using=store.alias):  # whose mode is the user's again
+        assert connections[store.alias].transaction_mode is None  # type: ignore[attr-defined]  # of SQLite's
+
+
+# -- in a task
+
+
+class TestBooking(TestCase):
+    """A task with a transaction, run eagerly in Django's own test case."""
+
+    def test_booking_and_receipt_are_one(self) -> None:
+        """Run once, with one message in the outbox, however often it is delivered."""
+        for _ in range(2):
+            assert book.apply(("o-book",)).get() == "booked o-book by attempt 1"
+
+        assert Charge.objects.filter(order_id="o-book").count() == 1
+        assert IdempotencyOutbox.objects.count() == 1
+        assert relay(book.app) == 1
+        (message,) = [each for each in published(book.app) if each.headers["task"] == "shop.receipt"]
+        assert deliver(receipt, *message.payload[0]).state == "SUCCESS"
+        assert Charge.objects.filter(order_id="receipt o-book").count() == 1
+
+    def test_nothing_is_left_for_the_next_test(self) -> None:
+        """Neither booking nor message nor record."""
+        self.test_booking_and_receipt_are_one()
+
+    def test_message_of_a_view_waits_for_its_commit(self) -> None:
+        """``outbox.send`` belongs to the block around it."""
+        with transaction.atomic():
+            outbox.send(None, receipt, "o-undone")
+            transaction.set_rollback(True)
+        with transaction.atomic():
+            outbox.send(None, receipt, "o-sent")
+
+        assert [json.loads(str(each.data_text))["args"] for each in IdempotencyOutbox.objects.all()] == [["o-sent"]]
+
+
+class TestOutboxIsFlushed(TransactionTestCase):
+    """Messages that a test has left are not published by the next one."""
+
+    def test_message_is_alone(self) -> None:
+        """In this test and in the next."""
+        outbox.send(None, receipt, "o-1")
+        assert IdempotencyOutbox.objects.count() == 1
+
+    def test_message_is_alone_again(self) -> None:
+        """In this test and in the one before."""
+        self.test_message_is_alone()

@@ -6,10 +6,10 @@ from django.db import models
 
 from celery_idempotent.contrib.django.fields import KeyField
 from celery_idempotent.record import Record
-from celery_idempotent.stores.sql_schema import KEY, TABLE
+from celery_idempotent.stores.sql_schema import KEY, OUTBOX, TABLE
 from celery_idempotent.stores.sql_statements import record_of
 
-__all__ = ["IdempotencyRecord"]
+__all__ = ["IdempotencyOutbox", "IdempotencyRecord"]
 
 _REFUSAL = (
     "idempotency records are changed by compare-and-swap alone; give a verdict by celery_idempotent.verdicts, "
@@ -82,3 +82,26 @@ class IdempotencyRecord(models.Model):
     def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse."""
         raise TypeError(_REFUSAL)
+
+
+class IdempotencyOutbox(models.Model):
+    """A message that waits to be published; known to Django so that tests flush it, and used by nobody."""
+
+    number = models.BigAutoField(primary_key=True)
+    task_id = models.CharField(max_length=64)
+    data_text = models.TextField(null=True)
+    data_bytes = models.BinaryField(null=True)
+    content_type = models.TextField()
+    created_at = models.BigIntegerField()
+    taken_until = models.BigIntegerField()
+    taken_by = models.CharField(max_length=32, null=True)
+
+    class Meta:
+        """Nothing is permitted."""
+
+        db_table = OUTBOX
+        default_permissions = ()
+        verbose_name = "message of the idempotency outbox"
+
+    def __str__(self) -> str:
+        return self.task_id

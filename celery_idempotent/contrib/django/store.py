@@ -126,9 +126,9 @@ class DjangoStore:
         """See :meth:`celery_idempotent.store.Outbox.enqueue`; in the ``atomic()`` block around it, or at once."""
         self._refuse_using(using)
         now = self.now()
-        with self.explaining("enqueue"):
+        with self._borrowed("enqueue") as connection:
             # Not tried again: after an error the transaction that it belongs to is lost.
-            self._outbox.enqueue(partial(self._execute, connections[self.alias]), message, now)
+            self._outbox.enqueue(partial(self._execute, connection), message, now)
 
     def take(self, limit: int, hold: int) -> list[tuple[int, OutboxMessage]]:
         """See :meth:`celery_idempotent.store.Outbox.take`."""

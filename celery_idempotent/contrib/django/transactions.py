@@ -74,18 +74,23 @@ class DjangoTransaction:
         Callbacks of ``transaction.on_commit`` run after it. The outcome is certain by then, so one that raises is
         logged by Django and changes nothing.
         """
-        if len(self.connection.atomic_blocks) == 1:  # else it is in a TestCase, which may want to see them
-            self.connection.run_on_commit = [(ids, call, True) for ids, call, _ in self.connection.run_on_commit]
+        connection: Any = self.connection  # Django's stubs do not know how it keeps its callbacks
+        if len(connection.atomic_blocks) == 1:  # else it is in a TestCase, which may want to see them
+            connection.run_on_commit = [(ids, call, True) for ids, call, _ in connection.run_on_commit]
         try:
             self._atomic.__exit__(None, None, None)
         except IntegrityError:
             raise  # a deferred constraint of the user's; Django has rolled back
-        except Error:
+        except Error as error:
             self._cut()
+            first = _first_of(error)
+            if not isinstance(first, Error | connection.Database.Error):
+                raise first from None
             with self._store.explaining("commit"):
                 raise
         except BaseException:
-            # A time limit or an exit in the midst of the commit.
+            # A time limit or an exit in the midst of the commit. On MySQL and SQLite it may have been committed all
+            # the same, record and effects: Django sets autocommit back whatever has happened.
             self._cut()
             raise
         finally:
@@ -103,9 +108,15 @@ class DjangoTransaction:
 
     def _cut(self) -> None:
         """Close the connection: the server undoes what it has not committed."""
-        if not self.connection.in_atomic_block:
-            with suppress(Error):
-                self.connection.close()
+        with suppress(Error):
+            self.connection.close()
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """What came before all that followed from it: an error in setting autocommit back hides what made it necessary."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return error
 
 
 @contextmanager
@@ -115,8 +126,9 @@ def _writing_from_the_start(connection: BaseDatabaseWrapper) -> Iterator[None]:
         yield
         return
     connection.ensure_connection()
-    usual, connection.transaction_mode = connection.transaction_mode, "IMMEDIATE"
+    of_sqlite: Any = connection
+    usual, of_sqlite.transaction_mode = of_sqlite.transaction_mode, "IMMEDIATE"
     try:
         yield
     finally:
-        connection.transaction_mode = usual
+        of_sqlite.transaction_mode = usual

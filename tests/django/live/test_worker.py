@@ -82,6 +82,19 @@ def test_killed_process_is_taken_over(shop: Shop, alias: str, client: Celery) ->
     assert (record.status, record.attempts, record.takeover) == (Status.COMPLETED, 2, True)
 
 
+def test_killed_transaction_has_one_effect_and_one_message(shop: Shop, alias: str, client: Celery) -> None:
+    """SIGKILL in the block: nothing of it is there; the next attempt commits, and a relay publishes the message."""
+    with shop.running("celery", *WORKER, *QUIET):
+        result = client.send_task("shop.book", ("o-1", 30))
+        rows = Charge.objects.using(alias)
+        wait_until(rows.filter(order_id="begin o-1").exists, "the body begins")
+        os.kill(rows.get(order_id="begin o-1").process, signal.SIGKILL)
+        assert result.get(timeout=60) == "booked o-1 by attempt 2"
+        wait_until(rows.filter(order_id="receipt o-1").exists, "the message is published and its task run")
+
+    assert rows.filter(order_id="o-1").count() == rows.filter(order_id="receipt o-1").count() == 1
+
+
 @pytest.mark.parametrize("shop", ["postgresql"], indirect=True)
 def test_idle_worker_holds_no_connection(shop: Shop, alias: str, client: Celery) -> None:
     """After its check at the start, and after a task whose lease was renewed, nobody of the worker is connected."""

@@ -1,4 +1,4 @@
-"""The table as :mod:`celery_idempotent.stores.sql_schema` describes it, and the model that reads it."""
+"""The tables as :mod:`celery_idempotent.stores.sql_schema` describes them, and their models."""
 
 from django.db import migrations, models
 
@@ -47,7 +47,25 @@ class Migration(migrations.Migration):
                         "default_permissions": ("view", "change"),
                         "verbose_name": "idempotency record",
                     },
-                )
+                ),
+                migrations.CreateModel(
+                    name="IdempotencyOutbox",
+                    fields=[
+                        ("number", models.BigAutoField(primary_key=True, serialize=False)),
+                        ("task_id", models.CharField(max_length=64)),
+                        ("data_text", models.TextField(null=True)),
+                        ("data_bytes", models.BinaryField(null=True)),
+                        ("content_type", models.TextField()),
+                        ("created_at", models.BigIntegerField()),
+                        ("taken_until", models.BigIntegerField()),
+                        ("taken_by", models.CharField(max_length=32, null=True)),
+                    ],
+                    options={
+                        "db_table": "idempotency_outbox",
+                        "default_permissions": (),
+                        "verbose_name": "message of the idempotency outbox",
+                    },
+                ),
             ],
         ),
     )

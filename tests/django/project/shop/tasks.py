@@ -43,3 +43,28 @@ def charge(self: Any, order_id: str, seconds: float = 0) -> str:
 def refund(order_id: str) -> str:
     """Refund at most once per order."""
     return f"refunded {order_id}"
+
+
+@app.task(base=ShopTask, shared=False, name="shop.receipt", idempotent=Policy(key="order_id"))
+def receipt(order_id: str) -> None:
+    """Write a receipt once per order."""
+    Charge.objects.create(order_id=f"receipt {order_id}", process=os.getpid())
+
+
+@app.task(
+    base=ShopTask,
+    bind=True,
+    shared=False,
+    name="shop.book",
+    idempotent=Policy(key="order_id", lease=2, grace=0.2, backoff=0.2, backoff_max=0.5),
+)
+def book(self: Any, order_id: str, seconds: float = 0) -> str:
+    """Book an order and have its receipt written, all or nothing."""
+    if seconds:
+        Charge.objects.create(order_id=f"begin {order_id}", process=os.getpid())
+    with self.attempt.transaction() as tx:
+        Charge.objects.create(order_id=order_id, process=os.getpid())
+        tx.send(receipt, order_id)
+        time.sleep(seconds if self.attempt.number == 1 else 0)
+        done: str = tx.done(f"booked {order_id} by attempt {self.attempt.number}")
+        return done
