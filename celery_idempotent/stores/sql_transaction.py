@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 
-from celery_idempotent.errors import PolicyError, StoreUnavailable
+from celery_idempotent.errors import PolicyError
 from celery_idempotent.record import Record
 from celery_idempotent.store import OutboxMessage
 from celery_idempotent.stores.sql_drivers import cause_of, explained
@@ -74,10 +74,7 @@ class SQLTransaction:
             raise  # a deferred constraint of the user's
         except SQLAlchemyError as error:
             self._abandon()
-            meant = explained(error, repr(self._store), "commit")
-            if isinstance(meant, StoreUnavailable):
-                raise meant from cause_of(error)
-            raise
+            raise explained(error, repr(self._store), "commit") from cause_of(error)
         except BaseException:
             self._abandon()  # a time limit or a shutdown, while the database was being asked
             raise

@@ -27,7 +27,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, declarative_base
 
 from celery_idempotent.attempt import new_nonce
-from celery_idempotent.errors import PolicyError
+from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import Outbox, OutboxMessage, Transactional
 from celery_idempotent.stores.sql import SQLStore
@@ -141,6 +141,58 @@ def test_interrupted_commit_ends_the_transaction(place: _Place, interrupt: type[
     released = replace(record, status=Status.RELEASED, revision=new_nonce())
     assert place.store.swap(released, record.revision) == released
     assert place.booked() == 0
+
+
+def _cut(transaction: SQLTransaction, place: _Place) -> None:
+    """End the server's side of a transaction's connection."""
+    pid = transaction.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    with place.engine.connect() as connection:
+        connection.exec_driver_sql(f"SELECT pg_terminate_backend({pid}, 10000)")
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_commit_without_an_answer_is_an_outage(place: _Place) -> None:
+    """Who asked must find out what became of it; the connection is not used again."""
+    record = place.claimed()
+    transaction = place.store.begin()
+    place.book(transaction)
+    transaction.swap(_completed(record), record.revision)
+    _cut(transaction, place)
+
+    with pytest.raises(StoreUnavailable) as raised:
+        transaction.commit()
+
+    assert raised.value.__cause__ is not None
+    assert (place.booked(), place.store.get(record.key)) == (0, record)
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_rollback_of_a_dead_connection_is_no_error(place: _Place) -> None:
+    """The server has undone it already, and what the body raised must come out."""
+    record = place.claimed()
+    transaction = place.store.begin()
+    place.book(transaction)
+    _cut(transaction, place)
+
+    transaction.rollback()
+
+    assert (place.booked(), place.store.get(record.key)) == (0, record)
+
+
+def test_transaction_that_cannot_begin_is_an_outage(tmp_path: Path) -> None:
+    """SQLite has one writer: who does not get the lock in time leaves no connection behind."""
+    url = f"sqlite:///{tmp_path}/records.sqlite"
+    first, second = SQLStore(url), SQLStore(url, timeout=0.1)
+    first.provision()
+    holding = first.begin()
+
+    with pytest.raises(StoreUnavailable, match="begin"):
+        second.begin()
+
+    holding.rollback()
+    second.begin().rollback()
+    first.close()
+    second.close()
 
 
 def test_nothing_is_written_where_the_claim_is_gone(place: _Place) -> None:

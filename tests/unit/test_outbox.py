@@ -291,6 +291,10 @@ class TestRelay:
 
         assert step._thread is None
 
+    def test_may_be_stopped_before_it_has_begun(self, app: Celery) -> None:
+        """A worker that fails to start stops all its steps."""
+        outbox.Relay(SimpleNamespace(app=app, steps=[])).stop(SimpleNamespace(app=app))
+
     @pytest.mark.parametrize("every", [0, 0.0])
     def test_is_switched_off_by_zero(self, app: Celery, every: float) -> None:
         """Where the command relays, workers need not."""
