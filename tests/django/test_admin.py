@@ -23,8 +23,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import clear_url_caches
 
 from celery_idempotent import StoreUnavailable
+from celery_idempotent.codec import Encoded
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.record import Record, Status
+from celery_idempotent.steps import Begun, Finished, to_plain
 from celery_idempotent.store import RecordTooLarge
 from celery_idempotent.stores.sql_schema import TABLE
 from celery_idempotent.testing.contract import a_record
@@ -407,6 +409,24 @@ def test_page_of_a_verdict_says_what_it_is_about(store: DjangoStore, operator: C
 
     for shown in (record.key, "shop.charge", record.task_id, "w@there", "killed", " UTC", "It is replayed for 1 d."):
         assert shown in text
+
+
+def test_steps_in_doubt_are_named(store: DjangoStore, operator: Client) -> None:
+    """Which ended and which only began, and what a verdict on the whole operation means for each."""
+    steps = {
+        "reserve": to_plain(Finished(Encoded("7", "application/json"))),
+        "sms": to_plain(Begun(1_800_000_000_000, 2)),
+        "odd": {"of": "another version"},
+    }
+    record, without = _written(store, Status.UNKNOWN, steps=steps), _written(store, Status.UNKNOWN)
+
+    text = _text(operator.get(_url(record, "resolve")))
+
+    assert re.search(r"Step reserve</th><td>ended", text)
+    assert re.search(r"Step sms</th><td>began at 2027-01-15 08:00:00.000 UTC in attempt 2, and did not end", text)
+    assert re.search(r"Step odd</th><td>not readable by this version", text)
+    assert "neither fits" in text
+    assert "neither fits" not in _text(operator.get(_url(without, "resolve")))
 
 
 @pytest.mark.parametrize("verdict", ["completed", "rerun"])

@@ -299,7 +299,7 @@ def test_connection_lost_in_a_write_leaves_doubt_and_nothing_broken(store: Djang
 
     killer.join()
     server.tell("ROLLBACK")
-    assert type(raised.value.__cause__).__module__.split(".")[0] in {"psycopg", "pymysql"}
+    assert type(raised.value.__cause__).__module__.split(".")[0] in {"psycopg", "pymysql", "MySQLdb"}
     assert connections[store.alias].connection is None
     assert store.swap(renewed, record.revision) == renewed
 

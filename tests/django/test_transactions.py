@@ -10,13 +10,14 @@ from celery import Celery
 from django.db import connections, transaction
 from django.test import Client, TestCase, TransactionTestCase
 
-from celery_idempotent import IdempotentTask, StoreMisconfigured
+from celery_idempotent import IdempotentTask, LeaseLost, Policy, StoreMisconfigured, current_attempt
 from celery_idempotent.contrib.django.models import IdempotencyRecord
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.testing.contract import a_record
 from tests.django.project.shop.models import Charge
 from tests.django.project.shop.tasks import charge
-from tests.support.deliveries import deliver, published
+from tests.support.deliveries import an_app, deliver, published
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -171,6 +172,34 @@ def test_task_of_djangos_is_published_after_the_commit(shop: Celery) -> None:
 
     (message,) = published(shop)
     assert deliver(charge, *message.payload[0]).value == "charged o-published"
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_heartbeat_does_not_see_the_claim_of_a_test_case(shop: Celery, database: str) -> None:
+    """Its own connection finds nothing to renew; the body, which is long, ends as it should."""
+    store, lost = DjangoStore(database), []
+
+    def body() -> str:
+        def is_lost() -> bool:
+            try:
+                current_attempt().ensure_owned()
+            except LeaseLost:
+                lost.append(True)
+            return bool(lost)
+
+        wait_until(is_lost, "the heartbeat finds nothing", timeout=30)
+        return "done"
+
+    app = an_app()
+    app.conf.idempotency_store = store
+    task = app.task(base=IdempotentTask, shared=False, name=uuid4().hex, idempotent=Policy(lease=0.6))(body)
+    around_the_test = transaction.atomic(using=database)
+    around_the_test._from_testcase = True  # type: ignore[attr-defined]  # as TestCase says it
+    with around_the_test:
+        assert deliver(task).value == "done"
+        transaction.set_rollback(True, using=database)
+
+    assert lost
 
 
 class TestInDjangosTestCase(TestCase):

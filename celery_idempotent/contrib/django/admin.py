@@ -290,6 +290,7 @@ class IdempotencyRecordAdmin(_Admin):
             "Resolve an unknown outcome",
             record=row,
             times={"created": self.created(row), "updated": self.updated(row)},
+            steps=display.step_states(row.record.steps),
             retained=display.duration(project.policy_of(row.record).retain_ms),
             form=form,
             back=_url("change", row.key),

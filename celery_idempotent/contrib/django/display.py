@@ -1,9 +1,13 @@
 """Records as people read them: times in UTC, JSON laid out, everything else described and never decoded."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
-__all__ = ["duration", "json_text", "outcome", "short_key", "size", "utc", "utc_short"]
+from celery_idempotent.steps import Begun, from_plain
+
+__all__ = ["duration", "json_text", "outcome", "short_key", "size", "step_states", "utc", "utc_short"]
 
 _MOST_CHARACTERS = 100_000
 """Of JSON on a page; browsers get slow long before a store is full."""
@@ -41,6 +45,21 @@ def json_text(text: str | bytes) -> str:
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except ValueError:
         return repr(text)
+
+
+def step_states(steps: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What has become of each step, by its name."""
+    return [(name, _state(plain)) for name, plain in steps.items()]
+
+
+def _state(plain: Any) -> str:
+    try:
+        state = from_plain(plain)
+    except ValueError:
+        return "not readable by this version"
+    if isinstance(state, Begun):
+        return f"began at {utc(state.at)} in attempt {state.attempt}, and did not end"
+    return "ended"
 
 
 def size(result: str | bytes | None) -> int:
