@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -21,9 +21,9 @@ from proof.targets import Site
 __all__ = ["is_synced_first", "is_synced_first_by_its_writer"]
 
 _CALLS = "trace=fsync,fdatasync,read,recvfrom,recvmsg,pwrite64,write,writev,sendto,sendmsg"
-_SYNC = re.compile(r"(fsync|fdatasync)\(")
-_ANSWER = re.compile(r"(write|writev|sendto|sendmsg)\((\d+)")
-_SYNCED = re.compile(r"= 0$")
+_DESCRIPTOR = re.compile(r"\w+\((\d+)")
+_SYNCED = re.compile(r"(?:fsync|fdatasync)\(\d+\) += 0$")
+_ANSWER = re.compile(r"(?:write|writev|sendto|sendmsg)\((\d+)")
 
 _SWAP = """
 import os, sys
@@ -44,17 +44,14 @@ def is_synced_first(site: Site) -> bool:
     record = a_record()
     with closing(open_store(site.url)) as store:
         store.swap(a_record(), None)  # connects
-        with _traced(site.server.pids) as calls:
+        with _traced(site.server.pids) as threads:
             assert store.swap(record, None) == record
-    asked = next(index for index, call in enumerate(calls) if record.revision in call)
-    thread = calls[asked].split()[0]
-    own = [call for call in calls[asked:] if call.startswith(f"{thread} ")]
-    connection = re.search(r"\((\d+)", own[0])
-    assert connection is not None
-    answered = next(
-        index for index, call in enumerate(own) if (found := _ANSWER.search(call)) and found[2] == connection[1]
-    )
-    return any(map(_is_sync, own[:answered]))
+    calls = _naming(record.revision, threads)
+    request = next(index for index, call in enumerate(calls) if record.revision in call)
+    connection = _DESCRIPTOR.search(calls[request])
+    assert connection is not None, calls[request]
+    answer = next(index for index, call in enumerate(calls) if index > request and _answers(call, connection[1]))
+    return any(map(_SYNCED.match, calls[request:answer]))
 
 
 def is_synced_first_by_its_writer(site: Site) -> bool:
@@ -64,36 +61,43 @@ def is_synced_first_by_its_writer(site: Site) -> bool:
     )
     assert writer.stdout is not None
     assert writer.stdout.readline() == "ready\n"
-    with _traced([writer.pid]) as calls:
-        said, _ = writer.communicate("!")
-    done = next(index for index, call in enumerate(calls) if "write(1, " in call and said.strip() in call)
-    last_write = max(index for index, call in enumerate(calls[:done]) if "pwrite64(" in call)
-    return any(map(_is_sync, calls[last_write:done]))
+    with _traced([writer.pid]) as threads:
+        revision, _ = writer.communicate("!")
+    calls = _naming(revision.strip(), threads)
+    done = next(index for index, call in enumerate(calls) if _answers(call, "1"))
+    last_write = max(index for index, call in enumerate(calls[:done]) if call.startswith("pwrite64("))
+    return any(map(_SYNCED.match, calls[last_write:done]))
 
 
-def _is_sync(call: str) -> bool:
-    return bool(_SYNC.search(call) and _SYNCED.search(call))
+def _naming(revision: str, threads: Iterable[Sequence[str]]) -> Sequence[str]:
+    """The calls of the thread that met the revision."""
+    return next(calls for calls in threads if any(revision in call for call in calls))
+
+
+def _answers(call: str, descriptor: str) -> bool:
+    found = _ANSWER.match(call)
+    return found is not None and found[1] == descriptor
 
 
 @contextmanager
-def _traced(pids: Sequence[int]) -> Iterator[list[str]]:
-    """The system calls of the processes within the block; filled in at its end."""
-    calls: list[str] = []
+def _traced(pids: Sequence[int]) -> Iterator[list[Sequence[str]]]:
+    """The system calls of each thread of the processes within the block; filled in at its end."""
+    threads: list[Sequence[str]] = []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "calls"
         attached = [argument for pid in pids for argument in ("-p", str(pid))]
         tracer = subprocess.Popen(
-            ["strace", "-f", "-s", "10000", "-o", str(out), "-e", _CALLS, *attached],
+            ["strace", "-ff", "-s", "10000", "-o", str(out), "-e", _CALLS, *attached],
             stderr=subprocess.PIPE,
             text=True,
         )
         try:
             _await(tracer, len(pids))
-            yield calls
+            yield threads
         finally:
             tracer.send_signal(signal.SIGINT)
             tracer.communicate()
-        calls += out.read_text(errors="replace").splitlines()
+        threads += [path.read_text(errors="replace").splitlines() for path in Path(folder).iterdir()]
 
 
 def _await(tracer: "subprocess.Popen[str]", processes: int) -> None:
