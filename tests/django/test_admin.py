@@ -572,6 +572,30 @@ def test_claim_that_was_taken_over_meanwhile_stays(store: DjangoStore, operator:
     assert store.get(record.key) == taken_over
 
 
+def test_release_of_nothing_leads_back_to_the_list(store: DjangoStore, operator: Client) -> None:
+    """By the address alone, or of what has been deleted meanwhile."""
+    for response in (
+        operator.get(f"{LIST}release/", follow=True),
+        _release(operator, replace(a_record(), key="gone"), checked="on"),
+    ):
+        assert "nothing to release" in _messages(response)
+
+
+def test_admin_site_of_the_users_is_not_left(store: DjangoStore, operator: Client) -> None:
+    """Pages, forms and redirects stay on the site on which the model is registered."""
+    unknown, abandoned = _written(store, Status.UNKNOWN), _abandoned(store)
+    page, other = (_url(each).replace("/admin/", "/staff/") for each in (unknown, abandoned))
+    resolve = page.replace("/change/", "/resolve/")
+    chosen = {"action": "resolve_selected", "index": 0, "_selected_action": [unknown.key]}
+
+    assert f'href="{resolve}"' in _text(operator.get(page))
+    assert operator.post(LIST.replace("/admin/", "/staff/"), chosen)["Location"] == resolve
+    assert '"/admin/' not in _text(operator.get(resolve))
+    assert '"/admin/' not in _text(operator.get(other.replace("/change/", "/release/")))
+    given = {"revision": unknown.revision, "verdict": "rerun", "checked": "on"}
+    assert operator.post(resolve, given)["Location"] == page
+
+
 def test_not_more_is_released_than_a_person_can_check(
     store: DjangoStore, operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

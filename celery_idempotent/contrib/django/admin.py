@@ -200,8 +200,8 @@ class IdempotencyRecordAdmin(_Admin):
         context: dict[str, Any] = {}
         if row is not None and self.has_verdict_permission(request):
             context = {
-                "resolve_url": _url("resolve", row.key) if row.status == Status.UNKNOWN else None,
-                "release_url": _url("release", row.key) if _lease_is_over(row) else None,
+                "resolve_url": self._url("resolve", row.key) if row.status == Status.UNKNOWN else None,
+                "release_url": self._url("release", row.key) if _lease_is_over(row) else None,
             }
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
@@ -270,7 +270,7 @@ class IdempotencyRecordAdmin(_Admin):
         if len(rows) > 1:
             self.message_user(request, "Resolve one at a time: each needs a look at its receiver.", messages.ERROR)
             return None
-        return HttpResponseRedirect(_url("resolve", rows[0].key))
+        return HttpResponseRedirect(self._url("resolve", rows[0].key))
 
     def resolve_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """The verdict on one UNKNOWN outcome."""
@@ -279,11 +279,11 @@ class IdempotencyRecordAdmin(_Admin):
             return self._nothing_recorded(request, object_id)
         if row.status != Status.UNKNOWN:
             self.message_user(request, f"Only an UNKNOWN outcome is resolved; this is {row.status}.", messages.ERROR)
-            return HttpResponseRedirect(_url("change", row.key))
+            return HttpResponseRedirect(self._url("change", row.key))
         form = ResolveForm(request.POST or None, initial={"revision": row.revision})
         if form.is_valid():
             self._resolve(request, row, form.cleaned_data)
-            return HttpResponseRedirect(_url("change", row.key))
+            return HttpResponseRedirect(self._url("change", row.key))
         return self._page(
             request,
             "resolve.html",
@@ -293,7 +293,7 @@ class IdempotencyRecordAdmin(_Admin):
             steps=display.step_states(row.record.steps),
             retained=display.duration(project.policy_of(row.record).retain_ms),
             form=form,
-            back=_url("change", row.key),
+            back=self._url("change", row.key),
         )
 
     def release_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -307,16 +307,19 @@ class IdempotencyRecordAdmin(_Admin):
         """Release the claims that the confirmation showed, each only if it is still what was shown."""
         seen = dict(each.split(" ", 1)[::-1] for each in request.POST.getlist("seen")[:_MOST_RELEASED])
         rows = list(self.get_queryset(request).filter(key__in=seen))
+        if not rows:
+            self.message_user(request, "There is nothing to release.", messages.WARNING)
+            return HttpResponseRedirect(self._url("changelist"))
         form = ReleaseForm(request.POST)
         if not form.is_valid():
             return self._release_page(request, rows, form)
         for row in rows:
             self._release(request, row, seen[row.key])
-        return HttpResponseRedirect(_url("changelist"))
+        return HttpResponseRedirect(self._url("changelist"))
 
     def _nothing_recorded(self, request: HttpRequest, object_id: str) -> HttpResponse:
         self.message_user(request, f"Nothing is recorded under {unquote(object_id)}.", messages.WARNING)
-        return HttpResponseRedirect(_url("changelist"))
+        return HttpResponseRedirect(self._url("changelist"))
 
     def _resolve(self, request: HttpRequest, row: IdempotencyRecord, given: Mapping[str, Any]) -> None:
         store, key, revision = project.store_of_admin(), row.record.key, given["revision"]
@@ -372,7 +375,7 @@ class IdempotencyRecordAdmin(_Admin):
             others=[each for each in rows if each not in releasable],
             now=display.utc(project.store_of_admin().now()),
             form=form or ReleaseForm(),
-            back=_url("changelist"),
+            back=self._url("changelist"),
         )
 
     def _page(self, request: HttpRequest, template: str, title: str, **context: Any) -> HttpResponse:
@@ -381,6 +384,10 @@ class IdempotencyRecordAdmin(_Admin):
             f"celery_idempotent/admin/{template}",
             {**self.admin_site.each_context(request), "opts": self.opts, "title": title, **context},
         )
+
+    def _url(self, page: str, *key: str) -> str:
+        name = f"admin:celery_idempotent_idempotencyrecord_{page}"
+        return reverse(name, args=[quote(each) for each in key], current_app=self.admin_site.name)
 
     def _verdict_view(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
         """``view`` for those who may give verdicts, and outside of the transactions of ATOMIC_REQUESTS."""
@@ -398,10 +405,6 @@ class IdempotencyRecordAdmin(_Admin):
 
 def _lease_is_over(row: IdempotencyRecord) -> bool:
     return row.status == Status.IN_PROGRESS and row.lease_until <= project.store_of_admin().now()
-
-
-def _url(page: str, *key: str) -> str:
-    return reverse(f"admin:celery_idempotent_idempotencyrecord_{page}", args=[quote(each) for each in key])
 
 
 def _moment(milliseconds: int) -> str:

@@ -1,6 +1,8 @@
 """What the Celery app of a Django project says: its store, and the policies of its tasks."""
 
-from celery import current_app
+from functools import cache
+
+from celery import Celery, current_app
 from django.db import DEFAULT_DB_ALIAS
 
 from celery_idempotent.contrib.django.store import DjangoStore
@@ -38,24 +40,26 @@ def why_records_are_elsewhere() -> str | None:
 
 def idempotent_tasks() -> list[str]:
     """The names of the project's idempotent tasks."""
-    _load_tasks()
-    return [name for name, task in current_app.tasks.items() if isinstance(task, IdempotentMixin)]
+    app = current_app._get_current_object()
+    _load_tasks(app)
+    return [name for name, task in app.tasks.items() if isinstance(task, IdempotentMixin)]
 
 
 def policy_of(record: Record) -> Policy:
     """The policy of the record's task, or the app's where the project has no such task."""
-    _load_tasks()
+    _load_tasks(current_app._get_current_object())
     return runtime().policy_of(record)
 
 
-def _load_tasks() -> None:
-    """Import the tasks that a worker knows by Celery's conventions for Django; cheap to repeat.
+@cache
+def _load_tasks(app: Celery) -> None:
+    """Import the tasks that a worker knows by Celery's conventions for Django, once.
 
     ``app.loader.import_default_modules()`` would set Django up again, which must not happen in a request.
     """
-    current_app.autodiscover_tasks(force=True)
-    for module in current_app.loader.default_modules:
-        current_app.loader.import_task_module(module)
+    app.autodiscover_tasks(force=True)
+    for module in app.loader.default_modules:
+        app.loader.import_task_module(module)
 
 
 def _configured_store() -> DjangoStore | None:
