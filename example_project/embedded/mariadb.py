@@ -80,7 +80,9 @@ class EmbeddedMariaDB(Server):
 
     @property
     def _place(self) -> tuple[str, ...]:
-        return ("--no-defaults", f"--datadir={self.folder}/data", f"--user={getpass.getuser()}")
+        # A folder for temporary tables, too: a server that starts deletes those of all others in the same.
+        data, temporary = f"--datadir={self.folder}/data", f"--tmpdir={self.folder}"
+        return ("--no-defaults", data, temporary, f"--user={getpass.getuser()}")
 
 
 def _program(name: str) -> str:
