@@ -14,7 +14,6 @@ from django.test import TestCase, TransactionTestCase
 
 from celery_idempotent import outbox
 from celery_idempotent.attempt import new_nonce
-from celery_idempotent.contrib.django import store as store_module
 from celery_idempotent.contrib.django.models import IdempotencyOutbox
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
@@ -373,14 +372,3 @@ class TestOutboxIsFlushed(TransactionTestCase):
 def test_message_is_shown_by_its_task_id() -> None:
     """What logs and Celery's own tools call it."""
     assert str(IdempotencyOutbox(task_id="id-1")) == "id-1"
-
-
-def test_child_leaves_connection_pools_to_its_parent(store: DjangoStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool whose sockets crossed a fork would mix up replies; it is kept unused, not closed in the parent's name."""
-    pool = object()
-    monkeypatch.setattr(connections[store.alias], "_connection_pools", {store.alias: pool}, raising=False)
-
-    store_module._leave_to_parent()
-
-    assert pool in store_module._inherited
-    assert connections[store.alias]._connection_pools == {}  # type: ignore[attr-defined]

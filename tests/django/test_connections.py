@@ -185,6 +185,29 @@ def test_what_a_child_does_with_what_it_inherits(store: DjangoStore, tmp_path: P
         race([work])
 
 
+def test_what_a_child_does_with_a_pool_it_inherits(postgres: EmbeddedPostgres) -> None:
+    """It keeps the parent's pool unused, whose sockets would mix up replies, and makes one of its own."""
+    settings = postgresql(postgres)
+
+    def work(alias: str) -> None:
+        connection: Any = connections[alias]
+        connection.ensure_connection()
+        inherited, pool = connection.connection, connection.pool
+        _leave_to_parent()
+        connection.ensure_connection()
+        assert connection.pool is not pool
+        assert _inherited[-2:] == [inherited, pool]
+        del _inherited[-2:]
+        pool.putconn(inherited)
+        pool.close()
+        connection.close()
+        connection.close_pool()
+
+    with migrated("pooled", {**settings, "OPTIONS": {**settings["OPTIONS"], "pool": True}}) as alias:
+        DjangoStore(alias)
+        race([partial(work, alias)])
+
+
 def test_child_loses_nothing_when_its_parent_closes_the_file(tmp_path: Path) -> None:
     """SQLite in WAL mode: whoever closes last deletes the log, and a parent must not take itself for the last."""
     with migrated("wal", sqlite(tmp_path / "shop.sqlite3")) as alias:
