@@ -27,8 +27,9 @@ class Server:
         return {each[0] for each in self.ask(question, self._name)}
 
     def hang_up(self, session: int) -> None:
-        """End a session from this side."""
-        self.tell(f"KILL {session}" if self._is_mysql else f"SELECT pg_terminate_backend({session})")
+        """End a session from this side; its socket is closed by then."""
+        # PostgreSQL's list forgets a session before its process closes the socket; given a time, it waits for that.
+        self.tell(f"KILL {session}" if self._is_mysql else f"SELECT pg_terminate_backend({session}, 60000)")
         wait_until(lambda: session not in self.sessions(), "the session ends")
 
     def ask(self, question: str, *values: str | int) -> Any:
