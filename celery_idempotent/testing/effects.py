@@ -5,6 +5,7 @@ a crash there repeats it depends on the receiver and the policy. So it is tried,
 """
 
 from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import closing
 from typing import Any, Literal, get_args
 
 from celery import Task
@@ -38,8 +39,9 @@ def assert_effect_once(
 
     The writes of steps and of a commit are among them, so a step's call is cut off on either side of it. Elsewhere
     in the midst of the body no death is tried. What ``attempt.commit()`` writes is kept in the store, where
-    ``effects`` can count it: ``app.conf.idempotency_store.committed``. ``attempt.transaction()`` needs an SQL
-    store, so a task that uses it cannot be rehearsed; the report says so.
+    ``effects`` can count it: ``app.conf.idempotency_store.committed``. What is done in ``attempt.transaction()``
+    is done in the database of the app's own store, which must be an SQL or Django store then, and ``effects`` looks
+    there; only the record is kept in memory.
 
     A worker's death is acted: the store refuses whatever the dead attempt still tries to write. ``finally``
     blocks of the body do run, though.
@@ -64,8 +66,12 @@ def assert_effect_once(
         raise ValueError(f"promise={promise!r}: must be one of {get_args(Promise)}")
     if not isinstance(task, Task):
         raise TypeError(f"task={task!r}: must be a Celery task; not its function, its signature or its name")
-    count, store = _counting(effects), RehearsalStore()
-    with Deliveries.of(task) as deliveries, installed(task.app, store):
+    count = _counting(effects)
+    with (
+        closing(RehearsalStore(task.app.conf.get("idempotency_store"))) as store,
+        Deliveries.of(task) as deliveries,
+        installed(task.app, store),
+    ):
         rows = Rehearsal(deliveries, store, args, kwargs, count, reset).all_scenarios()
     if not all(_keeps(row, promise) for row in rows):
         raise AssertionError(_report(deliveries.task, promise, rows))

@@ -15,7 +15,8 @@ from uuid import uuid4
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.record import Record, Status
 from celery_idempotent.steps import Begun, from_plain
-from celery_idempotent.store import Transaction
+from celery_idempotent.store import OutboxMessage, Store, Transaction, Transactional
+from celery_idempotent.stores import open_store
 from celery_idempotent.task import IdempotentMixin
 from celery_idempotent.testing.deliveries import Deliveries, Ended, Message, WorkerDied, nothing
 from celery_idempotent.testing.stores import FakeStore
@@ -68,10 +69,17 @@ _WRITES = {
 
 
 class RehearsalStore(FakeStore):
-    """A store that deals a fate to one write of one operation, in the thread that executes it."""
+    """A store that deals a fate to one write of one operation, in the thread that executes it.
 
-    def __init__(self) -> None:
+    Args:
+        own: The app's own store, or its URL: whose database ``attempt.transaction()`` is one of. None of our records
+            are written there.
+    """
+
+    def __init__(self, own: str | Store | None = None) -> None:
         super().__init__()
+        self._setting = own
+        self._own: Store | None = None
         #: The operation's writes so far, by the name that people know.
         self.writes: list[str] = []
         self._fate: tuple[int, Fate] | None = None
@@ -109,17 +117,37 @@ class RehearsalStore(FakeStore):
         return self._fated(new, "the commit", partial(super().swap_with, new, expected, writes))
 
     def begin(self, using: Any = None) -> Transaction:
-        """Refuse: a transaction needs the database of which it is one.
+        """A transaction on the database of the app's own store, in which the record is the only thing rehearsed.
 
         Raises:
-            PolicyError: Always.
+            PolicyError: The app's own store has no transactions, or ``using`` cannot be used.
+            StoreUnavailable: The database did not answer.
         """
-        raise PolicyError(
-            "transaction",
-            "in a rehearsal",
-            "attempt.transaction() needs an SQL store, and assert_effect_once brings its own, in memory; deliver the "
-            "task on an SQL store, such as a SQLite file, and look into its tables",
-        )
+        if self._own is None and self._setting is not None:
+            self._own = open_store(self._setting)
+        own: object = self._own
+        if not isinstance(own, Transactional):
+            raise PolicyError(
+                "idempotency_store",
+                repr(own),
+                "has no transactions; to rehearse attempt.transaction(), give the test's app an SQL store, such as "
+                "sqlite:////tmp/test.sqlite: the body's statements go to its database",
+            )
+        return _RehearsedTransaction(self, own.begin(using))
+
+    def commit(self, new: Record, expected: str, own: Callable[[], None]) -> Record | None:
+        """Write ``new`` together with what ``own`` commits, by the fate of that write."""
+
+        def both() -> Record | None:
+            own()
+            return super(RehearsalStore, self).swap(new, expected)
+
+        return self._fated(new, "the commit", both)
+
+    def close(self) -> None:
+        """Close the app's own store, if it was opened here."""
+        if self._own is not None and self._own is not self._setting:
+            self._own.close()
 
     def _fated(self, new: Record, what: str, swap: Callable[[], Record | None]) -> Record | None:
         if threading.get_ident() != self._thread:
@@ -164,6 +192,53 @@ class RehearsalStore(FakeStore):
         if self._deliveries > 1:
             name += f" of delivery {self._deliveries}"
         return name if name not in self.writes else f"{name}, again"
+
+
+class _RehearsedTransaction:
+    """See :class:`celery_idempotent.store.Transaction`. The user's rows are in a database, the record is in memory.
+
+    They are written together all the same: a worker's death is acted, so nothing comes between.
+    """
+
+    def __init__(self, store: RehearsalStore, own: Transaction) -> None:
+        self._store = store
+        self._own = own
+        self._write: tuple[Record, str] | None = None
+        self._is_open = True
+
+    @property
+    def connection(self) -> Any:
+        """See :class:`celery_idempotent.store.Transaction`."""
+        return self._own.connection
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.store.Transaction.swap`."""
+        stored = self._store.get(new.key)
+        if expected is None or stored is None or stored.revision != expected:
+            return stored
+        self._write = (new, expected)
+        return new
+
+    def enqueue(self, message: OutboxMessage) -> None:
+        """See :meth:`celery_idempotent.store.Transaction.enqueue`."""
+        self._own.enqueue(message)
+
+    def commit(self) -> None:
+        """See :meth:`celery_idempotent.store.Transaction.commit`."""
+        assert self._write is not None, "swap() comes before commit()"
+        try:
+            self._store.commit(*self._write, self._commit)
+        finally:
+            if self._is_open:
+                self._own.rollback()
+
+    def rollback(self) -> None:
+        """See :meth:`celery_idempotent.store.Transaction.rollback`."""
+        self._own.rollback()
+
+    def _commit(self) -> None:
+        self._is_open = False
+        self._own.commit()
 
 
 class Rehearsal:

@@ -20,6 +20,7 @@ from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnava
 from celery_idempotent.outbox import relay
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import Outbox, OutboxMessage, Transactional
+from celery_idempotent.testing import assert_effect_once
 from celery_idempotent.testing.contract import a_record
 from example_project.embedded import EmbeddedPostgres
 from tests.django.databases import migrated, postgresql
@@ -340,6 +341,12 @@ class TestBooking(TestCase):
         (message,) = [each for each in published(book.app) if each.headers["task"] == "shop.receipt"]
         assert deliver(receipt, *message.payload[0]).state == "SUCCESS"
         assert Charge.objects.filter(order_id="receipt o-book").count() == 1
+
+    def test_booking_is_once_however_it_is_delivered(self) -> None:
+        """``assert_effect_once`` works on Django's own database, in the test's transaction."""
+        assert_effect_once(book, "o-once", effects=Charge.objects.filter(order_id="o-once").count)
+
+        assert IdempotencyOutbox.objects.count() == Charge.objects.filter(order_id="o-once").count()
 
     def test_nothing_is_left_for_the_next_test(self) -> None:
         """Neither booking nor message nor record."""

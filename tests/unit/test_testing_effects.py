@@ -2,18 +2,26 @@
 # mypy: allow-untyped-decorators
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from celery import Celery, Task
 from celery.exceptions import Reject
+from sqlalchemy import Column, MetaData, String, Table, create_engine, func, select
+from sqlalchemy.orm import Session
 
 from celery_idempotent import AtMostOnce, IdempotencyWarning, IdempotentTask, Keyed, Policy, attempt, protocol
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol import Replay, Request, Run, Written
 from celery_idempotent.record import Record, Status
+from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import FaultyStore, assert_effect_once
 from celery_idempotent.testing.contract import a_record
 from celery_idempotent.testing.deliveries import WorkerDied
@@ -533,18 +541,135 @@ def test_commit_without_its_condition_is_reported(app: Celery, reserve: Task, mo
     assert {f"the worker dies {when} the commit" for when in ("before", "after")} <= set(rows(report))
 
 
-def test_transaction_is_refused_with_the_remedy(declare: Callable[..., Task], outbox: list[str]) -> None:
-    """It needs an SQL store, and the rehearsal's is none; that is said, not left to be guessed from a count of 0."""
+class _Ledger:
+    """A table of the user's, in a SQLite file that is also the app's store."""
+
+    def __init__(self, file: Path) -> None:
+        self.url = f"sqlite:///{file}"
+        self.engine = create_engine(self.url)
+        self._table = Table("ledger", MetaData(), Column("text", String(100)))
+        self._table.metadata.create_all(self.engine)
+
+    def insert(self, text: str) -> Any:
+        return self._table.insert().values(text=text)
+
+    def booked(self) -> int:
+        with self.engine.connect() as connection:
+            return connection.execute(select(func.count()).select_from(self._table)).scalar_one()
+
+
+@pytest.fixture
+def ledger(app: Celery, tmp_path: Path) -> Iterator[_Ledger]:
+    ledger = _Ledger(tmp_path / "shop.sqlite")
+    store = open_store(ledger.url)
+    store.provision()
+    store.close()
+    app.conf.idempotency_store = ledger.url
+    yield ledger
+    ledger.engine.dispose()
+
+
+def test_transaction_is_once(declare: Callable[..., Task], ledger: _Ledger) -> None:
+    """Rows and messages are in the app's own database, once each in every way to die at the commit."""
+
+    def book(self: Any, to: str) -> Any:
+        with self.attempt.transaction() as tx:
+            tx.execute(ledger.insert(to))
+            tx.send(self, "follow-up")
+            return tx.done("booked")
+
+    task = declare(body=book)
+    outbox = SQLStore(ledger.url)
+
+    assert_effect_once(task, "o-1", effects=ledger.booked)
+    messages = outbox.take(100, hold=1)
+    outbox.close()
+
+    assert len(messages) == ledger.booked() == 16  # the scenarios; what was rolled back has left nothing
+    ledger.engine.dispose()
+    assert not [each for each in psutil.Process().open_files() if each.path == ledger.engine.url.database]
+
+
+def test_session_of_the_users_is_rehearsed(declare: Callable[..., Task], ledger: _Ledger) -> None:
+    """The transaction may be one of an ORM session's."""
+
+    def book(self: Any, to: str) -> Any:
+        with Session(ledger.engine) as session, self.attempt.transaction(session) as tx:
+            session.execute(ledger.insert(to))
+            return tx.done("booked")
+
+    assert_effect_once(declare(body=book), "o-1", effects=ledger.booked)
+
+
+def test_effect_beside_the_transaction_is_reported(declare: Callable[..., Task], ledger: _Ledger) -> None:
+    """What is done on another connection is not undone with it; a commit without an answer is no excuse."""
+
+    def book(self: Any, to: str) -> Any:
+        with self.attempt.transaction() as tx:
+            done = tx.done("booked")
+        with ledger.engine.begin() as connection:
+            connection.execute(ledger.insert(to))
+        return done
+
+    def book_early(self: Any, to: str) -> Any:
+        with ledger.engine.begin() as connection:
+            connection.execute(ledger.insert(to))
+        with self.attempt.transaction() as tx:
+            return tx.done("booked")
+
+    late = report_of(declare(body=book), "o-1", effects=ledger.booked)
+    early = report_of(declare(body=book_early, name="shop.early"), "o-1", effects=ledger.booked)
+
+    assert rows(late, marked=True) == {"the worker dies after the commit": 0}
+    assert rows(early, marked=True) == {"one request is lost at the commit": 2, "the worker dies before the commit": 2}
+
+
+def test_body_that_goes_on_after_a_failed_commit_is_followed(declare: Callable[..., Task], ledger: _Ledger) -> None:
+    """A rollback of the body's own leaves no row and no record."""
+
+    def book(self: Any, to: str) -> Any:
+        with suppress(LookupError), self.attempt.transaction() as tx:
+            tx.execute(ledger.insert(to))
+            raise LookupError
+        with self.attempt.transaction() as tx:
+            tx.execute(ledger.insert(to))
+            return tx.done("booked")
+
+    assert_effect_once(declare(body=book), "o-1", effects=ledger.booked)
+
+
+@pytest.mark.parametrize("setting", [None, "memory://", MemoryStore()], ids=["none", "url", "store"])
+def test_transaction_without_a_database_is_refused_with_the_remedy(
+    setting: Any, app: Celery, declare: Callable[..., Task], outbox: list[str]
+) -> None:
+    """It needs an SQL store; that is said, not left to be guessed from a count of 0."""
 
     def book(self: Any, to: str) -> Any:
         with self.attempt.transaction() as tx:
             outbox.append(to)
             return tx.done("booked")
 
+    app.conf.idempotency_store = setting
     report = report_of(declare(body=book), "o-1", effects=outbox)
 
-    assert "The body raised PolicyError: transaction=in a rehearsal: attempt.transaction() needs an SQL store" in report
+    assert "has no transactions; to rehearse attempt.transaction(), give the test's app an SQL store" in report
     assert outbox == []
+
+
+def test_transaction_of_a_claim_that_is_gone_writes_nothing(ledger: _Ledger) -> None:
+    """Its swap tells whose record it is, as that of a real store does."""
+    record = a_record()
+    theirs = replace(record, revision="theirs", owner="theirs")
+    completed = replace(record, revision="completed", status=Status.COMPLETED)
+
+    with closing(RehearsalStore(ledger.url)) as store:
+        store.swap(theirs, None)
+        transaction = store.begin()
+        transaction.connection.execute(ledger.insert("o-1"))
+        assert transaction.swap(completed, record.revision) == theirs
+        transaction.rollback()
+
+    assert ledger.booked() == 0
 
 
 def test_dead_attempt_writes_nothing_any_more() -> None:
