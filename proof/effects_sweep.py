@@ -48,7 +48,7 @@ CAMPAIGN = "SIGKILL at every point of an effect"
 
 
 class Kind(StrEnum):
-    """A kind of effect; the last two are what is often taken for enough."""
+    """A kind of effect; the last is often taken for enough, and is judged as if it were."""
 
     AT_LEAST_ONCE = "step"
     AT_MOST_ONCE = "step under refuse"
@@ -61,7 +61,7 @@ class Kind(StrEnum):
     def allows(self, effects: int, unknown: bool) -> bool:
         """Whether that many effects keep the promise, once clean deliveries have ended."""
         match self:
-            case Kind.AT_LEAST_ONCE | Kind.TOKEN_ALONE:
+            case Kind.AT_LEAST_ONCE:
                 return effects >= 1
             case Kind.AT_MOST_ONCE:
                 return effects == 1 or (unknown and effects == 0)
