@@ -26,7 +26,8 @@ from proof.targets import ALL, DURABLE, TARGETS, start, why_not
 A = TypeVar("A")
 B = TypeVar("B")
 
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 140)
+"""A log is wider than the 80 characters that are taken for granted where there is no terminal."""
 
 SEED = 20261121
 

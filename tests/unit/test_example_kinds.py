@@ -1,6 +1,10 @@
 """How the example of every kind of effect counts and judges."""
 
+import io
+import re
 from collections import Counter
+
+from rich.console import Console
 
 from example_project.kinds import tally
 from example_project.kinds.tally import KINDS, Kind
@@ -39,3 +43,15 @@ def test_run_without_fire_proves_nothing() -> None:
     assert tally.missing_evidence(dict.fromkeys(KINDS, bad), dict.fromkeys(KINDS, good)) == []
     assert len(tally.missing_evidence(dict.fromkeys(KINDS, good), dict.fromkeys(KINDS, good))) == len(KINDS)
     assert tally.missing_evidence(dict.fromkeys(KINDS, bad), dict.fromkeys(KINDS, Kind(0, 3, 0, 0, 0)))
+
+
+def test_table_fits_a_terminal() -> None:
+    """Nothing is cut off or folded at 80 characters, nor with numbers of three digits."""
+    shown = Console(width=80, record=True, file=io.StringIO())
+    many = dict.fromkeys(KINDS, Kind(98, 997, 996, 995, 994))
+
+    shown.print(tally.table(many, many, 999))
+    table = shown.export_text()
+
+    assert "…" not in table
+    assert len(re.findall(r" 98 / 98 +997 +996 +995 +997 +996 +995 +994$", table, re.M)) == len(KINDS)
