@@ -24,7 +24,7 @@ from celery_idempotent.heartbeat import heartbeat
 from celery_idempotent.keys import Identity
 from celery_idempotent.protected import Protected
 from celery_idempotent.runtime import CONTROL_FLOW, runtime_of
-from celery_idempotent.store import Committing, Store, Transactional
+from celery_idempotent.store import CommittingStore, Store, TransactionalStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 
@@ -111,12 +111,12 @@ def _bodies(store: Store, prepare: Callable[[str], None]) -> Iterator[tuple[str,
     yield "a step", lambda handle: handle.step("a", lambda step: "ch_1")
     yield "a step at most once", lambda handle: handle.step("a", lambda step: "ch_1", on_takeover="refuse")
     yield "three steps", lambda handle: [handle.step(name, lambda step: "ch_1") for name in "abc"]
-    if isinstance(store, Committing) and isinstance(store, DynamoDBStore):
+    if isinstance(store, CommittingStore) and isinstance(store, DynamoDBStore):
         table = f"effects-{uuid4().hex}"
         prepare(table)
         put = {"Put": {"TableName": table, "Item": {"key": "a", "text": "x" * 100}}}
         yield "a commit", lambda handle: handle.commit("x" * 18, [put])
-    if isinstance(store, Transactional):
+    if isinstance(store, TransactionalStore):
         table = f"effects_{uuid4().hex}"
         prepare(table)
         statement = text(f"INSERT INTO {table} VALUES ('a')")
@@ -148,7 +148,7 @@ def _make_table(store: Store, name: str) -> None:
             AttributeDefinitions=[{"AttributeName": "key", "AttributeType": "S"}],
             KeySchema=[{"AttributeName": "key", "KeyType": "HASH"}],
         )
-    elif isinstance(store, Transactional):
+    elif isinstance(store, TransactionalStore):
         transaction = store.begin()
         transaction.connection.execute(text(f"CREATE TABLE {name} (word VARCHAR(9))"))
         transaction.connection.commit()

@@ -35,7 +35,7 @@ from celery_idempotent.protocol import (
 )
 from celery_idempotent.record import Record, Status
 from celery_idempotent.steps import Begun, Finished, from_plain, to_plain
-from celery_idempotent.store import Committing, Store, Transaction
+from celery_idempotent.store import CommittingStore, Store, Transaction
 
 __all__ = ["Attempt", "Clock", "Superseded", "Written", "claim", "effect_key", "new_nonce"]
 
@@ -287,7 +287,7 @@ class Attempt:
             )
         )
 
-    def commit(self, store: Committing, kept: Kept, writes: Sequence[Mapping[str, Any]]) -> None:
+    def commit(self, store: CommittingStore, kept: Kept, writes: Sequence[Mapping[str, Any]]) -> None:
         """Record the result and make the user's ``writes`` in one atomic step.
 
         Args:

@@ -21,7 +21,7 @@ from celery_idempotent import outbox, resolution, verdicts
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.record import Record, Status
 from celery_idempotent.runtime import runtime_of
-from celery_idempotent.store import Purgeable, Store, Verifiable
+from celery_idempotent.store import PurgeableStore, Store, VerifiableStore
 from celery_idempotent.task import IdempotentMixin
 
 __all__ = ["idempotency"]
@@ -50,7 +50,7 @@ def check(context: click.Context) -> None:
     """Check the store as a worker does when it starts; writes nothing."""
     store = _store(context)
     with _readable_errors():
-        if isinstance(store, Verifiable):
+        if isinstance(store, VerifiableStore):
             store.verify()
     click.echo(f"{store!r} answers and can be used")
 
@@ -121,7 +121,9 @@ def purge(context: click.Context, batch: int, most: int, days: float | None) -> 
     """
     store = _store(context)
     with _readable_errors():
-        purged = _counted("deleting outcomes", _purging(store, batch, most)) if isinstance(store, Purgeable) else None
+        purged = (
+            _counted("deleting outcomes", _purging(store, batch, most)) if isinstance(store, PurgeableStore) else None
+        )
         released = None if days is None else _counted("deleting released", _deleting_released(store, days, most))
     click.echo(f"{store!r} deletes outcomes by itself" if purged is None else f"{purged} outcomes deleted")
     if released is not None:
@@ -182,7 +184,7 @@ def release(context: click.Context, key: str) -> None:
     click.echo(f"{key} is {record.status}")
 
 
-def _purging(store: Purgeable, batch: int, most: int) -> Iterator[int]:
+def _purging(store: PurgeableStore, batch: int, most: int) -> Iterator[int]:
     """How many are deleted so far, batch by batch."""
     total = 0
     while total < most and (deleted := store.purge(min(batch, most - total))):

@@ -17,7 +17,7 @@ from celery_idempotent.effects import Duration, Effect
 from celery_idempotent.errors import OutcomeUnknown, PolicyError, ResultLost, SafeToRetry, WriteRefused
 from celery_idempotent.protocol import OnTakeover
 from celery_idempotent.steps import Begin, Call, Doubt, Finished, Recall, Step, Terms, decide_step, terms_of
-from celery_idempotent.store import Committing, RecordTooLarge, Transactional, WriteFailed
+from celery_idempotent.store import CommittingStore, RecordTooLarge, TransactionalStore, WriteFailed
 from celery_idempotent.transactions import BodyTransaction, derived_id
 
 __all__ = ["Protected"]
@@ -95,7 +95,7 @@ class Protected:
         """Record ``result`` and make ``writes`` in one atomic step; see
         :class:`~celery_idempotent.handle.AttemptHandle`."""
         store = self.attempt.store
-        if not isinstance(store, Committing):
+        if not isinstance(store, CommittingStore):
             raise PolicyError(
                 "idempotency_store", repr(store), "commits no writes; attempt.commit() needs a DynamoDB store"
             )
@@ -115,7 +115,7 @@ class Protected:
     def transaction(self, using: Any = None) -> BodyTransaction:
         """A transaction that the record is part of; see :class:`~celery_idempotent.handle.AttemptHandle`."""
         store = self.attempt.store
-        if not isinstance(store, Transactional):
+        if not isinstance(store, TransactionalStore):
             raise PolicyError(
                 "idempotency_store", repr(store), "has no transactions; attempt.transaction() needs an SQL store"
             )

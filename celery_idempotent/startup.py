@@ -13,7 +13,7 @@ from celery import Celery, bootsteps
 
 from celery_idempotent.errors import IdempotencyError, IdempotencyWarning, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.runtime import runtime_of
-from celery_idempotent.store import Verifiable
+from celery_idempotent.store import VerifiableStore
 from celery_idempotent.stores.memory import MemoryStore
 
 __all__ = ["StoreCheck", "check_at_start"]
@@ -53,7 +53,7 @@ def check(app: Celery, pool: Any) -> None:
             IdempotencyWarning,
             stacklevel=2,
         )
-    if isinstance(store, Verifiable):
+    if isinstance(store, VerifiableStore):
         try:
             store.verify()
         except StoreMisconfigured:

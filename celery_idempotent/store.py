@@ -22,15 +22,15 @@ from typing import Any, Protocol, runtime_checkable
 from celery_idempotent.record import Record, Status
 
 __all__ = [
-    "Committing",
+    "CommittingStore",
     "Outbox",
     "OutboxMessage",
-    "Purgeable",
+    "PurgeableStore",
     "RecordTooLarge",
     "Store",
     "Transaction",
-    "Transactional",
-    "Verifiable",
+    "TransactionalStore",
+    "VerifiableStore",
     "WriteFailed",
 ]
 
@@ -98,7 +98,7 @@ class Store(Protocol):
 
 
 @runtime_checkable
-class Verifiable(Protocol):
+class VerifiableStore(Protocol):
     """A store that can tell, before any task runs, that it is not usable."""
 
     def verify(self) -> None:
@@ -111,7 +111,7 @@ class Verifiable(Protocol):
 
 
 @runtime_checkable
-class Purgeable(Protocol):
+class PurgeableStore(Protocol):
     """A store that keeps forgotten outcomes until it is told to delete them; the others do so by themselves.
 
     Nothing depends on when: an outcome past its ``expires_at`` counts as absent while it is still there.
@@ -132,7 +132,7 @@ class Purgeable(Protocol):
 
 
 @runtime_checkable
-class Committing(Protocol):
+class CommittingStore(Protocol):
     """A store that can commit writes of the user's together with a record, in one atomic step."""
 
     def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
@@ -197,7 +197,7 @@ class Transaction(Protocol):
 
 
 @runtime_checkable
-class Transactional(Protocol):
+class TransactionalStore(Protocol):
     """A store whose records can be written in one transaction with the user's statements."""
 
     def begin(self, using: Any = None) -> Transaction:

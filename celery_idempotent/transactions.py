@@ -7,7 +7,7 @@ from uuid import UUID
 from celery_idempotent.attempt import Attempt
 from celery_idempotent.codec import Codec, Kept
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.store import OutboxMessage, RecordTooLarge, Transaction, Transactional
+from celery_idempotent.store import OutboxMessage, RecordTooLarge, Transaction, TransactionalStore
 
 __all__ = ["BodyTransaction", "derived_id"]
 
@@ -30,7 +30,9 @@ class BodyTransaction:
         using: A connection or session of the user's; None: one of the store's own.
     """
 
-    def __init__(self, attempt: Attempt, codec: Codec, message_codec: Codec, store: Transactional, using: Any) -> None:
+    def __init__(
+        self, attempt: Attempt, codec: Codec, message_codec: Codec, store: TransactionalStore, using: Any
+    ) -> None:
         self._attempt = attempt
         self._codec = codec
         self._message_codec = message_codec

@@ -31,7 +31,7 @@ from celery_idempotent.policy import Policy
 from celery_idempotent.protected import Protected
 from celery_idempotent.record import Record, Status
 from celery_idempotent.steps import Step
-from celery_idempotent.store import Committing, OutboxMessage, Store, Transaction, Transactional
+from celery_idempotent.store import CommittingStore, OutboxMessage, Store, Transaction, TransactionalStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.sql import SQLStore
@@ -134,12 +134,12 @@ class _DyingStore(StoreWrapper):
         return self._dying(new, lambda: self.store.swap(new, expected))
 
     def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
-        assert isinstance(self.store, Committing)
+        assert isinstance(self.store, CommittingStore)
         committing = self.store
         return self._dying(new, lambda: committing.swap_with(new, expected, writes))
 
     def begin(self, using: Any = None) -> Transaction:
-        assert isinstance(self.store, Transactional)
+        assert isinstance(self.store, TransactionalStore)
         self._points.reach("before the transaction begins")
         return _DyingTransaction(self.store.begin(using), self._points)
 

@@ -224,7 +224,7 @@ class DynamoDBStore:
         return self._put(self._item(new), condition, new)
 
     def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
-        """See :meth:`celery_idempotent.store.Committing.swap_with`; one TransactWriteItems.
+        """See :meth:`celery_idempotent.store.CommittingStore.swap_with`; one TransactWriteItems.
 
         ``writes`` are up to 99, as boto3's ``transact_write_items`` takes them, to tables of the same account and
         Region. A resend whose first request was applied fails on our own record, which tells that it was.
@@ -299,7 +299,7 @@ class DynamoDBStore:
         return self._local_clock() + self._offset
 
     def verify(self) -> None:
-        """See :meth:`celery_idempotent.store.Verifiable.verify`; a PutItem whose condition cannot hold."""
+        """See :meth:`celery_idempotent.store.VerifiableStore.verify`; a PutItem whose condition cannot hold."""
         key = "celery-idempotent:verify"
         condition = {
             "ConditionExpression": "attribute_exists(#key) AND attribute_not_exists(#key)",

@@ -39,7 +39,7 @@ class MemoryStore:
         return self.swap_with(new, expected, ())
 
     def swap_with(self, new: Record, expected: str | None, writes: Sequence[Mapping[str, Any]]) -> Record | None:
-        """See :meth:`celery_idempotent.store.Committing.swap_with`; ``writes`` are kept and go nowhere."""
+        """See :meth:`celery_idempotent.store.CommittingStore.swap_with`; ``writes`` are kept and go nowhere."""
         with self._lock:
             stored = self._records.get(new.key)
             if (stored.revision if stored else None) != expected:
@@ -69,7 +69,7 @@ class MemoryStore:
             return True
 
     def purge(self, limit: int) -> int:
-        """See :meth:`celery_idempotent.store.Purgeable.purge`."""
+        """See :meth:`celery_idempotent.store.PurgeableStore.purge`."""
         now = self.now()
         with self._lock:
             forgotten = list(islice((each.key for each in self._records.values() if is_forgotten(each, now)), limit))

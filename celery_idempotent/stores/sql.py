@@ -192,7 +192,7 @@ class SQLStore:
         return self._statements.swap(partial(self._execute, connection, "swap"), new, expected)
 
     def begin(self, using: Any = None) -> SQLTransaction:
-        """See :meth:`celery_idempotent.store.Transactional.begin`.
+        """See :meth:`celery_idempotent.store.TransactionalStore.begin`.
 
         Args:
             using: Your SQLAlchemy ``Connection`` or ORM ``Session``; what its transaction holds so far is part of it.
@@ -251,7 +251,7 @@ class SQLStore:
         return self._statements.delete(self._asking("delete"), key, expected)
 
     def purge(self, limit: int) -> int:
-        """See :meth:`celery_idempotent.store.Purgeable.purge`."""
+        """See :meth:`celery_idempotent.store.PurgeableStore.purge`."""
         return self._statements.purge(self._asking("purge"), limit, self.now())
 
     def now(self) -> int:
@@ -259,7 +259,7 @@ class SQLStore:
         return time.time_ns() // 1_000_000 if self.dialect == "sqlite" else self._clock.now()
 
     def verify(self) -> None:
-        """See :meth:`celery_idempotent.store.Verifiable.verify`; writes a record and takes it back.
+        """See :meth:`celery_idempotent.store.VerifiableStore.verify`; writes a record and takes it back.
 
         Warns of settings under which the server forgets what it has acknowledged.
         """

@@ -190,7 +190,7 @@ class Statements:
         return execute(self._delete, parameters).written == 1
 
     def purge(self, execute: Execute, limit: int, now: int) -> int:
-        """See :meth:`celery_idempotent.store.Purgeable.purge`.
+        """See :meth:`celery_idempotent.store.PurgeableStore.purge`.
 
         Args:
             execute: Runs a statement.

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Purgeable, Store, Verifiable
+from celery_idempotent.store import PurgeableStore, Store, VerifiableStore
 from celery_idempotent.testing.contract import a_record, a_rival
 from celery_idempotent.testing.parallel import race
 
@@ -19,18 +19,18 @@ __all__ = ["PurgeableContract", "VerifiableContract"]
 _ROUNDS = 10
 
 
-class _PurgeableStore(Store, Purgeable, Protocol):
+class _Purgeable(Store, PurgeableStore, Protocol):
     pass
 
 
-class _VerifiableStore(Store, Verifiable, Protocol):
+class _Verifiable(Store, VerifiableStore, Protocol):
     pass
 
 
 class PurgeableContract:
-    """Tests of :class:`~celery_idempotent.store.Purgeable`; needs a fixture ``store`` that gives a provisioned one."""
+    """Tests of :class:`~celery_idempotent.store.PurgeableStore`; needs a fixture ``store`` with a provisioned one."""
 
-    def test_purge_deletes_forgotten_outcomes_only(self, store: _PurgeableStore) -> None:
+    def test_purge_deletes_forgotten_outcomes_only(self, store: _Purgeable) -> None:
         """Outcomes past their expiry go; others stay, as does whatever has no expiry, its lease long over."""
         seconds = store.now() // 1000
         forgotten = [_outcome(store, status, seconds - 5) for status in (Status.COMPLETED, Status.FAILED)]
@@ -42,7 +42,7 @@ class PurgeableContract:
         assert [store.get(each.key) for each in forgotten] == [None, None]
         assert [store.get(each.key) for each in kept] == kept
 
-    def test_purge_keeps_to_its_limit(self, store: _PurgeableStore) -> None:
+    def test_purge_keeps_to_its_limit(self, store: _Purgeable) -> None:
         """A batch is no larger than was asked, and what it reports is what it deleted."""
         forgotten = [_outcome(store, Status.COMPLETED, store.now() // 1000 - 5) for _ in range(7)]
 
@@ -54,7 +54,7 @@ class PurgeableContract:
 
         assert isinstance(store.purge(1), int)
 
-    def test_purge_lets_claims_win(self, store: _PurgeableStore) -> None:
+    def test_purge_lets_claims_win(self, store: _Purgeable) -> None:
         """A forgotten outcome that is claimed again while it is being purged is a claim, and stays."""
         for _ in range(_ROUNDS):
             forgotten = [_outcome(store, Status.COMPLETED, store.now() // 1000 - 5) for _ in range(8)]
@@ -69,13 +69,13 @@ class PurgeableContract:
 
 
 class VerifiableContract:
-    """Tests of :class:`~celery_idempotent.store.Verifiable`; needs fixtures ``store`` and ``misconfigured_store``.
+    """Tests of :class:`~celery_idempotent.store.VerifiableStore`; needs fixtures ``store`` and ``misconfigured_store``.
 
     The second is one that cannot work until somebody changes something: without its table, for instance, or
     without the permission to write.
     """
 
-    def test_verify_accepts_a_working_store_and_writes_nothing(self, store: _VerifiableStore) -> None:
+    def test_verify_accepts_a_working_store_and_writes_nothing(self, store: _Verifiable) -> None:
         """A worker may start; the check leaves no trace, however often it is made."""
         record = _written(store, a_record())
         before = {each.key for each in store.scan()}
@@ -86,7 +86,7 @@ class VerifiableContract:
         assert {each.key for each in store.scan()} <= before
         assert store.get(record.key) == record
 
-    def test_verify_refuses_a_store_that_cannot_work(self, misconfigured_store: _VerifiableStore) -> None:
+    def test_verify_refuses_a_store_that_cannot_work(self, misconfigured_store: _Verifiable) -> None:
         """A worker does not start, and is told what a claim would be told."""
         for ask in (misconfigured_store.verify, partial(misconfigured_store.swap, a_record(), None)):
             assert isinstance(_error_of(ask), StoreMisconfigured)
@@ -110,7 +110,7 @@ def _claim(store: Store, forgotten: Record, claim: Record) -> None:
     raise AssertionError(f"neither the outcome nor its absence could be replaced; there is {stored}")
 
 
-def _purge_all(store: _PurgeableStore) -> None:
+def _purge_all(store: _Purgeable) -> None:
     for _ in range(1000):
         deleted = store.purge(1000)
         assert 0 <= deleted <= 1000

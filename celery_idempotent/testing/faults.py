@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Committing, Store
+from celery_idempotent.store import CommittingStore, Store
 
 __all__ = ["Fault", "FaultyStore", "StoreWrapper"]
 
@@ -73,8 +73,8 @@ class FaultyStore(StoreWrapper):
         return self._faulted(new, lambda: self.store.swap(new, expected))
 
     def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
-        """See :meth:`celery_idempotent.store.Committing.swap_with`; raises ``StoreUnavailable`` as planned."""
-        assert isinstance(self.store, Committing)
+        """See :meth:`celery_idempotent.store.CommittingStore.swap_with`; raises ``StoreUnavailable`` as planned."""
+        assert isinstance(self.store, CommittingStore)
         committing = self.store
         return self._faulted(new, lambda: committing.swap_with(new, expected, writes))
 

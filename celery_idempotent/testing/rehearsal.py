@@ -15,7 +15,7 @@ from uuid import uuid4
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.record import Record, Status
 from celery_idempotent.steps import Begun, from_plain
-from celery_idempotent.store import OutboxMessage, Store, Transaction, Transactional
+from celery_idempotent.store import OutboxMessage, Store, Transaction, TransactionalStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.task import IdempotentMixin
 from celery_idempotent.testing.deliveries import Deliveries, Ended, Message, WorkerDied, nothing
@@ -113,7 +113,7 @@ class RehearsalStore(FakeStore):
         return self._fated(new, what, partial(super().swap, new, expected))
 
     def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
-        """See :meth:`celery_idempotent.store.Committing.swap_with`; ``writes`` are kept in :attr:`committed`."""
+        """See :meth:`celery_idempotent.store.CommittingStore.swap_with`; ``writes`` are kept in :attr:`committed`."""
         return self._fated(new, "the commit", partial(super().swap_with, new, expected, writes))
 
     def begin(self, using: Any = None) -> Transaction:
@@ -126,7 +126,7 @@ class RehearsalStore(FakeStore):
         if self._own is None and self._setting is not None:
             self._own = open_store(self._setting)
         own: object = self._own
-        if not isinstance(own, Transactional):
+        if not isinstance(own, TransactionalStore):
             raise PolicyError(
                 "idempotency_store",
                 repr(own),

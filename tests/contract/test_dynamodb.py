@@ -14,7 +14,7 @@ from botocore.config import Config
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record
-from celery_idempotent.store import RecordTooLarge, Store, Verifiable
+from celery_idempotent.store import RecordTooLarge, Store, VerifiableStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing import OutageContract, StoreContract, VerifiableContract
@@ -187,7 +187,7 @@ def test_provisioned_table_is_on_demand_with_ttl(store: DynamoDBStore) -> None:
 
 def test_verify_accepts_a_provisioned_table_and_writes_nothing(store: DynamoDBStore) -> None:
     """The check before a worker starts costs one request with the claim's own permission."""
-    assert isinstance(store, Verifiable)
+    assert isinstance(store, VerifiableStore)
 
     with count_requests(store) as requests:
         store.verify()

@@ -12,7 +12,7 @@ import pytest
 from celery_idempotent.attempt import new_nonce
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Committing, RecordTooLarge, WriteFailed
+from celery_idempotent.store import CommittingStore, RecordTooLarge, WriteFailed
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb_writes import typed
@@ -92,7 +92,7 @@ def test_record_and_writes_happen_together(store: DynamoDBStore, stock: _Stock) 
     with count_requests(store) as requests:
         assert store.swap_with(done, record.revision, [stock.taken(2)]) == done
 
-    assert isinstance(store, Committing)
+    assert isinstance(store, CommittingStore)
     assert requests == ["TransactWriteItems"]
     assert store.get(record.key) == done
     assert stock.left == 3

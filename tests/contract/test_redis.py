@@ -14,7 +14,7 @@ from redis.cluster import RedisCluster
 from celery_idempotent.attempt import new_nonce
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import RecordTooLarge, Store, Verifiable
+from celery_idempotent.store import RecordTooLarge, Store, VerifiableStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.testing import OutageContract, StoreContract
@@ -686,4 +686,4 @@ def test_threads_share_one_pool(store: RedisStore) -> None:
 
 def test_store_can_be_verified(store: RedisStore) -> None:
     """A worker finds the check."""
-    assert isinstance(store, Verifiable)
+    assert isinstance(store, VerifiableStore)

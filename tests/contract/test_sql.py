@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from celery_idempotent.store import Purgeable, Store, Verifiable
+from celery_idempotent.store import PurgeableStore, Store, VerifiableStore
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import OutageContract, PurgeableContract, StoreContract, VerifiableContract
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
@@ -33,8 +33,8 @@ class _Contract(StoreContract, PurgeableContract, VerifiableContract):
 
     def test_says_what_it_can_do(self, store: SQLStore) -> None:
         """The commands and a worker at its start ask the store itself."""
-        assert isinstance(store, Verifiable)
-        assert isinstance(store, Purgeable)
+        assert isinstance(store, VerifiableStore)
+        assert isinstance(store, PurgeableStore)
 
     def reopen(self, store: Store) -> Store:
         assert isinstance(store, SQLStore)

@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session, declarative_base
 from celery_idempotent.attempt import new_nonce
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Outbox, OutboxMessage, Transactional
+from celery_idempotent.store import Outbox, OutboxMessage, TransactionalStore
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql_transaction import SQLTransaction
 from celery_idempotent.testing.contract import a_record
@@ -106,7 +106,7 @@ def test_record_and_rows_are_committed_together(place: _Place) -> None:
     transaction.commit()
 
     assert (place.booked(), place.store.get(record.key)) == (1, done)
-    assert isinstance(place.store, Transactional)
+    assert isinstance(place.store, TransactionalStore)
 
 
 def test_rollback_undoes_both(place: _Place) -> None:

@@ -19,7 +19,7 @@ from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.outbox import relay
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Outbox, OutboxMessage, Transactional
+from celery_idempotent.store import Outbox, OutboxMessage, TransactionalStore
 from celery_idempotent.testing import assert_effect_once
 from celery_idempotent.testing.contract import a_record
 from example_project.embedded import EmbeddedPostgres
@@ -67,7 +67,7 @@ def test_record_and_models_are_committed_together(store: DjangoStore, name: str)
     transaction_.commit()
 
     assert (_groups(store, name), store.get(record.key)) == (1, done)
-    assert isinstance(store, Transactional)
+    assert isinstance(store, TransactionalStore)
 
 
 def test_rollback_undoes_both(store: DjangoStore, name: str) -> None:

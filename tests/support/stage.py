@@ -14,7 +14,7 @@ from celery import Task
 
 from celery_idempotent.record import Record, Status
 from celery_idempotent.steps import Begun, from_plain
-from celery_idempotent.store import Committing, Outbox, OutboxMessage, Store, Transaction, Transactional
+from celery_idempotent.store import CommittingStore, Outbox, OutboxMessage, Store, Transaction, TransactionalStore
 from celery_idempotent.testing import StoreWrapper
 from celery_idempotent.testing.deliveries import WorkerDied
 from tests.support.deliveries import Ended, deliver
@@ -123,14 +123,14 @@ class StagedStore(StoreWrapper):
         return self._stage.ask(self._point_of(new), lambda: self.store.swap(new, expected))
 
     def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
-        """See :meth:`celery_idempotent.store.Committing.swap_with`; the point ``commit``."""
-        assert isinstance(self.store, Committing)
+        """See :meth:`celery_idempotent.store.CommittingStore.swap_with`; the point ``commit``."""
+        assert isinstance(self.store, CommittingStore)
         committing = self.store
         return self._stage.ask("commit", lambda: committing.swap_with(new, expected, writes))
 
     def begin(self, using: Any = None) -> Transaction:
-        """See :meth:`celery_idempotent.store.Transactional.begin`; the point ``transaction``, and points within it."""
-        assert isinstance(self.store, Transactional)
+        """See :meth:`celery_idempotent.store.TransactionalStore.begin`; ``transaction`` and points within."""
+        assert isinstance(self.store, TransactionalStore)
         transactional = self.store
         return _StagedTransaction(self._stage.ask("transaction", lambda: transactional.begin(using)), self._stage)
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from celery_idempotent import Record, Status
 from celery_idempotent.cli import idempotency
-from celery_idempotent.store import Purgeable
+from celery_idempotent.store import PurgeableStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreWrapper
 from celery_idempotent.testing.contract import a_record
@@ -141,7 +141,7 @@ def test_store_that_forgets_by_itself_is_left_alone(app: Celery) -> None:
     memory = MemoryStore()
     keep(memory, status=Status.RELEASED, updated_at=1)
     app.conf.idempotency_store = store = StoreWrapper(memory)
-    assert not isinstance(store, Purgeable)
+    assert not isinstance(store, PurgeableStore)
 
     result = run(app, "purge", "--released-before", "0.5")
 

@@ -113,7 +113,7 @@ class DjangoStore:
             return self._statements.swap(partial(self._execute, connection), new, expected)
 
     def begin(self, using: Any = None) -> DjangoTransaction:
-        """See :meth:`celery_idempotent.store.Transactional.begin`; an ``atomic()`` block, for models and cursors.
+        """See :meth:`celery_idempotent.store.TransactionalStore.begin`; an ``atomic()`` block, for models and cursors.
 
         Args:
             using: Nothing: the connection is the thread's own.
@@ -161,7 +161,7 @@ class DjangoStore:
         return self._statements.delete(self._asking("delete"), key, expected)
 
     def purge(self, limit: int) -> int:
-        """See :meth:`celery_idempotent.store.Purgeable.purge`."""
+        """See :meth:`celery_idempotent.store.PurgeableStore.purge`."""
         return self._statements.purge(self._asking("purge"), limit, self.now())
 
     def now(self) -> int:
@@ -169,7 +169,7 @@ class DjangoStore:
         return time.time_ns() // 1_000_000 if self._dialect.name == "sqlite" else self._clock.now()
 
     def verify(self) -> None:
-        """See :meth:`celery_idempotent.store.Verifiable.verify`; writes records and takes them back.
+        """See :meth:`celery_idempotent.store.VerifiableStore.verify`; writes records and takes them back.
 
         Warns of settings under which the server forgets what it has acknowledged.
         """
