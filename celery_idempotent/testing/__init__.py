@@ -8,15 +8,19 @@ from celery_idempotent.testing.contract import OutageContract, StoreContract
 from celery_idempotent.testing.effects import assert_effect_once
 from celery_idempotent.testing.faults import FaultyStore, StoreWrapper
 from celery_idempotent.testing.stores import FakeStore
+from celery_idempotent.testing.together import CommittingContract, OutboxContract, TransactionalContract
 
 __all__ = [
+    "CommittingContract",
     "FakeClock",
     "FakeStore",
     "FaultyStore",
     "OutageContract",
+    "OutboxContract",
     "PurgeableContract",
     "StoreContract",
     "StoreWrapper",
+    "TransactionalContract",
     "VerifiableContract",
     "assert_effect_once",
 ]

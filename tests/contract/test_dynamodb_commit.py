@@ -1,7 +1,6 @@
 """Commits on DynamoDB: the user's writes and the record, all or nothing."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -10,12 +9,12 @@ from uuid import uuid4
 import pytest
 
 from celery_idempotent.attempt import new_nonce
-from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import CommittingStore, RecordTooLarge, WriteFailed
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb_writes import typed
+from celery_idempotent.testing import CommittingContract
 from celery_idempotent.testing.contract import a_record
 from tests.support.dynamodb import count_requests
 
@@ -62,6 +61,34 @@ class _Stock:
         return int(item["left"]["N"])
 
 
+class _Notes:
+    """Items of the user's, each put once."""
+
+    def __init__(self, store: DynamoDBStore) -> None:
+        self._stock = _Stock(store)
+
+    def made(self) -> dict[str, Any]:
+        return self._put(ConditionExpression="attribute_not_exists(sku)")
+
+    def refused(self) -> dict[str, Any]:
+        return self._put(ConditionExpression="attribute_exists(sku)")
+
+    def count(self) -> int:
+        found: int = self._stock.client.scan(TableName=self._stock.table, ConsistentRead=True, Select="COUNT")["Count"]
+        return found
+
+    def _put(self, **condition: str) -> dict[str, Any]:
+        return {"Put": {"TableName": self._stock.table, "Item": {"sku": uuid4().hex}, **condition}}
+
+
+class TestCommits(CommittingContract):
+    """What every store that commits must do."""
+
+    @pytest.fixture
+    def writes(self, store: DynamoDBStore) -> _Notes:
+        return _Notes(store)
+
+
 @pytest.fixture
 def stock(store: DynamoDBStore) -> _Stock:
     return _Stock(store)
@@ -98,27 +125,6 @@ def test_record_and_writes_happen_together(store: DynamoDBStore, stock: _Stock) 
     assert stock.left == 3
 
 
-def test_resend_is_recognised_and_not_made_twice(store: DynamoDBStore, stock: _Stock) -> None:
-    """After a lost reply our own record is there; also where the writes' own conditions no longer hold."""
-    record = _claimed(store)
-    done = _completed(record)
-    for _ in range(3):
-        assert store.swap_with(done, record.revision, [stock.taken(5)]) == done
-
-    assert stock.left == 0
-
-
-def test_nothing_happens_where_the_claim_is_gone(store: DynamoDBStore, stock: _Stock) -> None:
-    """Somebody else's record is returned, and no write is made."""
-    record = _claimed(store)
-    theirs = replace(record, revision=new_nonce(), owner=new_nonce())
-    store.swap(theirs, record.revision)
-
-    assert store.swap_with(_completed(record), record.revision, [stock.taken(1)]) == theirs
-    assert store.swap_with(_completed(a_record()), "gone", [stock.taken(1)]) is None
-    assert stock.left == 5
-
-
 def test_refused_write_is_named_and_undoes_all(store: DynamoDBStore, stock: _Stock) -> None:
     """A failed condition of the user's leaves record and all writes as they were."""
     record = _claimed(store)
@@ -130,25 +136,6 @@ def test_refused_write_is_named_and_undoes_all(store: DynamoDBStore, stock: _Sto
     assert (refused.value.position, refused.value.reason) == (1, "ConditionalCheckFailed")
     assert store.get(record.key) == record
     assert "Item" not in store._connected().get_item(TableName=stock.table, Key={"sku": {"S": "note"}})
-
-
-def test_racing_commits_have_one_effect(store: DynamoDBStore, stock: _Stock) -> None:
-    """Of many zombies and successors that commit over one revision exactly one has its effect."""
-    record = _claimed(store)
-    attempts = [_completed(record, str(number)) for number in range(8)]
-
-    def commit(done: Record) -> Record | None:
-        while True:
-            try:
-                return store.swap_with(done, record.revision, [stock.taken(1)])
-            except StoreUnavailable:
-                continue  # another transaction was in the way: what an attempt does, too
-
-    with ThreadPoolExecutor(len(attempts)) as pool:
-        answers = list(pool.map(commit, attempts))
-
-    assert len({answer.revision for answer in answers if answer}) == 1
-    assert stock.left == 4
 
 
 @pytest.mark.parametrize(

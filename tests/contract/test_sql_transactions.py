@@ -1,7 +1,6 @@
 """Transactions of SQL stores: the user's rows, messages and the record, all or nothing."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from celery_idempotent.record import Record, Status
 from celery_idempotent.store import Outbox, OutboxMessage, TransactionalStore
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql_transaction import SQLTransaction
+from celery_idempotent.testing import OutboxContract, TransactionalContract
 from celery_idempotent.testing.contract import a_record
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
 
@@ -49,7 +49,7 @@ class _Place:
         )
         self.ledger.metadata.create_all(self.engine)
 
-    def booked(self) -> int:
+    def count(self) -> int:
         with self.engine.connect() as connection:
             return connection.execute(select(func.count()).select_from(self.ledger)).scalar_one()
 
@@ -58,8 +58,8 @@ class _Place:
         assert self.store.swap(record, None) == record
         return record
 
-    def book(self, transaction: SQLTransaction) -> None:
-        transaction.connection.execute(insert(self.ledger).values(text="booked"))
+    def insert(self, connection: Any) -> None:
+        connection.execute(insert(self.ledger).values(text="booked"))
 
     def close(self) -> None:
         self.store.close()
@@ -93,32 +93,30 @@ def _completed(record: Record, result: str = "1") -> Record:
     )
 
 
-def test_record_and_rows_are_committed_together(place: _Place) -> None:
-    """Before the commit nobody sees either, after it everybody both."""
-    record = place.claimed()
-    done = _completed(record)
+class TestTransactions(TransactionalContract, OutboxContract):
+    """What every store with transactions must do."""
 
+    @pytest.fixture
+    def store(self, place: _Place) -> SQLStore:
+        return place.store
+
+    @pytest.fixture
+    def rows(self, place: _Place) -> _Place:
+        return place
+
+
+@pytest.mark.parametrize("place", ["postgresql", "mariadb"], indirect=True)
+def test_nobody_sees_either_before_the_commit(place: _Place) -> None:
+    """Neither the record nor the rows. (Readers of SQLite wait.)"""
+    record = place.claimed()
     transaction = place.store.begin()
-    place.book(transaction)
-    assert transaction.swap(done, record.revision) == done
-    if place.store.dialect != "sqlite":  # whose readers wait
-        assert (place.booked(), place.store.get(record.key)) == (0, record)
+    place.insert(transaction.connection)
+    transaction.swap(_completed(record), record.revision)
+
+    assert (place.count(), place.store.get(record.key)) == (0, record)
     transaction.commit()
-
-    assert (place.booked(), place.store.get(record.key)) == (1, done)
     assert isinstance(place.store, TransactionalStore)
-
-
-def test_rollback_undoes_both(place: _Place) -> None:
-    """And the connection is fit for the next one."""
-    record = place.claimed()
-    for _ in range(3):
-        transaction = place.store.begin()
-        place.book(transaction)
-        transaction.swap(_completed(record), record.revision)
-        transaction.rollback()
-
-    assert (place.booked(), place.store.get(record.key)) == (0, record)
+    assert isinstance(place.store, Outbox)
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SoftTimeLimitExceeded])
@@ -131,7 +129,7 @@ def test_interrupted_commit_ends_the_transaction(place: _Place, interrupt: type[
         raise interrupt
 
     transaction = place.store.begin()
-    place.book(transaction)
+    place.insert(transaction.connection)
     transaction.swap(_completed(record), record.revision)
     event.listen(engine, "commit", strike)
     with pytest.raises(interrupt):
@@ -140,7 +138,7 @@ def test_interrupted_commit_ends_the_transaction(place: _Place, interrupt: type[
 
     released = replace(record, status=Status.RELEASED, revision=new_nonce())
     assert place.store.swap(released, record.revision) == released
-    assert place.booked() == 0
+    assert place.count() == 0
 
 
 def _cut(transaction: SQLTransaction, place: _Place) -> None:
@@ -155,7 +153,7 @@ def test_commit_without_an_answer_is_an_outage(place: _Place) -> None:
     """Who asked must find out what became of it; the connection is not used again."""
     record = place.claimed()
     transaction = place.store.begin()
-    place.book(transaction)
+    place.insert(transaction.connection)
     transaction.swap(_completed(record), record.revision)
     _cut(transaction, place)
 
@@ -163,7 +161,7 @@ def test_commit_without_an_answer_is_an_outage(place: _Place) -> None:
         transaction.commit()
 
     assert raised.value.__cause__ is not None
-    assert (place.booked(), place.store.get(record.key)) == (0, record)
+    assert (place.count(), place.store.get(record.key)) == (0, record)
 
 
 @pytest.mark.parametrize("place", ["postgresql"], indirect=True)
@@ -171,12 +169,12 @@ def test_rollback_of_a_dead_connection_is_no_error(place: _Place) -> None:
     """The server has undone it already, and what the body raised must come out."""
     record = place.claimed()
     transaction = place.store.begin()
-    place.book(transaction)
+    place.insert(transaction.connection)
     _cut(transaction, place)
 
     transaction.rollback()
 
-    assert (place.booked(), place.store.get(record.key)) == (0, record)
+    assert (place.count(), place.store.get(record.key)) == (0, record)
 
 
 def test_transaction_that_cannot_begin_is_an_outage(tmp_path: Path) -> None:
@@ -195,40 +193,6 @@ def test_transaction_that_cannot_begin_is_an_outage(tmp_path: Path) -> None:
     second.close()
 
 
-def test_nothing_is_written_where_the_claim_is_gone(place: _Place) -> None:
-    """The swap tells whose record it is; the caller then rolls back."""
-    record = place.claimed()
-    theirs = replace(record, revision=new_nonce(), owner=new_nonce())
-    place.store.swap(theirs, record.revision)
-
-    transaction = place.store.begin()
-    place.book(transaction)
-    assert transaction.swap(_completed(record), record.revision) == theirs
-    transaction.rollback()
-
-    assert (place.booked(), place.store.get(record.key)) == (0, theirs)
-
-
-def test_racing_transactions_have_one_effect(place: _Place) -> None:
-    """Of many attempts that commit over one revision exactly one does."""
-    record = place.claimed()
-
-    def commit(number: int) -> bool:
-        done = _completed(record, str(number))
-        transaction = place.store.begin()
-        place.book(transaction)
-        if transaction.swap(done, record.revision) == done:
-            transaction.commit()
-            return True
-        transaction.rollback()
-        return False
-
-    with ThreadPoolExecutor(6) as pool:
-        won = list(pool.map(commit, range(6)))
-
-    assert won.count(True) == place.booked() == 1
-
-
 @pytest.mark.parametrize("place", ["postgresql", "mariadb"], indirect=True)
 def test_renewal_in_the_middle_is_met_and_not_failed_on(place: _Place) -> None:
     """The heartbeat renews while a long transaction runs; the swap then expects the renewed revision.
@@ -238,14 +202,14 @@ def test_renewal_in_the_middle_is_met_and_not_failed_on(place: _Place) -> None:
     record = place.claimed()
     renewed = replace(record, revision=new_nonce(), lease_until=record.lease_until + 1)
     transaction = place.store.begin()
-    place.book(transaction)
+    place.insert(transaction.connection)
 
     assert place.store.swap(renewed, record.revision) == renewed
 
     done = _completed(renewed)
     assert transaction.swap(done, renewed.revision) == done
     transaction.commit()
-    assert (place.booked(), place.store.get(record.key)) == (1, done)
+    assert (place.count(), place.store.get(record.key)) == (1, done)
 
 
 def test_orm_session_of_the_users_takes_part(place: _Place) -> None:
@@ -261,14 +225,14 @@ def test_orm_session_of_the_users_takes_part(place: _Place) -> None:
         session.add(Entry(text="undone"))
         transaction.swap(_completed(record), record.revision)
         transaction.rollback()
-        assert (place.booked(), place.store.get(record.key)) == (0, record)
+        assert (place.count(), place.store.get(record.key)) == (0, record)
 
         transaction = place.store.begin(session)
         session.add(Entry(text="booked"))
         transaction.swap(done := _completed(record), record.revision)
         transaction.commit()
 
-    assert (place.booked(), place.store.get(record.key)) == (1, done)
+    assert (place.count(), place.store.get(record.key)) == (1, done)
 
 
 def test_connection_of_the_users_takes_part(place: _Place) -> None:
@@ -276,19 +240,19 @@ def test_connection_of_the_users_takes_part(place: _Place) -> None:
     record = place.claimed()
     with place.engine.connect() as connection:
         transaction = place.store.begin(connection)
-        place.book(transaction)
+        place.insert(transaction.connection)
         transaction.swap(_completed(record), record.revision)
         transaction.commit()
 
         assert not connection.closed
-    assert place.booked() == 1
+    assert place.count() == 1
 
 
 def test_transaction_that_the_user_ended_is_refused(place: _Place) -> None:
     """A record written after the user's own commit would not be part of it."""
     record = place.claimed()
     transaction = place.store.begin()
-    place.book(transaction)
+    place.insert(transaction.connection)
     transaction.connection.commit()
 
     with pytest.raises(PolicyError, match="leave commit and rollback to it"):
@@ -329,65 +293,12 @@ def test_deferred_constraint_is_the_users_own_error(postgres: EmbeddedPostgres) 
     place.close()
 
 
-class TestOutbox:
-    """Messages in the same transaction."""
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_message_of_a_web_request_belongs_to_its_session(place: _Place, end: str) -> None:
+    """What is written in the user's own transaction is there if that is committed."""
+    message = OutboxMessage("id-1", '{"task": "receipt"}', "application/json")
+    with Session(place.engine) as session:
+        place.store.enqueue(message, session)
+        getattr(session, end)()
 
-    def message(self, number: int = 1, data: str | bytes = '{"task": "receipt"}') -> OutboxMessage:
-        return OutboxMessage(f"id-{number}", data, "application/json")
-
-    def test_message_is_there_if_the_transaction_is(self, place: _Place) -> None:
-        """Committed with it, undone with it."""
-        assert isinstance(place.store, Outbox)
-        for end in ("rollback", "commit"):
-            transaction = place.store.begin()
-            transaction.enqueue(self.message())
-            getattr(transaction, end)()
-
-        assert [each for _, each in place.store.take(10, 60_000)] == [self.message()]
-
-    @pytest.mark.parametrize("data", ['"text é"', b"\x00\xff"])
-    def test_text_and_bytes_are_kept(self, place: _Place, data: str | bytes) -> None:
-        """As they were encoded."""
-        with Session(place.engine) as session:
-            place.store.enqueue(self.message(data=data), session)
-            session.commit()
-
-        ((_, found),) = place.store.take(10, 60_000)
-        assert found == self.message(data=data)
-
-    def test_relays_share_messages_and_keep_their_order(self, place: _Place) -> None:
-        """Nobody gets what another has, until that one's time is over."""
-        transaction = place.store.begin()
-        for number in range(5):
-            transaction.enqueue(self.message(number))
-        transaction.commit()
-
-        first = place.store.take(3, 60_000)
-        second = place.store.take(3, 0)
-        third = place.store.take(3, 60_000)
-
-        assert [each.id for _, each in first] == ["id-0", "id-1", "id-2"]
-        assert second == third
-        assert [each.id for _, each in third] == ["id-3", "id-4"]
-        place.store.forget([number for number, _ in (*first, *third)])
-        assert place.store.take(9, 0) == []
-
-    def test_racing_relays_take_each_message_once(self, place: _Place) -> None:
-        """However many look at the same rows."""
-        transaction = place.store.begin()
-        for number in range(20):
-            transaction.enqueue(self.message(number))
-        transaction.commit()
-
-        def drain(_: int) -> list[str]:
-            taken = []
-            while messages := place.store.take(3, 60_000):
-                taken += [each.id for _, each in messages]
-            return taken
-
-        with ThreadPoolExecutor(4) as pool:
-            taken = [each for drained in pool.map(drain, range(4)) for each in drained]
-
-        assert len(taken) == len(set(taken))
-        left = place.store.take(100, 60_000)
-        assert len(taken) + len(left) == 20
+    assert [each for _, each in place.store.take(10, 60_000)] == [message] * (end == "commit")

@@ -19,8 +19,8 @@ from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.outbox import relay
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Outbox, OutboxMessage, TransactionalStore
-from celery_idempotent.testing import assert_effect_once
+from celery_idempotent.store import Outbox, OutboxMessage
+from celery_idempotent.testing import OutboxContract, TransactionalContract, assert_effect_once
 from celery_idempotent.testing.contract import a_record
 from example_project.embedded import EmbeddedPostgres
 from tests.django.databases import migrated, postgresql
@@ -56,44 +56,25 @@ def _groups(store: DjangoStore, name: str) -> int:
     return Group.objects.using(store.alias).filter(name=name).count()
 
 
-def test_record_and_models_are_committed_together(store: DjangoStore, name: str) -> None:
-    """In one atomic block."""
-    record = _claimed(store)
-    done = _completed(record)
+class _NamedGroups:
+    """Rows of one of Django's own models."""
 
-    transaction_ = store.begin()
-    Group.objects.using(store.alias).create(name=name)
-    assert transaction_.swap(done, record.revision) == done
-    transaction_.commit()
+    def __init__(self, alias: str) -> None:
+        self._rows, self._name = Group.objects.using(alias), f"{uuid4().hex} "
 
-    assert (_groups(store, name), store.get(record.key)) == (1, done)
-    assert isinstance(store, TransactionalStore)
+    def insert(self, connection: Any) -> None:
+        self._rows.create(name=self._name + uuid4().hex)
 
-
-def test_rollback_undoes_both(store: DjangoStore, name: str) -> None:
-    """And leaves no block open."""
-    record = _claimed(store)
-
-    transaction_ = store.begin()
-    Group.objects.using(store.alias).create(name=name)
-    transaction_.swap(_completed(record), record.revision)
-    transaction_.rollback()
-
-    assert (_groups(store, name), store.get(record.key)) == (0, record)
-    assert not connections[store.alias].in_atomic_block
+    def count(self) -> int:
+        return self._rows.filter(name__startswith=self._name).count()
 
 
-def test_nothing_is_written_where_the_claim_is_gone(store: DjangoStore) -> None:
-    """The swap tells whose record it is; the caller then rolls back."""
-    record = _claimed(store)
-    theirs = replace(record, revision=new_nonce(), owner=new_nonce())
-    store.swap(theirs, record.revision)
+class TestTransactions(TransactionalContract, OutboxContract):
+    """What every store with transactions must do."""
 
-    transaction_ = store.begin()
-    assert transaction_.swap(_completed(record), record.revision) == theirs
-    transaction_.rollback()
-
-    assert store.get(record.key) == theirs
+    @pytest.fixture
+    def rows(self, store: DjangoStore) -> _NamedGroups:
+        return _NamedGroups(store.alias)
 
 
 def test_blocks_of_the_users_may_fail_within(store: DjangoStore, name: str) -> None:

@@ -1,0 +1,341 @@
+"""The contracts of stores that have a user's effects together with a record: writes, transactions, messages.
+
+As with the others, subclass what your store offers, and give the fixtures that its docstring names.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from celery_idempotent.attempt import new_nonce
+from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.record import Record, Status
+from celery_idempotent.store import (
+    CommittingStore,
+    Outbox,
+    OutboxMessage,
+    Store,
+    TransactionalStore,
+    WriteFailed,
+)
+from celery_idempotent.testing.contract import a_record, a_rival
+from celery_idempotent.testing.parallel import race
+
+__all__ = ["CommittingContract", "OutboxContract", "TransactionalContract", "UsersRows", "UsersWrites"]
+
+_T = TypeVar("_T")
+
+_RACERS = 6
+
+_TRIES = 200
+"""Of a commit that meets contention; a real store needs a few."""
+
+_MEANWHILE = 0.3
+"""Seconds in which a store that does not hold a record lets it be taken over. One that does lets nobody in."""
+
+_HOLD = 600_000
+"""Milliseconds; longer than any test."""
+
+
+class UsersWrites(Protocol):
+    """What a user has written by ``attempt.commit``."""
+
+    def made(self) -> Mapping[str, Any]:
+        """A write that the store can make; another one at every call."""
+
+    def refused(self) -> Mapping[str, Any]:
+        """A write whose own condition does not hold."""
+
+    def count(self) -> int:
+        """How many of those from :meth:`made` were made."""
+
+
+class UsersRows(Protocol):
+    """What a user does in ``attempt.transaction``."""
+
+    def insert(self, connection: Any) -> None:
+        """Insert a row by :attr:`celery_idempotent.store.Transaction.connection`."""
+
+    def count(self) -> int:
+        """How many rows everybody sees."""
+
+
+class _Committing(Store, CommittingStore, Protocol):
+    pass
+
+
+class _Transactional(Store, TransactionalStore, Protocol):
+    pass
+
+
+class _WithOutbox(TransactionalStore, Outbox, Protocol):
+    pass
+
+
+class CommittingContract:
+    """Tests of :class:`~celery_idempotent.store.CommittingStore`; needs fixtures ``store`` and ``writes``.
+
+    The second is :class:`UsersWrites`, to the same database.
+    """
+
+    def test_record_and_writes_happen_together(self, store: _Committing, writes: UsersWrites) -> None:
+        """All of them, and nothing before."""
+        claimed, before = _claimed(store), writes.count()
+        done = _completed(claimed)
+
+        assert store.swap_with(done, claimed.revision, [writes.made(), writes.made()]) == done
+
+        assert (store.get(done.key), writes.count() - before) == (done, 2)
+
+    def test_refused_write_undoes_all(self, store: _Committing, writes: UsersWrites) -> None:
+        """It is named by its position; the record and the other writes are as they were."""
+        claimed, before = _claimed(store), writes.count()
+
+        refused = _refused(
+            lambda: store.swap_with(_completed(claimed), claimed.revision, [writes.made(), writes.refused()])
+        )
+
+        assert refused is not None, "a write was to be refused"
+        assert refused.position == 1
+        assert (store.get(claimed.key), writes.count() - before) == (claimed, 0)
+
+    def test_no_write_is_made_where_the_claim_is_gone(self, store: _Committing, writes: UsersWrites) -> None:
+        """The caller learns whose record it is, and that there is none."""
+        claimed, before = _claimed(store), writes.count()
+        theirs = a_rival(claimed)
+        store.swap(theirs, claimed.revision)
+
+        assert store.swap_with(_completed(claimed), claimed.revision, [writes.made()]) == theirs
+        assert store.swap_with(_completed(a_record()), new_nonce(), [writes.made()]) is None
+
+        assert (store.get(claimed.key), writes.count() - before) == (theirs, 0)
+
+    def test_commit_that_is_sent_again_is_made_once(self, store: _Committing, writes: UsersWrites) -> None:
+        """After a lost reply the record tells that it was made."""
+        claimed, before = _claimed(store), writes.count()
+        done = _completed(claimed)
+
+        for _ in range(3):
+            assert store.swap_with(done, claimed.revision, [writes.made()]) == done
+
+        assert (store.get(done.key), writes.count() - before) == (done, 1)
+
+    def test_racing_commits_have_one_effect(self, store: _Committing, writes: UsersWrites) -> None:
+        """Of many that expect one revision exactly one is made, and the others are told whose."""
+        claimed, before = _claimed(store), writes.count()
+
+        def commit() -> Record | None:
+            done = _completed(claimed)
+            return _answered(lambda: store.swap_with(done, claimed.revision, [writes.made()]))
+
+        told = race([commit] * _RACERS)
+
+        assert told == [store.get(claimed.key)] * _RACERS
+        assert writes.count() - before == 1
+
+
+class TransactionalContract:
+    """Tests of :class:`~celery_idempotent.store.TransactionalStore`; needs fixtures ``store`` and ``rows``.
+
+    The second is :class:`UsersRows`, in the same database.
+    """
+
+    def test_record_and_rows_are_committed_together(self, store: _Transactional, rows: UsersRows) -> None:
+        """And the next transaction begins anew."""
+        for _ in range(3):
+            claimed, before = _claimed(store), rows.count()
+            done = _completed(claimed)
+
+            transaction = store.begin()
+            rows.insert(transaction.connection)
+            assert transaction.swap(done, claimed.revision) == done
+            transaction.commit()
+
+            assert (store.get(done.key), rows.count() - before) == (done, 1)
+
+    def test_rollback_undoes_both(self, store: _Transactional, rows: UsersRows) -> None:
+        """And leaves nothing open that the next one could meet."""
+        claimed, before = _claimed(store), rows.count()
+        for _ in range(3):
+            transaction = store.begin()
+            rows.insert(transaction.connection)
+            transaction.swap(_completed(claimed), claimed.revision)
+            transaction.rollback()
+
+        assert (store.get(claimed.key), rows.count() - before) == (claimed, 0)
+
+    def test_nothing_is_written_where_the_claim_is_gone(self, store: _Transactional, rows: UsersRows) -> None:
+        """The caller learns whose record it is, and rolls back."""
+        claimed, before = _claimed(store), rows.count()
+        theirs = a_rival(claimed)
+        store.swap(theirs, claimed.revision)
+
+        transaction = store.begin()
+        rows.insert(transaction.connection)
+        assert transaction.swap(_completed(claimed), claimed.revision) == theirs
+        transaction.rollback()
+
+        assert (store.get(claimed.key), rows.count() - before) == (theirs, 0)
+
+    def test_racing_transactions_have_one_effect(self, store: _Transactional, rows: UsersRows) -> None:
+        """Of many that expect one revision exactly one is committed."""
+        claimed, before = _claimed(store), rows.count()
+
+        won = race([partial(_committed, store, rows, claimed)] * _RACERS)
+
+        stored = store.get(claimed.key)
+        assert stored is not None
+        assert (won.count(True), stored.status, rows.count() - before) == (1, Status.COMPLETED, 1)
+
+    def test_record_is_held_from_the_swap_to_the_end(self, store: _Transactional, rows: UsersRows) -> None:
+        """A takeover that comes between has to wait, and then meets the outcome."""
+        claimed, before = _claimed(store), rows.count()
+        done, takeover = _completed(claimed), a_rival(claimed)
+
+        with ThreadPoolExecutor(1) as thread:
+            transaction = store.begin()
+            rows.insert(transaction.connection)
+            assert transaction.swap(done, claimed.revision) == done
+            taken_over = thread.submit(_answered, lambda: store.swap(takeover, claimed.revision))
+            wait([taken_over], timeout=_MEANWHILE)
+            transaction.commit()
+
+        assert taken_over.result() == done
+        assert (store.get(done.key), rows.count() - before) == (done, 1)
+
+
+class OutboxContract:
+    """Tests of :class:`~celery_idempotent.store.Outbox`, of a store that is also transactional; needs a fixture
+    ``store``. It may hold messages of others, which are deleted.
+    """
+
+    def test_message_is_there_if_the_transaction_is(self, store: _WithOutbox) -> None:
+        """Committed with it, undone with it."""
+        _drain(store)
+        undone = store.begin()
+        undone.enqueue(_message("undone"))
+        undone.rollback()
+        _enqueued(store, _message("sent"))
+
+        assert [each for _, each in store.take(10, _HOLD)] == [_message("sent")]
+
+    def test_text_and_bytes_are_kept(self, store: _WithOutbox) -> None:
+        """As they were encoded."""
+        _drain(store)
+        sent = [replace(_message("1"), data='"text \u00e9 \U0001f600"'), replace(_message("2"), data=b"\x00\xff")]
+        _enqueued(store, *sent)
+
+        assert [each for _, each in store.take(10, _HOLD)] == sent
+
+    def test_relays_share_messages_and_keep_their_order(self, store: _WithOutbox) -> None:
+        """Nobody gets what another has, until that one's time is over; what is forgotten is gone."""
+        _drain(store)
+        _enqueued(store, *(_message(str(number)) for number in range(5)))
+
+        first = store.take(3, _HOLD)
+        second = store.take(3, 0)
+        third = store.take(3, _HOLD)
+
+        assert [each.id for _, each in first] == ["0", "1", "2"]
+        assert [each.id for _, each in third] == ["3", "4"]
+        assert second == third
+        assert store.take(3, _HOLD) == []
+        store.forget([number for number, _ in (*first, *third)])
+        assert store.take(9, 0) == []
+
+    def test_message_comes_back_unless_it_is_forgotten(self, store: _WithOutbox) -> None:
+        """A relay that dies loses nothing."""
+        _drain(store)
+        _enqueued(store, _message("kept"), _message("published"))
+
+        ((_, kept), (number, _)) = store.take(2, 0)
+        store.forget([number])
+
+        assert [each for _, each in store.take(2, _HOLD)] == [kept]
+
+    def test_racing_relays_take_each_message_once(self, store: _WithOutbox) -> None:
+        """However many look at the same ones; and none is overlooked."""
+        _drain(store)
+        _enqueued(store, *(_message(str(number)) for number in range(20)))
+
+        def drain() -> list[str]:
+            taken: list[str] = []
+            while messages := store.take(3, _HOLD):
+                taken += [each.id for _, each in messages]
+            return taken
+
+        taken = [each for drained in race([drain] * 4) for each in drained]
+        taken += [each.id for _, each in store.take(100, _HOLD)]
+
+        assert sorted(taken, key=int) == [str(number) for number in range(20)]
+
+
+def _claimed(store: Store) -> Record:
+    record = a_record()
+    assert store.swap(record, None) == record
+    return record
+
+
+def _completed(record: Record) -> Record:
+    return replace(
+        record,
+        status=Status.COMPLETED,
+        revision=new_nonce(),
+        result="1",
+        content_type="application/json",
+        expires_at=4_000_000_000,
+    )
+
+
+def _committed(store: _Transactional, rows: UsersRows, claimed: Record) -> bool:
+    """Whether a transaction over the claim was committed; asked again where the store gave way to another."""
+
+    def commit() -> bool:
+        done = _completed(claimed)
+        transaction = store.begin()
+        try:
+            rows.insert(transaction.connection)
+            is_ours = transaction.swap(done, claimed.revision) == done
+        except BaseException:
+            transaction.rollback()
+            raise
+        (transaction.commit if is_ours else transaction.rollback)()
+        return is_ours
+
+    return _answered(commit)
+
+
+def _answered(ask: Callable[[], _T]) -> _T:
+    for _ in range(_TRIES):
+        try:
+            return ask()
+        except StoreUnavailable:
+            continue  # in contention a store may give way; an attempt asks again, too
+    return ask()
+
+
+def _refused(commit: Callable[[], object]) -> WriteFailed | None:
+    try:
+        commit()
+    except WriteFailed as error:
+        return error
+    return None
+
+
+def _message(task_id: str) -> OutboxMessage:
+    return OutboxMessage(task_id, '{"task": "receipt"}', "application/json")
+
+
+def _enqueued(store: _WithOutbox, *messages: OutboxMessage) -> None:
+    transaction = store.begin()
+    for each in messages:
+        transaction.enqueue(each)
+    transaction.commit()
+
+
+def _drain(store: Outbox) -> None:
+    """Messages that others have taken stay theirs, and do not come back in time to disturb."""
+    while messages := store.take(100, _HOLD):
+        store.forget([number for number, _ in messages])

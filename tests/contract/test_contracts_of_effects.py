@@ -1,0 +1,267 @@
+"""The contracts of effects that happen with a record, held against stores that are wrong on purpose."""
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from celery_idempotent.record import Record
+from celery_idempotent.store import OutboxMessage, WriteFailed
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import CommittingContract, OutboxContract, TransactionalContract
+
+_BESIDE = 0.2
+"""Seconds between the check and the act of stores that do not lock, so that somebody surely comes between."""
+
+
+class Database(MemoryStore):
+    """Records, rows and messages in memory, with one writer at a time; right, or with one flaw."""
+
+    def __init__(self, flaw: str = "") -> None:
+        super().__init__()
+        self.flaw = flaw
+        self.rows: list[str] = []
+        self.messages: dict[int, OutboxMessage] = {}
+        self.writer = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._taken_until: dict[int, int] = {}
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        if self.flaw in {"locks nothing", "does not hold the record"}:
+            return super().swap(new, expected)
+        with self.writer:
+            return super().swap(new, expected)
+
+    # -- commits
+
+    def swap_with(self, new: Record, expected: str | None, writes: Sequence[Mapping[str, Any]]) -> Record | None:
+        if self.flaw == "writes first":
+            self.rows += ["made" for each in writes if "made" in each]
+        stored = self._records.get(new.key)
+        if (stored.revision if stored else None) != expected and self.flaw != "writes over others":
+            if self.flaw == "writes again" and stored == new:
+                self.rows += ["made" for _ in writes]
+            return stored if self.flaw != "hides the winner" else None
+        if self.flaw == "checks, then acts":
+            time.sleep(_BESIDE)
+        with self._lock:
+            stored = self._records.get(new.key)
+            is_late = (stored.revision if stored else None) != expected
+            if is_late and self.flaw not in {"checks, then acts", "writes over others"}:
+                return stored
+            refused = [number for number, each in enumerate(writes) if "refused" in each]
+            if refused and self.flaw != "skips what is refused":
+                if self.flaw == "records all the same":
+                    self._records[new.key] = new
+                raise WriteFailed(0 if self.flaw == "blames another" else refused[0], "refused")
+            if self.flaw not in {"writes first", "forgets writes"}:
+                self.rows += ["made" for each in writes if "made" in each]
+            self._records[new.key] = new
+        return new
+
+    def made(self) -> Mapping[str, Any]:
+        return {"made": 1}
+
+    def refused(self) -> Mapping[str, Any]:
+        return {"refused": 1}
+
+    # -- transactions
+
+    def begin(self, using: Any = None) -> "Change":
+        return Change(self)
+
+    def insert(self, connection: Any) -> None:
+        connection.append("row")
+
+    def count(self) -> int:
+        return len(self.rows)
+
+    # -- messages
+
+    def add(self, message: OutboxMessage) -> None:
+        if self.flaw == "text only" and isinstance(message.data, bytes):
+            message = OutboxMessage(message.id, message.data.decode("latin-1"), message.content_type)
+        self.messages[next(self._numbers)] = message
+
+    def enqueue(self, message: OutboxMessage, using: Any) -> None:
+        raise NotImplementedError
+
+    def take(self, limit: int, hold: int) -> list[tuple[int, OutboxMessage]]:
+        if self.flaw == "relays look at once":
+            found = self._waiting(limit)
+            time.sleep(_BESIDE / 10)
+            return self._held(found, hold)
+        with self._lock:
+            return self._held(self._waiting(limit), hold)
+
+    def _waiting(self, limit: int) -> list[int]:
+        now = self.now()
+        waiting = [
+            number
+            for number in sorted(self.messages, reverse=self.flaw == "newest first")
+            if self._taken_until.get(number, 0) <= now or self.flaw == "gives to everybody"
+        ]
+        return waiting[:limit]
+
+    def _held(self, numbers: Sequence[int], hold: int) -> list[tuple[int, OutboxMessage]]:
+        until = self.now() + (hold or 60_000 * (self.flaw == "holds for ever"))
+        self._taken_until |= dict.fromkeys(numbers, until)
+        found = [(number, self.messages[number]) for number in numbers if number in self.messages]
+        if self.flaw == "deletes what is taken":
+            self.forget(numbers)
+        return found[1:] if self.flaw == "drops one" else found
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        if self.flaw == "forgets all":
+            self.messages.clear()
+        for number in numbers:
+            if self.flaw != "forgets nothing" or self.messages.get(number, _OURS).id not in {"0", "published"}:
+                self.messages.pop(number, None)
+
+
+_OURS = OutboxMessage("of nobody", "", "")
+
+
+class Change:
+    """A transaction of it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._flaw = database.flaw
+        self._locks = self._flaw != "locks nothing"
+        if self._locks:
+            database.writer.acquire()
+        self.connection: list[str] = database.rows if self._flaw == "inserts at once" else []
+        self._new: Record | None = None
+        self._messages: list[OutboxMessage] = []
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        records = self._database._records
+        stored = records.get(new.key)
+        if (stored.revision if stored else None) != expected and self._flaw != "any revision":
+            return stored
+        self._new = new
+        if self._flaw == "records at once":
+            records[new.key] = new
+        return new
+
+    def enqueue(self, message: OutboxMessage) -> None:
+        if self._flaw == "sends at once":
+            self._database.add(message)
+        else:
+            self._messages.append(message)
+
+    def commit(self) -> None:
+        database = self._database
+        if self._flaw == "locks nothing":
+            time.sleep(_BESIDE)
+        if self._new and self._flaw != "forgets the record":
+            database._records[self._new.key] = self._new
+        if self._flaw not in {"inserts at once", "forgets the rows"}:
+            database.rows += self.connection
+        for each in self._messages:
+            database.add(each)
+        self._end()
+
+    def rollback(self) -> None:
+        if self._flaw == "commits on rollback":
+            self._flaw = ""
+            self.commit()
+            return
+        self._end()
+
+    def _end(self) -> None:
+        if self._locks:
+            self._database.writer.release()
+
+
+COMMITS = {
+    "forgets writes": "record_and_writes_happen_together",
+    "writes first": "refused_write_undoes_all",
+    "records all the same": "refused_write_undoes_all",
+    "blames another": "refused_write_undoes_all",
+    "skips what is refused": "refused_write_undoes_all",
+    "writes over others": "no_write_is_made_where_the_claim_is_gone",
+    "hides the winner": "no_write_is_made_where_the_claim_is_gone",
+    "writes again": "commit_that_is_sent_again_is_made_once",
+    "checks, then acts": "racing_commits_have_one_effect",
+}
+
+TRANSACTIONS = {
+    "forgets the record": "record_and_rows_are_committed_together",
+    "forgets the rows": "record_and_rows_are_committed_together",
+    "inserts at once": "rollback_undoes_both",
+    "records at once": "rollback_undoes_both",
+    "commits on rollback": "rollback_undoes_both",
+    "any revision": "nothing_is_written_where_the_claim_is_gone",
+    "locks nothing": "racing_transactions_have_one_effect",
+    "does not hold the record": "record_is_held_from_the_swap_to_the_end",
+}
+
+MESSAGES = {
+    "sends at once": "message_is_there_if_the_transaction_is",
+    "drops one": "message_is_there_if_the_transaction_is",
+    "text only": "text_and_bytes_are_kept",
+    "newest first": "relays_share_messages_and_keep_their_order",
+    "gives to everybody": "relays_share_messages_and_keep_their_order",
+    "holds for ever": "relays_share_messages_and_keep_their_order",
+    "forgets nothing": "message_comes_back_unless_it_is_forgotten",
+    "forgets all": "message_comes_back_unless_it_is_forgotten",
+    "deletes what is taken": "message_comes_back_unless_it_is_forgotten",
+    "relays look at once": "racing_relays_take_each_message_once",
+}
+
+
+@pytest.mark.parametrize("flaw", COMMITS)
+def test_wrong_commit_is_noticed(flaw: str) -> None:
+    """Effects without their record, a record without its effects, and both twice."""
+    database = Database(flaw)
+
+    with pytest.raises(AssertionError):
+        getattr(CommittingContract(), f"test_{COMMITS[flaw]}")(database, database)
+
+
+@pytest.mark.parametrize("flaw", TRANSACTIONS)
+def test_wrong_transaction_is_noticed(flaw: str) -> None:
+    """Rows or record that outlast a rollback, that are lost, or over somebody else's claim."""
+    database = Database(flaw)
+
+    with pytest.raises(AssertionError):
+        getattr(TransactionalContract(), f"test_{TRANSACTIONS[flaw]}")(database, database)
+
+
+@pytest.mark.parametrize("flaw", MESSAGES)
+def test_wrong_outbox_is_noticed(flaw: str) -> None:
+    """Messages that come too early, twice, in another order, changed, or never."""
+    with pytest.raises((AssertionError, ValueError)):
+        getattr(OutboxContract(), f"test_{MESSAGES[flaw]}")(Database(flaw))
+
+
+class TestRightDatabase(CommittingContract, TransactionalContract, OutboxContract):
+    """The negative control."""
+
+    @pytest.fixture
+    def store(self) -> Database:
+        return Database()
+
+    @pytest.fixture
+    def writes(self, store: Database) -> Database:
+        return store
+
+    @pytest.fixture
+    def rows(self, store: Database) -> Database:
+        return store
+
+
+@pytest.mark.parametrize(
+    ("contract", "flaws"),
+    [(CommittingContract, COMMITS), (TransactionalContract, TRANSACTIONS), (OutboxContract, MESSAGES)],
+)
+def test_every_test_can_fail(contract: type, flaws: Mapping[str, str]) -> None:
+    """Each is the one that notices some flaw above; a test that nothing fails proves nothing."""
+    tests = {name.removeprefix("test_") for name in dir(contract) if name.startswith("test_")}
+
+    assert set(flaws.values()) == tests
