@@ -4,6 +4,7 @@ What the task publishes again for itself, by a retry or because it met a conflic
 as the next message. Everything else that a body publishes goes where it always goes.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -76,6 +77,9 @@ class Deliveries:
         #: Called in the delivering thread right before and right after the body.
         self.before_body: Callable[[], None] = nothing
         self.after_body: Callable[[], None] = nothing
+        #: How many bodies have run to their end.
+        self.completed_bodies = 0
+        self._counting = threading.Lock()
         self._published: dict[str, list[Message]] = {}
 
     @classmethod
@@ -125,7 +129,10 @@ class Deliveries:
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.before_body()
             try:
-                return run(*args, **kwargs)
+                result = run(*args, **kwargs)
+                with self._counting:
+                    self.completed_bodies += 1
+                return result
             finally:
                 self.after_body()
 

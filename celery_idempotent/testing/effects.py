@@ -25,7 +25,7 @@ Promise = Literal["exactly once", "at least once", "at most once"]
 def assert_effect_once(
     task: Task,
     *args: Any,
-    effects: Callable[[], int] | Sized,
+    effects: Callable[[], int] | Sized | None = None,
     promise: Promise = "exactly once",
     reset: Callable[[], object] = lambda: None,
     **kwargs: Any,
@@ -49,7 +49,8 @@ def assert_effect_once(
     Args:
         task: Your task; nothing of it is replaced but what surrounds its body.
         args: Its positional arguments; they are serialised as for a real message.
-        effects: What counts the effects so far: a function, or a container whose length is their number.
+        effects: What counts the effects so far: a function, or a container whose length is their number. Without it
+            every run of the body to its end counts as one, which is right where no receiver knows a repetition.
         promise: What must hold. ``"exactly once"``; ``"at least once"``: repeated only if the worker died or
             lost the store for as long as it tried; ``"at most once"``: missing only then. Without a death,
             all of them mean once.
@@ -66,18 +67,20 @@ def assert_effect_once(
         raise ValueError(f"promise={promise!r}: must be one of {get_args(Promise)}")
     if not isinstance(task, Task):
         raise TypeError(f"task={task!r}: must be a Celery task; not its function, its signature or its name")
-    count = _counting(effects)
     with (
         closing(RehearsalStore(task.app.conf.get("idempotency_store"))) as store,
         Deliveries.of(task) as deliveries,
         installed(task.app, store),
     ):
+        count = _counting(effects, deliveries)
         rows = Rehearsal(deliveries, store, args, kwargs, count, reset).all_scenarios()
     if not all(_keeps(row, promise) for row in rows):
-        raise AssertionError(_report(deliveries.task, promise, rows))
+        raise AssertionError(_report(deliveries.task, promise, rows, are_runs=effects is None))
 
 
-def _counting(effects: Callable[[], int] | Sized) -> Callable[[], int]:
+def _counting(effects: Callable[[], int] | Sized | None, deliveries: Deliveries) -> Callable[[], int]:
+    if effects is None:
+        return lambda: deliveries.completed_bodies
     if isinstance(effects, Sized):
         return effects.__len__
     if callable(effects):
@@ -91,7 +94,7 @@ def _keeps(row: Row, promise: Promise) -> bool:
     return row.effects > 1 if promise == "at least once" else row.effects == 0 and promise == "at most once"
 
 
-def _report(task: Task, promise: Promise, rows: Sequence[Row]) -> str:
+def _report(task: Task, promise: Promise, rows: Sequence[Row], *, are_runs: bool) -> str:
     broken = [row for row in rows if not _keeps(row, promise)]
     width = max(len(row.name) for row in rows)
     lines = [
@@ -103,9 +106,15 @@ def _report(task: Task, promise: Promise, rows: Sequence[Row]) -> str:
             for row in rows
         ),
         "",
-        *(f"* {each}" for each in _advice(task, rows[0], broken)),
+        *(f"* {each}" for each in (*_advice(task, rows[0], broken), *([_ABOUT_RUNS] if are_runs else []))),
     ]
     return "\n".join(lines)
+
+
+_ABOUT_RUNS = (
+    "Each run of the body to its end was counted as an effect. Where a receiver knows a repetition, as by a key, or a "
+    "step is not made again, let effects= count what the receiver has"
+)
 
 
 def _told(endings: Sequence[Ended]) -> Iterator[str]:

@@ -418,6 +418,27 @@ def test_task_with_autoretry_stays_whole(declare: Callable[..., Task], outbox: l
     assert vars(task) == before
 
 
+def test_without_a_count_every_run_of_the_body_is_an_effect(declare: Callable[..., Task]) -> None:
+    """Which is true of a receiver that knows no repetition; the report says what was counted."""
+    rerun, refuse = declare(), declare(Policy(key="to", on_takeover="refuse"), name="shop.once")
+
+    assert_effect_once(rerun, "a@b", promise="at least once")
+    assert_effect_once(refuse, "a@b", promise="at most once")
+    report = report_of(rerun, "a@b")
+
+    assert set(rows(report, marked=True).values()) == {2}
+    assert "Each run of the body to its end was counted as an effect" in report
+
+
+def test_body_that_fails_is_no_effect_by_default(declare: Callable[..., Task]) -> None:
+    """It did not come to its end."""
+
+    def fail(self: Any, to: str) -> None:
+        raise LookupError(to)
+
+    assert "A single delivery had 0 effects" in report_of(declare(body=fail), "a@b")
+
+
 @pytest.mark.parametrize("effects", [7, object()])
 def test_effects_must_count(effects: Any, declare: Callable[..., Task]) -> None:
     """Neither a function nor a container is refused before anything runs."""
