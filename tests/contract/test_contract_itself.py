@@ -9,10 +9,11 @@ import os
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -534,7 +535,7 @@ class WritesInSteps(MemoryStore):
         old = self.get(new.key)
         if old is not None and old.revision == expected:
             self._records[new.key] = replace(new, result=old.result)
-            time.sleep(0.0002)
+            time.sleep(0.02)
         stored = super().swap(new, new.revision if old is not None and old.revision == expected else expected)
         return new if stored is not None and stored.revision == new.revision else stored
 
@@ -792,9 +793,21 @@ def test_wrong_store_is_noticed(mistake: Wrong) -> None:
     contract = ModestContract(mistake.make if _shares(mistake.make) else None)
 
     for name in mistake.noticed_by:
-        store = mistake.make()
-        with pytest.raises((AssertionError, BrokenInside, StoreUnavailable, RuntimeError, TypeError)):
-            getattr(contract, f"test_{name}")(store)
+        test = getattr(contract, f"test_{name}")
+        assert _is_noticed(partial(test, mistake.make()) for _ in range(_CHANCES)), name
+
+
+_CHANCES = 5
+"""A race is met by chance, and on a busy machine a test may run without one."""
+
+
+def _is_noticed(tests: Iterable[Callable[[], object]]) -> bool:
+    for test in tests:
+        try:
+            test()
+        except (AssertionError, BrokenInside, StoreUnavailable, RuntimeError, TypeError):
+            return True
+    return False
 
 
 def _shares(make: Callable[[], Store]) -> bool:
@@ -1008,8 +1021,9 @@ PURGES = {
 @pytest.mark.parametrize("flaw", PURGES)
 def test_wrong_purge_is_noticed(flaw: str) -> None:
     """Purging too much, too little, without a limit, or over the head of a claim is noticed."""
-    with pytest.raises(AssertionError):
-        getattr(PurgeableContract(), f"test_{PURGES[flaw]}")(Purges(flaw))
+    test = getattr(PurgeableContract(), f"test_{PURGES[flaw]}")
+
+    assert _is_noticed(partial(test, Purges(flaw)) for _ in range(_CHANCES))
 
 
 class TestRightPurge(PurgeableContract):
