@@ -20,7 +20,7 @@ from sqlalchemy import URL, Connection, Engine, Executable, Inspector, MetaData,
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, DDLElement
 
-from celery_idempotent.errors import PolicyError, StoreUnavailable
+from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import OutboxMessage, RecordTooLarge
 from celery_idempotent.stores.clock import ServerClock
@@ -58,6 +58,9 @@ _TIMEOUT = 5.0
 
 _POOL_SIZE = 64
 """At least the concurrency of any sane threaded worker, with its heartbeat."""
+
+_PAUSE = 0.02
+"""Seconds between two tries where a database does not wait by itself."""
 
 _TRIES = 10
 """How often a statement is sent that the database undoes for another's sake: a deadlock on MySQL, where several
@@ -280,8 +283,7 @@ class SQLStore:
         with self._connected("provision") as connection:
             execute = partial(self._execute, connection, "provision")
             if self.dialect == "sqlite":
-                # Readers and the one writer do not wait for each other; the file remembers.
-                execute(text("PRAGMA journal_mode = WAL"), {})
+                self._write_ahead(execute)
             try:
                 for each in self._missing(connection):
                     _create(connection, each)
@@ -294,6 +296,23 @@ class SQLStore:
         engine = self._engines.pop(os.getpid(), None)
         if engine is not None and self._given is None:
             engine.dispose()
+
+    def _write_ahead(self, execute: Execute) -> None:
+        """Let readers and the one writer not wait for each other; the file remembers.
+
+        SQLite does not wait here for a writer, whatever its timeout, so it is asked again for as long.
+        """
+        give_up_at = time.monotonic() + self._timeout
+        while True:
+            try:
+                execute(text("PRAGMA journal_mode = WAL"), {})
+                return
+            except StoreMisconfigured:
+                raise
+            except StoreUnavailable:
+                if time.monotonic() >= give_up_at:
+                    raise
+            time.sleep(_PAUSE)
 
     def _missing(self, connection: Connection) -> Sequence[DDLElement]:
         return [each for table in (self.table, self.outbox) for each in _missing(inspect(connection), table)]

@@ -1,10 +1,12 @@
 """Tables, permissions, limits and settings: what is created, what is refused, and what people are told to do."""
 # mypy: allow-untyped-decorators
 
+import sqlite3
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -144,6 +146,31 @@ def test_several_processes_provision_at_once(database: Database) -> None:
         with database.reopened(name) as store:
             assert in_children([partial(_provisioned, store)] * 2) == [True] * 2
             assert _indexes(store) == {f"{name}_status": ["status", "expires_at"]}
+
+
+def test_provisioning_of_sqlite_waits_for_a_writer(sqlite: Database) -> None:
+    """SQLite itself refuses at once to change the mode of a file that is being written."""
+    with closing(sqlite3.connect(str(make_url(sqlite.url).database), isolation_level=None)) as writer:
+        writer.execute("CREATE TABLE users (name TEXT)")
+        writer.execute("BEGIN IMMEDIATE")
+        with sqlite.reopened(TABLE, timeout=0.2) as impatient, pytest.raises(StoreUnavailable, match="locked"):
+            impatient.provision()
+
+        with ThreadPoolExecutor(1) as thread, sqlite.reopened(TABLE, timeout=60) as store:
+            provisioning = thread.submit(store.provision)
+            wait([provisioning], timeout=0.3)
+            writer.execute("COMMIT")
+            provisioning.result()
+
+
+def test_provisioning_of_a_file_that_cannot_be_written_does_not_wait(sqlite: Database) -> None:
+    """Time would not mend that."""
+    path = Path(str(make_url(sqlite.url).database))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE users (name TEXT)")
+    readonly = sqlite.reopened(TABLE, timeout=600, url=f"sqlite:///file:{path}?mode=ro&uri=true")
+    with readonly as store, pytest.raises(StoreMisconfigured, match="readonly"):
+        store.provision()
 
 
 def _provisioned(store: SQLStore) -> bool:
