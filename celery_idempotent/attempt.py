@@ -54,6 +54,9 @@ giving up means that it happens again or stays unknown: worth more patience than
 
 _Swap = Callable[[Record, str], Record | None]
 
+_Transition = Callable[[Record], Record]
+"""From a record that this attempt wrote to the next one. Made again on a newer record, it has the same revision."""
+
 
 class Clock(Protocol):
     """A local clock; the module ``time`` is one. Only intervals are taken from it, never a date."""
@@ -211,8 +214,7 @@ class Attempt:
         Raises:
             StoreUnavailable: No certain answer; try again soon.
         """
-        revision = new_nonce()
-        self._go_on(lambda record: renewed(record, self.store.now(), self._lease_ms, revision))
+        self._go_on(self._renewal())
 
     def step_state(self, name: str) -> Begun | Finished | None:
         """What is recorded of the step called ``name``, by this attempt or an earlier one."""
@@ -250,7 +252,7 @@ class Attempt:
             lambda record: checkpointed(record, self.store.now(), self._lease_ms, revision, step=name, state=plain)
         )
 
-    def _go_on(self, transition: Callable[[Record], Record]) -> Written | Superseded | Lost:
+    def _go_on(self, transition: _Transition) -> Written | Superseded | Lost:
         """Write without ending the claim; every such write extends the lease."""
         with self._writing:
             if self.is_over:
@@ -280,12 +282,8 @@ class Attempt:
             LeaseLost: Somebody took over and has no result yet. Report nothing as done.
             StoreUnavailable: It could not be confirmed in ten minutes. Report nothing as done.
         """
-        revision, kept = new_nonce(), _kept(encoded)
-        return self._until_certain(
-            lambda: self._end(
-                lambda record: completed(record, self.store.now(), self._retain, revision, lost=lost, **kept)
-            )
-        )
+        completion = self._completion(new_nonce(), encoded, lost)
+        return self._until_certain(lambda: self._end(completion))
 
     def commit(self, store: CommittingStore, kept: Kept, writes: Sequence[Mapping[str, Any]]) -> None:
         """Record the result and make the user's ``writes`` in one atomic step.
@@ -301,15 +299,12 @@ class Attempt:
             LeaseLost: Somebody took over; nothing was written.
             StoreUnavailable: It could not be confirmed in ten minutes. Report nothing as done.
         """
-        revision, data = new_nonce(), _kept(kept.encoded)
-
-        def transition(record: Record) -> Record:
-            return completed(record, self.store.now(), self._retain, revision, lost=kept.lost, **data)
+        completion = self._completion(new_nonce(), kept.encoded, kept.lost)
 
         def swap(new: Record, expected: str) -> Record | None:
             return _twice(lambda: store.swap_with(new, expected, writes))
 
-        self._require_ours(self._until_certain(lambda: self._end(transition, swap)))
+        self._require_ours(self._until_certain(lambda: self._end(completion, swap)))
         self.committed = kept
 
     def commit_in(self, transaction: Transaction, kept: Kept) -> None:
@@ -324,15 +319,12 @@ class Attempt:
             StoreUnavailable: Nothing was committed, or it could not be made certain in ten minutes.
             Exception: What the database says to the commit itself; nothing was committed.
         """
-        revision, data = new_nonce(), _kept(kept.encoded)
-
-        def transition(record: Record) -> Record:
-            return completed(record, self.store.now(), self._retain, revision, lost=kept.lost, **data)
-
+        revision = new_nonce()
+        completion = self._completion(revision, kept.encoded, kept.lost)
         with self._writing:
             before = self._record
             try:
-                self._require_ours(self._write(transition, transaction.swap))
+                self._require_ours(self._write(completion, transaction.swap))
             except BaseException:
                 transaction.rollback()
                 raise
@@ -350,10 +342,8 @@ class Attempt:
 
     def _was_committed(self, revision: str) -> bool:
         """Whether the transaction that wrote ``revision`` was committed; if not, it never will be."""
-        renewal = new_nonce()
-        settlement = self._until_certain(
-            lambda: self._write(lambda record: renewed(record, self.store.now(), self._lease_ms, renewal))
-        )
+        renewal = self._renewal()
+        settlement = self._until_certain(lambda: self._write(renewal))
         match settlement:
             case Written():
                 return False
@@ -387,6 +377,14 @@ class Attempt:
         revision = new_nonce()
         return self._end(lambda record: given_up(record, self.store.now(), revision, reason))
 
+    def _renewal(self) -> _Transition:
+        revision = new_nonce()
+        return lambda record: renewed(record, self.store.now(), self._lease_ms, revision)
+
+    def _completion(self, revision: str, encoded: Encoded | None, lost: str | None) -> _Transition:
+        kept = _kept(encoded)
+        return lambda record: completed(record, self.store.now(), self._retain, revision, lost=lost, **kept)
+
     def _until_certain(self, write: Callable[[], Written | Superseded | Lost]) -> Written | Superseded:
         give_up_at = self._clock.monotonic() + max(self.lease, _CONFIRM_FOR)
         pause = _FIRST_PAUSE
@@ -409,13 +407,13 @@ class Attempt:
         if not isinstance(settlement, Written):
             raise LeaseLost(self.key, self.fencing_token)
 
-    def _end(self, transition: Callable[[Record], Record], swap: _Swap | None = None) -> Written | Superseded | Lost:
+    def _end(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
         with self._writing:
             settlement = self._write(transition, swap)
             self._settled = True
             return settlement
 
-    def _write(self, transition: Callable[[Record], Record], swap: _Swap | None = None) -> Written | Superseded | Lost:
+    def _write(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
         swap = swap or partial(_swap, self.store)
         current = self._record
         if current.status is not Status.IN_PROGRESS:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from celery_idempotent.attempt import effect_key
 from celery_idempotent.effects import Duration
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.protected import fenced, publish
+from celery_idempotent.protected import fenced, sending
 from celery_idempotent.protocol import OnTakeover
 from celery_idempotent.steps import Step, terms_of
 from celery_idempotent.transactions import BodyTransaction
@@ -251,8 +251,7 @@ class Unprotected:
 
     def send(self, name: str, task: Any, *args: Any, **kwargs: Any) -> str:
         """Publish it, under the task id that an attempt of a delivery would give it; nothing is recorded."""
-        signature = task.signature(args, kwargs) if hasattr(task, "signature") else task.clone(args, kwargs)
-        return self.step(name, lambda step: publish(signature, step))
+        return self.step(name, sending(task, args, kwargs))
 
 
 def _without_claim(option: str) -> PolicyError:

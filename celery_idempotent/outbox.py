@@ -27,6 +27,7 @@ from celery_idempotent.codec import Codec, Encoded, describe
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.runtime import runtime_of
 from celery_idempotent.store import Outbox, OutboxMessage
+from celery_idempotent.transactions import message_of, signature_of
 
 __all__ = ["Relay", "relay", "relay_at_start", "send"]
 
@@ -54,10 +55,9 @@ def send(using: Any, task: Any, *args: Any, **kwargs: Any) -> str:
         kombu.exceptions.EncodeError: The arguments cannot be encoded.
         StoreUnavailable: The statement failed; roll back.
     """
-    signature = task.signature(args, kwargs) if hasattr(task, "signature") else task.clone(args, kwargs)
+    signature = signature_of(task, args, kwargs)
     app = signature.app
-    encoded = runtime_of(app).message_codec.encode(dict(signature))
-    message = OutboxMessage(uuid(), encoded.data, encoded.content_type)
+    message = message_of(signature, uuid(), runtime_of(app).message_codec)
     outbox_of(app).enqueue(message, using)
     return message.id
 

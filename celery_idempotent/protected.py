@@ -18,7 +18,7 @@ from celery_idempotent.errors import OutcomeUnknown, PolicyError, ResultLost, Sa
 from celery_idempotent.protocol import OnTakeover
 from celery_idempotent.steps import Begin, Call, Doubt, Finished, Recall, Step, Terms, decide_step, terms_of
 from celery_idempotent.store import CommittingStore, RecordTooLarge, TransactionalStore, WriteFailed
-from celery_idempotent.transactions import BodyTransaction, derived_id
+from celery_idempotent.transactions import BodyTransaction, derived_id, signature_of
 
 __all__ = ["Protected"]
 
@@ -125,8 +125,7 @@ class Protected:
 
     def send(self, name: str, task: Any, *args: Any, **kwargs: Any) -> str:
         """Publish a follow-up task once; see :class:`~celery_idempotent.handle.AttemptHandle`."""
-        signature = task.signature(args, kwargs) if hasattr(task, "signature") else task.clone(args, kwargs)
-        return self.step(name, lambda step: publish(signature, step))
+        return self.step(name, sending(task, args, kwargs))
 
     def _made(self, name: str, call: Callable[[Step], T], terms: Terms) -> T:
         step = Step(name, self.effect_key(name), self.fencing_token)
@@ -208,11 +207,16 @@ def _described(position: int | None, writes: Sequence[Mapping[str, Any]]) -> str
             return f"writes[{position}]"
 
 
-def publish(signature: Any, step: Step) -> str:
-    """Publish ``signature`` under the task id of ``step``, which is what it returns."""
-    task_id = derived_id(step.key)
-    signature.apply_async(task_id=task_id)
-    return task_id
+def sending(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Step], str]:
+    """A call that publishes the task under the task id of its step, which is what it returns."""
+    signature = signature_of(task, args, kwargs)
+
+    def call(step: Step) -> str:
+        task_id = derived_id(step.key)
+        signature.apply_async(task_id=task_id)
+        return task_id
+
+    return call
 
 
 def fenced(

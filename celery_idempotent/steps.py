@@ -13,7 +13,7 @@ Inside the window the receiver still honours the step's key, so calling again is
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from celery_idempotent.codec import Encoded
 from celery_idempotent.effects import (
@@ -23,7 +23,8 @@ from celery_idempotent.effects import (
     Effect,
     Fenced,
     Keyed,
-    is_duration,
+    check_on_takeover,
+    check_window,
     milliseconds,
 )
 from celery_idempotent.errors import PolicyError
@@ -155,10 +156,9 @@ def terms_of(
     """
     if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME:
         raise PolicyError("name", repr(name), f"a step's name is a text of 1 to {_MAX_NAME} characters")
-    if on_takeover not in (None, *get_args(OnTakeover)):
-        raise PolicyError("on_takeover", repr(on_takeover), f"must be one of {get_args(OnTakeover)}")
-    if window is not None and (not is_duration(window) or not milliseconds(window)):
-        raise PolicyError("window", repr(window), "must be seconds or a timedelta, more than 0")
+    if on_takeover is not None:
+        check_on_takeover(on_takeover)
+    check_window(window)
     if not effects:
         return Terms(on_takeover or "rerun", None if window is None else milliseconds(window))
     if name not in effects:

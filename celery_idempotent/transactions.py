@@ -1,5 +1,6 @@
 """A body's transaction: the user's statements, follow-up messages, and the record, committed together."""
 
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -9,7 +10,7 @@ from celery_idempotent.codec import Codec, Kept
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.store import OutboxMessage, RecordTooLarge, Transaction, TransactionalStore
 
-__all__ = ["BodyTransaction", "derived_id"]
+__all__ = ["BodyTransaction", "derived_id", "message_of", "signature_of"]
 
 T = TypeVar("T")
 
@@ -17,6 +18,17 @@ T = TypeVar("T")
 def derived_id(effect_key: str) -> str:
     """A task id for the effect of that key: the same on every attempt."""
     return str(UUID(hex=effect_key[:32], version=4))
+
+
+def signature_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The call of ``task``, which is a task, or a signature that the arguments are added to."""
+    return task.signature(args, kwargs) if hasattr(task, "signature") else task.clone(args, kwargs)
+
+
+def message_of(signature: Any, task_id: str, codec: Codec) -> OutboxMessage:
+    """The message that publishes ``signature`` under ``task_id``; raises what encoding raises."""
+    encoded = codec.encode(dict(signature))
+    return OutboxMessage(task_id, encoded.data, encoded.content_type)
 
 
 class BodyTransaction:
@@ -94,11 +106,10 @@ class BodyTransaction:
             kombu.exceptions.EncodeError: The arguments cannot be encoded.
             StoreUnavailable: The database did not answer; let it pass.
         """
-        signature = task.signature(args, kwargs) if hasattr(task, "signature") else task.clone(args, kwargs)
+        signature = signature_of(task, args, kwargs)
         self._sent += 1
         task_id = derived_id(self._attempt.effect_key(f"celery_idempotent.send:{self._sent}"))
-        encoded = self._message_codec.encode(dict(signature))
-        self._open.enqueue(OutboxMessage(task_id, encoded.data, encoded.content_type))
+        self._open.enqueue(message_of(signature, task_id, self._message_codec))
         return task_id
 
     def done(self, result: T) -> T:
