@@ -806,6 +806,25 @@ def a_record() -> Record:
     )
 
 
+def a_claim(store: Store) -> Record:
+    """A record of a key of its own, stored."""
+    record = a_record()
+    assert store.swap(record, None) == record
+    return record
+
+
+def a_completion(record: Record, result: str = "1") -> Record:
+    """The record as its own attempt completes it."""
+    return replace(
+        record,
+        status=Status.COMPLETED,
+        revision=new_nonce(),
+        result=result,
+        content_type="application/json",
+        expires_at=_LONG_AFTER,
+    )
+
+
 def a_rival(record: Record) -> Record:
     """Another attempt's record of the same key."""
     return replace(a_record(), key=record.key)

@@ -20,7 +20,7 @@ from celery_idempotent.store import (
     TransactionalStore,
     WriteFailed,
 )
-from celery_idempotent.testing.contract import a_record, a_rival
+from celery_idempotent.testing.contract import a_claim, a_completion, a_record, a_rival
 from celery_idempotent.testing.parallel import race
 
 __all__ = ["CommittingContract", "OutboxContract", "TransactionalContract", "UsersRows", "UsersWrites"]
@@ -82,8 +82,8 @@ class CommittingContract:
 
     def test_record_and_writes_happen_together(self, store: _Committing, writes: UsersWrites) -> None:
         """All of them, and nothing before."""
-        claimed, before = _claimed(store), writes.count()
-        done = _completed(claimed)
+        claimed, before = a_claim(store), writes.count()
+        done = a_completion(claimed)
 
         assert store.swap_with(done, claimed.revision, [writes.made(), writes.made()]) == done
 
@@ -91,10 +91,10 @@ class CommittingContract:
 
     def test_refused_write_undoes_all(self, store: _Committing, writes: UsersWrites) -> None:
         """It is named by its position; the record and the other writes are as they were."""
-        claimed, before = _claimed(store), writes.count()
+        claimed, before = a_claim(store), writes.count()
 
         refused = _refused(
-            lambda: store.swap_with(_completed(claimed), claimed.revision, [writes.made(), writes.refused()])
+            lambda: store.swap_with(a_completion(claimed), claimed.revision, [writes.made(), writes.refused()])
         )
 
         assert refused is not None, "a write was to be refused"
@@ -103,19 +103,19 @@ class CommittingContract:
 
     def test_no_write_is_made_where_the_claim_is_gone(self, store: _Committing, writes: UsersWrites) -> None:
         """The caller learns whose record it is, and that there is none."""
-        claimed, before = _claimed(store), writes.count()
+        claimed, before = a_claim(store), writes.count()
         theirs = a_rival(claimed)
         store.swap(theirs, claimed.revision)
 
-        assert store.swap_with(_completed(claimed), claimed.revision, [writes.made()]) == theirs
-        assert store.swap_with(_completed(a_record()), new_nonce(), [writes.made()]) is None
+        assert store.swap_with(a_completion(claimed), claimed.revision, [writes.made()]) == theirs
+        assert store.swap_with(a_completion(a_record()), new_nonce(), [writes.made()]) is None
 
         assert (store.get(claimed.key), writes.count() - before) == (theirs, 0)
 
     def test_commit_that_is_sent_again_is_made_once(self, store: _Committing, writes: UsersWrites) -> None:
         """After a lost reply the record tells that it was made."""
-        claimed, before = _claimed(store), writes.count()
-        done = _completed(claimed)
+        claimed, before = a_claim(store), writes.count()
+        done = a_completion(claimed)
 
         for _ in range(3):
             assert store.swap_with(done, claimed.revision, [writes.made()]) == done
@@ -124,10 +124,10 @@ class CommittingContract:
 
     def test_racing_commits_have_one_effect(self, store: _Committing, writes: UsersWrites) -> None:
         """Of many that expect one revision exactly one is made, and the others are told whose."""
-        claimed, before = _claimed(store), writes.count()
+        claimed, before = a_claim(store), writes.count()
 
         def commit() -> Record | None:
-            done = _completed(claimed)
+            done = a_completion(claimed)
             return _answered(lambda: store.swap_with(done, claimed.revision, [writes.made()]))
 
         told = race([commit] * _RACERS)
@@ -145,8 +145,8 @@ class TransactionalContract:
     def test_record_and_rows_are_committed_together(self, store: _Transactional, rows: UsersRows) -> None:
         """And the next transaction begins anew."""
         for _ in range(3):
-            claimed, before = _claimed(store), rows.count()
-            done = _completed(claimed)
+            claimed, before = a_claim(store), rows.count()
+            done = a_completion(claimed)
 
             transaction = store.begin()
             rows.insert(transaction.connection)
@@ -157,31 +157,31 @@ class TransactionalContract:
 
     def test_rollback_undoes_both(self, store: _Transactional, rows: UsersRows) -> None:
         """And leaves nothing open that the next one could meet."""
-        claimed, before = _claimed(store), rows.count()
+        claimed, before = a_claim(store), rows.count()
         for _ in range(3):
             transaction = store.begin()
             rows.insert(transaction.connection)
-            transaction.swap(_completed(claimed), claimed.revision)
+            transaction.swap(a_completion(claimed), claimed.revision)
             transaction.rollback()
 
         assert (store.get(claimed.key), rows.count() - before) == (claimed, 0)
 
     def test_nothing_is_written_where_the_claim_is_gone(self, store: _Transactional, rows: UsersRows) -> None:
         """The caller learns whose record it is, and rolls back."""
-        claimed, before = _claimed(store), rows.count()
+        claimed, before = a_claim(store), rows.count()
         theirs = a_rival(claimed)
         store.swap(theirs, claimed.revision)
 
         transaction = store.begin()
         rows.insert(transaction.connection)
-        assert transaction.swap(_completed(claimed), claimed.revision) == theirs
+        assert transaction.swap(a_completion(claimed), claimed.revision) == theirs
         transaction.rollback()
 
         assert (store.get(claimed.key), rows.count() - before) == (theirs, 0)
 
     def test_racing_transactions_have_one_effect(self, store: _Transactional, rows: UsersRows) -> None:
         """Of many that expect one revision exactly one is committed."""
-        claimed, before = _claimed(store), rows.count()
+        claimed, before = a_claim(store), rows.count()
 
         won = race([partial(_committed, store, rows, claimed)] * _RACERS)
 
@@ -191,8 +191,8 @@ class TransactionalContract:
 
     def test_record_is_held_from_the_swap_to_the_end(self, store: _Transactional, rows: UsersRows) -> None:
         """A takeover that comes between has to wait, and then meets the outcome."""
-        claimed, before = _claimed(store), rows.count()
-        done, takeover = _completed(claimed), a_rival(claimed)
+        claimed, before = a_claim(store), rows.count()
+        done, takeover = a_completion(claimed), a_rival(claimed)
 
         with ThreadPoolExecutor(1) as thread:
             transaction = store.begin()
@@ -272,28 +272,11 @@ class OutboxContract:
         assert sorted(taken, key=int) == [str(number) for number in range(20)]
 
 
-def _claimed(store: Store) -> Record:
-    record = a_record()
-    assert store.swap(record, None) == record
-    return record
-
-
-def _completed(record: Record) -> Record:
-    return replace(
-        record,
-        status=Status.COMPLETED,
-        revision=new_nonce(),
-        result="1",
-        content_type="application/json",
-        expires_at=4_000_000_000,
-    )
-
-
 def _committed(store: _Transactional, rows: UsersRows, claimed: Record) -> bool:
     """Whether a transaction over the claim was committed; asked again where the store gave way to another."""
 
     def commit() -> bool:
-        done = _completed(claimed)
+        done = a_completion(claimed)
         transaction = store.begin()
         try:
             rows.insert(transaction.connection)

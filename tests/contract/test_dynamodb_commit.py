@@ -8,14 +8,12 @@ from uuid import uuid4
 
 import pytest
 
-from celery_idempotent.attempt import new_nonce
-from celery_idempotent.record import Record, Status
 from celery_idempotent.store import CommittingStore, RecordTooLarge, WriteFailed
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb_writes import typed
 from celery_idempotent.testing import CommittingContract
-from celery_idempotent.testing.contract import a_record
+from celery_idempotent.testing.contract import a_claim, a_completion
 from tests.support.dynamodb import count_requests
 
 
@@ -94,27 +92,10 @@ def stock(store: DynamoDBStore) -> _Stock:
     return _Stock(store)
 
 
-def _claimed(store: DynamoDBStore) -> Record:
-    record = a_record()
-    assert store.swap(record, None) == record
-    return record
-
-
-def _completed(record: Record, result: str = "1") -> Record:
-    return replace(
-        record,
-        status=Status.COMPLETED,
-        revision=new_nonce(),
-        result=result,
-        content_type="application/json",
-        expires_at=1_900_000_000,
-    )
-
-
 def test_record_and_writes_happen_together(store: DynamoDBStore, stock: _Stock) -> None:
     """In one request."""
-    record = _claimed(store)
-    done = _completed(record)
+    record = a_claim(store)
+    done = a_completion(record)
 
     with count_requests(store) as requests:
         assert store.swap_with(done, record.revision, [stock.taken(2)]) == done
@@ -127,11 +108,11 @@ def test_record_and_writes_happen_together(store: DynamoDBStore, stock: _Stock) 
 
 def test_refused_write_is_named_and_undoes_all(store: DynamoDBStore, stock: _Stock) -> None:
     """A failed condition of the user's leaves record and all writes as they were."""
-    record = _claimed(store)
+    record = a_claim(store)
     note = {"Put": {"TableName": stock.table, "Item": {"sku": "note", "text": "sold"}}}
 
     with pytest.raises(WriteFailed) as refused:
-        store.swap_with(_completed(record), record.revision, [note, stock.taken(6)])
+        store.swap_with(a_completion(record), record.revision, [note, stock.taken(6)])
 
     assert (refused.value.position, refused.value.reason) == (1, "ConditionalCheckFailed")
     assert store.get(record.key) == record
@@ -152,10 +133,10 @@ def test_refused_write_is_named_and_undoes_all(store: DynamoDBStore, stock: _Sto
 )
 def test_unusable_write_is_refused(store: DynamoDBStore, write: Any, position: int | None) -> None:
     """A write that can never succeed is the author's error, not an outage to wait for."""
-    record = _claimed(store)
+    record = a_claim(store)
 
     with pytest.raises(WriteFailed) as refused:
-        store.swap_with(_completed(record), record.revision, [write])
+        store.swap_with(a_completion(record), record.revision, [write])
 
     assert refused.value.position == position
     assert store.get(record.key) == record
@@ -169,16 +150,16 @@ def test_too_many_writes_are_refused(store: DynamoDBStore) -> None:
 
 def test_result_too_large_is_told_from_a_refused_write(store: DynamoDBStore, stock: _Stock) -> None:
     """It can be committed again without the result."""
-    record = _claimed(store)
+    record = a_claim(store)
 
     with pytest.raises(RecordTooLarge):
-        store.swap_with(_completed(record, "x" * 420_000), record.revision, [stock.taken(1)])
+        store.swap_with(a_completion(record, "x" * 420_000), record.revision, [stock.taken(1)])
     with pytest.raises(RecordTooLarge):
-        store.swap_with(_completed(record, "x" * 409_590), record.revision, [stock.taken(1)])
+        store.swap_with(a_completion(record, "x" * 409_590), record.revision, [stock.taken(1)])
 
     big = {"Put": {"TableName": stock.table, "Item": {"sku": "x" * 420_000}}}
     with pytest.raises(WriteFailed, match="size|length"):
-        store.swap_with(replace(_completed(record), result=None), record.revision, [big])
+        store.swap_with(replace(a_completion(record), result=None), record.revision, [big])
     assert stock.left == 5
 
 

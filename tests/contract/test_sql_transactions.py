@@ -27,12 +27,12 @@ from sqlalchemy.orm import Session, declarative_base
 
 from celery_idempotent.attempt import new_nonce
 from celery_idempotent.errors import PolicyError, StoreUnavailable
-from celery_idempotent.record import Record, Status
+from celery_idempotent.record import Status
 from celery_idempotent.store import Outbox, OutboxMessage, TransactionalStore
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql_transaction import SQLTransaction
 from celery_idempotent.testing import OutboxContract, TransactionalContract
-from celery_idempotent.testing.contract import a_record
+from celery_idempotent.testing.contract import a_claim, a_completion
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
 
 
@@ -52,11 +52,6 @@ class _Place:
     def count(self) -> int:
         with self.engine.connect() as connection:
             return connection.execute(select(func.count()).select_from(self.ledger)).scalar_one()
-
-    def claimed(self) -> Record:
-        record = a_record()
-        assert self.store.swap(record, None) == record
-        return record
 
     def insert(self, connection: Any) -> None:
         connection.execute(insert(self.ledger).values(text="booked"))
@@ -82,17 +77,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[_Place]:
     place.close()
 
 
-def _completed(record: Record, result: str = "1") -> Record:
-    return replace(
-        record,
-        status=Status.COMPLETED,
-        revision=new_nonce(),
-        result=result,
-        content_type="application/json",
-        expires_at=1_900_000_000,
-    )
-
-
 class TestTransactions(TransactionalContract, OutboxContract):
     """What every store with transactions must do."""
 
@@ -108,10 +92,10 @@ class TestTransactions(TransactionalContract, OutboxContract):
 @pytest.mark.parametrize("place", ["postgresql", "mariadb"], indirect=True)
 def test_nobody_sees_either_before_the_commit(place: _Place) -> None:
     """Neither the record nor the rows. (Readers of SQLite wait.)"""
-    record = place.claimed()
+    record = a_claim(place.store)
     transaction = place.store.begin()
     place.insert(transaction.connection)
-    transaction.swap(_completed(record), record.revision)
+    transaction.swap(a_completion(record), record.revision)
 
     assert (place.count(), place.store.get(record.key)) == (0, record)
     transaction.commit()
@@ -122,7 +106,7 @@ def test_nobody_sees_either_before_the_commit(place: _Place) -> None:
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SoftTimeLimitExceeded])
 def test_interrupted_commit_ends_the_transaction(place: _Place, interrupt: type[BaseException]) -> None:
     """A time limit can strike in the middle of it: no lock and no connection stays behind, so the claim can end."""
-    record = place.claimed()
+    record = a_claim(place.store)
     engine = place.store._engine()
 
     def strike(connection: Any) -> None:
@@ -130,7 +114,7 @@ def test_interrupted_commit_ends_the_transaction(place: _Place, interrupt: type[
 
     transaction = place.store.begin()
     place.insert(transaction.connection)
-    transaction.swap(_completed(record), record.revision)
+    transaction.swap(a_completion(record), record.revision)
     event.listen(engine, "commit", strike)
     with pytest.raises(interrupt):
         transaction.commit()
@@ -151,10 +135,10 @@ def _cut(transaction: SQLTransaction, place: _Place) -> None:
 @pytest.mark.parametrize("place", ["postgresql"], indirect=True)
 def test_commit_without_an_answer_is_an_outage(place: _Place) -> None:
     """Who asked must find out what became of it; the connection is not used again."""
-    record = place.claimed()
+    record = a_claim(place.store)
     transaction = place.store.begin()
     place.insert(transaction.connection)
-    transaction.swap(_completed(record), record.revision)
+    transaction.swap(a_completion(record), record.revision)
     _cut(transaction, place)
 
     with pytest.raises(StoreUnavailable) as raised:
@@ -167,7 +151,7 @@ def test_commit_without_an_answer_is_an_outage(place: _Place) -> None:
 @pytest.mark.parametrize("place", ["postgresql"], indirect=True)
 def test_rollback_of_a_dead_connection_is_no_error(place: _Place) -> None:
     """The server has undone it already, and what the body raised must come out."""
-    record = place.claimed()
+    record = a_claim(place.store)
     transaction = place.store.begin()
     place.insert(transaction.connection)
     _cut(transaction, place)
@@ -199,14 +183,14 @@ def test_renewal_in_the_middle_is_met_and_not_failed_on(place: _Place) -> None:
 
     SQLite has one writer: there a renewal waits, and so would whoever wanted to take over.
     """
-    record = place.claimed()
+    record = a_claim(place.store)
     renewed = replace(record, revision=new_nonce(), lease_until=record.lease_until + 1)
     transaction = place.store.begin()
     place.insert(transaction.connection)
 
     assert place.store.swap(renewed, record.revision) == renewed
 
-    done = _completed(renewed)
+    done = a_completion(renewed)
     assert transaction.swap(done, renewed.revision) == done
     transaction.commit()
     assert (place.count(), place.store.get(record.key)) == (1, done)
@@ -219,17 +203,17 @@ def test_orm_session_of_the_users_takes_part(place: _Place) -> None:
     class Entry(base):
         __table__ = Table(place.ledger.name, base.metadata, *(column._copy() for column in place.ledger.columns))
 
-    record = place.claimed()
+    record = a_claim(place.store)
     with Session(place.engine) as session:
         transaction = place.store.begin(session)
         session.add(Entry(text="undone"))
-        transaction.swap(_completed(record), record.revision)
+        transaction.swap(a_completion(record), record.revision)
         transaction.rollback()
         assert (place.count(), place.store.get(record.key)) == (0, record)
 
         transaction = place.store.begin(session)
         session.add(Entry(text="booked"))
-        transaction.swap(done := _completed(record), record.revision)
+        transaction.swap(done := a_completion(record), record.revision)
         transaction.commit()
 
     assert (place.count(), place.store.get(record.key)) == (1, done)
@@ -237,11 +221,11 @@ def test_orm_session_of_the_users_takes_part(place: _Place) -> None:
 
 def test_connection_of_the_users_takes_part(place: _Place) -> None:
     """Its transaction is committed; it stays open for its owner."""
-    record = place.claimed()
+    record = a_claim(place.store)
     with place.engine.connect() as connection:
         transaction = place.store.begin(connection)
         place.insert(transaction.connection)
-        transaction.swap(_completed(record), record.revision)
+        transaction.swap(a_completion(record), record.revision)
         transaction.commit()
 
         assert not connection.closed
@@ -250,13 +234,13 @@ def test_connection_of_the_users_takes_part(place: _Place) -> None:
 
 def test_transaction_that_the_user_ended_is_refused(place: _Place) -> None:
     """A record written after the user's own commit would not be part of it."""
-    record = place.claimed()
+    record = a_claim(place.store)
     transaction = place.store.begin()
     place.insert(transaction.connection)
     transaction.connection.commit()
 
     with pytest.raises(PolicyError, match="leave commit and rollback to it"):
-        transaction.swap(_completed(record), record.revision)
+        transaction.swap(a_completion(record), record.revision)
     transaction.rollback()
 
     assert place.store.get(record.key) == record
@@ -281,11 +265,11 @@ def test_deferred_constraint_is_the_users_own_error(postgres: EmbeddedPostgres) 
     )
     Table("parents_of_it", metadata, Column("id", Integer, primary_key=True))
     metadata.create_all(place.engine)
-    record = place.claimed()
+    record = a_claim(place.store)
 
     transaction = place.store.begin()
     transaction.connection.execute(insert(deferred).values(id=1, parent=99))
-    transaction.swap(_completed(record), record.revision)
+    transaction.swap(a_completion(record), record.revision)
     with pytest.raises(IntegrityError):
         transaction.commit()
 

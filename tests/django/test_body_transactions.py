@@ -13,15 +13,14 @@ from django.db import IntegrityError, connections, transaction
 from django.test import TestCase, TransactionTestCase
 
 from celery_idempotent import outbox
-from celery_idempotent.attempt import new_nonce
 from celery_idempotent.contrib.django.models import IdempotencyOutbox
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.outbox import relay
-from celery_idempotent.record import Record, Status
+from celery_idempotent.record import Status
 from celery_idempotent.store import Outbox, OutboxMessage
 from celery_idempotent.testing import OutboxContract, TransactionalContract, assert_effect_once
-from celery_idempotent.testing.contract import a_record
+from celery_idempotent.testing.contract import a_claim, a_completion, a_record
 from example_project.embedded import EmbeddedPostgres
 from tests.django.databases import migrated, postgresql
 from tests.django.project.shop.models import Charge
@@ -38,18 +37,6 @@ def store(database: str) -> DjangoStore:
 @pytest.fixture
 def name() -> str:
     return uuid4().hex
-
-
-def _claimed(store: DjangoStore) -> Record:
-    record = a_record()
-    assert store.swap(record, None) == record
-    return record
-
-
-def _completed(record: Record) -> Record:
-    return replace(
-        record, status=Status.COMPLETED, revision=new_nonce(), result="1", content_type="application/json", expires_at=9
-    )
 
 
 def _groups(store: DjangoStore, name: str) -> int:
@@ -79,13 +66,13 @@ class TestTransactions(TransactionalContract, OutboxContract):
 
 def test_blocks_of_the_users_may_fail_within(store: DjangoStore, name: str) -> None:
     """An inner ``atomic()`` that fails undoes itself and nothing else."""
-    record = _claimed(store)
+    record = a_claim(store)
 
     transaction_ = store.begin()
     Group.objects.using(store.alias).create(name=name)
     with pytest.raises(IntegrityError), transaction.atomic(using=store.alias):
         Group.objects.using(store.alias).create(name=name)
-    transaction_.swap(_completed(record), record.revision)
+    transaction_.swap(a_completion(record), record.revision)
     transaction_.commit()
 
     assert _groups(store, name) == 1
@@ -93,22 +80,22 @@ def test_blocks_of_the_users_may_fail_within(store: DjangoStore, name: str) -> N
 
 def test_error_outside_of_an_inner_block_is_told(store: DjangoStore, name: str) -> None:
     """Django would undo all of it without a word, effects and record."""
-    record = _claimed(store)
+    record = a_claim(store)
     transaction_ = store.begin()
     with pytest.raises(LookupError), transaction.atomic(using=store.alias, savepoint=False):
         raise LookupError
 
     with pytest.raises(PolicyError, match="atomic\\(\\) of its own"):
-        transaction_.swap(_completed(record), record.revision)
+        transaction_.swap(a_completion(record), record.revision)
     transaction_.rollback()
 
 
 def test_record_is_not_written_inside_an_inner_block(store: DjangoStore) -> None:
     """What an inner block undoes must not be the record alone."""
-    record = _claimed(store)
+    record = a_claim(store)
     transaction_ = store.begin()
     with transaction.atomic(using=store.alias), pytest.raises(PolicyError, match="end every atomic"):
-        transaction_.swap(_completed(record), record.revision)
+        transaction_.swap(a_completion(record), record.revision)
     transaction_.rollback()
 
 
@@ -153,9 +140,9 @@ def test_callbacks_on_commit_cannot_undo_an_outcome(
     store: DjangoStore, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They run when all is committed; one that raises is logged, and the others run."""
-    record = _claimed(store)
+    record = a_claim(store)
     seen: list[Any] = []
-    done = _completed(record)
+    done = a_completion(record)
 
     transaction_ = store.begin()
     transaction.on_commit(lambda: seen.append(store.get(record.key)), using=store.alias)
@@ -196,11 +183,11 @@ def test_connection_is_given_back(store: DjangoStore, end: str) -> None:
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_connection_lost_before_the_commit_undoes_all(store: DjangoStore, name: str) -> None:
     """The caller learns that nothing is certain, and the next call has a new connection."""
-    record = _claimed(store)
+    record = a_claim(store)
     server = Server(store.alias)
     transaction_ = store.begin()
     Group.objects.using(store.alias).create(name=name)
-    transaction_.swap(_completed(record), record.revision)
+    transaction_.swap(a_completion(record), record.revision)
     (session,) = server.sessions()
     server.hang_up(session)
 
@@ -252,10 +239,10 @@ def test_interrupted_commit_leaves_no_open_transaction_behind(
     """A time limit that strikes in the midst of it: the connection is cut, and the record is there if its rows are."""
     connection = connections[store.alias]
     connection.ensure_connection()
-    record = _claimed(store)
+    record = a_claim(store)
     transaction_ = store.begin()
     Group.objects.using(store.alias).create(name=name)
-    transaction_.swap(_completed(record), record.revision)
+    transaction_.swap(a_completion(record), record.revision)
 
     def interrupt() -> None:
         raise interruption
@@ -274,9 +261,9 @@ def test_interrupted_commit_leaves_no_open_transaction_behind(
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_deferred_constraint_is_the_users_own_error(store: DjangoStore) -> None:
     """It speaks at the commit, and all is undone."""
-    record = _claimed(store)
+    record = a_claim(store)
     transaction_ = store.begin()
-    transaction_.swap(_completed(record), record.revision)
+    transaction_.swap(a_completion(record), record.revision)
     Permission.objects.using(store.alias).create(name="n", codename=uuid4().hex, content_type_id=987_654_321)
 
     with pytest.raises(IntegrityError):
@@ -290,13 +277,13 @@ def test_deferred_constraint_is_the_users_own_error(store: DjangoStore) -> None:
 def test_transaction_on_sqlite_may_begin_by_reading(store: DjangoStore, name: str) -> None:
     """It has the one write lock from its beginning; otherwise another writer in between would make it fail."""
     other = sqlite3.connect(connections.settings[store.alias]["NAME"], timeout=0, isolation_level=None)
-    record = _claimed(store)
+    record = a_claim(store)
 
     transaction_ = store.begin()
     assert _groups(store, name) == 0
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         other.execute("BEGIN IMMEDIATE")
-    transaction_.swap(done := _completed(record), record.revision)
+    transaction_.swap(done := a_completion(record), record.revision)
     transaction_.commit()
 
     other.close()
