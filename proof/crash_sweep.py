@@ -46,7 +46,7 @@ from proof.table import Row
 from proof.targets import TARGETS, start
 from proof.verdicts import CODEC, FINAL, PROMISES, Promise, Tally, Told, Verdict, operation, snapshot, tell
 
-__all__ = ["Ledger", "Result", "live_and_end", "run", "sweep", "warm", "why_no_ptrace"]
+__all__ = ["LaterStore", "Ledger", "Points", "Result", "live_and_end", "run", "sweep", "warm", "why_no_ptrace"]
 
 CAMPAIGN = "SIGKILL at every point"
 CAMPAIGN_SYSTEM_CALLS = "SIGKILL at every system call"
@@ -112,7 +112,7 @@ class Ledger:
         return [json.loads(line) for line in data.splitlines()]
 
 
-class _Points:
+class Points:
     """Counts the points that a delivery reaches, and dies at the one it was told."""
 
     def __init__(self, ledger: Ledger, kill_at: int | None) -> None:
@@ -121,13 +121,14 @@ class _Points:
         self._reached = 0
 
     def reach(self, name: str) -> None:
+        """Count the point called ``name``; this process may end here."""
         self._reached += 1
         if self._reached == self._kill_at:
             self.ledger.append("killed", at=name)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _LaterStore(StoreWrapper):
+class LaterStore(StoreWrapper):
     """A store whose clock is ahead, so that nobody waits for a lease."""
 
     def __init__(self, store: Store, ahead: int) -> None:
@@ -135,13 +136,14 @@ class _LaterStore(StoreWrapper):
         self._ahead = ahead
 
     def now(self) -> int:
+        """See :meth:`celery_idempotent.store.Store.now`."""
         return self.store.now() + self._ahead
 
 
-class _DyingStore(_LaterStore):
+class _DyingStore(LaterStore):
     """A store whose every swap is two points, and which notes what the swap did."""
 
-    def __init__(self, store: Store, ahead: int, points: _Points) -> None:
+    def __init__(self, store: Store, ahead: int, points: Points) -> None:
         super().__init__(store, ahead)
         self._points = points
         self._token = 0
@@ -175,7 +177,7 @@ class _Delivery:
     task: Task
     ahead: int
 
-    def under(self, store: Store, points: _Points, heartbeat: Heartbeat) -> None:
+    def under(self, store: Store, points: Points, heartbeat: Heartbeat) -> None:
         def observe(event: Event) -> None:
             points.ledger.append("event", name=event.name)
 
@@ -184,7 +186,7 @@ class _Delivery:
         points.reach("everything done, not acknowledged")
         points.ledger.append("told", how=told.how, value=told.value)
 
-    def _body(self, points: _Points) -> Callable[[Attempt | None], str]:
+    def _body(self, points: Points) -> Callable[[Attempt | None], str]:
         def body(attempt: Attempt | None) -> str:
             assert attempt is not None
             points.reach("the body begins")
@@ -246,7 +248,7 @@ class _Attacker:
 
     def _deliver(self, delivery: _Delivery, kill: Kill | None) -> list[dict[str, Any]]:
         if kill is None:
-            points = _Points(self._ledger, None)
+            points = Points(self._ledger, None)
             delivery.under(_DyingStore(self._own_store, delivery.ahead, points), points, self._own_heartbeat)
             return self._ledger.read()
         child = self._child_under_strace(delivery, kill) if kill.call else self._child(delivery, kill)
@@ -262,7 +264,7 @@ class _Attacker:
         return rows
 
     def _child(self, delivery: _Delivery, kill: Kill) -> int:
-        points = _Points(self._ledger, kill.at)
+        points = Points(self._ledger, kill.at)
         store = _DyingStore(self._store, delivery.ahead, points)
         child = os.fork()
         return child or live_and_end(lambda: delivery.under(store, points, Heartbeat()))
@@ -270,8 +272,8 @@ class _Attacker:
     def _child_under_strace(self, delivery: _Delivery, kill: Kill) -> int:
         """A child with the bare store, which begins when ``strace`` holds it."""
         gate, opener = os.pipe()
-        points = _Points(self._ledger, None)
-        store = _LaterStore(self._store, delivery.ahead)
+        points = Points(self._ledger, None)
+        store = LaterStore(self._store, delivery.ahead)
 
         def deliver() -> None:
             os.close(opener)

@@ -9,7 +9,6 @@ import fcntl
 import itertools
 import json
 import os
-import signal
 import tempfile
 import time
 from collections import Counter
@@ -35,8 +34,7 @@ from celery_idempotent.store import CommittingStore, OutboxMessage, Store, Trans
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.testing import StoreWrapper
-from proof.crash_sweep import Ledger, live_and_end, warm
+from proof.crash_sweep import LaterStore, Ledger, Points, live_and_end, warm
 from proof.fleet import Progress
 from proof.table import CONTROL, Row
 from proof.targets import TARGETS, start
@@ -77,25 +75,10 @@ def kinds_of(store: str) -> tuple[Kind, ...]:
     return tuple(kinds)
 
 
-class _Points:
-    """Counts the points that a delivery reaches, and dies at the one it was told."""
-
-    def __init__(self, ledger: Ledger, kill_at: int | None) -> None:
-        self._ledger = ledger
-        self._kill_at = kill_at
-        self._reached = 0
-
-    def reach(self, name: str) -> None:
-        self._reached += 1
-        if self._reached == self._kill_at:
-            self._ledger.append("killed", at=name)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 class _DyingTransaction:
     """A transaction whose commit is two points."""
 
-    def __init__(self, transaction: Transaction, points: _Points) -> None:
+    def __init__(self, transaction: Transaction, points: Points) -> None:
         self._transaction = transaction
         self._points = points
 
@@ -119,16 +102,12 @@ class _DyingTransaction:
         self._transaction.rollback()
 
 
-class _DyingStore(StoreWrapper):
-    """A store whose every write is two points, on a clock that is ahead so that nobody waits for a lease."""
+class _DyingStore(LaterStore):
+    """A store whose every write is two points."""
 
-    def __init__(self, store: Store, ahead: int, points: _Points) -> None:
-        super().__init__(store)
-        self._ahead = ahead
+    def __init__(self, store: Store, ahead: int, points: Points) -> None:
+        super().__init__(store, ahead)
         self._points = points
-
-    def now(self) -> int:
-        return self.store.now() + self._ahead
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         return self._dying(new, lambda: self.store.swap(new, expected))
@@ -278,7 +257,7 @@ class _Delivery:
     number: int
     ahead: int
 
-    def under(self, store: Store, points: _Points, ledger: Ledger, index: _Index, table: _Receivers) -> Told:
+    def under(self, store: Store, points: Points, ledger: Ledger, index: _Index, table: _Receivers) -> Told:
         guard = Guard(_DyingStore(store, self.ahead, points), CODEC, Heartbeat(), ControlFlow(), lambda event: None)
 
         def body(attempt: Attempt | None) -> str:
@@ -290,9 +269,7 @@ class _Delivery:
         points.reach("everything done, not acknowledged")
         return told
 
-    def _have_effect(
-        self, handle: Protected, points: _Points, ledger: Ledger, index: _Index, table: _Receivers
-    ) -> None:
+    def _have_effect(self, handle: Protected, points: Points, ledger: Ledger, index: _Index, table: _Receivers) -> None:
         def noted(name: str, act: Callable[[Step], Any]) -> Callable[[Step], Any]:
             def call(step: Step) -> Any:
                 points.reach(f"before {name}")
@@ -403,7 +380,7 @@ class _Attacker:
 
     def _deliver(self, delivery: _Delivery, kill: int | None) -> tuple[list[dict[str, Any]], str | None]:
         def live() -> None:
-            points = _Points(self._ledger, kill)
+            points = Points(self._ledger, kill)
             told = delivery.under(self._store, points, self._ledger, self._index, self._table)
             self._ledger.append("told", how=told.how)
 
