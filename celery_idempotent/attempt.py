@@ -173,7 +173,7 @@ class Attempt:
 
         False proves nothing: an attempt that raised gave its claim back, whatever it had done before.
         """
-        return self._record.takeover
+        return self._record.takeovers > 0
 
     def effect_key(self, name: str) -> str:
         """A key for the effect called ``name``, for a receiver that honours idempotency keys.

@@ -249,7 +249,7 @@ class Guard:
             clock=self._clock,
         )
         self._emit(EventName.CLAIMED, operation, record, f"attempt {record.attempts}")
-        if record.takeover:
+        if record.takeovers > 0:
             self._emit(EventName.TAKEN_OVER, operation, record, "the attempt before never ended")
         self._heartbeat.start(attempt)
         return attempt

@@ -62,6 +62,7 @@ class Request:
         task: Task name, for people.
         task_id: Task id, for people.
         worker: Who asks, for people.
+        app: Name of the app that asks, for people.
     """
 
     key: str
@@ -74,6 +75,7 @@ class Request:
     task: str
     task_id: str
     worker: str
+    app: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,7 @@ def _claimed(request: Request, now: int, token_after: int = 0) -> Record:
         task=request.task,
         task_id=request.task_id,
         worker=request.worker,
+        app=request.app,
     )
 
 
@@ -198,7 +201,7 @@ def _reclaimed(seen: Record, request: Request, now: int) -> Record:
     return replace(
         _claimed(request, now, token_after=seen.fencing_token),
         attempts=seen.attempts + 1,
-        takeover=seen.status is Status.IN_PROGRESS,
+        takeovers=seen.takeovers + 1 if seen.status is Status.IN_PROGRESS else 0,
         created_at=seen.created_at,
         steps=seen.steps,
     )

@@ -50,13 +50,15 @@ class Record:
     fingerprint: str | None
     #: How many claims this operation took.
     attempts: int
-    #: Whether the last claim took over from an attempt that never ended.
-    takeover: bool = False
+    #: Attempts in a row that never ended; 0 again after one that did.
+    takeovers: int = 0
     created_at: int
     updated_at: int
     task: str
     task_id: str
     worker: str
+    #: Name of the app that made the claim, for people.
+    app: str = ""
     #: Finished and started steps of the operation.
     steps: Mapping[str, Any] = field(default_factory=dict)
     #: The encoded outcome, and how it is encoded. None on COMPLETED: the result was lost.
@@ -70,11 +72,7 @@ class Record:
 
     def to_fields(self) -> dict[str, Any]:
         """All fields that hold something, as plain values; what a store writes."""
-        return {
-            name: value
-            for name in _FIELDS
-            if (value := getattr(self, name)) is not None and value is not False and value != {}
-        }
+        return {name: value for name in _FIELDS if (value := getattr(self, name)) != _NOTHING.get(name)}
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any], *, store: str) -> Self:
@@ -106,3 +104,6 @@ class Record:
 
 
 _FIELDS = tuple(each.name for each in fields(Record))
+
+_NOTHING: Mapping[str, Any] = {"takeovers": 0, "app": "", "steps": {}}
+"""By field, the value that says nothing and is not written; of every other field it is None."""

@@ -165,7 +165,7 @@ class _DyingStore(LaterStore):
     def _name(self, new: Record) -> str:
         if new.status is not Status.IN_PROGRESS:
             return {Status.COMPLETED: "completion", Status.UNKNOWN: "giving up"}.get(new.status, "ending")
-        return "renewal" if new.fencing_token == self._token else "takeover claim" if new.takeover else "claim"
+        return "renewal" if new.fencing_token == self._token else "takeover claim" if new.takeovers else "claim"
 
 
 @dataclass(frozen=True, slots=True)

@@ -544,7 +544,8 @@ class _Explorer:
         if new.owner != stored.owner and new.status is Status.IN_PROGRESS and new.fencing_token <= stored.fencing_token:
             raise _Broken("the fencing token did not grow with a claim", step)
         claimed = new.status is Status.IN_PROGRESS and new.owner != stored.owner
-        if claimed and new.takeover != (stored.status is Status.IN_PROGRESS):
+        in_a_row = stored.takeovers + 1 if stored.status is Status.IN_PROGRESS else 0
+        if claimed and new.takeovers != in_a_row:
             raise _Broken("a claim does not say rightly whether it is a takeover", step)
         if new.owner == stored.owner and new.fencing_token != stored.fencing_token:
             raise _Broken("the fencing token changed without a claim", step)

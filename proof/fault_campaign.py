@@ -282,7 +282,7 @@ class _Delivery(StoreWrapper):
             return _ENDS[new.status]
         if new.fencing_token == self._token:
             return Operation.RENEWAL
-        return Operation.CLAIM if new.attempts == 1 else Operation.TAKEOVER if new.takeover else Operation.RECLAIM
+        return Operation.CLAIM if new.attempts == 1 else Operation.TAKEOVER if new.takeovers else Operation.RECLAIM
 
 
 _ENDS = {

@@ -101,7 +101,7 @@ def _inserts_over_anything(store: SQLStore) -> Store:
 def _forgets_to_clear(store: SQLStore) -> Store:
     statements = store._statements
     at_expected = (statements._key == bindparam("key"), statements._table.c.revision == bindparam("expected"))
-    values = {name: each for name, each in statements._new_values().items() if name != "takeover"}
+    values = {name: each for name, each in statements._new_values().items() if name != "takeovers"}
     _take(statements, "_replace", update(statements._table).where(*at_expected).values(values))
     return store
 

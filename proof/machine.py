@@ -69,7 +69,7 @@ class _Told:
     lease_until: int
     fingerprint: str
     attempts: int
-    takeover: bool
+    takeovers: int
     result: str | bytes | None = None
     forget_at: int | None = None
 
@@ -150,7 +150,7 @@ class StoreMachine(RuleBasedStateMachine):
             record.lease_until,
             record.fingerprint or "",
             record.attempts,
-            record.takeover,
+            record.takeovers,
         )
 
     @rule(held=attempts, fault=_FAULTS)
@@ -272,7 +272,7 @@ class StoreMachine(RuleBasedStateMachine):
             record.lease_until,
             record.fingerprint,
             record.attempts,
-            record.takeover,
+            record.takeovers,
             record.result,
             record.expires_at,
         ) == (
@@ -281,7 +281,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.told.lease_until,
             self.told.fingerprint,
             self.told.attempts,
-            self.told.takeover,
+            self.told.takeovers,
             self.told.result,
             self.told.forget_at,
         )
@@ -315,7 +315,7 @@ class StoreMachine(RuleBasedStateMachine):
             now + LEASE,
             fingerprint,
             told.attempts + 1 if told else 1,
-            takeover=told is not None and told.status is Status.IN_PROGRESS,
+            told.takeovers + 1 if told and told.status is Status.IN_PROGRESS else 0,
         )
         attempt = Attempt(
             self.store,

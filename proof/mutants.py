@@ -89,7 +89,12 @@ def _always_release(error: BaseException, **policy: Any) -> Ending:
 
 
 def _takeover_forgotten(seen: Record, request: Request, now: int) -> Record:
-    return replace(_reclaimed(seen, request, now), takeover=False)
+    return replace(_reclaimed(seen, request, now), takeovers=0)
+
+
+def _takeovers_never_reset(seen: Record, request: Request, now: int) -> Record:
+    again = _reclaimed(seen, request, now)
+    return replace(again, takeovers=max(again.takeovers, seen.takeovers))
 
 
 def _lease_as_expiry(record: Record, now: int) -> bool:
@@ -250,6 +255,7 @@ MUTANTS = (
     Mutant("lost replies are not recognised", "redis-py Lock", ((attempt, "_swap", _without_recognition),)),
     Mutant("release on an error under refuse", "AWS Powertools", ((protocol, "ending", _always_release),)),
     Mutant("takeover forgotten", "a model of this protocol", ((protocol, "_reclaimed", _takeover_forgotten),)),
+    Mutant("takeovers never reset", "forgotten case", ((protocol, "_reclaimed", _takeovers_never_reset),)),
     Mutant(
         "lease as the record's expiry", "redis-py Lock, celery-once", ((protocol, "is_forgotten", _lease_as_expiry),)
     ),

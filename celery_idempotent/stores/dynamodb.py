@@ -43,12 +43,13 @@ ATTRIBUTES: Mapping[str, str] = {
     "lease_until": "lockExpiry",
     "fingerprint": "fingerprint",
     "attempts": "attempts",
-    "takeover": "takeover",
+    "takeovers": "takeovers",
     "created_at": "createdAt",
     "updated_at": "updatedAt",
     "task": "task",
     "task_id": "taskId",
     "worker": "worker",
+    "app": "app",
     "steps": "steps",
     "result": "resultData",
     "content_type": "contentType",
@@ -534,8 +535,6 @@ def _described(reason: Mapping[str, Any]) -> str:
 
 def _attribute_value(value: Any) -> dict[str, Any]:
     match value:
-        case bool():
-            return {"BOOL": value}
         case str():
             return {"S": value}
         case int():

@@ -49,7 +49,7 @@ _SCRIPT = files(__package__).joinpath("swap.lua").read_bytes()
 _SCRIPT_SHA = hashlib.sha1(_SCRIPT, usedforsecurity=False).hexdigest()
 
 _NUMBERS = frozenset(
-    {"fencing_token", "lease_until", "attempts", "created_at", "updated_at", "expires_at", "schema"},
+    {"fencing_token", "lease_until", "attempts", "takeovers", "created_at", "updated_at", "expires_at", "schema"},
 )
 """Fields of a record that are kept as decimal text."""
 
@@ -445,7 +445,7 @@ def _fields(record: Record) -> Iterator[bytes]:
 def _plain(name: str, value: Any) -> bytes:
     match value:
         case int():
-            return b"%d" % value  # True is 1
+            return b"%d" % value
         case bytes():
             plain = value
         case str():
@@ -463,8 +463,6 @@ def _values(stored: Mapping[bytes, bytes]) -> dict[str, Any]:
         field = _decoded(name)
         if field in _NUMBERS:
             values[field] = int(value)
-        elif field == "takeover":
-            values[field] = value == b"1"
         elif field == "steps":
             values[field] = json.loads(value)
         elif field == "result" and _IS_BINARY.encode() in stored:

@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, Executable, Inspector, MetaData, Table, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.schema import CreateIndex, DDLElement
+from sqlalchemy.schema import DDLElement
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
@@ -38,7 +38,15 @@ from celery_idempotent.stores.sql_drivers import (
     url_of,
 )
 from celery_idempotent.stores.sql_outbox import OutboxStatements
-from celery_idempotent.stores.sql_schema import TABLE, creation, outbox, outbox_table, records, records_table
+from celery_idempotent.stores.sql_schema import (
+    TABLE,
+    completion,
+    creation,
+    outbox,
+    outbox_table,
+    records,
+    records_table,
+)
 from celery_idempotent.stores.sql_statements import (
     MYSQL_GREETING,
     SERVER_NOW,
@@ -274,7 +282,9 @@ class SQLStore:
             warn_of_losses(self.dialect, execute, repr(self))
 
     def provision(self) -> None:
-        """Create the table and its index where they are missing; several processes may do so at once.
+        """Create the tables and the index where they are missing; several processes may do so at once.
+
+        Tables of the version before get the columns that they lack, and its workers can go on beside this one's.
 
         Raises:
             StoreMisconfigured: A table of that name has other columns, or a permission is missing.
@@ -284,11 +294,15 @@ class SQLStore:
             execute = partial(self._execute, connection, "provision")
             if self.dialect == "sqlite":
                 self._write_ahead(execute)
+                execute(text("BEGIN IMMEDIATE"), {})
             try:
-                for each in self._missing(connection):
-                    _create(connection, each)
+                for table in (self.table, self.outbox):
+                    for each in self._lacking(inspect(connection), table):
+                        _create(connection, each)
             except SQLAlchemyError as error:
                 raise explained(error, repr(self), "provision") from cause_of(error)
+            if self.dialect == "sqlite":
+                execute(text("COMMIT"), {})
         self.verify()
 
     def close(self) -> None:
@@ -314,8 +328,13 @@ class SQLStore:
                     raise
             time.sleep(_PAUSE)
 
-    def _missing(self, connection: Connection) -> Sequence[DDLElement]:
-        return [each for table in (self.table, self.outbox) for each in _missing(inspect(connection), table)]
+    def _lacking(self, inspector: Inspector, table: Table) -> Sequence[DDLElement]:
+        name, schema = table.name, table.schema
+        if not inspector.has_table(name, schema):
+            return creation(table)
+        found = inspector.get_columns(name, schema)
+        columns = {each["name"]: not each["nullable"] and each["default"] is None for each in found}
+        return completion(table, self.dialect, columns, [each["name"] for each in inspector.get_indexes(name, schema)])
 
     def _asking(self, operation: str) -> Execute:
         """Executes each statement alone, on whichever connection is free."""
@@ -423,13 +442,6 @@ class SQLStore:
             self._inherited.append(self._given.pool)
             self._given.dispose(close=False)
         return self._given.execution_options(isolation_level="AUTOCOMMIT")
-
-
-def _missing(inspector: Inspector, table: Table) -> Sequence[DDLElement]:
-    if not inspector.has_table(table.name, schema=table.schema):
-        return creation(table)
-    found = {each["name"] for each in inspector.get_indexes(table.name, schema=table.schema)}
-    return [CreateIndex(each) for each in table.indexes if each.name not in found]
 
 
 def _create(connection: Connection, what: DDLElement) -> None:

@@ -332,7 +332,7 @@ def gave_way(error: BaseException | None) -> bool:
 
 
 def already_exists(error: Exception) -> bool:
-    """Whether a table or index was there already, or was made by somebody else in the same moment."""
+    """Whether a table, column or index was there already, or was made by somebody else in the same moment."""
     error = cause_of(error)
     return _code(error) in _ALREADY_EXISTS or (_code(error) == "SQLITE_ERROR" and "already exists" in str(error))
 
@@ -341,7 +341,7 @@ _AT_LEISURE = {"verify", "provision"}
 _READ_ONLY = {"25006", "1290", "1792", "1836"}
 _TOO_LARGE = {"22001", "54000", "1118", "1153", "1406", "SQLITE_TOOBIG"}
 _GAVE_WAY = {"1213", "40001", "40P01"}
-_ALREADY_EXISTS = {"42P07", "42710", "23505", "1050", "1061"}
+_ALREADY_EXISTS = {"42P07", "42710", "42701", "23505", "1050", "1060", "1061"}
 """The loser of two CREATEs in the same moment is told by PostgreSQL of the table's type (42710), or of a duplicate in
 the catalogue (23505); the winner has committed by then."""
 
@@ -358,8 +358,13 @@ _REMEDIES = [
         "there is no such table; create it with: {creation}",
     ),
     (
-        {"42703", "42804", "42P10", "23502", "1054", "1364"},
-        re.compile("no such column|has no column named|does not match any PRIMARY KEY"),
+        {"42703", "1054"},
+        re.compile("no such column|has no column named"),
+        "a column is missing; a table of an earlier version gets it by: {creation}. Otherwise " + OTHER_TABLE,
+    ),
+    (
+        {"42804", "42P10", "23502", "1364"},
+        re.compile("does not match any PRIMARY KEY"),
         OTHER_TABLE,
     ),
     (

@@ -10,12 +10,11 @@ Text is kept as it is, except for what some database cannot hold; see :mod:`cele
 Keys are compared byte by byte everywhere: no case folding, no padding, no Unicode normalisation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     Column,
     Index,
     Integer,
@@ -25,17 +24,21 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.dialects.mysql import mariadb
 from sqlalchemy.engine.interfaces import Dialect
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
+from sqlalchemy.sql.compiler import DDLCompiler
 
 __all__ = [
     "DIALECTS",
     "KEY",
     "OUTBOX",
     "TABLE",
+    "completion",
     "creation",
     "ddl",
     "metadata",
@@ -98,12 +101,13 @@ def records_table(name: str, *, metadata: MetaData, schema: str | None = None) -
         Column("lease_until", BigInteger, nullable=False),
         Column("fingerprint", Text),
         Column("attempts", BigInteger, nullable=False),
-        Column("takeover", Boolean, nullable=False),
+        Column("takeovers", BigInteger, nullable=False, server_default=text("0")),
         Column("created_at", BigInteger, nullable=False),
         Column("updated_at", BigInteger, nullable=False),
         Column("task", Text, nullable=False),
         Column("task_id", Text, nullable=False),
         Column("worker", Text, nullable=False),
+        Column("app", Text),
         Column("steps", _LONG_TEXT, nullable=False),
         Column("result_text", _LONG_TEXT),
         Column("result_bytes", _LONG_BYTES),
@@ -157,6 +161,56 @@ outbox = outbox_table(OUTBOX, metadata=metadata)
 def creation(table: Table = records) -> Sequence[DDLElement]:
     """What creates ``table`` with its indexes, to be executed in order."""
     return [CreateTable(table), *(CreateIndex(each) for each in table.indexes)]
+
+
+def completion(
+    table: Table, dialect: str, columns: Mapping[str, bool], indexes: Collection[str | None]
+) -> Sequence[DDLElement]:
+    """What a table of that name lacks, to be executed in order; workers of the version before can go on with it.
+
+    Args:
+        table: The table as it must be.
+        dialect: One of :data:`DIALECTS`.
+        columns: The columns that are there, and of each whether whoever inserts a row must give it a value.
+        indexes: Names of the indexes that are there.
+    """
+    missing = [each for each in table.c if each.name not in columns]
+    if not {each.name for each in missing} <= _LATER_COLUMNS:
+        return []  # a table of somebody else's
+    former = _WITHOUT_A_VALUE[dialect] if columns.get(_FORMER_COLUMN) else ()
+    return [
+        *(_Alteration(table, each) for each in former),
+        *(_Alteration(table, each) for each in missing),
+        *(CreateIndex(each) for each in table.indexes if each.name not in indexes),
+    ]
+
+
+_LATER_COLUMNS = {"takeovers", "app"}
+"""What tables of the version before lack. Each has a default or may be null, for the workers that do not know it."""
+
+_FORMER_COLUMN = "takeover"
+"""What the table of records had in its place. It stays, for the workers that still write it."""
+
+_WITHOUT_A_VALUE: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("postgresql", "mysql", "mariadb"), (f"ALTER COLUMN {_FORMER_COLUMN} SET DEFAULT FALSE",)),
+    # SQLite changes no column that is there.
+    "sqlite": (f"DROP COLUMN {_FORMER_COLUMN}", f"ADD COLUMN {_FORMER_COLUMN} BOOLEAN DEFAULT FALSE NOT NULL"),
+}
+"""By dialect, what lets a row be inserted without a value for that column."""
+
+
+class _Alteration(DDLElement):
+    def __init__(self, table: Table, change: "str | Column[Any]") -> None:
+        self.table = table
+        self.change = change
+
+
+@compiles(_Alteration)
+def _altered(element: _Alteration, compiler: DDLCompiler, **_: Any) -> str:
+    change = element.change
+    if isinstance(change, Column):
+        change = f"ADD COLUMN {compiler.get_column_specification(change)}"
+    return f"ALTER TABLE {compiler.preparer.format_table(element.table)} {change}"
 
 
 def ddl(dialect: str, *tables: Table) -> str:

@@ -302,7 +302,7 @@ def record_of(row: Row, *, store: str) -> Record:
     """
     values = {name: _loaded(value) for name, value in row.items() if value is not None}
     found = {name: values[name] for name in _SAME if name in values}
-    found |= {"key": _text(values[KEY]), "takeover": bool(values["takeover"]), "schema": values["schema_version"]}
+    found |= {"key": _text(values[KEY]), "schema": values["schema_version"]}
     result = values.get("result_text", values.get("result_bytes"))
     record = Record.from_fields(found | {"result": result}, store=store)
     if values["steps"] == _NO_STEPS:

@@ -92,7 +92,7 @@ class StoreContract:
         """A swap that expects the stored revision replaces the whole record, dropping fields that are gone."""
         first = replace(
             a_record(),
-            takeover=True,
+            takeovers=2,
             error="gone afterwards",
             steps={"charge": {"result": "ch_1"}},
             result="gone",
@@ -102,7 +102,8 @@ class StoreContract:
         second = replace(
             first,
             revision=new_nonce(),
-            takeover=False,
+            takeovers=0,
+            app="",
             error=None,
             steps={},
             lease_until=7,
@@ -156,7 +157,7 @@ class StoreContract:
         """A lost reply, then somebody else moves on: the repeated request overwrites nothing and returns theirs."""
         claimed = a_record()
         renewed = replace(claimed, revision=new_nonce(), lease_until=claimed.lease_until + 60_000)
-        theirs = replace(renewed, revision=new_nonce(), owner=new_nonce(), attempts=2, takeover=True)
+        theirs = replace(renewed, revision=new_nonce(), owner=new_nonce(), attempts=2, takeovers=1)
         finished = replace(theirs, revision=new_nonce(), status=Status.COMPLETED, result="1", content_type="text/plain")
         store.swap(claimed, None)
         store.swap(renewed, claimed.revision)
@@ -217,7 +218,7 @@ class StoreContract:
         """What is read equals what was written, for every field and every kind of outcome."""
         for record in (
             a_record(),
-            replace(a_record(), fingerprint=None, attempts=3, takeover=True),
+            replace(a_record(), fingerprint=None, attempts=3, takeovers=2),
             replace(a_record(), status=Status.COMPLETED, result='"text \\u00e9"', content_type="application/json"),
             replace(a_record(), status=Status.COMPLETED, result=b"\x00\xff", content_type="application/x-binary"),
             replace(a_record(), status=Status.COMPLETED, error="result lost", expires_at=_LONG_AFTER),
@@ -247,6 +248,7 @@ class StoreContract:
                 task=f"t{text}",
                 task_id=f"{text}id",
                 worker=text,
+                app=text,
                 error=text,
                 result=text,
                 content_type=f"text/{text}",
@@ -274,6 +276,7 @@ class StoreContract:
                 created_at=number,
                 updated_at=number,
                 attempts=min(number, 2**31 - 1),
+                takeovers=min(number, 2**31 - 1),
             )
             store.swap(record, None)
             stored = store.get(record.key)
@@ -803,6 +806,7 @@ def a_record() -> Record:
         task="orders.charge",
         task_id=str(uuid4()),
         worker="celery@example",
+        app="shop",
     )
 
 
@@ -886,5 +890,5 @@ def _failure(call: Callable[[], object]) -> object:
 
 
 def _types(record: Record | None) -> dict[str, type]:
-    """What ``==`` does not tell: a status is no text, a flag no number, and a whole number no float."""
+    """What ``==`` does not tell: a status is no text, a number no flag, and a whole number no float."""
     return {each.name: type(getattr(record, each.name)) for each in fields(Record) if each.name != "steps"}

@@ -288,7 +288,7 @@ def _texts(change: Callable[[str], Any]) -> Callable[[Record], Record]:
         record,
         **{
             name: change(value)
-            for name in ("task", "task_id", "worker", "error", "result", "content_type")
+            for name in ("task", "task_id", "worker", "app", "error", "result", "content_type")
             if isinstance(value := getattr(record, name), str)
         },
     )
@@ -318,7 +318,7 @@ for field in fields(Record):
         by = {
             **dict.fromkeys(("owner", "task_id"), ("writes_where_there_is_nothing",)),
             **dict.fromkeys(("fencing_token", "created_at", "updated_at"), ("keeps_integers_exactly",)),
-            **dict.fromkeys(("task", "worker"), ("keeps_text_of_every_script",)),
+            **dict.fromkeys(("task", "worker", "app"), ("keeps_text_of_every_script",)),
             "lease_until": ("replaces_the_expected_revision",),
         }.get(field.name, ("keeps_every_field",))
         wrong(f"loses {field.name}", *by, change=_without(field.name))(Keeps)
@@ -344,7 +344,7 @@ _BIG, _FLOAT = str(2**53 + 1), str(2**53)
 ALTERED: dict[str, dict[str, Callable[[Record], Record]]] = {
     "keeps_every_field": {
         "keeps the status as text": lambda record: replace(record, status=str(record.status)),  # type: ignore[arg-type]
-        "keeps flags as numbers": lambda record: replace(record, takeover=int(record.takeover)),  # type: ignore[arg-type]
+        "keeps a counter as a flag": lambda record: replace(record, takeovers=bool(record.takeovers)),
     },
     "keeps_integers_exactly": {
         "keeps numbers as floats": _numbers(float),

@@ -124,7 +124,7 @@ def test_item_has_the_documented_attributes(store: DynamoDBStore) -> None:
     """Attribute names and types are an interface: dashboards, exports and other versions read them."""
     record = replace(
         a_record(),
-        takeover=True,
+        takeovers=2,
         steps={"a": 1},
         result='"x"',
         content_type="application/json",
@@ -144,12 +144,13 @@ def test_item_has_the_documented_attributes(store: DynamoDBStore) -> None:
         "lockExpiry": "N",
         "fingerprint": "S",
         "attempts": "N",
-        "takeover": "BOOL",
+        "takeovers": "N",
         "createdAt": "N",
         "updatedAt": "N",
         "task": "S",
         "taskId": "S",
         "worker": "S",
+        "app": "S",
         "steps": "S",
         "resultData": "S",
         "contentType": "S",
@@ -256,6 +257,14 @@ def test_record_of_a_newer_version_is_refused_and_left_alone(store: DynamoDBStor
         store.swap(replace(record, schema=1, revision="r"), None)
     with pytest.raises(StoreMisconfigured, match="upgrade"):
         store.get(record.key)
+
+
+def test_record_of_the_version_before_is_read(store: DynamoDBStore) -> None:
+    """It has a flag where this one counts, and names no app."""
+    record = replace(a_record(), takeovers=0, app="")
+    store._connected().put_item(TableName=store.table, Item={**store._item(record), "takeover": {"BOOL": True}})
+
+    assert store.get(record.key) == record
 
 
 def test_own_client_is_used_as_it_is(dynamodb_endpoint: str, store: DynamoDBStore) -> None:

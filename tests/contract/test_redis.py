@@ -190,7 +190,7 @@ def test_record_is_one_hash_with_the_documented_fields(store: RedisStore, redis_
     """Field names and forms are an interface: people, scripts and other versions read them."""
     record = replace(
         a_record(),
-        takeover=True,
+        takeovers=2,
         steps={"charge": {"result": "ch_1"}},
         result='"x"',
         content_type="application/json",
@@ -210,12 +210,13 @@ def test_record_is_one_hash_with_the_documented_fields(store: RedisStore, redis_
         "lease_until": "1800000060000",
         "fingerprint": "f" * 64,
         "attempts": "1",
-        "takeover": "1",
+        "takeovers": "2",
         "created_at": "1800000000000",
         "updated_at": "1800000000000",
         "task": "orders.charge",
         "task_id": record.task_id,
         "worker": "celery@example",
+        "app": "shop",
         "steps": '{"charge": {"result": "ch_1"}}',
         "result": '"x"',
         "content_type": "application/json",
@@ -484,8 +485,8 @@ def test_full_memory_refuses_claims_and_takes_outcomes() -> None:
 def test_missing_permission_leaves_the_record_whole(redis_server: EmbeddedRedis, missing: str) -> None:
     """Redis does not undo half a script, so its order is such that the record is the old one or the new one."""
     store = opened(redis_server.url)
-    record = replace(a_record(), error="gone afterwards", takeover=True)
-    new = replace(record, revision=new_nonce(), error=None, takeover=False, expires_at=4_000_000_000)
+    record = replace(a_record(), error="gone afterwards", takeovers=2)
+    new = replace(record, revision=new_nonce(), error=None, takeovers=0, expires_at=4_000_000_000)
     store.swap(record, None)
     with administrator(redis_server) as client:
         client.execute_command("ACL", "SETUSER", "shop", "reset", "on", ">pass", "~*", "+@all", f"-{missing}")
@@ -551,6 +552,20 @@ def test_record_of_a_newer_version_is_refused_and_left_alone(store: RedisStore, 
             store.get(record.key)
         assert client.hget(redis_key(record), "revision") == record.revision
         client.delete(redis_key(record))
+
+
+def test_record_of_the_version_before_is_read(store: RedisStore, redis_server: EmbeddedRedis) -> None:
+    """It has a flag where this one counts, and names no app."""
+    record = replace(a_record(), takeovers=0, app="")
+    store.swap(record, None)
+    with administrator(redis_server) as client:
+        client.hset(redis_key(record), "takeover", "1")
+
+    assert store.get(record.key) == record
+    successor = replace(a_rival(record), takeovers=1)
+    assert store.swap(successor, record.revision) == successor == store.get(record.key)
+    with administrator(redis_server) as client:
+        assert not client.hexists(redis_key(record), "takeover")
 
 
 # -- clients of one's own, threads and processes

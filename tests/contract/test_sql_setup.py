@@ -28,7 +28,7 @@ from celery_idempotent.stores.sql_schema import OUTBOX, TABLE, ddl, metadata, ou
 from celery_idempotent.testing.contract import a_record, a_rival
 from celery_idempotent.testing.parallel import in_children, race
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
-from tests.support.sql_databases import Database
+from tests.support.sql_databases import Database, as_before, written_as_before
 
 
 @pytest.fixture
@@ -194,6 +194,42 @@ def test_provisioning_that_was_interrupted_is_completed(database: Database) -> N
         store.provision()
 
         assert list(_indexes(store)) == [f"{name}_status"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_provisioning_brings_a_table_of_the_version_before_up_to_date(database: Database, times: int) -> None:
+    """It gets what it lacks, what is recorded stays, and workers of both versions write beside each other."""
+    claims = [replace(a_record(), takeovers=0, app="") for _ in range(2)]
+    with database.reopened(f"t_{uuid4().hex}") as store, database.administrator() as before:
+        old = as_before(store.table)
+        old.create(before)
+        as_before(store.outbox).create(before)
+        written_as_before(before, old, claims[0])
+        with pytest.raises(StoreMisconfigured, match="a column is missing.*idempotency provision"):
+            store.verify()
+
+        for _ in range(times):
+            store.provision()
+        written_as_before(before, old, claims[1])
+
+        assert [store.get(each.key) for each in claims] == claims
+        for claimed in claims:
+            successor = replace(a_rival(claimed), takeovers=3, app="shop")
+            assert store.swap(successor, claimed.revision) == successor == store.get(claimed.key)
+        assert _indexes(store) == {f"{old.name}_status": ["status", "expires_at"]}
+
+
+def test_several_processes_bring_a_table_up_to_date_at_once(database: Database) -> None:
+    """As a deployment starts them; every one of them succeeds."""
+    for _ in range(5):
+        name = f"t_{uuid4().hex}"
+        with ExitStack() as opened:
+            stores = [opened.enter_context(database.reopened(name)) for _ in range(4)]
+            with database.administrator() as before:
+                as_before(stores[0].table).create(before)
+            race([each.provision for each in stores])
+            record = replace(a_record(), takeovers=1)
+            assert stores[0].swap(record, None) == record
 
 
 def test_printed_ddl_creates_the_same_tables(database: Database) -> None:

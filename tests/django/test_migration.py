@@ -18,7 +18,8 @@ from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.record import Status
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql_schema import TABLE, ddl
-from celery_idempotent.testing.contract import a_record
+from celery_idempotent.testing.contract import a_record, a_rival
+from tests.support.sql_databases import as_before, written_as_before
 
 APP = "celery_idempotent"
 
@@ -110,7 +111,7 @@ def test_table_that_is_there_is_taken_as_it_is(empty: str, sql_store: SQLStore) 
 
 def test_index_that_is_missing_is_made(empty: str) -> None:
     """A migration that was cut off between table and index, where the database cannot undo it, is completed."""
-    _migrate(empty)
+    _migrate(empty, "0001")
     complete = _layout(empty)
     with connections[empty].cursor() as cursor:
         of_table = f" ON {TABLE}" if connections[empty].vendor == "mysql" else ""
@@ -121,6 +122,35 @@ def test_index_that_is_missing_is_made(empty: str) -> None:
     _migrate(empty)
 
     assert _layout(empty) == complete
+
+
+def test_table_of_the_version_before_is_brought_up_to_date(empty: str, sql_store: SQLStore) -> None:
+    """It gets what it lacks, what is recorded stays, and workers of both versions write beside each other."""
+    claims = [replace(a_record(), takeovers=0, app="") for _ in range(2)]
+    engine = create_engine(_url(empty), isolation_level="AUTOCOMMIT")
+    with engine.connect() as before:
+        old = as_before(sql_store.table)
+        old.create(before)
+        as_before(sql_store.outbox).create(before)
+        written_as_before(before, old, claims[0])
+        call_command("migrate", APP, "0001", database=empty, fake=True, verbosity=0)
+        with pytest.raises(StoreMisconfigured, match=r"a column is missing.*manage\.py migrate"):
+            DjangoStore(empty).verify()
+        printed = _printed(empty, "0002")
+
+        _migrate(empty)
+        written_as_before(before, old, claims[1])
+
+        store = DjangoStore(empty)
+        assert [store.get(each.key) for each in claims] == claims
+        for claimed in claims:
+            successor = replace(a_rival(claimed), takeovers=3, app="shop")
+            assert store.swap(successor, claimed.revision) == successor == store.get(claimed.key)
+        assert f"ALTER TABLE {TABLE} ADD COLUMN takeovers" in printed
+        _migrate(empty, "0001")
+        written_as_before(before, old, a_record())
+        _migrate(empty)
+    engine.dispose()
 
 
 def test_router_decides_where_the_table_is(empty: str, settings_with_router: None) -> None:
@@ -160,13 +190,17 @@ def test_printed_migration_is_the_ddl(empty: str) -> None:
     """``sqlmigrate`` shows what a database administrator wants to read, and the way back, migrated or not."""
     _migrate(empty)
     dialect = connections[empty].vendor
-    printed, back = StringIO(), StringIO()
-    call_command("sqlmigrate", APP, "0001", database=empty, stdout=printed)
-    call_command("sqlmigrate", APP, "0001", database=empty, backwards=True, stdout=back)
 
-    assert ddl(dialect) in printed.getvalue()
-    assert "CANNOT BE WRITTEN AS SQL" not in printed.getvalue()
-    assert f"DROP TABLE {TABLE};" in back.getvalue()
+    assert ddl(dialect) in _printed(empty, "0001")
+    assert "CANNOT BE WRITTEN AS SQL" not in _printed(empty, "0001")
+    assert f"DROP TABLE {TABLE};" in _printed(empty, "0001", backwards=True)
+    assert "TABLE" not in _printed(empty, "0002")
+
+
+def _printed(alias: str, migration: str, **options: Any) -> str:
+    printed = StringIO()
+    call_command("sqlmigrate", APP, migration, database=alias, stdout=printed, **options)
+    return printed.getvalue()
 
 
 def test_tests_without_migrations_have_a_table_that_works(empty: str) -> None:
@@ -188,7 +222,7 @@ def test_model_reads_what_the_store_wrote(empty: str) -> None:
     records = [
         replace(a_record(), steps={"a": 1}, error="a\x00b", fingerprint=None),
         replace(a_record(), key="é:1", status=Status.COMPLETED, result=b"\x00", content_type="t", expires_at=9),
-        replace(a_record(), status=Status.COMPLETED, result="x", content_type="t", takeover=True),
+        replace(a_record(), status=Status.COMPLETED, result="x", content_type="t", takeovers=2),
     ]
     for record in records:
         store.swap(record, None)

@@ -66,6 +66,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "contrib.django.operations": {"django", "sqlalchemy"},
         "contrib.django.migrations": set(),
         "contrib.django.migrations.0001_initial": {"django"},
+        "contrib.django.migrations.0002_complete_tables": {"django"},
         "contrib.django.models": {"django"},
         "contrib.django.project": {"celery", "django"},
         "contrib.django.display": set(),

@@ -44,6 +44,7 @@ REQUEST = Request(
     task="orders.charge",
     task_id="id",
     worker="here",
+    app="shop",
 )
 
 
@@ -71,6 +72,7 @@ def test_absent_record_runs() -> None:
         task="orders.charge",
         task_id="id",
         worker="here",
+        app="shop",
     )
 
 
@@ -85,7 +87,7 @@ def test_forgotten_outcome_runs_as_a_new_operation(status: Status) -> None:
     assert decision.expected == seen.revision
     assert (decision.record.attempts, decision.record.fencing_token) == (1, NOW + 6)
     assert decision.record.created_at == NOW
-    assert not decision.record.takeover
+    assert decision.record.takeovers == 0
 
 
 @pytest.mark.parametrize("early", [1, 1000])
@@ -124,7 +126,14 @@ def test_final_states_answer() -> None:
 @pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
 def test_released_runs_again_and_keeps_its_steps(on_takeover: str) -> None:
     """A released operation runs at once, with the next token, its steps and its age."""
-    seen = _record(status=Status.RELEASED, fencing_token=NOW + 9, attempts=2, steps={"charge": 1}, lease_until=NOW * 2)
+    seen = _record(
+        status=Status.RELEASED,
+        fencing_token=NOW + 9,
+        attempts=2,
+        takeovers=2,
+        steps={"charge": 1},
+        lease_until=NOW * 2,
+    )
 
     decision = decide(seen, replace(REQUEST, on_takeover=on_takeover), NOW)  # type: ignore[arg-type]
 
@@ -134,7 +143,7 @@ def test_released_runs_again_and_keeps_its_steps(on_takeover: str) -> None:
     assert decision.record.attempts == 3
     assert decision.record.steps == {"charge": 1}
     assert decision.record.created_at == seen.created_at
-    assert not decision.record.takeover
+    assert decision.record.takeovers == 0
 
 
 @pytest.mark.parametrize("left", [1, 59_999, 61_000])
@@ -147,14 +156,14 @@ def test_running_lease_conflicts(left: int) -> None:
 
 @pytest.mark.parametrize("over", [0, 1, 10_000_000])
 def test_lease_over_is_taken_over(over: int) -> None:
-    """From the first millisecond after lease and grace another runs, and the record says it is a takeover."""
-    seen = _record(lease_until=NOW - REQUEST.grace - over, steps={"charge": 1})
+    """From the first millisecond after lease and grace another runs, and the record counts the takeover."""
+    seen = _record(lease_until=NOW - REQUEST.grace - over, steps={"charge": 1}, takeovers=2)
 
     decision = decide(seen, REQUEST, NOW)
 
     assert isinstance(decision, Run)
     assert decision.expected == seen.revision
-    assert decision.record.takeover
+    assert decision.record.takeovers == 3
     assert decision.record.owner == "me"
     assert decision.record.fencing_token > seen.fencing_token
     assert decision.record.attempts == 2

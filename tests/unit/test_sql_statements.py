@@ -86,11 +86,10 @@ def test_bytes_are_kept_as_bytes_however_the_driver_gives_them() -> None:
     record = replace(a_record(), result=b"\0\xff", content_type="x/y")
 
     for kind in (bytes, bytearray, memoryview):
-        stored = row(record, result_bytes=kind(b"\0\xff"), takeover=0, **{KEY: kind(record.key.encode())})
+        stored = row(record, result_bytes=kind(b"\0\xff"), **{KEY: kind(record.key.encode())})
         found = record_of(stored, store="s")
         assert found == record
         assert type(found.result) is bytes
-        assert type(found.takeover) is bool
 
 
 def test_newer_layout_is_refused_whatever_it_contains() -> None:

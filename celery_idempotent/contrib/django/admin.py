@@ -110,14 +110,14 @@ class IdempotencyRecordAdmin(_Admin):
     change_list_template = "celery_idempotent/admin/record_list.html"
     change_form_template = "celery_idempotent/admin/record.html"
     fieldsets = (
-        (None, {"fields": ("state", "meaning", "key", "task", "task_id", "worker", "attempts", "error")}),
+        (None, {"fields": ("state", "meaning", "key", "task", "task_id", "worker", "app", "attempts", "error")}),
         ("Outcome", {"fields": ("shown_result", "result_size", "content_type", "forgotten")}),
         ("Steps", {"fields": ("shown_steps",)}),
         (
             "Claim",
             {
                 "fields": (
-                    *("leased", "updated", "created", "takeover", "fencing_token"),
+                    *("leased", "updated", "created", "takeovers", "fencing_token"),
                     *("owner", "revision", "fingerprint", "schema_version"),
                 )
             },

@@ -7,12 +7,12 @@ from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 from sqlalchemy import Table
-from sqlalchemy.schema import CreateIndex, DDLElement, DropTable
+from sqlalchemy.schema import DDLElement, DropTable
 
 from celery_idempotent.contrib.django.store import dialect_of
-from celery_idempotent.stores.sql_schema import creation, outbox, records
+from celery_idempotent.stores.sql_schema import completion, creation, outbox, records
 
-__all__ = ["CreateTables"]
+__all__ = ["CompleteTables", "CreateTables"]
 
 
 _TABLES = (records, outbox)
@@ -32,33 +32,58 @@ class CreateTables(Operation):
     ) -> None:
         """Create what is missing."""
         if _is_wanted(app_label, schema_editor):
-            for each in [each for table in _TABLES for each in _missing(schema_editor, table)]:
-                _execute(schema_editor, each)
+            for table in _TABLES:
+                # Printed, it is for whichever database.
+                lacking = creation(table) if schema_editor.collect_sql else _lacking(schema_editor, table)
+                _execute(schema_editor, *lacking)
 
     def database_backwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
         """Drop the tables, and forget what is recorded."""
         if _is_wanted(app_label, schema_editor):
+            _execute(schema_editor, *map(DropTable, _TABLES))
+
+
+class CompleteTables(Operation):
+    """Adds to tables that an earlier version has made what they lack; those of this version lack nothing."""
+
+    reduces_to_sql = True
+    reversible = True
+
+    def state_forwards(self, app_label: str, state: ProjectState) -> None:
+        """Nothing: the fields stand beside this operation in the migration."""
+
+    def database_forwards(
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
+    ) -> None:
+        """Add what is missing."""
+        if _is_wanted(app_label, schema_editor):
             for table in _TABLES:
-                _execute(schema_editor, DropTable(table))
+                _execute(schema_editor, *_lacking(schema_editor, table))
+
+    def database_backwards(
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
+    ) -> None:
+        """Nothing: the earlier version can use the tables as they are."""
 
 
 def _is_wanted(app_label: str, schema_editor: BaseDatabaseSchemaEditor) -> bool:
     return router.allow_migrate(schema_editor.connection.alias, app_label, model_name="idempotencyrecord")
 
 
-def _missing(schema_editor: BaseDatabaseSchemaEditor, table: Table) -> Sequence[DDLElement]:
-    if schema_editor.collect_sql:  # it is printed, for whichever database
-        return creation(table)
+def _lacking(schema_editor: BaseDatabaseSchemaEditor, table: Table) -> Sequence[DDLElement]:
     connection = schema_editor.connection
     with connection.cursor() as cursor:
         if table.name not in connection.introspection.table_names(cursor):
             return creation(table)
-        found = connection.introspection.get_constraints(cursor, table.name)
-    return [CreateIndex(each) for each in table.indexes if each.name not in found]
+        columns = connection.introspection.get_table_description(cursor, table.name)
+        constraints = connection.introspection.get_constraints(cursor, table.name)
+    needed = {each.name: not each.null_ok and each.default is None for each in columns}
+    return completion(table, dialect_of(connection).name, needed, constraints)
 
 
-def _execute(schema_editor: BaseDatabaseSchemaEditor, element: DDLElement) -> None:
-    text = str(element.compile(dialect=dialect_of(schema_editor.connection))).strip()
-    schema_editor.execute(text.replace("\t", "    ").replace(" \n", "\n"), params=None)
+def _execute(schema_editor: BaseDatabaseSchemaEditor, *elements: DDLElement) -> None:
+    for each in elements:
+        text = str(each.compile(dialect=dialect_of(schema_editor.connection))).strip()
+        schema_editor.execute(text.replace("\t", "    ").replace(" \n", "\n"), params=None)

@@ -79,7 +79,7 @@ def test_killed_process_is_taken_over(shop: Shop, alias: str, client: Celery) ->
 
     assert Charge.objects.using(alias).filter(order_id="o-1").count() == 1
     (record,) = DjangoStore(alias).scan()
-    assert (record.status, record.attempts, record.takeover) == (Status.COMPLETED, 2, True)
+    assert (record.status, record.attempts, record.takeovers) == (Status.COMPLETED, 2, 1)
 
 
 def test_killed_transaction_has_one_effect_and_one_message(shop: Shop, alias: str, client: Celery) -> None:
