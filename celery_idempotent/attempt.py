@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from secrets import token_hex
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol, TypeVar, assert_never
 
 from celery_idempotent.codec import Encoded, Kept
-from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.errors import IdempotencyError, LeaseLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol import (
     GiveUp,
     Lost,
@@ -22,6 +22,7 @@ from celery_idempotent.protocol import (
     Request,
     Run,
     Superseded,
+    Vanished,
     Verdict,
     Written,
     checkpointed,
@@ -35,7 +36,7 @@ from celery_idempotent.protocol import (
 )
 from celery_idempotent.record import Record, Status
 from celery_idempotent.steps import Begun, Finished, from_plain, to_plain
-from celery_idempotent.store import CommittingStore, Store, Transaction
+from celery_idempotent.store import CommittingStore, RecordTooLarge, Store, Transaction, WriteFailed
 
 __all__ = ["Attempt", "Clock", "Superseded", "Written", "claim", "effect_key", "new_nonce"]
 
@@ -52,7 +53,12 @@ _CONFIRM_FOR = 600.0
 giving up means that it happens again or stays unknown: worth more patience than any fail-over takes."""
 
 
-_Swap = Callable[[Record, str], Record | None]
+_MAX_STRIKES = 3
+"""How often one write may be struck by an exception of somebody else's before that is taken for the store's own."""
+
+T = TypeVar("T")
+
+_Swap = Callable[[Record, str | None], Record | None]
 
 _Transition = Callable[[Record], Record]
 """From a record that this attempt wrote to the next one. Made again on a newer record, it has the same revision."""
@@ -94,7 +100,14 @@ def claim(store: Store, request: Request) -> Run | Verdict:
         decision = decide(seen, replace(request, revision=new_nonce()), store.now())
         if not isinstance(decision, Run | GiveUp):
             return decision
-        seen = _swap(store, decision.record, decision.expected)
+        try:
+            seen = _swap(store, decision.record, decision.expected)
+        except RecordTooLarge as error:
+            raise StoreMisconfigured(
+                type(store).__name__,
+                "claim",
+                f"the record's steps leave no room to claim it again ({error}); resolve it",
+            ) from error
         won = seen is not None and seen.revision == decision.record.revision
         if won and isinstance(decision, Run):
             return decision
@@ -144,6 +157,9 @@ class Attempt:
         self._owned_until = claimed_at + self.lease
         self._lost = False
         self._settled = False
+        self._struck: BaseException | None = None
+        #: What left the block in which the author says that no effect had begun.
+        self.excused: BaseException | None = None
         #: What :meth:`commit` has recorded; whatever the body does afterwards, this is the outcome.
         self.committed: Kept | None = None
         # The heartbeat renews while the body's thread settles; each write must expect the other's revision.
@@ -203,6 +219,16 @@ class Attempt:
         """The store's clock in milliseconds since the epoch."""
         return self.store.now()
 
+    def ensure_time(self) -> None:
+        """Renew a lease of which the reply to the claim shows that half of it is over: the clock had fallen behind.
+
+        Raises:
+            LeaseLost: Somebody took over; nothing has run here.
+            StoreUnavailable: No certain answer; run nothing.
+        """
+        if self._record.lease_until - self.now() < self._lease_ms / 2:
+            self._require_ours(self._go_on(self._renewal()))
+
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to renew: the attempt is settled, or lost."""
@@ -240,11 +266,13 @@ class Attempt:
         """
         revision = new_nonce()
         self._require_ours(self._until_certain(lambda: self._checkpoint(name, finished, revision)))
+        self.raise_struck()
 
     def forget_step(self, name: str) -> None:
         """Record that the call of a step that this attempt began had no effect; raises as :meth:`finish_step`."""
         revision = new_nonce()
         self._require_ours(self._until_certain(lambda: self._checkpoint(name, None, revision)))
+        self.raise_struck()
 
     def _checkpoint(self, name: str, state: Begun | Finished | None, revision: str) -> Written | Superseded | Lost:
         plain = None if state is None else to_plain(state)
@@ -301,11 +329,12 @@ class Attempt:
         """
         completion = self._completion(new_nonce(), kept.encoded, kept.lost)
 
-        def swap(new: Record, expected: str) -> Record | None:
+        def swap(new: Record, expected: str | None) -> Record | None:
             return _twice(lambda: store.swap_with(new, expected, writes))
 
         self._require_ours(self._until_certain(lambda: self._end(completion, swap)))
         self.committed = kept
+        self.raise_struck()
 
     def commit_in(self, transaction: Transaction, kept: Kept) -> None:
         """Record the result within ``transaction`` and commit it; ends the transaction in any case.
@@ -370,12 +399,18 @@ class Attempt:
             StoreUnavailable: Not confirmed; the claim ends with its lease at the latest.
         """
         revision = new_nonce()
-        return self._end(lambda record: released(record, self.store.now(), revision))
+        return self._unstruck(lambda: self._end(lambda record: released(record, self.store.now(), revision)))
 
     def give_up(self, reason: str) -> Written | Superseded | Lost:
         """Mark the outcome UNKNOWN, if the claim is still ours; raises as :meth:`release` does."""
         revision = new_nonce()
-        return self._end(lambda record: given_up(record, self.store.now(), revision, reason))
+        return self._unstruck(lambda: self._end(lambda record: given_up(record, self.store.now(), revision, reason)))
+
+    def raise_struck(self) -> None:
+        """Raise what struck in a write that has been made certain since, such as a soft time limit, if anything did."""
+        struck, self._struck = self._struck, None
+        if struck is not None:
+            raise struck
 
     def _renewal(self) -> _Transition:
         revision = new_nonce()
@@ -390,18 +425,34 @@ class Attempt:
         pause = _FIRST_PAUSE
         while True:
             try:
-                settlement = write()
+                settlement = self._unstruck(write)
                 break
             except StoreMisconfigured:
                 raise
             except StoreUnavailable:
                 if self._clock.monotonic() >= give_up_at:
                     raise
-            self._clock.sleep(pause)
+            self._unstruck(partial(self._clock.sleep, pause))
             pause = min(pause * 2, _LONGEST_PAUSE)
         if isinstance(settlement, Lost):
             raise LeaseLost(self.key, self.fencing_token)
         return settlement
+
+    def _unstruck(self, act: Callable[[], T]) -> T:
+        """``act()``, again when a signal or a timeout of somebody else's strikes in it.
+
+        The effect has happened, and an unfinished write would make it happen again. A write that is made twice has one
+        revision, so it counts once.
+        """
+        for _ in range(_MAX_STRIKES):
+            try:
+                return act()
+            except (IdempotencyError, RecordTooLarge, WriteFailed):
+                raise
+            except BaseException as error:  # noqa: BLE001 - whatever it is, raise_struck() raises it after the write
+                self._struck = error
+        assert self._struck is not None
+        raise self._struck
 
     def _require_ours(self, settlement: Written | Superseded | Lost) -> None:
         if not isinstance(settlement, Written):
@@ -418,15 +469,18 @@ class Attempt:
         current = self._record
         if current.status is not Status.IN_PROGRESS:
             return Lost()  # an attempt ends once; what it wrote last is final, also for itself
+        expected: str | None = current.revision
         for _ in range(_MAX_RACES):
             write = transition(current)
-            settlement = settle(write, swap(write, current.revision))
+            settlement = settle(write, swap(write, expected))
             match settlement:
                 case Written():
                     self._record = write
                     return settlement
                 case Rebase(record):
-                    current = record
+                    current, expected = record, record.revision
+                case Vanished():
+                    expected = None
                 case Superseded() | Lost():
                     return settlement
                 case unreachable:

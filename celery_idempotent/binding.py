@@ -4,9 +4,11 @@ import inspect
 import typing
 import warnings
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any
 
 from celery import Celery, Task
+from celery.utils.imports import symbol_by_name
 
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
 from celery_idempotent.policy import Policy
@@ -17,7 +19,11 @@ __all__ = [
     "check_selectors",
     "is_builtin",
     "model_converters",
+    "refuse_misplaced_policy",
+    "refuse_place",
+    "refuse_unknown_settings",
     "refuse_unsupported_body",
+    "request_class",
     "warn_about_delivery",
 ]
 
@@ -26,6 +32,73 @@ def is_builtin(name: str | None) -> bool:
     """Whether the task is one of Celery's own, or an abstract one without a name."""
     # With task_cls, Celery's own tasks get this base too; running celery.backend_cleanup once a week is no favour.
     return name is None or name.startswith("celery.")
+
+
+def refuse_place(cls: type, mixin: type) -> None:
+    """Refuse a class in which a base of Celery's goes before the mixin: every delivery would go around the guard.
+
+    Raises:
+        PolicyError: The mixin is not first.
+    """
+    for base in cls.__mro__[: cls.__mro__.index(mixin)]:
+        if issubclass(base, Task) and not issubclass(base, mixin):
+            raise PolicyError(
+                "base",
+                cls.__name__,
+                f"{base.__name__} goes before {mixin.__name__}, so nothing would be protected; "
+                f"write class {cls.__name__}({mixin.__name__}, {base.__name__})",
+            )
+
+
+def refuse_misplaced_policy(cls: type) -> None:
+    """Refuse an ``idempotent`` that is no policy, and a policy under another name: Celery takes any option.
+
+    Raises:
+        PolicyError: It is misplaced.
+    """
+    remedy = f"must be a Policy: {cls.__name__}(idempotent=Policy(key=...))"
+    given = getattr(cls, "idempotent", None)
+    if given is not None and not isinstance(given, Policy):
+        raise PolicyError("idempotent", repr(given), remedy)
+    for name, value in vars(cls).items():
+        if isinstance(value, Policy) and name != "idempotent":
+            raise PolicyError(name, "Policy(...)", f"{cls.__name__}: nothing reads it; the option is called idempotent")
+
+
+SETTINGS = ("idempotency_store", "idempotency_policy", "idempotency_namespace", "idempotency_relay")
+
+
+def refuse_unknown_settings(app: Celery) -> None:
+    """Refuse a setting that looks like one of ours and is none, as nothing would read it.
+
+    Raises:
+        PolicyError: There is one; the message has its right name.
+    """
+    prefix = (getattr(app.conf, "prefix", None) or "").lower()
+    for found in app.conf.keys():  # noqa: SIM118 - iterating over the settings themselves leaves some out
+        name = str(found).lower()
+        if prefix and not name.startswith(prefix):
+            # Another library's, unless it has the very name of one of ours.
+            is_misplaced = name in SETTINGS and app.conf.get(name) is None
+        else:
+            name = name.removeprefix(prefix)
+            is_misplaced = name.startswith("idempot") and (name not in SETTINGS or (not prefix and found != name))
+        if is_misplaced:
+            (nearest,) = get_close_matches(name, SETTINGS, 1, 0)
+            right = f"{prefix}{nearest}".upper() if prefix else nearest
+            raise PolicyError(str(found), "...", f"nothing reads this setting; is it {right}?")
+
+
+def request_class(cls: type[Task]) -> Any:
+    """The class that a worker makes of a message of the task: the task's own, and one that tells its content type."""
+    if cls.Request == Task.Request:
+        return "celery_idempotent.received:Received"  # by name: publishers need nothing of Celery's worker
+    own = symbol_by_name(cls.Request)
+    if hasattr(own, "tells_content_type"):
+        return cls.Request
+    from celery_idempotent.received import TellsContentType
+
+    return type(own.__name__, (TellsContentType, own), {})
 
 
 def refuse_unsupported_body(cls: type) -> None:

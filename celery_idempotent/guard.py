@@ -6,10 +6,9 @@ its control flow, and maps what :meth:`Guard.run` returns or raises to its own w
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 from kombu.exceptions import KombuError
 
@@ -23,20 +22,23 @@ from celery_idempotent.errors import (
     OutcomeUnknown,
     ResultLost,
     SafeToRetry,
+    StoreMisconfigured,
     StoreUnavailable,
 )
 from celery_idempotent.heartbeat import Heartbeat
 from celery_idempotent.keys import Identity
 from celery_idempotent.policy import Policy
 from celery_idempotent.protocol import Ending, Lost, Request, Superseded, Verdict, Written
-from celery_idempotent.record import Record
+from celery_idempotent.record import Record, bounded
 from celery_idempotent.store import RecordTooLarge, Store
 
-__all__ = ["Conflict", "ControlFlow", "Event", "EventName", "Finished", "Guard", "Operation"]
+__all__ = ["Body", "Conflict", "ControlFlow", "Event", "EventName", "Finished", "Guard", "Operation"]
 
 _OUR_OWN = (LeaseLost, StoreUnavailable)
 """What a body raises when it asks its attempt. Recorded as an outcome and replayed, it would look like an
 outage of the replay's own, and be tried again for ever."""
+
+T = TypeVar("T")
 
 Body = Callable[[Attempt | None], Any]
 """What is to happen once; it gets its attempt, or None where the policy lets it run unprotected."""
@@ -84,6 +86,7 @@ class Operation:
         task: Task name, for people.
         task_id: Task id, for people.
         worker: Who executes it, for people.
+        app: The app that it belongs to, for people.
     """
 
     identity: Identity
@@ -91,6 +94,7 @@ class Operation:
     task: str
     task_id: str
     worker: str
+    app: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +169,19 @@ class Guard:
             StoreUnavailable: No certain answer; report nothing as done.
             BaseException: What the body raised, now or, if it is a recorded outcome, earlier.
         """
-        asked_at = self._clock.monotonic()
         try:
-            decision = claim(self._store, _request(operation, operation.policy.on_takeover))
+            decision = self._claimed(operation, operation.policy.on_takeover)
+        except StoreMisconfigured as error:
+            # There is an answer, and it may be an outcome: whoever cannot read it must not run the body.
+            self._emit(EventName.STORE_UNAVAILABLE, operation, None, str(error))
+            raise
         except StoreUnavailable as error:
             self._emit(EventName.STORE_UNAVAILABLE, operation, None, str(error))
             if operation.policy.on_outage == "run":
                 return Finished(body(None))
             raise
-        if isinstance(decision, protocol.Run):
-            return self._execute(operation, decision.record, asked_at, body)
+        if isinstance(decision, Attempt):
+            return self._execute(operation, decision, body)
         return self._answer(operation, decision)
 
     def observe(self, operation: Operation, body: Body) -> Any:
@@ -183,27 +190,68 @@ class Guard:
         Returns:
             What the body returns, untouched.
         """
-        asked_at = self._clock.monotonic()
-        try:
-            decision = claim(self._store, _request(operation, "rerun"))
-        except StoreUnavailable as error:
-            self._emit(EventName.STORE_UNAVAILABLE, operation, None, str(error))
+        attempt = self._observed(operation)
+        if attempt is None:
             return body(None)
-        if not isinstance(decision, protocol.Run):
-            self._report(operation, decision)
-            return body(None)
-        attempt = self._begin(operation, decision.record, asked_at)
         try:
             value = body(attempt)
         except BaseException:
-            self._try(operation, attempt, attempt.release)
+            self._quietly(operation, attempt.release)
             raise
         else:
-            with suppress(LeaseLost, StoreUnavailable):
-                self._complete(operation, attempt, value)
+            self._quietly(operation, lambda: self._complete(operation, attempt, value))
             return value
         finally:
             self._heartbeat.stop(attempt)
+
+    def _observed(self, operation: Operation) -> Attempt | None:
+        """The attempt that :meth:`run` would have made, if it would have made one and that can be known."""
+        try:
+            decision = self._claimed(operation, "rerun")
+        except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
+            self._emit(EventName.STORE_UNAVAILABLE, operation, None, describe(error))
+            return None
+        if isinstance(decision, Attempt):
+            return decision
+        self._report(operation, decision)
+        return None
+
+    def _quietly(self, operation: Operation, end: Callable[[], object]) -> None:
+        try:
+            end()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._emit(EventName.STORE_UNAVAILABLE, operation, None, describe(error))
+
+    def _claimed(self, operation: Operation, on_takeover: protocol.OnTakeover) -> Attempt | Verdict:
+        asked_at = self._clock.monotonic()
+        decision = claim(self._store, _request(operation, on_takeover))
+        if not isinstance(decision, protocol.Run):
+            return decision
+        attempt = self._attempt(operation, decision.record, asked_at)
+        try:
+            attempt.ensure_time()
+            self._heartbeat.start(attempt)
+        except LeaseLost:
+            return self._claimed(operation, on_takeover)  # nothing has run here: ask who took over
+        except StoreUnavailable:
+            # A body whose lease nobody renews would soon run beside another.
+            self._try(operation, attempt, attempt.release)
+            raise
+        self._emit_of(EventName.CLAIMED, operation, attempt, f"attempt {attempt.number}")
+        if attempt.is_takeover:
+            self._emit_of(EventName.TAKEN_OVER, operation, attempt, "the attempt before never ended")
+        return attempt
+
+    def _attempt(self, operation: Operation, record: Record, asked_at: float) -> Attempt:
+        policy = operation.policy
+        return Attempt(
+            self._store,
+            record,
+            lease=policy.lease_ms,
+            retain=policy.retain_ms,
+            claimed_at=asked_at,
+            clock=self._clock,
+        )
 
     def _answer(self, operation: Operation, verdict: Verdict) -> Finished | Conflict:
         self._report(operation, verdict)
@@ -238,33 +286,19 @@ class Guard:
             case unreachable:
                 assert_never(unreachable)
 
-    def _begin(self, operation: Operation, record: Record, asked_at: float) -> Attempt:
-        policy = operation.policy
-        attempt = Attempt(
-            self._store,
-            record,
-            lease=policy.lease_ms,
-            retain=policy.retain_ms,
-            claimed_at=asked_at,
-            clock=self._clock,
-        )
-        self._emit(EventName.CLAIMED, operation, record, f"attempt {record.attempts}")
-        if record.takeovers > 0:
-            self._emit(EventName.TAKEN_OVER, operation, record, "the attempt before never ended")
-        self._heartbeat.start(attempt)
-        return attempt
-
-    def _execute(self, operation: Operation, record: Record, asked_at: float, body: Body) -> Finished:
-        attempt = self._begin(operation, record, asked_at)
+    def _execute(self, operation: Operation, attempt: Attempt, body: Body) -> Finished:
         try:
             try:
                 value = body(attempt)
             except BaseException as error:
                 instead = self._end(operation, attempt, error)
+                attempt.raise_struck()
                 if instead is None:
                     raise
                 return instead
-            return self._complete(operation, attempt, value)
+            finished = self._complete(operation, attempt, value)
+            attempt.raise_struck()
+            return finished
         finally:
             self._heartbeat.stop(attempt)
 
@@ -273,13 +307,9 @@ class Guard:
             self._emit_of(EventName.COMPLETED, operation, attempt, attempt.committed.lost or "committed")
             return Finished(attempt.committed.value)
         kept = self._codec.keep(value)
-
-        def write() -> Written | Superseded:
-            try:
-                return attempt.complete(kept.encoded, kept.lost)
-            except RecordTooLarge as error:
-                return attempt.complete(None, str(error))
-
+        write = _or_less(
+            lambda: attempt.complete(kept.encoded, kept.lost), lambda error: attempt.complete(None, str(error))
+        )
         instead = self._settled(operation, attempt, write, EventName.COMPLETED, kept.lost or "")
         return instead or Finished(kept.value)
 
@@ -297,16 +327,14 @@ class Guard:
             nothing_begun=(SafeToRetry, *self._control.nothing_begun),
             no_outcome=(*_OUR_OWN, *self._control.no_outcome),
             in_doubt=isinstance(error, OutcomeUnknown) and error.key == attempt.key,
+            before_effects=error is attempt.excused,
         ):
             case Ending.FAIL:
-                failure = self._codec.encode_failure(error)
-                return self._settled(
-                    operation,
-                    attempt,
-                    lambda: attempt.fail(failure, f"{type(error).__name__}: {describe(error)}"),
-                    EventName.FAILED,
-                    type(error).__name__,
+                failure, text = self._codec.encode_failure(error), f"{type(error).__name__}: {describe(error)}"
+                write = _or_less(
+                    lambda: attempt.fail(failure, text), lambda _: attempt.fail(None, type(error).__name__)
                 )
+                return self._settled(operation, attempt, write, EventName.FAILED, type(error).__name__)
             case Ending.RELEASE:
                 return self._given_back(operation, attempt, error)
             case Ending.GIVE_UP:
@@ -315,7 +343,11 @@ class Guard:
                     if isinstance(error, OutcomeUnknown)
                     else f"{type(error).__name__} ended attempt {attempt.number}"
                 )
-                self._try(operation, attempt, lambda: attempt.give_up(reason))
+                self._try(
+                    operation,
+                    attempt,
+                    _or_less(lambda: attempt.give_up(reason), lambda _: attempt.give_up(type(error).__name__)),
+                )
                 self._emit_of(EventName.OUTCOME_UNKNOWN, operation, attempt, reason)
                 return None
             case unreachable:
@@ -399,6 +431,18 @@ class Guard:
         self._observe(Event(name, operation.identity.key, attempt.fencing_token, reason))
 
 
+def _or_less(write: Callable[[], T], less: Callable[[RecordTooLarge], T]) -> Callable[[], T]:
+    """``write``, or ``less`` where the store has no room for it."""
+
+    def written() -> T:
+        try:
+            return write()
+        except RecordTooLarge as error:
+            return less(error)
+
+    return written
+
+
 def _request(operation: Operation, on_takeover: protocol.OnTakeover) -> Request:
     policy = operation.policy
     return Request(
@@ -409,9 +453,11 @@ def _request(operation: Operation, on_takeover: protocol.OnTakeover) -> Request:
         lease=policy.lease_ms,
         grace=policy.grace_ms,
         on_takeover=on_takeover,
-        task=operation.task,
-        task_id=operation.task_id,
-        worker=operation.worker,
+        max_takeovers=policy.max_takeovers,
+        task=bounded(operation.task),
+        task_id=bounded(operation.task_id),
+        worker=bounded(operation.worker),
+        app=bounded(operation.app),
     )
 
 

@@ -4,20 +4,21 @@ A context variable and not Celery's request: it is right in threads, in greenlet
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from celery_idempotent.attempt import effect_key
 from celery_idempotent.effects import Duration
 from celery_idempotent.errors import PolicyError
+from celery_idempotent.keys import Identity
 from celery_idempotent.protected import fenced, sending
 from celery_idempotent.protocol import OnTakeover
 from celery_idempotent.steps import Step, terms_of
 from celery_idempotent.transactions import BodyTransaction
 
-__all__ = ["AttemptHandle", "Execution", "Unprotected", "current_attempt", "executed_by", "execution"]
+__all__ = ["AttemptHandle", "Execution", "Unprotected", "current_attempt", "executed_by", "execution", "passing"]
 
 T = TypeVar("T")
 
@@ -94,6 +95,21 @@ class AttemptHandle(Protocol):
             LeaseLost: Somebody took over; let it pass.
             StoreUnavailable: The store did not confirm; let it pass.
             PolicyError: The name was used before in this attempt, or an argument cannot be used.
+        """
+
+    def before_effects(self) -> AbstractContextManager[None]:
+        """A stretch of the body in which no effect has begun, at its beginning::
+
+            with self.attempt.before_effects():
+                order = load(order_id)
+                check(order)
+
+        An exception that leaves the block releases the claim, also under ``on_takeover="refuse"``: the delivery fails
+        with it, and the next one runs. It is your word, as :exc:`~celery_idempotent.errors.SafeToRetry` is; what the
+        library can see, it holds you to.
+
+        Raises:
+            PolicyError: A step or commit was made before the block, or is made in it.
         """
 
     def fenced_step(
@@ -183,17 +199,17 @@ class Unprotected:
     """The handle of a body that no claim protects: a direct call, ``mode="off"``, or an allowed outage.
 
     Args:
-        derive: Derives the key of the call, when somebody asks for it.
+        identity: The identity of the call, resolved before the body could change its arguments.
         outer: The attempt in whose body this call happens, if there is one.
     """
 
-    derive: Callable[[], str]
+    identity: Callable[[], Identity]
     outer: AttemptHandle | None
 
     @property
     def key(self) -> str:
-        """The key that the call would have as a delivery."""
-        return self.derive()
+        """The key that the call would have as a delivery; raises what that would."""
+        return self.identity().key
 
     @property
     def fencing_token(self) -> int:
@@ -218,6 +234,10 @@ class Unprotected:
         """Ask the surrounding attempt, if there is one."""
         if self.outer:
             self.outer.ensure_owned()
+
+    def before_effects(self) -> AbstractContextManager[None]:
+        """Nothing to release."""
+        return nullcontext()
 
     def step(
         self,
@@ -265,18 +285,31 @@ def _without_claim(option: str) -> PolicyError:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One body being executed, within ``outer`` if there is one."""
+    """One body being executed, within ``outer`` if there is one.
+
+    Args:
+        handle: What the body sees.
+        task: Name of its task.
+        task_id: Of its delivery; None for a function call.
+        layer: The class whose ``__call__`` is being executed.
+        item_of: Task id of the ``map`` or ``starmap`` that it is an item of, if it is one.
+        outer: The execution around it.
+    """
 
     handle: AttemptHandle
     task: str
     task_id: str | None
+    layer: type
+    item_of: str | None
     outer: "Execution | None"
 
-    def is_delivery_of(self, task: str, task_id: str | None) -> bool:
+    def is_of(self, task: str, task_id: str | None) -> bool:
+        """Whether this is the execution of that very delivery."""
+        return self.task == task and self.task_id == task_id
+
+    def is_around(self, task: str, task_id: str | None) -> bool:
         """Whether this or a surrounding execution is that very delivery: the call is then a recursion."""
-        if self.task == task and self.task_id == task_id:
-            return True
-        return self.outer is not None and self.outer.is_delivery_of(task, task_id)
+        return self.is_of(task, task_id) or (self.outer is not None and self.outer.is_around(task, task_id))
 
 
 _executing: ContextVar[Execution | None] = ContextVar("celery_idempotent_executing", default=None)
@@ -299,11 +332,22 @@ def current_attempt() -> AttemptHandle:
     return innermost.handle
 
 
-@contextmanager
-def executed_by(handle: AttemptHandle, task: str, task_id: str | None) -> Iterator[None]:
+def executed_by(
+    handle: AttemptHandle, task: str, task_id: str | None, layer: type, item_of: str | None = None
+) -> AbstractContextManager[Execution]:
     """Within the block, ``handle`` is the current attempt."""
-    token = _executing.set(Execution(handle, task, task_id, _executing.get()))
+    return _innermost(Execution(handle, task, task_id, layer, item_of, _executing.get()))
+
+
+def passing(around: Execution, layer: type) -> AbstractContextManager[Execution]:
+    """Within the block, the same execution has come to the ``__call__`` of ``layer``."""
+    return _innermost(replace(around, layer=layer))
+
+
+@contextmanager
+def _innermost(execution: Execution) -> Iterator[Execution]:
+    token = _executing.set(execution)
     try:
-        yield
+        yield execution
     finally:
         _executing.reset(token)

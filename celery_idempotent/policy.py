@@ -66,6 +66,8 @@ class Policy:
             :exc:`~celery_idempotent.errors.SafeToRetry`.
         remember: Exception types that are a final outcome: recorded and replayed. Others release the claim,
             and the next delivery runs.
+        max_takeovers: After that many takeovers in a row the operation is UNKNOWN and a person resolves it: a body that
+            kills its worker each time does not go on for ever. None: no limit.
         on_outage: When the store gives no answer to a claim: ``"retry"`` later and run nothing, or ``"run"``
             unprotected.
         mode: ``"enforce"``; ``"observe"`` runs everything and reports what would have been suppressed;
@@ -77,7 +79,7 @@ class Policy:
         PolicyError: A value cannot work; the message says which and what to write instead.
     """
 
-    key: Spec = WHOLE_CALL
+    key: Spec = field(default=WHOLE_CALL, kw_only=False)
     scope: str | None = None
     version: int = 1
     fingerprint: Spec | None = WHOLE_CALL
@@ -91,6 +93,7 @@ class Policy:
     on_takeover: OnTakeover = "rerun"
     remember: tuple[type[BaseException], ...] = ()
     on_outage: OnOutage = "retry"
+    max_takeovers: int | None = 5
     mode: Mode = "enforce"
     effects: Mapping[str, Effect] = field(default_factory=dict)
 
@@ -115,6 +118,11 @@ class Policy:
             "must be None or from 1",
         )
         self._require(
+            "max_takeovers",
+            self.max_takeovers is None or _is_count(self.max_takeovers),
+            "must be None or from 1",
+        )
+        self._require(
             "remember",
             isinstance(self.remember, tuple)
             and all(isclass(each) and issubclass(each, BaseException) for each in self.remember),
@@ -123,6 +131,15 @@ class Policy:
         self._require("scope", self.scope is None or _is_scope(self.scope), "must be a text of 1 to 1900 bytes")
         check_effects(self.effects)
         _ = self.key_selector, self.fingerprint_selector
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Have a Celery task that declares a policy without being idempotent refused when it is bound.
+
+        Celery takes any option, so ``@app.task(idempotent=Policy(...))`` without ``base`` would run unprotected.
+        Python tells a value the class that it is put into.
+        """
+        if hasattr(owner, "on_bound") and not hasattr(owner, "idempotency_policy"):
+            owner.on_bound = classmethod(_refuse_without_base)
 
     def _require(self, option: str, holds: bool, remedy: str) -> None:
         if not holds:
@@ -194,6 +211,14 @@ class Policy:
         if not _is_scope(scope):
             raise PolicyError("scope", repr(scope), "the task's name is over 1900 bytes; set a shorter scope")
         return f"{scope}:{self.version}"
+
+
+def _refuse_without_base(cls: type, app: object) -> None:
+    raise PolicyError(
+        "idempotent",
+        "Policy(...)",
+        f"{cls.__name__} would run unprotected, as its base is no IdempotentTask; write base=IdempotentTask",
+    )
 
 
 _MODES: Mapping[Mode, str] = {

@@ -5,8 +5,10 @@ here closes that gap for one kind of receiver; where no tool can, the author say
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, TypeVar, assert_never
 
 from kombu.exceptions import KombuError
@@ -23,6 +25,14 @@ from celery_idempotent.transactions import BodyTransaction, derived_id, signatur
 __all__ = ["Protected"]
 
 T = TypeVar("T")
+
+
+class _Stretch(Enum):
+    """Where in its effects a body stands."""
+
+    BEFORE_ALL = "nothing said, nothing begun"
+    BEFORE_EFFECTS = "in the block that says so"
+    AMONG_EFFECTS = "something may have begun"
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +54,7 @@ class Protected:
     message_codec: Codec | None = None
     _names: set[str] = field(default_factory=set, init=False)
     _naming: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _stretch: _Stretch = field(default=_Stretch.BEFORE_ALL, init=False)
 
     @property
     def key(self) -> str:
@@ -73,6 +84,29 @@ class Protected:
         """Return if the attempt still owns its key; see :class:`~celery_idempotent.handle.AttemptHandle`."""
         self.attempt.ensure_owned()
 
+    @contextmanager
+    def before_effects(self) -> Iterator[None]:
+        """A stretch in which no effect has begun; see :class:`~celery_idempotent.handle.AttemptHandle`."""
+        if self._stretch is not _Stretch.BEFORE_ALL:
+            raise PolicyError(
+                "before_effects", "after an effect", "it is for the beginning of the body, and entered once"
+            )
+        self._stretch = _Stretch.BEFORE_EFFECTS
+        try:
+            yield
+        except BaseException as error:
+            self.attempt.excused = error
+            raise
+        finally:
+            self._stretch = _Stretch.AMONG_EFFECTS
+
+    def _begin_effect(self, what: str) -> None:
+        if self._stretch is _Stretch.BEFORE_EFFECTS:
+            raise PolicyError(
+                what, "inside before_effects()", "make it after the block, which says that nothing has begun"
+            )
+        self._stretch = _Stretch.AMONG_EFFECTS
+
     def step(
         self,
         name: str,
@@ -94,6 +128,7 @@ class Protected:
     def commit(self, result: T, writes: Sequence[Mapping[str, Any]]) -> T:
         """Record ``result`` and make ``writes`` in one atomic step; see
         :class:`~celery_idempotent.handle.AttemptHandle`."""
+        self._begin_effect("commit")
         store = self.attempt.store
         if not isinstance(store, CommittingStore):
             raise PolicyError(
@@ -114,6 +149,7 @@ class Protected:
 
     def transaction(self, using: Any = None) -> BodyTransaction:
         """A transaction that the record is part of; see :class:`~celery_idempotent.handle.AttemptHandle`."""
+        self._begin_effect("transaction")
         store = self.attempt.store
         if not isinstance(store, TransactionalStore):
             raise PolicyError(
@@ -128,6 +164,7 @@ class Protected:
         return self.step(name, sending(task, args, kwargs))
 
     def _made(self, name: str, call: Callable[[Step], T], terms: Terms) -> T:
+        self._begin_effect("step")
         step = Step(name, self.effect_key(name), self.fencing_token)
         self._take(name)
         try:

@@ -30,6 +30,7 @@ __all__ = [
     "Settlement",
     "Superseded",
     "Unknown",
+    "Vanished",
     "Verdict",
     "Written",
     "checkpointed",
@@ -59,6 +60,7 @@ class Request:
         lease: Milliseconds the claim is good for without renewal.
         grace: Milliseconds past the lease before a takeover, for ordinary clock error.
         on_takeover: Whether an attempt that never ended is run again or refused.
+        max_takeovers: After how many takeovers in a row it is refused all the same; None: never.
         task: Task name, for people.
         task_id: Task id, for people.
         worker: Who asks, for people.
@@ -76,6 +78,7 @@ class Request:
     task_id: str
     worker: str
     app: str = ""
+    max_takeovers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +171,24 @@ def decide(record: Record | None, request: Request, now: int) -> Decision:
             wait = record.lease_until + request.grace - now
             if wait > 0:
                 return InFlight(record, wait)
-            if request.on_takeover == "rerun":
+            if request.on_takeover == "rerun" and not _is_poison(record, request):
                 return Run(_reclaimed(record, request, now), record.revision)
-            reason = f"attempt {record.attempts} on {record.worker} ended without an outcome"
-            return GiveUp(given_up(record, now, request.revision, reason), record.revision)
+            return GiveUp(given_up(record, now, request.revision, _never_ended(record)), record.revision)
         case unreachable:
             assert_never(unreachable)
+
+
+def _is_poison(record: Record, request: Request) -> bool:
+    return request.max_takeovers is not None and record.takeovers >= request.max_takeovers
+
+
+def _never_ended(record: Record) -> str:
+    if not record.takeovers:
+        return f"attempt {record.attempts} on {record.worker} ended without an outcome"
+    return (
+        f"{record.takeovers + 1} attempts in a row ended without an outcome, the last, number {record.attempts}, on "
+        f"{record.worker}; perhaps the task ends its worker"
+    )
 
 
 def _claimed(request: Request, now: int, token_after: int = 0) -> Record:
@@ -262,12 +277,13 @@ def failed(
     content_type: str | None = None,
     error: str,
 ) -> Record:
-    """The record with a failure that is an outcome, kept for ``retain`` milliseconds."""
+    """The record with a failure that is an outcome, kept for ``retain`` milliseconds, without its steps."""
     return replace(
         record,
         status=Status.FAILED,
         revision=revision,
         updated_at=now,
+        steps={},
         expires_at=_expiry(now, retain),
         result=data,
         content_type=content_type,
@@ -292,9 +308,14 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Rebase:
-    """An earlier write of this attempt landed after all; write again on top of ``record``."""
+    """The record is still this attempt's own, in a state that it may go on from; write again on top of ``record``."""
 
     record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Vanished:
+    """The store has forgotten the record: write it as if there had never been one. Who has claimed it since, wins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,20 +330,26 @@ class Lost:
     """The claim is gone: write nothing, report nothing as done."""
 
 
-Settlement = Written | Rebase | Superseded | Lost
+Settlement = Written | Rebase | Vanished | Superseded | Lost
 
 
 def settle(write: Record, stored: Record | None) -> Settlement:
     """What became of ``write``, an owner's write after its claim, given what the store holds now."""
     if stored is None:
-        return Lost()
+        return Vanished()
     if stored.revision == write.revision:
         return Written()
-    if stored.owner == write.owner and stored.status is Status.IN_PROGRESS:
+    if stored.owner == write.owner and _may_follow(write.status, stored.status):
         return Rebase(stored)
     if stored.status is Status.COMPLETED:
         return Superseded(stored)
     return Lost()
+
+
+def _may_follow(write: Status, stored: Status) -> bool:
+    """Whether the owner of a record may go on from what is stored. From UNKNOWN only by its outcome: nobody else can
+    have run since, and who looks for that outcome finds it."""
+    return stored is Status.IN_PROGRESS or (stored is Status.UNKNOWN and write in (Status.COMPLETED, Status.FAILED))
 
 
 class Ending(Enum):
@@ -341,6 +368,7 @@ def ending(
     nothing_begun: tuple[type[BaseException], ...],
     no_outcome: tuple[type[BaseException], ...],
     in_doubt: bool = False,
+    before_effects: bool = False,
 ) -> Ending:
     """What becomes of the claim when the body raised ``error``.
 
@@ -354,10 +382,11 @@ def ending(
         no_outcome: Types that end a delivery without telling whether the effect happened.
         in_doubt: Whether ``error`` says that a step of this operation may have had its effect and must not be
             repeated.
+        before_effects: Whether it was raised where the author says that no effect had begun.
     """
     if in_doubt:
         return Ending.GIVE_UP
-    if isinstance(error, nothing_begun):
+    if before_effects or isinstance(error, nothing_begun):
         return Ending.RELEASE
     if isinstance(error, remember) and not isinstance(error, no_outcome):
         return Ending.FAIL

@@ -1,29 +1,43 @@
-"""What is added to a message when it is published: the caller's key, and SQS FIFO's ids.
+"""What a message carries: the caller's key, its delivery's identity, and SQS FIFO's ids.
 
-Headers survive every Celery retry and arbitrary options do not, so an explicit key travels as a header.
+An explicit key travels as a header, as headers survive every Celery retry and arbitrary options do not. So does the
+identity of a delivery, in all that is published on its behalf: a body that changes its arguments, or retries with
+others, means the same operation.
 
 An SQS FIFO queue drops a second message of the same deduplication id for five minutes and delivers a
 group's messages one after the other. So the id is made of the idempotency key, which lets SQS itself drop
 a double publish, and it changes with every retry, which must not be dropped. Celery keeps neither the id
-nor the group on a retry; :func:`fifo_options` does.
+nor the group on a retry; :func:`continued` does.
 """
 
+import re
 from collections.abc import Mapping
+from difflib import SequenceMatcher
+from functools import lru_cache
 from hashlib import sha256
+from threading import Lock
 from typing import Any
 
 from celery import Task
+from celery.app.task import Context
 from kombu import serialization
 
 from celery_idempotent.errors import KeyMissing, PolicyError
+from celery_idempotent.keys import Identity
 from celery_idempotent.runtime import runtime_of
 
 __all__ = [
     "CONFLICTS_HEADER",
+    "DELIVERIES_HEADER",
+    "IDENTITY_HEADER",
     "KEY_HEADER",
     "OUTAGES_HEADER",
+    "carried",
+    "carrying",
     "checked_key",
-    "fifo_options",
+    "continued",
+    "deliveries",
+    "headers_of",
     "is_fifo",
     "prepared",
     "wire_form",
@@ -33,11 +47,20 @@ __all__ = [
 KEY_HEADER = "idempotency_key"
 """Message header with the key that the publisher gave."""
 
+IDENTITY_HEADER = "idempotency_identity"
+"""Message header with the identity of the delivery that the message was published for."""
+
 CONFLICTS_HEADER = "idempotency_conflicts"
 """Message header that counts how often the delivery met another one in flight."""
 
 OUTAGES_HEADER = "idempotency_outages"
 """Message header that counts how often the delivery met no store."""
+
+DELIVERIES_HEADER = "idempotency_deliveries"
+"""Message header that counts the deliveries before this message was published, as a new message starts anew with its
+broker's own count."""
+
+_OURS = (KEY_HEADER, IDENTITY_HEADER, CONFLICTS_HEADER, OUTAGES_HEADER, DELIVERIES_HEADER)
 
 _WAITED_FOR = ("link", "link_error", "chord", "chain", "group_id")
 """Options by which something else waits for this very message; dropping it would lose what waits."""
@@ -48,21 +71,48 @@ def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], tas
 
     Raises:
         KeyMissing: ``idempotency_key`` was given and is null or empty.
-        PolicyError: ``idempotency_key`` is no text.
+        PolicyError: ``idempotency_key`` is no text, is misspelt, or is given to a whole group.
     """
     merged = with_key_in_headers(task, options)
+    if KEY_HEADER in options:
+        _refuse_shared_key(task, options, task_id)
     if runtime_of(task.app).broker.is_sqs and "MessageDeduplicationId" not in merged and _goes_to_fifo(task, merged):
         merged["MessageDeduplicationId"] = _deduplication_id(task, args, kwargs, merged, task_id)
     return merged
 
 
 def with_key_in_headers(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with an explicit key moved to the headers; raises as :func:`checked_key` does."""
+    """The options with an explicit key moved to the headers; raises as :func:`checked_key` does.
+
+    Raises:
+        PolicyError: An option or a header looks like a misspelt ``idempotency_key``.
+    """
     merged = dict(options)
+    headers = merged.get("headers") or {}
+    misspelt = [*filter(_looks_like_key, merged), *(each for each in headers if _letters(each) == "idempotencykey")]
+    for name in misspelt:
+        if name != KEY_HEADER:
+            raise PolicyError(str(name), "...", f"{task.name}: Celery would ignore it; write idempotency_key='...'")
     if KEY_HEADER in merged:
         explicit = checked_key(merged.pop(KEY_HEADER), task.name)
-        merged["headers"] = {**(merged.get("headers") or {}), KEY_HEADER: explicit}
+        merged["headers"] = {**headers, KEY_HEADER: explicit}
+        merged["headers"].pop(IDENTITY_HEADER, None)
     return merged
+
+
+@lru_cache(1000)
+def _looks_like_key(option: str) -> bool:
+    letters = _letters(option)
+    return letters.startswith("idempot") or SequenceMatcher(None, letters, "idempotencykey").ratio() > _ALIKE
+
+
+@lru_cache(1000)
+def _letters(name: Any) -> str:
+    return re.sub("[^a-z]", "", str(name).lower())
+
+
+_ALIKE = 0.85
+"""Of 1: one or two letters wrong, missing or swapped."""
 
 
 def checked_key(explicit: Any, task: str) -> str:
@@ -79,9 +129,36 @@ def checked_key(explicit: Any, task: str) -> str:
     return explicit
 
 
-def wire_form(task: Task, args: Any, kwargs: Any) -> tuple[Any, Any]:
+_members: dict[tuple[str, str, str], str] = {}
+"""By group, task and explicit key, the member that was published with it: the last thousand of this process."""
+
+_noting = Lock()
+
+
+def _refuse_shared_key(task: Task, options: Mapping[str, Any], task_id: str) -> None:
+    """A key given to ``group.apply_async`` reaches every member: one would run, and the others would get its result."""
+    group = options.get("group_id")
+    if group is None:
+        return
+    with _noting:
+        first = _members.setdefault((group, task.name, options[KEY_HEADER]), task_id)
+        while len(_members) > _MEMBERS:
+            del _members[next(iter(_members))]
+    if first != task_id:
+        raise PolicyError(
+            "idempotency_key",
+            repr(options[KEY_HEADER]),
+            f"{task.name}: two members of a group have it, so only one would run; give each its own: "
+            "group(task.s(...).set(idempotency_key=...), ...)",
+        )
+
+
+_MEMBERS = 1000
+
+
+def wire_form(task: Task, args: Any, kwargs: Any, serializer: str | None = None) -> tuple[Any, Any]:
     """The arguments as a worker will get them, so that publisher and worker derive one key."""
-    serializer = task.serializer or "json"
+    serializer = serializer or task.serializer or "json"
     if task._dump_pydantic_arguments is not None and serializer != "pickle":
         args, kwargs = task._dump_pydantic_arguments(args, kwargs)
     content_type, encoding, data = serialization.dumps((args or (), kwargs or {}), serializer)
@@ -89,16 +166,66 @@ def wire_form(task: Task, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return received[0], received[1]
 
 
-def is_fifo(request: Any) -> bool:
+def headers_of(request: Context) -> Mapping[str, Any]:
+    """The headers of a delivery, with a key that was given to ``send_task``: Celery makes it a property."""
+    headers = request.headers or {}
+    given = (request.properties or {}).get(KEY_HEADER)
+    return headers if given is None or KEY_HEADER in headers else {**headers, KEY_HEADER: given}
+
+
+def carrying(headers: Mapping[str, Any], identity: Identity, scope: str, task_id: str) -> dict[str, Any]:
+    """The headers with the identity of their delivery: what is published with them is the same operation.
+
+    Only under the same task id, as people forward all headers to other tasks, too.
+    """
+    parts = (_binding(scope, task_id), identity.key.rpartition(":")[2], identity.fingerprint or "")
+    return {**headers, IDENTITY_HEADER: ":".join(parts)}
+
+
+def carried(headers: Mapping[str, Any], scope: str, task_id: str) -> Identity | None:
+    """The identity that the headers carry, if they carry one of this very task and task id."""
+    found = _IDENTITY.fullmatch(str(headers.get(IDENTITY_HEADER, "")))
+    if found is None or found["binding"] != _binding(scope, task_id):
+        return None
+    return Identity(f"{scope}:{found['key']}", found["fingerprint"] or None)
+
+
+_IDENTITY = re.compile("(?P<binding>[0-9a-f]{32}):(?P<key>[0-9a-f]{64}):(?P<fingerprint>([0-9a-f]{64})?)")
+
+
+def _binding(scope: str, task_id: str) -> str:
+    return sha256(f"{scope}\0{task_id}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def continued(request: Context, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for a message on behalf of the delivery of ``request``, with all that Celery would drop.
+
+    Celery keeps what stands in the headers, but drops all of them where ``options`` has some, and always drops the
+    serialiser, the compression and the message group of SQS.
+    """
+    kept = {
+        "serializer": serialization.registry.type_to_name.get((request.properties or {}).get("content_type")),
+        "compression": getattr(request, "compression", None),
+        "MessageGroupId": (request.properties or {}).get("MessageGroupId"),
+    }
+    merged = {**{name: value for name, value in kept.items() if value is not None}, **options}
+    if merged.get("headers") is not None:
+        ours = {name: value for name, value in headers_of(request).items() if name in _OURS}
+        merged["headers"] = {**ours, **merged["headers"]}
+    return merged
+
+
+def deliveries(request: Context) -> int:
+    """How often the operation's message was delivered, this time included, as far as the broker tells."""
+    message = ((request.properties or {}).get("delivery_info") or {}).get("sqs_message") or {}
+    received = (message.get("Attributes") or {}).get("ApproximateReceiveCount") or 1
+    return int((request.headers or {}).get(DELIVERIES_HEADER) or 0) + int(received)
+
+
+def is_fifo(request: Context) -> bool:
     """Whether the message of ``request`` came from an SQS FIFO queue."""
     delivery = (request.properties or {}).get("delivery_info") or request.delivery_info or {}
     return str(delivery.get("sqs_queue") or delivery.get("routing_key") or "").endswith(".fifo")
-
-
-def fifo_options(request: Any) -> dict[str, Any]:
-    """What a retry must pass on of the message it repeats: its group, on SQS."""
-    group = (request.properties or {}).get("MessageGroupId")
-    return {} if group is None else {"MessageGroupId": group}
 
 
 def _goes_to_fifo(task: Task, options: Mapping[str, Any]) -> bool:
@@ -110,7 +237,7 @@ def _goes_to_fifo(task: Task, options: Mapping[str, Any]) -> bool:
 
 def _deduplication_id(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> str:
     headers = options.get("headers") or {}
-    received = wire_form(task, args, kwargs)
+    received = wire_form(task, args, kwargs, options.get("serializer"))
     key = task.idempotency_identity(*received, headers=headers, task_id=task_id).key
     if any(options.get(each) for each in _WAITED_FOR):
         key = f"{key}\0{task_id}"

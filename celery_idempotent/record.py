@@ -7,11 +7,12 @@ exception: whole seconds, because DynamoDB's TTL attribute must be.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, Self
 
 from celery_idempotent.errors import StoreMisconfigured
 
-__all__ = ["SCHEMA", "Record", "Status"]
+__all__ = ["SCHEMA", "Record", "Status", "bounded"]
 
 SCHEMA = 1
 """Version of the record's layout. A reader that meets a newer one refuses it."""
@@ -107,3 +108,14 @@ _FIELDS = tuple(each.name for each in fields(Record))
 
 _NOTHING: Mapping[str, Any] = {"takeovers": 0, "app": "", "steps": {}}
 """By field, the value that says nothing and is not written; of every other field it is None."""
+
+_MAX_NAME = 255
+"""Characters of a name that is kept for people: a publisher may choose any task id, and an item has room for 400 KB."""
+
+
+def bounded(name: str) -> str:
+    """``name``, cut where it is too long to be kept; different names stay different."""
+    if len(name) <= _MAX_NAME:
+        return name
+    digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{name[: _MAX_NAME - 17]}…{digest}"

@@ -31,6 +31,9 @@ NOTHING_BEGUN: tuple[type[BaseException], ...] = (SafeToRetry, *CONTROL_FLOW.not
 _RELAY_EVERY = 1.0
 """Seconds; one small query each, and as much as a message may wait."""
 
+_MAX_NAMESPACE = 64
+"""Bytes; there must be room for a scope, a generation and 64 digits in a key of 2048."""
+
 _VISIBILITY_TIMEOUT = {"sqs": 1800, "redis": 3600}
 """Seconds; kombu's defaults (kombu 5.7, transport/SQS and transport/redis)."""
 
@@ -101,6 +104,30 @@ class Runtime:
         task = self._app.tasks.get(record.task) if record else None
         policy: Policy = getattr(task, "idempotency_policy", self.default_policy)
         return policy
+
+    @cached_property
+    def namespace(self) -> str:
+        """What stands before every key of the app, by ``idempotency_namespace``; empty where it is not set.
+
+        Raises:
+            PolicyError: It cannot be used.
+        """
+        namespace = self._app.conf.get("idempotency_namespace")
+        if namespace is None:
+            return ""
+        if not isinstance(namespace, str) or not 1 <= len(namespace.encode()) <= _MAX_NAMESPACE or ":" in namespace:
+            raise PolicyError(
+                "idempotency_namespace", repr(namespace), f"must be a text of 1 to {_MAX_NAMESPACE} bytes without ':'"
+            )
+        return f"{namespace}:"
+
+    def scope_of(self, policy: Policy, task: str) -> str:
+        """What stands before the hash in every key of ``task``.
+
+        Raises:
+            PolicyError: The namespace cannot be used, or the task's name is too long.
+        """
+        return f"{self.namespace}{policy.scope_of(task)}"
 
     @cached_property
     def codec(self) -> Codec:

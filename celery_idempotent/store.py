@@ -135,7 +135,7 @@ class PurgeableStore(Protocol):
 class CommittingStore(Protocol):
     """A store that can commit writes of the user's together with a record, in one atomic step."""
 
-    def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
+    def swap_with(self, new: Record, expected: str | None, writes: Sequence[Mapping[str, Any]]) -> Record | None:
         """As :meth:`Store.swap`, and ``writes`` happen if and only if ``new`` is written.
 
         Raises:

@@ -2,27 +2,27 @@
 
 ``__call__`` is the only place where Celery lets a task be answered without running it: signal receivers
 cannot stop a task, and ``before_start`` can only raise. It sits outside ``autoretry_for``, so it sees the
-``Retry`` that a failing body has become.
+``Retry`` that a failing body has become, and outside every ``__call__`` of the author's, which is part of the body.
 """
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import replace
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from celery import Celery, Task
+from celery import Celery, Task, current_task
+from celery.app.task import Context
+from celery.exceptions import Retry
 from kombu.utils.uuid import uuid
 
 from celery_idempotent import binding, conflicts, publishing, signals
 from celery_idempotent.attempt import Attempt
-from celery_idempotent.errors import (
-    IdempotencyError,
-    LeaseLost,
-    PolicyError,
-    StoreUnavailable,
-)
-from celery_idempotent.guard import Conflict, Event, EventName, Guard, Operation
-from celery_idempotent.handle import AttemptHandle, Unprotected, current_attempt, executed_by, execution
+from celery_idempotent.deliveries import Delivery, Requests, arrived, at_once, delivery_of
+from celery_idempotent.errors import LeaseLost, PolicyError, StoreUnavailable
+from celery_idempotent.guard import Body, Conflict, Event, EventName, Guard, Operation
+from celery_idempotent.handle import AttemptHandle, Unprotected, current_attempt, executed_by, execution, passing
+from celery_idempotent.handlers import tell_of_bodies_only
 from celery_idempotent.heartbeat import heartbeat
 from celery_idempotent.keys import WHOLE_CALL, CallSignature, Identity, identify
 from celery_idempotent.outbox import relay_at_start
@@ -45,11 +45,25 @@ _LEVELS = {
 }
 """INFO for the rest."""
 
+_ANSWERS = {EventName.REPLAYED, EventName.LEASE_LOST}
+"""After these, what Celery is told is not what this delivery's body did."""
+
+_MAPS = {"celery.map", "celery.starmap"}
+"""Celery's tasks that call another one as a function, once for each item; ``chunks`` are made of the second."""
+
 
 if TYPE_CHECKING:
     _Base = Task
 else:
     _Base = object
+
+
+class _Retried(Retry):  # type: ignore[misc]  # Celery has no types
+    """The body has published a retry and returned all the same: its claim is released, as by any retry."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__("retried later")
+        self.value = value
 
 
 class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no types
@@ -66,11 +80,12 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._call_signature = None
+        binding.refuse_place(cls, IdempotentMixin)
         binding.refuse_unsupported_body(cls)
-        if cls.idempotent is not None and not isinstance(cls.idempotent, Policy):
-            raise PolicyError(
-                "idempotent", repr(cls.idempotent), f"must be a Policy: {cls.__name__}(idempotent=Policy(key=...))"
-            )
+        binding.refuse_misplaced_policy(cls)
+        tell_of_bodies_only(cls)
+        if not hasattr(cls.__call__, "_is_gate"):
+            cls.__call__ = _behind_the_gate(cls)  # type: ignore[method-assign]
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -78,8 +93,14 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         super().on_bound(app)
         if binding.is_builtin(cls.name):
             return
+        binding.refuse_misplaced_policy(cls)  # annotations can bring one, and handlers, too
+        tell_of_bodies_only(cls)
         if cls.idempotent is not None:
             binding.check_selectors(cls.idempotent, binding.body_signature(cls))
+        binding.refuse_unknown_settings(app)
+        cls.Request = binding.request_class(cls)
+        if not isinstance(cls.request_stack, Requests):
+            cls.request_stack = Requests(lambda: cls._app._tasks.get(cls.name))
         check_at_start(app)
         relay_at_start(app)
         binding.warn_about_delivery(cls, app)
@@ -116,12 +137,15 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             PolicyError: An argument has no canonical form.
             TypeError: The arguments do not fit the task.
         """
-        policy = self.idempotency_policy
+        policy, scope = self.idempotency_policy, self._scope
+        carried = publishing.carried(headers, scope, task_id)
+        if carried is not None:
+            return carried
         explicit = headers.get(publishing.KEY_HEADER)
         # Every tick of beat sends the same arguments and means another operation.
         is_tick = policy.key == WHOLE_CALL and bool(headers.get("celery_beat_task"))
         return identify(
-            policy.scope_of(self.name),
+            scope,
             self._signature().bind(args, kwargs),
             task=self.name,
             key=policy.key_selector,
@@ -130,47 +154,114 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             occurrence=task_id if is_tick else None,
         )
 
+    def idempotency_resolved(self, request: Context) -> Identity:
+        """The identity of the delivery of ``request``, which carries it from now on; raises as above."""
+        headers, task_id = publishing.headers_of(request), request.id or ""
+        identity = self.idempotency_identity(request.args, request.kwargs, headers=headers, task_id=task_id)
+        request.headers = publishing.carrying(headers, identity, self._scope, task_id)
+        return identity
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body, or answer with its recorded outcome; Celery's worker calls this for every delivery."""
+        return self._passed(IdempotentMixin, super().__call__, args, kwargs)
+
+    __call__._is_gate = True  # type: ignore[attr-defined]
+
+    def _passed(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Come by the ``__call__`` of ``layer``: the outermost is the gate, the others are on the way to the body."""
+        around = execution()
+        if around is not None and around.is_of(self.name, self.request.id):
+            order = type(self).__mro__
+            if order.index(layer) > order.index(around.layer):
+                with passing(around, layer):
+                    return call(*args, **kwargs)
         if binding.is_builtin(self.name):
-            return super().__call__(*args, **kwargs)
+            return call(*args, **kwargs)
+        return self._gate(layer, call, args, kwargs)
+
+    def _gate(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        request, around = self.request, execution()
+        map_of = _map_around() if request.called_directly else None
+        if map_of is not None and (around is None or around.item_of != map_of.request.id):
+            return self._item(map_of, layer, call, args, kwargs)
+        if request.called_directly or (around is not None and around.is_around(self.name, request.id)):
+            return self._function(layer, call, args, kwargs)
+        return self._delivery(arrived(self, request), layer, call, args, kwargs)
+
+    def _function(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A direct call, or a body that calls itself: a function call, which no claim protects."""
+        identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
+        with executed_by(self._handle(None, identity), self.name, self.request.id, layer):
+            return call(*args, **kwargs)
+
+    def _delivery(self, delivery: Delivery, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         request = self.request
-        outer = execution()
-        body = partial(super().__call__, *args, **kwargs)
 
-        def unprotected() -> AttemptHandle:
-            return Unprotected(lambda: self._delivered(args, kwargs).key, outer.handle if outer else None)
+        def body(attempt: Attempt | None) -> Any:
+            delivery.body_began = True
+            with executed_by(self._handle(attempt, delivery.identity), self.name, request.id, layer):
+                value = self._begun(call, args, kwargs)
+            if attempt is not None and delivery.is_retried:
+                raise _Retried(value)
+            return value
 
-        def run(attempt: Attempt | None) -> Any:
-            handle = self._protected(attempt) if attempt else unprotected()
-            with executed_by(handle, self.name, request.id):
-                return body()
-
-        mode = self.idempotency_policy.mode
-        is_recursion = outer is not None and outer.is_delivery_of(self.name, request.id)
-        if request.called_directly or is_recursion or mode == "off":
-            return run(None)
-        if mode == "observe":
-            return self._observed(args, kwargs, run)
-        return self._enforced(args, kwargs, run)
-
-    def _enforced(self, args: Any, kwargs: Any, run: Callable[[Attempt | None], Any]) -> Any:
-        operation = self._operation(self._delivered(args, kwargs))
         try:
-            outcome = self._guard(observed=False).run(operation, run)
+            return self._as_policy_says(self, delivery.identity, body)
+        except _Retried as retried:
+            return retried.value
+
+    def _begun(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        request = self.request
+        if type(self).before_start is Task.before_start:
+            return call(*args, **kwargs)
+        self.before_start(request.id, request.args, request.kwargs)
+        return call(*request.args, **request.kwargs)  # it may have changed them, as under Celery
+
+    def _item(self, map_of: Task, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """An item of ``map``, ``starmap`` or ``chunks``: an operation of its own, as if it had been sent by itself."""
+        if publishing.KEY_HEADER in publishing.headers_of(map_of.request):
+            raise PolicyError(
+                "idempotency_key",
+                repr(map_of.request.id),
+                f"{map_of.name}: each item is an operation of its own; publish a group of signatures with keys",
+            )
+        identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
+
+        def body(attempt: Attempt | None) -> Any:
+            with executed_by(self._handle(attempt, identity), self.name, None, layer, map_of.request.id):
+                return call(*args, **kwargs)
+
+        return self._as_policy_says(map_of, identity, body)
+
+    def _as_policy_says(self, executed: Task, identity: Callable[[], Identity], body: Body) -> Any:
+        match self.idempotency_policy.mode:
+            case "enforce":
+                return self._enforced(executed, identity(), body)
+            case "observe":
+                return self._observed(executed, identity, body)
+            case _:
+                return body(None)
+
+    def _enforced(self, executed: Task, identity: Identity, body: Body) -> Any:
+        policy = self.idempotency_policy
+        try:
+            outcome = self._guard(executed.request, observed=False).run(self._operation(executed, identity), body)
         except (LeaseLost, StoreUnavailable) as error:
-            conflicts.outage(self, operation.policy, error)
+            conflicts.outage(executed, policy, error)
         if isinstance(outcome, Conflict):
-            conflicts.conflict(self, operation.policy, outcome)
+            conflicts.conflict(executed, policy if executed is self else replace(policy, on_conflict="retry"), outcome)
         return outcome.value
 
-    def _observed(self, args: Any, kwargs: Any, run: Callable[[Attempt | None], Any]) -> Any:
+    def _observed(self, executed: Task, identity: Callable[[], Identity], body: Body) -> Any:
         try:
-            identity = self._delivered(args, kwargs)
-        except IdempotencyError as error:
-            logger.warning("idempotency.no_key task=%s task_id=%s reason=%s", self.name, self.request.id, error)
-            return run(None)
-        return self._guard(observed=True).observe(self._operation(identity), run)
+            operation = self._operation(executed, identity())
+            guard = self._guard(executed.request, observed=True)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
+            logger.warning(
+                "idempotency.not_observed task=%s task_id=%s reason=%s", self.name, executed.request.id, error
+            )
+            return body(None)
+        return guard.observe(operation, body)
 
     def apply_async(
         self,
@@ -184,7 +275,7 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
 
         Raises:
             KeyMissing: ``idempotency_key`` is null or empty.
-            PolicyError: ``idempotency_key`` is no text.
+            PolicyError: ``idempotency_key`` is no text, is misspelt, or was given to a whole group.
         """
         task_id = task_id or uuid()  # Celery would make it too late: FIFO's deduplication id may contain it
         options = publishing.prepared(self, args, kwargs, options, task_id)
@@ -194,14 +285,25 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         """As Celery's, plus ``idempotency_key``; guarded like a delivery, and a conflict raises ``InFlight``."""
         return super().apply(args, kwargs, *positional, **publishing.with_key_in_headers(self, options))
 
-    def signature_from_request(self, request: Any = None, *positional: Any, **options: Any) -> Any:
-        """As Celery's, and keeps the message group of SQS, which Celery drops on a retry."""
-        request = self.request if request is None else request
-        return super().signature_from_request(request, *positional, **{**publishing.fifo_options(request), **options})
+    def retry(self, *args: Any, **options: Any) -> Any:
+        """As Celery's. The retry is the same operation, whatever its arguments; it releases the claim.
 
-    def _delivered(self, args: Any, kwargs: Any) -> Identity:
-        request = self.request
-        return self.idempotency_identity(args, kwargs, headers=request.headers or {}, task_id=request.id or "")
+        So does ``retry(throw=False)`` when the body goes on: its value is the delivery's result, and no outcome.
+        """
+        returned = super().retry(*args, **options)
+        delivery = delivery_of(self.request)
+        if delivery is not None:
+            delivery.is_retried = True
+        return returned
+
+    def signature_from_request(self, request: Any = None, *positional: Any, **options: Any) -> Any:
+        """As Celery's, and keeps what Celery drops: the identity, the serialiser, and the message group of SQS."""
+        request = self.request if request is None else request
+        return super().signature_from_request(request, *positional, **publishing.continued(request, options))
+
+    @property
+    def _scope(self) -> str:
+        return runtime_of(self.app).scope_of(self.idempotency_policy, self.name)
 
     def _signature(self) -> CallSignature:
         cls = type(self)
@@ -210,24 +312,46 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             cls._call_signature = CallSignature(signature, binding.model_converters(cls, signature))
         return cls._call_signature
 
-    def _operation(self, identity: Identity) -> Operation:
-        request = self.request
+    def _operation(self, executed: Task, identity: Identity) -> Operation:
+        request = executed.request
         return Operation(
             identity=identity,
             policy=self.idempotency_policy,
             task=self.name,
             task_id=request.id,
             worker=request.hostname or "",
+            app=self.app.main or "",
         )
 
-    def _protected(self, attempt: Attempt) -> Protected:
+    def _handle(self, attempt: Attempt | None, identity: Callable[[], Identity]) -> AttemptHandle:
+        if attempt is None:
+            around = execution()
+            return Unprotected(identity, around.handle if around else None)
         runtime = runtime_of(self.app)
         return Protected(attempt, runtime.codec, NOTHING_BEGUN, self.idempotency_policy.effects, runtime.message_codec)
 
-    def _guard(self, *, observed: bool) -> Guard:
+    def _guard(self, request: Context, *, observed: bool) -> Guard:
         runtime = runtime_of(self.app)
-        report = partial(_report, self, self.request.id, observed)
+        report = partial(_report, self, request, observed)
         return Guard(runtime.store, runtime.codec, heartbeat, CONTROL_FLOW, report)
+
+
+def _behind_the_gate(cls: type) -> Callable[..., Any]:
+    """The author's ``__call__`` of ``cls`` as a part of the body, whether it asks ``super()`` or calls ``self.run``."""
+    own = cls.__call__
+
+    @wraps(own)
+    def gate(self: IdempotentMixin, *args: Any, **kwargs: Any) -> Any:
+        return self._passed(cls, partial(own, self), args, kwargs)
+
+    gate._is_gate = True  # type: ignore[attr-defined]
+    return gate
+
+
+def _map_around() -> Task | None:
+    """Celery's task that calls us for each of its items, if it does."""
+    task = current_task._get_current_object() if current_task else None
+    return task if task is not None and task.name in _MAPS and not task.request.called_directly else None
 
 
 class IdempotentTask(IdempotentMixin, Task):  # type: ignore[misc]  # Celery has no types
@@ -247,13 +371,16 @@ class IdempotentTask(IdempotentMixin, Task):  # type: ignore[misc]  # Celery has
     abstract = True
 
 
-def _report(task: IdempotentMixin, task_id: str, observed: bool, event: Event) -> None:
+def _report(task: IdempotentMixin, request: Context, observed: bool, event: Event) -> None:
+    delivery = delivery_of(request)
+    if delivery is not None and event.name in _ANSWERS and not observed:
+        delivery.is_answered = True
     logger.log(
         _LEVELS.get(event.name, logging.INFO),
         "idempotency.%s task=%s task_id=%s key=%s token=%s observed=%s reason=%s",
         event.name,
         task.name,
-        task_id,
+        request.id,
         event.key,
         event.fencing_token,
         observed,
@@ -263,7 +390,7 @@ def _report(task: IdempotentMixin, task_id: str, observed: bool, event: Event) -
         sender=task,
         key=event.key,
         fencing_token=event.fencing_token,
-        task_id=task_id,
+        task_id=request.id,
         reason=event.reason,
         observed=observed,
     )

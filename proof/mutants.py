@@ -208,7 +208,7 @@ def _key_of_the_attempt(self: Attempt, name: str) -> str:
 
 def _commit_unconditionally(self: Attempt, store: Any, kept: Any, writes: Any) -> None:
     class Careless:
-        def swap_with(self, new: Record, expected: str, writes: Any) -> Record | None:
+        def swap_with(self, new: Record, expected: str | None, writes: Any) -> Record | None:
             stored: Record | None = store.swap_with(new, ANY, writes)
             return stored
 

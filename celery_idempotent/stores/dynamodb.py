@@ -210,21 +210,9 @@ class DynamoDBStore:
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.swap`."""
-        condition: dict[str, Any] = (
-            {
-                "ConditionExpression": "attribute_not_exists(#key)",
-                "ExpressionAttributeNames": {"#key": self._key_attr},
-            }
-            if expected is None
-            else {
-                "ConditionExpression": "#revision = :expected",
-                "ExpressionAttributeNames": {"#revision": "revision"},
-                "ExpressionAttributeValues": {":expected": {"S": expected}},
-            }
-        )
-        return self._put(self._item(new), condition, new)
+        return self._put(self._item(new), self._condition(expected), new)
 
-    def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
+    def swap_with(self, new: Record, expected: str | None, writes: Sequence[Mapping[str, Any]]) -> Record | None:
         """See :meth:`celery_idempotent.store.CommittingStore.swap_with`; one TransactWriteItems.
 
         ``writes`` are up to 99, as boto3's ``transact_write_items`` takes them, to tables of the same account and
@@ -234,10 +222,8 @@ class DynamoDBStore:
             "Put": {
                 "TableName": self.table,
                 "Item": self._item(new),
-                "ConditionExpression": "#revision = :expected",
-                "ExpressionAttributeNames": {"#revision": "revision"},
-                "ExpressionAttributeValues": {":expected": {"S": expected}},
                 "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+                **self._condition(expected),
             }
         }
         try:
@@ -367,6 +353,18 @@ class DynamoDBStore:
                         repr(self), "UpdateContinuousBackups", "the table is not ready for backups; provision it again"
                     ) from None
             time.sleep(2)
+
+    def _condition(self, expected: str | None) -> dict[str, Any]:
+        if expected is None:
+            return {
+                "ConditionExpression": "attribute_not_exists(#key)",
+                "ExpressionAttributeNames": {"#key": self._key_attr},
+            }
+        return {
+            "ConditionExpression": "#revision = :expected",
+            "ExpressionAttributeNames": {"#revision": "revision"},
+            "ExpressionAttributeValues": {":expected": {"S": expected}},
+        }
 
     def _key(self, key: str) -> dict[str, Any]:
         item = {self._key_attr: {"S": key}}

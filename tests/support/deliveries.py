@@ -6,6 +6,8 @@ from uuid import uuid4
 
 from celery import Celery, Task
 from celery.app.trace import build_tracer
+from celery.utils.imports import symbol_by_name
+from kombu.serialization import loads, prepare_accept_content
 
 from celery_idempotent.stores.memory import MemoryStore
 
@@ -52,7 +54,29 @@ def deliver(task: Task, *args: Any, task_id: str | None = None, request: Any = N
         "delivery_info": {"exchange": "", "routing_key": task.app.conf.task_default_queue, "redelivered": False},
         **(request or {}),
     }
-    traced = build_tracer(task.name, task, app=task.app)(task_id, list(args), kwargs, fields)
+    return _traced(task, task_id, list(args), kwargs, fields)
+
+
+def redeliver(app: Celery, message: Any) -> Ended:
+    """Deliver a message that was published, by the request class and the steps of a worker and its pool process."""
+    task = app.tasks[message.headers["task"]]
+    request = symbol_by_name(task.Request)(message, app=app, task=task, hostname="celery@here")
+    accept = prepare_accept_content(app.conf.accept_content)
+    args, kwargs, embed = loads(message.body, message.content_type, message.content_encoding, accept=accept)
+    fields = {**request.request_dict, **embed, "args": args, "kwargs": kwargs}
+    return _traced(task, request.id, args, kwargs, fields)
+
+
+def settle(app: Celery, task: Task, ended: Ended) -> Ended:
+    """Deliver what was published on behalf of ``task`` until one delivery is no retry; its end."""
+    while ended.state == "RETRY":
+        (message,) = (each for each in published(app) if each.headers["task"] == task.name)
+        ended = redeliver(app, message)
+    return ended
+
+
+def _traced(task: Task, task_id: str, args: Any, kwargs: Any, fields: Any) -> Ended:
+    traced = build_tracer(task.name, task, app=task.app)(task_id, args, kwargs, fields)
     if traced.info is None:
         return Ended("SUCCESS", traced.retval)
     return Ended(traced.info.state, traced.info.retval)
@@ -66,5 +90,6 @@ def published(app: Celery, queue: str | None = None) -> list[Any]:
         while waiting.qsize():
             found.append(waiting.get_nowait())
             found[-1].ack()
+            found[-1].accept = prepare_accept_content(app.conf.accept_content)
         waiting.close()
     return found

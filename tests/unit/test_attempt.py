@@ -19,6 +19,7 @@ from celery_idempotent.protocol import (
     released,
 )
 from celery_idempotent.record import Record, Status
+from celery_idempotent.steps import Finished
 from celery_idempotent.store import RecordTooLarge
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
@@ -416,14 +417,33 @@ def test_ensuring_ownership_costs_nothing_within_the_lease(store: FaultyStore, c
     assert store.swaps == []
 
 
-def test_vanished_record_is_a_lost_lease(store: FaultyStore, clock: FakeClock) -> None:
-    """If somebody deleted the record, the attempt does not write it anew."""
+@pytest.mark.parametrize("write", ["complete", "renew", "release", "finish_step"])
+def test_vanished_record_is_written_again_by_its_living_owner(store: FaultyStore, clock: FakeClock, write: str) -> None:
+    """A store that forgot, as in a fail-over, costs the attempt nothing: it writes the record as for the first time."""
+    writes: dict[str, Callable[[Attempt], object]] = {
+        "complete": lambda attempt: attempt.complete(ONE),
+        "renew": lambda attempt: attempt.renew(),
+        "release": lambda attempt: attempt.release(),
+        "finish_step": lambda attempt: attempt.finish_step("charge", Finished(ONE)),
+    }
     attempt = _claimed(store, clock)
     store.delete("k", _stored(store).revision)
 
+    writes[write](attempt)
+
+    assert _stored(store).owner == attempt._record.owner
+    assert _stored(store).fencing_token == attempt.fencing_token
+
+
+def test_vanished_record_that_somebody_claimed_since_is_theirs(store: FaultyStore, clock: FakeClock) -> None:
+    """Writing again is a compare-and-swap as every write: whoever claimed meanwhile wins."""
+    attempt = _claimed(store, clock)
+    store.delete("k", _stored(store).revision)
+    other = _claimed(store, clock)
+
     with pytest.raises(LeaseLost):
         attempt.complete(ONE)
-    assert store.get("k") is None
+    assert other.complete(ONE) == Written()
 
 
 @pytest.mark.parametrize("end", [lambda attempt: attempt.complete(ONE), lambda attempt: attempt.release()])

@@ -23,12 +23,13 @@ def test_defaults_are_as_documented() -> None:
     )
 
 
-def test_is_frozen_and_keyword_only() -> None:
+def test_is_frozen_and_only_the_key_is_positional() -> None:
     """A policy is shared by all deliveries, so nothing may change it; a typo is a TypeError."""
     with pytest.raises(FrozenInstanceError):
         Policy().lease = 5  # type: ignore[misc]
+    assert Policy("order_id") == Policy(key="order_id")
     with pytest.raises(TypeError):
-        Policy("order_id")  # type: ignore[call-arg]
+        Policy("order_id", "scope")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="leese"):
         Policy(leese=5)  # type: ignore[call-arg]
 

@@ -17,6 +17,7 @@ from celery_idempotent.protocol import (
     Run,
     Superseded,
     Unknown,
+    Vanished,
     Written,
     completed,
     decide,
@@ -244,21 +245,35 @@ def test_transitions_write_what_they_say() -> None:
 
 
 def test_settlement_of_a_write() -> None:
-    """A write that did not win is still ours, ours on another base, somebody's completion, or lost."""
+    """A write that did not win is still ours, ours on another base, forgotten, somebody's completion, or lost."""
     base = _record(owner="me", revision="r1")
     write = completed(base, NOW, 1_000, "r2", data="1", content_type="j")
     late_renewal = renewed(base, NOW, 60_000, "r3")
     successor = _record(owner="other")
 
     assert settle(write, write) == Written()
-    assert settle(write, None) == Lost()
+    assert settle(write, None) == Vanished()
     assert settle(write, late_renewal) == Rebase(late_renewal)
     assert settle(write, successor) == Lost()
-    assert settle(write, given_up(base, NOW, "r4", "refused")) == Lost()
     assert settle(write, released(successor, NOW, "r5")) == Lost()
     assert settle(write, failed(successor, NOW, 1, "r6", error="e")) == Lost()
     theirs = completed(successor, NOW, 1, "r7", data="2", content_type="j")
     assert settle(write, theirs) == Superseded(theirs)
+
+
+def test_owner_of_an_unknown_record_may_still_complete_it() -> None:
+    """Nobody else can have run since; a mere renewal, and an attempt that owns it no more, cannot leave UNKNOWN."""
+    base = _record(owner="me", revision="r1")
+    unknown = given_up(base, NOW, "r4", "refused")
+
+    for outcome in (
+        completed(base, NOW, 1_000, "r2", data="1", content_type="j"),
+        failed(base, NOW, 1_000, "r2", error="e"),
+    ):
+        assert settle(outcome, unknown) == Rebase(unknown)
+        assert settle(replace(outcome, owner="other"), unknown) == Lost()
+    assert settle(renewed(base, NOW, 60_000, "r3"), unknown) == Lost()
+    assert settle(released(base, NOW, "r5"), unknown) == Lost()
 
 
 @pytest.mark.parametrize(

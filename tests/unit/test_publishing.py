@@ -7,7 +7,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, KeyMissing, Policy
-from celery_idempotent.conflicts import _put_off
+from celery_idempotent.conflicts import _postpone
 from celery_idempotent.publishing import CONFLICTS_HEADER
 
 
@@ -117,7 +117,7 @@ def test_conflict_on_fifo_keeps_its_group_and_changes_its_id(delivered: Any, sen
 
     for _ in range(2):
         with pytest.raises(Retry):
-            _put_off(delivered, Policy(), CONFLICTS_HEADER, KeyMissing("t", "x"), bounds=())
+            _postpone(delivered, Policy(), CONFLICTS_HEADER, KeyMissing("t", "x"), bounds=())
         delivered.request.headers = {CONFLICTS_HEADER: 1}
 
     first, second = sent
@@ -152,7 +152,7 @@ def test_conflict_on_a_standard_queue_is_delayed_by_sqs(
     )
     monkeypatch.setattr("celery_idempotent.conflicts.random.random", lambda: 0.3)
     with pytest.raises(Retry):
-        _put_off(charge, Policy(backoff=5), CONFLICTS_HEADER, KeyMissing("t", "x"), bounds=())
+        _postpone(charge, Policy(backoff=5), CONFLICTS_HEADER, KeyMissing("t", "x"), bounds=())
     charge.pop_request()
 
     assert sent[0]["DelaySeconds"] == 2

@@ -253,16 +253,6 @@ def test_direct_calls_pass_through(app: Celery) -> None:
     assert seen[0][3] == 1
 
 
-def test_map_calls_functions_and_is_not_guarded(app: Celery) -> None:
-    """Celery's map is one task of its own that calls ours as a function, as the documents warn."""
-    charge, runs = _counter(app)
-
-    for _ in range(2):
-        deliver(app.tasks["celery.map"], charge.s(), [1, 2])
-
-    assert [order_id for order_id, _ in runs] == [1, 2, 1, 2]
-
-
 def test_recursion_passes_through(app: Celery) -> None:
     """A task that calls itself does not meet its own claim, nor take the outer call's effect keys."""
     seen = []

@@ -1,0 +1,101 @@
+"""A delivery: one message of a task, as it was when Celery began to execute it.
+
+Celery hands one set of arguments to signal receivers, to ``before_start`` and to the body, and each may change it. So
+the identity is resolved, and the arguments are kept, when the request is pushed: nothing of the author's has run then.
+"""
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+from celery import Task
+from celery.app.task import Context
+from celery.utils.threads import LocalStack
+
+from celery_idempotent.keys import Identity
+
+__all__ = ["Delivery", "Requests", "arrived", "at_once", "delivery_of"]
+
+
+class Delivery:
+    """What is known of a delivery besides its message.
+
+    Args:
+        derive: Derives its identity.
+        request: Its request.
+    """
+
+    __slots__ = ("_arguments", "body_began", "identity", "is_answered", "is_retried")
+
+    def __init__(self, derive: Callable[[], Identity], request: Context) -> None:
+        #: Whether the body has begun, which ``before_start`` belongs to.
+        self.body_began = False
+        #: Whether the body published a retry and went on, by ``self.retry(throw=False)``.
+        self.is_retried = False
+        #: Whether the library answers in the body's place, or postpones the delivery.
+        self.is_answered = False
+        self._arguments = _copied(request)
+        #: Which effect, with which arguments.
+        self.identity = at_once(derive)
+
+    def arguments(self, request: Context) -> tuple[Any, Any]:
+        """The arguments as they came, whatever the body has done to those of ``request``."""
+        if self._arguments is None:
+            return request.args, request.kwargs
+        args, kwargs = pickle.loads(self._arguments)  # noqa: S301 - this process wrote it
+        return args, kwargs
+
+
+def at_once(derive: Callable[[], Identity]) -> Callable[[], Identity]:
+    """Derive an identity now, to be asked for later: what deriving raises, only asking raises."""
+    try:
+        identity = derive()
+    except Exception as error:  # noqa: BLE001 - a function of the author's may raise anything
+        return partial(_raise, error)
+    return lambda: identity
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _copied(request: Context) -> bytes | None:
+    if request.is_eager:
+        return None  # it is never postponed
+    try:
+        return pickle.dumps((request.args, request.kwargs), pickle.HIGHEST_PROTOCOL)
+    except Exception:  # noqa: BLE001 - a serialiser of the user's can make what pickle cannot take
+        return None
+
+
+class Requests(LocalStack):  # type: ignore[misc]  # Celery has no types
+    """A task's stack of requests, which notes each delivery before anybody else sees it.
+
+    Args:
+        task: Gives the task, once it is registered.
+    """
+
+    def __init__(self, task: Callable[[], Task | None]) -> None:
+        super().__init__()
+        self._task = task
+
+    def push(self, request: Context) -> Any:
+        """As Celery's."""
+        task = None if request.called_directly else self._task()
+        if task is not None:
+            arrived(task, request)
+        return super().push(request)
+
+
+def arrived(task: Task, request: Context) -> Delivery:
+    """The delivery of ``request``, noted at the first call."""
+    found = delivery_of(request)
+    if found is None:
+        found = request.idempotency = Delivery(partial(task.idempotency_resolved, request), request)
+    return found
+
+
+def delivery_of(request: Context) -> Delivery | None:
+    """What was noted of the delivery of ``request``; None of a function call, and in a worker's main process."""
+    return getattr(request, "idempotency", None)

@@ -1,0 +1,57 @@
+"""The author's handlers: they belong to the body, so they are told of what a body did and not of what the library does.
+
+::
+
+    before_start                        with the body: after the claim, before its first line
+    on_success                          the body's result was recorded
+    on_failure                          the body failed, or the library refused to run it, as by KeyReused
+    on_retry                            the body asked for a retry
+    after_return                        after on_success and on_failure
+
+A replay, a postponed delivery and a body whose outcome another attempt recorded tell none of them: who counts money in
+``on_success`` counts it once. Celery's signals tell every delivery, as they serve monitoring.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from celery import Task
+
+from celery_idempotent.deliveries import Delivery, delivery_of
+
+__all__ = ["tell_of_bodies_only"]
+
+
+def _not_answered(delivery: Delivery) -> bool:
+    return not delivery.is_answered
+
+
+_IS_TOLD: Mapping[str, Callable[[Delivery], bool]] = {
+    "before_start": lambda delivery: delivery.body_began,
+    "on_success": _not_answered,
+    "on_failure": _not_answered,
+    "on_retry": _not_answered,
+    "after_return": _not_answered,
+}
+
+
+def tell_of_bodies_only(cls: type) -> None:
+    """Have the handlers of ``cls``, wherever they are defined, told of bodies only; safe to repeat."""
+    for name, is_told in _IS_TOLD.items():
+        handler = inspect.getattr_static(cls, name, None)
+        if handler is not None and handler is not vars(Task)[name] and not hasattr(handler, "_of_bodies"):
+            setattr(cls, name, _told_if(is_told, handler))
+
+
+def _told_if(is_told: Callable[[Delivery], bool], handler: Any) -> Callable[..., Any]:
+    @wraps(handler)
+    def told(self: Task, *args: Any, **kwargs: Any) -> Any:
+        delivery = delivery_of(self.request)
+        if delivery is None or is_told(delivery):
+            return handler.__get__(self, type(self))(*args, **kwargs)
+        return None
+
+    told._of_bodies = True  # type: ignore[attr-defined]
+    return told

@@ -1,0 +1,486 @@
+"""Nothing runs unprotected in silence: each way around the guard works, or is refused with the line to change."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+from types import ModuleType
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery, Task, group
+from celery.worker.request import Request
+
+from celery_idempotent import IdempotentMixin, IdempotentTask, InFlight, KeyMissing, Policy, PolicyError
+from celery_idempotent.publishing import KEY_HEADER
+from celery_idempotent.received import Received
+from celery_idempotent.record import Status
+from celery_idempotent.stores.memory import MemoryStore
+from tests.support.deliveries import Ended, an_app, deliver, published, redeliver, settle
+
+
+@pytest.fixture
+def app() -> Celery:
+    return an_app()
+
+
+def _name() -> str:
+    return f"task-{uuid4()}"
+
+
+context: list[str] = []
+
+
+@contextmanager
+def app_context() -> Iterator[None]:
+    context.append("pushed")
+    try:
+        yield
+    finally:
+        context.pop()
+
+
+class FlaskTask(IdempotentTask):
+    """The recipe of Flask's documentation, on top."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with app_context():
+            return self.run(*args, **kwargs)
+
+
+class Polite(IdempotentTask):
+    """One that asks what is below it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with app_context():
+            return super().__call__(*args, **kwargs)
+
+
+class Twice(Polite):
+    """Two of them."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with app_context():
+            return super().__call__(*args, **kwargs)
+
+
+class Below:
+    """A base that is no task, and does not ask what is below it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with app_context():
+            return self.run(*args, **kwargs)  # type: ignore[attr-defined]
+
+
+class OnTop(IdempotentMixin, Below, Task):
+    """The mixin first."""
+
+
+class SecondPlace(Below, IdempotentTask):
+    """A base that is no task of Celery's goes before."""
+
+
+@pytest.mark.parametrize(("base", "depth"), [(FlaskTask, 1), (Polite, 1), (Twice, 2), (OnTop, 1), (SecondPlace, 1)])
+def test_call_of_the_authors_is_behind_the_gate(app: Celery, base: type[Task], depth: int) -> None:
+    """Whether it asks ``super()`` or calls ``self.run``: its context is there, and the claim is around all of it."""
+    runs = []
+
+    def fulfil(self: Any, order_id: str) -> str:
+        assert len(context) == depth
+        runs.append(self.attempt.step("charge", lambda step: self.attempt.number))
+        if self.request.retries == 0:
+            raise ConnectionError
+        return order_id
+
+    task = app.task(
+        bind=True, base=base, name=_name(), shared=False, autoretry_for=(ConnectionError,), retry_backoff=False
+    )(fulfil)
+
+    for _ in range(2):
+        assert settle(app, task, deliver(task, "o-1")) == Ended("SUCCESS", "o-1")
+
+    assert runs == [1, 1]
+
+
+@pytest.mark.parametrize("base", [FlaskTask, Polite, Twice])
+def test_recursion_and_function_calls_go_through_a_call_of_the_authors(app: Celery, base: type[Task]) -> None:
+    """A call within the body is a function call of its own, with a key of its own."""
+    keys = []
+
+    def down(self: Any, n: int) -> int:
+        keys.append(self.attempt.key)
+        return 0 if n == 0 else 1 + int(self(n - 1))
+
+    task = app.task(bind=True, base=base, name=_name(), shared=False)(down)
+
+    assert deliver(task, 2).value == 2
+    assert keys == [task.idempotency_key_for(n) for n in (2, 1, 0)]
+    assert task(1) == 1
+
+
+def test_mixin_in_second_place_is_refused() -> None:
+    """Celery's own ``__call__`` would go before the guard, and so would all else of Celery's."""
+
+    class MyBase(Task):
+        pass
+
+    with pytest.raises(PolicyError, match=r"write class Charge\(IdempotentMixin, MyBase\)"):
+
+        class Charge(MyBase, IdempotentMixin):
+            pass
+
+
+def test_policy_without_a_base_is_refused_when_bound(app: Celery) -> None:
+    """Celery takes any option of a task."""
+
+    def charge(order_id: str) -> None: ...
+
+    with pytest.raises(PolicyError, match="write base=IdempotentTask"):
+        app.task(name=_name(), shared=False, idempotent=Policy(key="order_id"), lazy=False)(charge)
+
+    class Charge(Task):
+        name = _name()
+        idempotent = Policy()
+
+        def run(self) -> None: ...
+
+    with pytest.raises(PolicyError, match="write base=IdempotentTask"):
+        app.register_task(Charge())
+
+
+def test_policy_of_something_that_is_no_task_is_left_alone() -> None:
+    """A class may hold policies for whatever purpose."""
+
+    class Defaults:
+        idempotent = Policy()
+        payments = Policy("order_id")
+
+    assert Defaults.payments.key == "order_id"
+
+
+def test_policy_under_another_name_is_refused(app: Celery) -> None:
+    """A typo in the one option."""
+
+    def charge(order_id: str) -> None: ...
+
+    with pytest.raises(PolicyError, match="idempotant=Policy.*the option is called idempotent"):
+        app.task(name=_name(), shared=False, base=IdempotentTask, idempotant=Policy(), lazy=False)(charge)
+
+
+def test_policy_that_annotations_bring_is_checked(app: Celery) -> None:
+    """They are set after the class was made."""
+    name = _name()
+    app.conf.task_annotations = {name: {"idempotent": "order_id"}}
+
+    def charge(order_id: str) -> None: ...
+
+    with pytest.raises(PolicyError, match="must be a Policy"):
+        app.task(name=name, shared=False, base=IdempotentTask, lazy=False)(charge)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "idempotencykey",
+        "idempotency-key",
+        "Idempotency_Key",
+        "idempotent",
+        "idempotency",
+        "idepotency_key",
+        "idempotence_key",
+    ],
+)
+def test_misspelt_key_is_refused_when_publishing(app: Celery, option: str) -> None:
+    """Celery would make a property of the message of it, which nobody reads."""
+
+    def charge(order_id: str) -> None: ...
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask)(charge)
+
+    for publish in (task.apply_async, task.apply, task.s("o-1").apply_async):
+        with pytest.raises(PolicyError, match="write idempotency_key="):
+            publish(**{option: "k"})
+    with pytest.raises(PolicyError, match="write idempotency_key="):
+        task.s("o-1").set(**{option: "k"}).delay()
+    with pytest.raises(PolicyError, match="write idempotency_key="):
+        task.apply_async(("o-1",), headers={"Idempotency-Key": "k"})
+    assert published(app) == []
+
+
+def test_other_options_and_headers_are_left_alone(app: Celery) -> None:
+    """Only what looks like the key is taken for a mistake."""
+
+    def charge(order_id: str) -> None: ...
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask)(charge)
+
+    task.apply_async(("o-1",), countdown=0, priority=3, MessageGroupId="g", headers={"x-request-key": "r", "id_key": 1})
+
+    (message,) = published(app)
+    assert message.headers["x-request-key"] == "r"
+
+
+LATE = {"CELERY_TASK_ACKS_LATE": True, "CELERY_TASK_REJECT_ON_WORKER_LOST": True}
+
+
+def _configured(namespace: str | None, **settings: Any) -> Celery:
+    module = ModuleType("settings")
+    vars(module).update(settings)
+    app = Celery(f"app-{uuid4().hex[:8]}", set_as_current=False, broker="memory://")
+    app.config_from_object(module, namespace=namespace)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("namespace", "setting", "right"),
+    [
+        (None, "idempotency_polcy", "idempotency_policy"),
+        (None, "IDEMPOTENCY_POLICY", "idempotency_policy"),
+        (None, "idempotent_store", "idempotency_store"),
+        ("CELERY", "CELERY_IDEMPOTENCY_POLCY", "CELERY_IDEMPOTENCY_POLICY"),
+        ("CELERY", "IDEMPOTENCY_POLICY", "CELERY_IDEMPOTENCY_POLICY"),
+    ],
+)
+def test_unknown_setting_is_refused_when_a_task_is_bound(namespace: str | None, setting: str, right: str) -> None:
+    """Nothing would read it, and the tasks would run under defaults."""
+    app = _configured(namespace, **{setting: Policy()})
+
+    def charge(order_id: str) -> None: ...
+
+    with pytest.raises(PolicyError, match=f"^{setting}=.*is it {right}"):
+        app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False)(charge)
+
+
+def test_setting_of_another_library_is_left_alone() -> None:
+    """Under a namespace, what is not in it belongs to somebody else."""
+    app = _configured("CELERY", IDEMPOTENCY_KEY={"STORAGE": "x"}, CELERY_IDEMPOTENCY_STORE="memory://", **LATE)
+
+    def charge(order_id: str) -> None: ...
+
+    assert app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False)(charge).guarantee()
+
+
+@pytest.mark.parametrize("kind", ["map", "starmap", "chunks"])
+def test_each_item_is_an_operation(app: Celery, kind: str) -> None:
+    """The same as if it had been sent by itself, and the whole list gives the results that Celery would give."""
+    runs = []
+
+    def charge(order_id: str) -> str:
+        runs.append(order_id)
+        return f"charged {order_id}"
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask)(charge)
+    items = ["o-1", "o-2"]
+    for _ in range(2):
+        if kind == "map":
+            task.map(items).apply_async()
+        elif kind == "starmap":
+            task.starmap([(each,) for each in items]).apply_async()
+        else:
+            task.chunks([(each,) for each in items], 2).apply_async()
+        (message,) = published(app)
+        assert redeliver(app, message).value == ["charged o-1", "charged o-2"]
+
+    assert runs == items
+    assert deliver(task, "o-1").value == "charged o-1"
+    assert runs == items
+
+
+def test_item_in_flight_postpones_its_list(app: Celery) -> None:
+    """The items that are done are replayed when it comes again; ``on_conflict`` is not the list's."""
+    store: MemoryStore = app.conf.idempotency_store
+    runs = []
+
+    def charge(self: Any, order_id: str) -> str:
+        runs.append(order_id)
+        if order_id == "o-2" and len(runs) == 1:
+            self.starmap([("o-1",), ("o-2",)]).apply_async()
+            (message,) = published(app)
+            another_process = Thread(target=lambda: ended.append(redeliver(app, message)))
+            another_process.start()
+            another_process.join()
+        return order_id
+
+    ended: list[Ended] = []
+    task = app.task(bind=True, name=_name(), shared=False, base=IdempotentTask, idempotent=Policy(on_conflict="skip"))(
+        charge
+    )
+
+    deliver(task, "o-2")
+
+    assert ended[0].state == "RETRY"
+    assert isinstance(ended[0].value.exc, InFlight)
+    (again,) = published(app)
+    assert redeliver(app, again).value == ["o-1", "o-2"]
+    assert runs == ["o-2", "o-1"]
+    assert {record.status for record in store.scan()} == {Status.COMPLETED}
+
+
+def test_item_under_other_modes(app: Celery) -> None:
+    """Observed items run each time; items of a policy that is off are function calls."""
+    runs = []
+
+    def charge(self: Any, order_id: str) -> str:
+        runs.append(self.attempt.number)
+        return order_id
+
+    for policy, numbers in ((Policy(mode="observe"), [1, 0]), (Policy(mode="off"), [0, 0])):
+        runs.clear()
+        task = app.task(bind=True, name=_name(), shared=False, base=IdempotentTask, idempotent=policy)(charge)
+        for _ in range(2):
+            assert deliver(app.tasks["celery.map"], task.s(), ["o-1"]).value == ["o-1"]
+        assert runs == numbers
+
+
+def test_function_call_within_an_item_is_a_function_call(app: Celery) -> None:
+    """Also behind a ``__call__`` of the author's, which Celery does not see."""
+    inner_runs = []
+
+    def inner(n: int) -> int:
+        inner_runs.append(n)
+        return n
+
+    inner_task = app.task(name=_name(), shared=False, base=FlaskTask)(inner)
+
+    def outer(n: int) -> list[int]:
+        return [inner_task(n), inner_task(n)]
+
+    outer_task = app.task(name=_name(), shared=False, base=FlaskTask)(outer)
+
+    assert deliver(app.tasks["celery.map"], outer_task.s(), [1]).value == [[1, 1]]
+    assert inner_runs == [1, 1]
+
+
+def test_key_for_a_whole_list_is_refused(app: Celery) -> None:
+    """It would be every item's, or nobody's."""
+
+    def charge(order_id: str) -> str:
+        return order_id
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask)(charge)
+    task.map(["o-1"]).apply_async(idempotency_key="k")
+    (message,) = published(app)
+
+    ended = redeliver(app, message)
+
+    assert ended.state == "FAILURE"
+    assert "each item is an operation of its own" in str(ended.value)
+
+
+def test_item_without_a_key_runs_nothing(app: Celery) -> None:
+    """As by itself."""
+
+    def charge(order_id: str | None) -> None:
+        raise AssertionError
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask, idempotent=Policy("order_id"))(charge)
+
+    assert isinstance(deliver(app.tasks["celery.map"], task.s(), [None]).value, KeyMissing)
+
+
+def test_key_given_to_a_whole_group_is_refused(app: Celery) -> None:
+    """One member would run and the others get its result, as nothing tells them apart under that key."""
+
+    def charge(order_id: str) -> str:
+        return order_id
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask, idempotent=Policy(fingerprint=None))(charge)
+
+    with pytest.raises(PolicyError, match="two members of a group"):
+        group(task.s("o-1"), task.s("o-2")).apply_async(idempotency_key="k")
+    published(app)
+
+    group(task.s("o-1").set(idempotency_key="k-1"), task.s("o-2").set(idempotency_key="k-2")).apply_async()
+    assert [each.headers[KEY_HEADER] for each in published(app)] == ["k-1", "k-2"]
+    for _ in range(1001):
+        group(task.s("o-1")).apply_async(idempotency_key="k")
+
+
+def test_two_services_on_one_store_are_kept_apart_by_a_namespace() -> None:
+    """Their tasks may have one name; the record names its app."""
+    store = MemoryStore()
+    results = {}
+    for name, settings in (("shop", {"idempotency_namespace": "shop"}), ("depot", {"idempotency_namespace": "depot"})):
+        app = an_app(**settings)
+        app.main = name
+        app.conf.idempotency_store = store
+
+        def send(order_id: str, name: str = name) -> str:
+            return name
+
+        task = app.task(name="orders.send", base=IdempotentTask, shared=False)(send)
+        results[name] = deliver(task, "o-1").value
+        assert task.idempotency_key_for("o-1").startswith(f"{name}:orders.send:1:")
+
+    assert results == {"shop": "shop", "depot": "depot"}
+    assert {record.app for record in store.scan()} == {"shop", "depot"}
+
+
+@pytest.mark.parametrize("namespace", ["", "a:b", 7, "x" * 65])
+def test_unusable_namespace_is_refused(namespace: Any) -> None:
+    """It stands before every key."""
+    app = an_app(idempotency_namespace=namespace)
+
+    def send(order_id: str) -> None: ...
+
+    with pytest.raises(PolicyError, match="idempotency_namespace"):
+        app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False)(send).idempotency_key_for("o-1")
+
+
+class MyRequest(Request):
+    """A request class of the user's."""
+
+
+def test_request_class_of_the_users_is_kept(app: Celery) -> None:
+    """It tells the content type as well, also where it does so already."""
+
+    def send(order_id: str) -> None: ...
+
+    plain = app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False)(send)
+    own = app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False, Request=MyRequest)(send)
+    telling = app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False, Request=Received)(send)
+
+    assert plain.Request == "celery_idempotent.received:Received"
+    assert issubclass(own.Request, MyRequest)
+    assert telling.Request is Received
+    own.apply_async(("o-1",))
+    (message,) = published(app)
+    assert own.Request(message, app=app, task=own).request_dict["properties"]["content_type"] == "application/json"
+
+
+def test_observe_mode_survives_a_key_function_that_raises(app: Celery) -> None:
+    """Observing changes nothing of what a task does."""
+
+    def key(order_id: str) -> str:
+        raise ZeroDivisionError
+
+    def charge(order_id: str) -> str:
+        return "charged"
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask, idempotent=Policy(key, mode="observe"))(charge)
+
+    assert deliver(task, "o-1") == Ended("SUCCESS", "charged")
+
+
+def test_observe_mode_survives_a_store_that_cannot_be_opened(app: Celery) -> None:
+    """Nor does a setting of the library's."""
+
+    def charge(order_id: str) -> str:
+        return "charged"
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask, idempotent=Policy(mode="observe"))(charge)
+    app.conf.idempotency_store = "nowhere://"
+
+    assert deliver(task, "o-1") == Ended("SUCCESS", "charged")
+
+
+def test_task_that_was_never_registered_is_guarded(app: Celery) -> None:
+    """Its delivery is noted when it is called, at the latest."""
+
+    def charge(order_id: str) -> str:
+        return "charged"
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask)(charge)
+    task.app.tasks.pop(task.name)
+
+    assert deliver(task, "o-1").value == "charged"

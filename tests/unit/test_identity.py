@@ -1,0 +1,398 @@
+"""One operation, one identity: whatever Celery publishes on behalf of a delivery, and whatever the body did before."""
+
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery, Task
+from celery.exceptions import Retry
+from celery.signals import task_prerun
+from kombu.exceptions import OperationalError
+
+from celery_idempotent import IdempotentTask, Policy, StoreUnavailable
+from celery_idempotent.publishing import DELIVERIES_HEADER, IDENTITY_HEADER, KEY_HEADER
+from celery_idempotent.record import Record, Status
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import FaultyStore
+from tests.support.deliveries import Ended, an_app, deliver, published, redeliver, settle
+
+ORDER = {"id": "o-1", "cents": 500}
+
+
+@pytest.fixture
+def app() -> Celery:
+    return an_app(accept_content=["json", "pickle"])
+
+
+@pytest.fixture
+def store(app: Celery) -> MemoryStore:
+    store: MemoryStore = app.conf.idempotency_store
+    return store
+
+
+def _task(app: Celery, body: Callable[..., Any], **options: Any) -> Task:
+    policy = options.pop("policy", Policy())
+    body.__name__ = "body"  # Celery takes no lambda
+    name = f"task-{uuid4()}"
+    return app.task(bind=True, base=IdempotentTask, name=name, idempotent=policy, shared=False, **options)(body)
+
+
+class Receiver:
+    """A payment API that honours idempotency keys."""
+
+    def __init__(self) -> None:
+        self.charges: dict[str, str] = {}
+
+    def charge(self, step: Any) -> str:
+        return self.charges.setdefault(step.key, f"charge {len(self.charges) + 1}")
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(key="order.id")])
+def test_body_that_changes_its_own_argument_stays_one_operation(app: Celery, policy: Policy) -> None:
+    """A charge, written into the order, then an error that is retried: one charge, and the other steps run."""
+    receiver, shipped = Receiver(), []
+
+    def fulfil(self: Any, order: dict[str, Any]) -> str:
+        order["charge"] = self.attempt.step("charge", receiver.charge)
+        if self.request.retries == 0:
+            raise ConnectionError
+        shipped.append(self.attempt.step("ship", lambda step: "shipped"))
+        return str(order["charge"])
+
+    task = _task(app, fulfil, policy=policy, autoretry_for=(ConnectionError,), retry_backoff=False)
+
+    ended = settle(app, task, deliver(task, dict(ORDER)))
+
+    assert (ended, shipped) == (Ended("SUCCESS", "charge 1"), ["shipped"])
+    assert len(receiver.charges) == 1
+    assert deliver(task, dict(ORDER)).value == "charge 1"
+
+
+def test_retry_with_other_arguments_is_the_same_operation(app: Celery, store: MemoryStore) -> None:
+    """A body that pages by ``self.retry(kwargs=...)`` comes to its end, and its record is the first call's."""
+    pages = []
+
+    def export(self: Any, order_id: str, page: int = 1) -> int:
+        pages.append(page)
+        if page < 3:
+            raise self.retry(kwargs={"page": page + 1}, countdown=0)
+        return page
+
+    task = _task(app, export, policy=Policy(key="order_id"))
+
+    assert settle(app, task, deliver(task, "o-1")) == Ended("SUCCESS", 3)
+    assert pages == [1, 2, 3]
+    assert [record.key for record in store.scan()] == [task.idempotency_key_for("o-1")]
+    assert deliver(task, "o-1").value == 3
+
+
+def test_lost_lease_is_postponed_with_the_arguments_as_they_came(app: Celery, store: MemoryStore) -> None:
+    """The body has changed them, and what is postponed is the message."""
+
+    def fulfil(self: Any, order: dict[str, Any]) -> None:
+        order["charge"] = {1, 2}  # also something that the message could not carry
+        (record,) = store.scan()
+        assert store.swap(_taken_over(record), record.revision)
+
+    task = _task(app, fulfil)
+
+    ended = deliver(task, dict(ORDER))
+
+    assert ended.state == "RETRY"
+    (message,) = published(app)
+    assert message.payload[0] == [ORDER]
+    assert message.headers[IDENTITY_HEADER]
+
+
+def _taken_over(record: Record) -> Record:
+    from dataclasses import replace
+
+    return replace(record, owner="other", revision="other")
+
+
+def test_before_start_and_receivers_of_signals_change_no_identity(app: Celery, store: MemoryStore) -> None:
+    """The identity is resolved before anything of the author's has the arguments in its hands."""
+
+    class Tracing(IdempotentTask):
+        def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+            args[0]["trace"] = str(uuid4())
+
+    def receive(args: Any, **_: Any) -> None:
+        args[0]["received"] = str(uuid4())
+
+    seen = []
+
+    def fulfil(self: Any, order: dict[str, Any]) -> int:
+        seen.append(set(order))
+        return 1
+
+    task = app.task(bind=True, base=Tracing, name=f"task-{uuid4()}", shared=False)(fulfil)
+    task_prerun.connect(receive, sender=task)
+    try:
+        for _ in range(2):
+            deliver(task, dict(ORDER))
+    finally:
+        task_prerun.disconnect(receive, sender=task)
+
+    assert seen == [{"id", "cents", "received", "trace"}]
+    assert [record.key for record in store.scan()] == [task.idempotency_key_for(ORDER)]
+
+
+def test_arguments_that_before_start_replaces_reach_the_body(app: Celery) -> None:
+    """As under Celery, which unpacks them after that."""
+
+    class Filling(IdempotentTask):
+        def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+            kwargs["note"] = "filled in"
+
+    def fulfil(order_id: str, note: str = "") -> str:
+        return note
+
+    task = app.task(base=Filling, name=f"task-{uuid4()}", shared=False)(fulfil)
+
+    assert deliver(task, "o-1").value == "filled in"
+
+
+@pytest.mark.parametrize("when", ["conflict", "retry"])
+def test_message_published_again_keeps_all_that_it_came_with(app: Celery, store: MemoryStore, when: str) -> None:
+    """Serialiser, compression, priority, queue, headers: a set in its arguments arrives as a set."""
+    seen = []
+
+    def fulfil(self: Any, order: dict[int, set[str]]) -> str:
+        seen.append(order)
+        if self.request.retries == 0 and when == "retry":
+            raise self.retry(countdown=0)
+        return "done"
+
+    task = _task(app, fulfil)
+    order = {1: {"a", "b"}}
+    sent = {"serializer": "pickle", "compression": "gzip", "priority": 3, "headers": {"tenant": "t-1"}}
+    task.apply_async((order,), **sent)
+    (first,) = published(app)
+    if when == "conflict":
+        claim = store.swap
+        in_flight: list[Record] = []
+
+        def hold(new: Record, expected: str | None) -> Record | None:
+            if in_flight:
+                return claim(new, expected)
+            in_flight.append(_taken_over(new))
+            return claim(in_flight[0], None)
+
+        store.swap = hold  # type: ignore[method-assign]
+
+    assert redeliver(app, first).state == "RETRY"
+    (again,) = published(app)
+
+    assert again.content_type == first.content_type == "application/x-python-serialize"
+    assert again.headers["compression"] == first.headers["compression"]
+    assert again.properties["priority"] == 3
+    assert again.headers["tenant"] == "t-1"
+    assert list(again.payload[0]) == [order]
+    if when == "conflict":
+        store.delete(in_flight[0].key, in_flight[0].revision)
+    assert redeliver(app, again) == Ended("SUCCESS", "done")
+    assert seen[-1] == order
+
+
+def test_retry_with_headers_of_its_own_keeps_the_identity(app: Celery, store: MemoryStore) -> None:
+    """Celery drops all other headers then."""
+
+    def fulfil(self: Any, order: dict[str, Any]) -> str:
+        order["charge"] = "c-1"
+        if self.request.retries == 0:
+            raise self.retry(headers={"tenant": "t-1"}, countdown=0)
+        return str(self.request.headers["tenant"])
+
+    task = _task(app, fulfil)
+
+    assert settle(app, task, deliver(task, dict(ORDER))) == Ended("SUCCESS", "t-1")
+    assert len(list(store.scan())) == 1
+
+
+def test_retry_with_a_key_of_its_own_is_another_operation(app: Celery, store: MemoryStore) -> None:
+    """Who gives a key means that key."""
+
+    def fulfil(self: Any, order_id: str) -> str:
+        if self.request.retries == 0:
+            raise self.retry(idempotency_key="another", countdown=0)
+        return "done"
+
+    task = _task(app, fulfil)
+
+    assert settle(app, task, deliver(task, "o-1")).value == "done"
+    assert sorted(str(record.status) for record in store.scan()) == ["COMPLETED", "RELEASED"]
+
+
+def test_replaced_task_is_another_operation(app: Celery, store: MemoryStore) -> None:
+    """It has the same task id, and an identity of its own."""
+
+    def fulfil(self: Any, n: int) -> Any:
+        return n if n else self.replace(self.s(1))
+
+    task = _task(app, fulfil)
+    deliver(task, 0)
+    (message,) = published(app)
+
+    assert redeliver(app, message).value == 1
+    assert {record.key for record in store.scan()} == {task.idempotency_key_for(0), task.idempotency_key_for(1)}
+
+
+def test_forwarded_headers_give_no_identity_away(app: Celery, store: MemoryStore) -> None:
+    """People forward all headers to what they publish, for tracing; each of those messages is its own operation."""
+
+    def receipt(self: Any, n: int) -> int:
+        return n
+
+    follow_up = _task(app, receipt)
+
+    def fulfil(self: Any, order_id: str) -> None:
+        for n in (1, 2):
+            follow_up.apply_async((n,), headers=self.request.headers)
+            self.apply_async((f"other-{n}",), headers=self.request.headers)
+
+    task = _task(app, fulfil)
+    deliver(task, "o-1")
+
+    for message in published(app):
+        if message.headers["task"] == follow_up.name:
+            assert redeliver(app, message).value == message.payload[0][0]
+    keys = {record.key for record in store.scan()}
+    assert keys == {task.idempotency_key_for("o-1"), *(follow_up.idempotency_key_for(n) for n in (1, 2))}
+
+
+@pytest.mark.parametrize("forged", ["x", "0" * 32 + ":" + "1" * 64 + ":", 7, None])
+def test_forged_identity_reaches_no_record(app: Celery, store: MemoryStore, forged: Any) -> None:
+    """One that is not of this task and this task id counts for nothing, and the identity is derived as ever."""
+    task = _task(app, lambda self, order_id: order_id)
+
+    deliver(task, "o-1", request={"headers": {IDENTITY_HEADER: forged}})
+
+    assert [record.key for record in store.scan()] == [task.idempotency_key_for("o-1")]
+
+
+def test_unprotected_body_has_the_identity_of_its_call(app: Celery, store: MemoryStore) -> None:
+    """In an outage as in the protected run after it, whatever the body has done to its arguments before it asks."""
+    faulty = app.conf.idempotency_store = FaultyStore(store, "request lost", "request lost")
+    keys = []
+
+    def fulfil(self: Any, order: dict[str, Any]) -> None:
+        order["charge"] = "c-1"
+        keys.append(self.attempt.effect_key("charge"))
+
+    task = _task(app, fulfil, policy=Policy(on_outage="run"))
+
+    for _ in range(2):
+        deliver(task, dict(ORDER))
+    task(dict(ORDER))
+
+    assert faulty.swaps
+    assert len(keys) == 3
+    assert len(set(keys)) == 1
+
+
+def test_call_without_an_identity_is_a_function_call_all_the_same(app: Celery) -> None:
+    """Only who asks for its key is told."""
+    task = _task(app, lambda self, order_id=None: "called", policy=Policy(key="order_id"))
+    asking = _task(app, lambda self, order_id=None: self.attempt.key, policy=Policy(key="order_id"))
+
+    assert task() == "called"
+    with pytest.raises(Exception, match="gave no idempotency key"):
+        asking()
+
+
+def test_retry_that_is_not_thrown_releases_and_runs_again(app: Celery, store: MemoryStore) -> None:
+    """``retry(throw=False)`` is the author's word as any retry; what the body returns is this delivery's result."""
+    runs = []
+
+    def fulfil(self: Any, order_id: str) -> str:
+        runs.append(self.request.retries)
+        if self.request.retries == 0:
+            assert isinstance(self.retry(throw=False, countdown=0), Retry)
+        return f"run {len(runs)}"
+
+    task = _task(app, fulfil)
+
+    assert deliver(task, "o-1") == Ended("SUCCESS", "run 1")
+    assert [record.status for record in store.scan()] == [Status.RELEASED]
+    (message,) = published(app)
+    assert redeliver(app, message) == Ended("SUCCESS", "run 2")
+    assert [record.status for record in store.scan()] == [Status.COMPLETED]
+
+
+def test_key_given_to_send_task_counts_where_the_broker_keeps_it(app: Celery, store: MemoryStore) -> None:
+    """Celery takes it for a property of the message."""
+    task = _task(app, lambda self, order_id: order_id)
+    app.send_task(task.name, ("o-1",), idempotency_key="payment-1")
+    (message,) = published(app)
+
+    redeliver(app, message)
+
+    assert [record.key for record in store.scan()] != [task.idempotency_key_for("o-1")]
+    deliver(task, "o-1", request={"headers": {KEY_HEADER: "payment-1"}})
+    assert len(list(store.scan())) == 1
+
+
+def test_deliveries_are_counted_across_messages(app: Celery, store: MemoryStore) -> None:
+    """Every message that is published anew starts with its broker's own count, which a dead-letter queue goes by."""
+    task = _task(app, lambda self, order_id: order_id)
+    app.conf.idempotency_store = FaultyStore(store, "request lost", "request lost", "request lost", "request lost")
+    received = {"delivery_info": {"sqs_message": {"Attributes": {"ApproximateReceiveCount": "3"}}}}
+
+    deliver(task, "o-1", request={"properties": received})
+    (first,) = published(app)
+    assert first.headers[DELIVERIES_HEADER] == 3
+
+    redeliver(app, first)
+    (second,) = published(app)
+    assert second.headers[DELIVERIES_HEADER] == 4
+    assert redeliver(app, second).value == "o-1"
+
+
+@pytest.mark.parametrize(("failure", "pauses"), [(ValueError("too large"), 1), (OperationalError("away"), 0)])
+def test_message_that_cannot_be_published_again_goes_back_without_a_hot_loop(
+    app: Celery, store: MemoryStore, failure: Exception, pauses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker delivers it at once, so what lies in the message waits a moment first."""
+    slept: list[float] = []
+    monkeypatch.setattr("celery_idempotent.conflicts.time.sleep", slept.append)
+    task = _task(app, lambda self, order_id: order_id)
+    app.conf.idempotency_store = FaultyStore(store, "request lost", "request lost")
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(app, "send_task", refuse)
+
+    ended = deliver(task, "o-1")
+
+    assert (ended.state, ended.value.requeue) == ("REJECTED", True)
+    assert [0 < each <= 1 for each in slept] == [True] * pauses
+
+
+def test_outage_of_an_argument_that_cannot_be_copied(app: Celery, store: MemoryStore) -> None:
+    """What pickle does not take is published as it is; a serialiser of the user's can make such things."""
+
+    class Local:
+        def __reduce__(self) -> Any:
+            raise TypeError("no copy of me")
+
+        def __json__(self) -> str:
+            return "o-1"
+
+    task = _task(app, lambda self, order: str(order), policy=Policy(key=lambda order: "k", fingerprint=None))
+    app.conf.idempotency_store = FaultyStore(store, "request lost", "request lost")
+
+    deliver(task, Local())
+
+    (message,) = published(app)
+    assert message.payload[0] == ["o-1"]
+
+
+def test_store_that_is_away_is_told(app: Celery) -> None:
+    """The exception of a postponed delivery says why."""
+    task = _task(app, lambda self, order_id: order_id)
+    app.conf.idempotency_store = FaultyStore(MemoryStore(), "request lost", "request lost")
+
+    assert isinstance(deliver(task, "o-1").value.exc, StoreUnavailable)
