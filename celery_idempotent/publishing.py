@@ -29,6 +29,7 @@ from celery_idempotent.runtime import runtime_of
 __all__ = [
     "CONFLICTS_HEADER",
     "DELIVERIES_HEADER",
+    "HEADERS",
     "IDENTITY_HEADER",
     "KEY_HEADER",
     "OUTAGES_HEADER",
@@ -60,7 +61,8 @@ DELIVERIES_HEADER = "idempotency_deliveries"
 """Message header that counts the deliveries before this message was published, as a new message starts anew with its
 broker's own count."""
 
-_OURS = (KEY_HEADER, IDENTITY_HEADER, CONFLICTS_HEADER, OUTAGES_HEADER, DELIVERIES_HEADER)
+HEADERS = (KEY_HEADER, IDENTITY_HEADER, CONFLICTS_HEADER, OUTAGES_HEADER, DELIVERIES_HEADER)
+"""All of the library's own; they stay with the operation through every message."""
 
 _WAITED_FOR = ("link", "link_error", "chord", "chain", "group_id")
 """Options by which something else waits for this very message; dropping it would lose what waits."""
@@ -210,7 +212,7 @@ def continued(request: Context, options: Mapping[str, Any]) -> dict[str, Any]:
     }
     merged = {**{name: value for name, value in kept.items() if value is not None}, **options}
     if merged.get("headers") is not None:
-        ours = {name: value for name, value in headers_of(request).items() if name in _OURS}
+        ours = {name: value for name, value in headers_of(request).items() if name in HEADERS}
         merged["headers"] = {**ours, **merged["headers"]}
     return merged
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from inspect import isfunction
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -51,6 +52,7 @@ class Scene:
         self.before: Callable[[], None] = lambda: None
         self.after: Callable[[], Any] = lambda: "ch_1"
         self.dead = False
+        self.successors: list[Ended | None] = []
         self.is_keyed = kind == "keyed"
         self.monkeypatch = monkeypatch
         self.store.before_swap = self._refuse_the_dead
@@ -164,9 +166,68 @@ def _stalls(scene: Scene) -> None:
 
     scene.after = stall
     end = scene.deliver()
-    # It reports its successor's outcome, or is put off where there is none.
+    # It reports its successor's outcome, or its own where there is none.
     assert end is not None
-    assert (end.state, end.value) == ("SUCCESS", "ch_1") or end.state == "RETRY"
+    successor = scene.successor  # type: ignore[attr-defined]
+    assert end == (successor if _state(successor) == "SUCCESS" else Ended("SUCCESS", "late"))
+
+
+def _stalls_before_the_body(scene: Scene) -> None:
+    def stall(new: Record, expected: str | None) -> Record | None:
+        scene.store.swap = swap  # type: ignore[method-assign]
+        stored = swap(new, expected)
+        scene.clock.advance(LEASE_AND_GRACE)
+        scene.deliver()
+        return stored
+
+    swap = scene.store.swap
+    scene.store.swap = stall  # type: ignore[method-assign]
+    assert _state(scene.deliver()) in {"SUCCESS", "FAILURE"}
+    assert scene.effects == (0 if scene.status is Status.UNKNOWN else 1)
+
+
+def _record_vanishes(scene: Scene) -> None:
+    def vanish() -> str:
+        (record,) = scene.store.scan()
+        scene.store.delete(record.key, record.revision)
+        return "ch_1"
+
+    scene.after = vanish
+    assert _state(scene.deliver()) == "SUCCESS"
+
+
+def _limit_strikes(scene: Scene) -> None:
+    strikes = [SoftTimeLimitExceeded()]
+
+    def strike(record: Record) -> None:
+        if record.status is Status.COMPLETED and strikes:
+            raise strikes.pop()
+
+    scene.store.before_swap = strike
+    ended = scene.deliver()
+    assert ended is not None
+    assert isinstance(ended.value, SoftTimeLimitExceeded)
+
+
+def _no_thread(scene: Scene) -> None:
+    error = StoreUnavailable("memory", "heartbeat", "can't start new thread")
+    with patch("celery_idempotent.task.heartbeat.start", side_effect=error):
+        assert _state(scene.deliver()) == "RETRY"
+    assert scene.status is Status.RELEASED
+
+
+def _clock_was_behind(scene: Scene) -> None:
+    scene.clock.advance(LEASE_AND_GRACE)
+    now, behind = scene.store.now, [True]
+
+    def told(record: Record) -> None:
+        behind.clear()
+
+    scene.store.now = lambda: now() - LEASE_AND_GRACE * bool(behind)  # type: ignore[method-assign]
+    scene.store.before_swap = told
+    scene.before = lambda: scene.successors.append(scene.deliver())
+    assert _state(scene.deliver()) == "SUCCESS"
+    assert [_state(each) for each in scene.successors] == ["RETRY"]
 
 
 def _store_down_at_the_claim(scene: Scene) -> None:
@@ -247,6 +308,11 @@ ROWS: dict[str, tuple[Callable[[Scene], None], dict[str, Any]]] = {
     "worker dies after the completion, before the acknowledgement": (_dies_after_the_completion, {}),
     "worker stalls past its lease in the body, then goes on": (_stalls, {}),
     "only this worker cannot reach the store": (_stalls, {}),
+    "worker stalls past its lease between the claim and the body": (_stalls_before_the_body, {}),
+    "the record vanishes in the body (fail-over, `FLUSHALL`), and nobody claims meanwhile": (_record_vanishes, {}),
+    "a soft time limit or a shutdown strikes while the completion is written": (_limit_strikes, {}),
+    "no thread can be started to renew the lease": (_no_thread, {}),
+    "the clock that a claim was written by had fallen behind": (_clock_was_behind, {}),
     "store is down at the claim": (_store_down_at_the_claim, {}),
     '... with `on_outage="run"`': (_runs_unprotected, {"on_outage": "run"}),
     "store is down at the completion, under 10 minutes": (partial(_store_down_for, seconds=500), {}),
@@ -288,10 +354,21 @@ def test_number_of_effects_is_the_documented_one(
     assert {scene.status} == ends
 
 
+def _retries_unthrown(scene: Scene) -> None:
+    scene.task.retry(throw=False, countdown=0)
+
+
+def _raises_before_effects(scene: Scene) -> None:
+    with current_attempt().before_effects():
+        raise KeyError("a bug")
+
+
 AFTER_A_COMMIT = "does any of these after `attempt.commit` or the end of `attempt.transaction`"
 ENDINGS: dict[str, tuple[Any, ...]] = {
     "returns": (None,),
     "raises `Retry` (by `self.retry()` or `autoretry_for`), or `SafeToRetry`": (Retry(), SafeToRetry()),
+    "publishes a retry by `self.retry(throw=False)` and returns": (_retries_unthrown,),
+    "raises anything inside `with attempt.before_effects():`": (_raises_before_effects,),
     "raises an exception in `remember`": (KeyError("declined"),),
     "raises any other `Exception`, a soft time limit included": (ValueError("x"), SoftTimeLimitExceeded()),
     "lets `OutcomeUnknown` of one of its own steps pass": (OutcomeUnknown,),
@@ -338,7 +415,9 @@ def _end(scene: Scene, error: Any, committed: str | None) -> str:
     attempt = current_attempt()
     if committed:
         attempt.commit(committed, [])
-    if error is not None:
+    if isfunction(error):
+        error(scene)
+    elif error is not None:
         raise error(attempt.key, "a step of its own is in doubt") if error is OutcomeUnknown else error
     return "ch_1"
 

@@ -45,7 +45,7 @@ from celery_idempotent import task as task_module
 from celery_idempotent.cli import idempotency
 from celery_idempotent.guard import EventName
 from celery_idempotent.keys import canonical
-from celery_idempotent.publishing import KEY_HEADER
+from celery_idempotent.publishing import HEADERS, KEY_HEADER
 from celery_idempotent.record import Record
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
@@ -403,7 +403,7 @@ def test_nothing_is_documented_that_does_not_exist(document: Path) -> None:
     known_words = {
         *SETTINGS,
         *(name for name in dir(IdempotentTask) if name.startswith("idempotency_")),
-        KEY_HEADER,
+        *HEADERS,
         TABLE,
         OUTBOX,
         f"{OUTBOX}_number_seq",  # PostgreSQL's own name
