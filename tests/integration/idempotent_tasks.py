@@ -76,6 +76,20 @@ def charge_and_back_off(self: Any, order_id: str, gate: str = "") -> str:
     return perform(self, order_id, gate)
 
 
+@shared_task(
+    **GUARDED,
+    autoretry_for=(ConnectionError,),
+    default_retry_delay=0,
+    idempotent=Policy("order.id", fingerprint="order"),
+)
+def fulfil(self: Any, order: dict[str, Any]) -> str:
+    """Charge and ship, and write into its own argument in between; the first try ends with an error that is retried."""
+    order["charge"] = self.attempt.step("charge", lambda step: perform(self, step.key))
+    if self.request.retries == 0:
+        raise ConnectionError
+    return f"{self.attempt.step('ship', lambda step: perform(self, step.key))} after {len(order)} facts"
+
+
 @shared_task(**GUARDED, idempotent=Policy(**QUICK))
 def falsy(self: Any, order_id: str) -> Any:
     """Return the falsy value of that name."""
