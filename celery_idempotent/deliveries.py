@@ -92,7 +92,9 @@ def arrived(task: Task, request: Context) -> Delivery:
     """The delivery of ``request``, noted at the first call."""
     found = delivery_of(request)
     if found is None:
-        found = request.idempotency = Delivery(partial(task.idempotency_resolved, request), request)
+        # Celery copies a request by its attributes, and takes those it does not know for headers if there are none.
+        request.headers = request.headers or {}
+        found = request.idempotency = Delivery(partial(task.idempotency_identity_of, request), request)
     return found
 
 

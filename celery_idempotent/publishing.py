@@ -175,13 +175,12 @@ def headers_of(request: Context) -> Mapping[str, Any]:
     return headers if given is None or KEY_HEADER in headers else {**headers, KEY_HEADER: given}
 
 
-def carrying(headers: Mapping[str, Any], identity: Identity, scope: str, task_id: str) -> dict[str, Any]:
-    """The headers with the identity of their delivery: what is published with them is the same operation.
+def carrying(identity: Identity, scope: str, task_id: str) -> str:
+    """The header by which what is published on behalf of a delivery is the same operation.
 
-    Only under the same task id, as people forward all headers to other tasks, too.
+    Only for the same task under the same task id, as people forward all headers to other tasks, too.
     """
-    parts = (_binding(scope, task_id), identity.key.rpartition(":")[2], identity.fingerprint or "")
-    return {**headers, IDENTITY_HEADER: ":".join(parts)}
+    return ":".join((_binding(scope, task_id), identity.key.rpartition(":")[2], identity.fingerprint or ""))
 
 
 def carried(headers: Mapping[str, Any], scope: str, task_id: str) -> Identity | None:
@@ -199,11 +198,16 @@ def _binding(scope: str, task_id: str) -> str:
     return sha256(f"{scope}\0{task_id}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def continued(request: Context, options: Mapping[str, Any]) -> dict[str, Any]:
+def continued(request: Context, options: Mapping[str, Any], identity: str | None) -> dict[str, Any]:
     """The options for a message on behalf of the delivery of ``request``, with all that Celery would drop.
 
     Celery keeps what stands in the headers, but drops all of them where ``options`` has some, and always drops the
     serialiser, the compression and the message group of SQS.
+
+    Args:
+        request: The delivery's request.
+        options: Those that are given for the message.
+        identity: The delivery's identity, as :func:`carrying` writes it.
     """
     kept = {
         "serializer": serialization.registry.type_to_name.get((request.properties or {}).get("content_type")),
@@ -211,9 +215,11 @@ def continued(request: Context, options: Mapping[str, Any]) -> dict[str, Any]:
         "MessageGroupId": (request.properties or {}).get("MessageGroupId"),
     }
     merged = {**{name: value for name, value in kept.items() if value is not None}, **options}
-    if merged.get("headers") is not None:
-        ours = {name: value for name, value in headers_of(request).items() if name in HEADERS}
-        merged["headers"] = {**ours, **merged["headers"]}
+    ours = {name: value for name, value in headers_of(request).items() if name in HEADERS}
+    if identity is not None:
+        ours[IDENTITY_HEADER] = identity
+    given = merged.get("headers")
+    merged["headers"] = {**ours, **(request.as_execution_options()["headers"] if given is None else given)}
     return merged
 
 

@@ -7,6 +7,7 @@ cannot stop a task, and ``before_start`` can only raise. It sits outside ``autor
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -154,12 +155,10 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             occurrence=task_id if is_tick else None,
         )
 
-    def idempotency_resolved(self, request: Context) -> Identity:
-        """The identity of the delivery of ``request``, which carries it from now on; raises as above."""
-        headers, task_id = publishing.headers_of(request), request.id or ""
-        identity = self.idempotency_identity(request.args, request.kwargs, headers=headers, task_id=task_id)
-        request.headers = publishing.carrying(headers, identity, self._scope, task_id)
-        return identity
+    def idempotency_identity_of(self, request: Context) -> Identity:
+        """The identity of the delivery of ``request``; raises as above."""
+        headers = publishing.headers_of(request)
+        return self.idempotency_identity(request.args, request.kwargs, headers=headers, task_id=request.id or "")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body, or answer with its recorded outcome; Celery's worker calls this for every delivery."""
@@ -299,7 +298,16 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
     def signature_from_request(self, request: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, and keeps what Celery drops: the identity, the serialiser, and the message group of SQS."""
         request = self.request if request is None else request
-        return super().signature_from_request(request, *positional, **publishing.continued(request, options))
+        options = publishing.continued(request, options, self._carried(request))
+        return super().signature_from_request(request, *positional, **options)
+
+    def _carried(self, request: Context) -> str | None:
+        delivery = delivery_of(request)
+        if delivery is None:
+            return None
+        with suppress(Exception):  # what has no identity was never executed, and fails again
+            return publishing.carrying(delivery.identity(), self._scope, request.id or "")
+        return None
 
     @property
     def _scope(self) -> str:

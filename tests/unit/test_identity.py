@@ -262,6 +262,23 @@ def test_forwarded_headers_give_no_identity_away(app: Celery, store: MemoryStore
     assert keys == {task.idempotency_key_for("o-1"), *(follow_up.idempotency_key_for(n) for n in (1, 2))}
 
 
+def test_nothing_of_ours_is_taken_for_a_header(app: Celery) -> None:
+    """A message that came without headers is published again, and forwarded, without any but ours."""
+
+    def fulfil(self: Any, order_id: str) -> str:
+        assert self.request.headers == {}
+        self.apply_async(("forwarded",), headers=self.request.headers)
+        if self.request.retries == 0:
+            raise self.retry(countdown=0)
+        return order_id
+
+    deliver(_task(app, fulfil), "o-1")
+
+    forwarded, retried = published(app)
+    assert {name for name in forwarded.headers if name.startswith("idempotency")} == set()
+    assert {name for name in retried.headers if name.startswith("idempotency")} == {IDENTITY_HEADER}
+
+
 @pytest.mark.parametrize("forged", ["x", "0" * 32 + ":" + "1" * 64 + ":", 7, None])
 def test_forged_identity_reaches_no_record(app: Celery, store: MemoryStore, forged: Any) -> None:
     """One that is not of this task and this task id counts for nothing, and the identity is derived as ever."""
