@@ -139,16 +139,53 @@ def _pairs(parts: list[tuple[str, str]]) -> str:
     return f"d{len(parts)}{{{','.join([f'{key}={each}' for key, each in parts])}}}"
 
 
-def _dataclass(value: Any) -> str:
-    return _mapping(_fields(value))
+def _opened(value: Any) -> Any:
+    """A dataclass or pydantic model as the dict of its fields, a secret as what it hides; anything else as it is."""
+    kind = type(value)
+    if hasattr(kind, "__pydantic_root_model__"):
+        return _opened(value.root) if kind.__pydantic_root_model__ else _fields(value)
+    if dataclasses.is_dataclass(kind):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
+    return _opened(value.get_secret_value()) if hasattr(kind, "get_secret_value") else value
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+def _fields(model: Any) -> dict[str, Any]:
+    # Read one by one: model_dump() masks secrets, and leaves out or rewrites what the author keeps from being shown.
+    # Two calls that differ there only would have one key.
+    kind = type(model)
+    names = (*kind.model_fields, *kind.__pydantic_decorators__.computed_fields)
+    return {name: getattr(model, name) for name in names} | (model.model_extra or {})
+
+
+def _jsonable(value: Any) -> Any:
+    """``value`` as pydantic's JSON has it, but for what the author hides, and with sets in an order."""
+    opened = _opened(value)
+    if isinstance(opened, Mapping):
+        values = {name: _jsonable(each) for name, each in opened.items()}
+        named = {_json_name(name): each for name, each in values.items()}
+        return named if len(named) == len(values) else values
+    if isinstance(opened, list | tuple):
+        return [_jsonable(each) for each in opened]
+    if isinstance(opened, set | frozenset):
+        return sorted(map(_jsonable, opened), key=_form)
+    return _json_leaf(opened)
+
+
+def _json_name(name: Any) -> Any:
+    return name if type(name) is str else next(iter(_json_leaf({name: None})))
+
+
+def _json_leaf(value: Any) -> Any:
+    from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+    try:
+        return to_jsonable_python(value)
+    except (PydanticSerializationError, UnicodeDecodeError):
+        return value
 
 
 def _model(value: Any) -> str:
-    return _form(value.model_dump(mode="json"))
+    return _form(_jsonable(value))
 
 
 def _enum(value: Enum) -> str:
@@ -158,10 +195,11 @@ def _enum(value: Enum) -> str:
 def _derived(value: Any) -> str:
     if isinstance(value, Enum):
         return _enum(value)
-    if hasattr(type(value), "model_dump"):
+    if hasattr(type(value), "__pydantic_root_model__"):
         return _model(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _dataclass(value)
+    opened = _opened(value)
+    if opened is not value:
+        return _form(opened)
     # datetime before date, of which it is a subclass; the order of _ENCODERS says so.
     for known, encode in _ENCODERS.items():
         if isinstance(value, known):
@@ -224,23 +262,20 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         case Mapping():
             yield from ((f"key of {path}", key) for key in value)
             yield from ((f"{path}.{key}", each) for key, each in value.items())
-        case _ if hasattr(type(value), "model_dump"):
-            yield path, value.model_dump(mode="json")
-        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            yield from _parts(_fields(value), path)
+        case _ if hasattr(type(value), "__pydantic_root_model__"):
+            yield path, _jsonable(value)
+        case _ if (opened := _opened(value)) is not value:
+            yield from _parts(opened, path)
 
 
 def _plain(value: Any) -> Any:
     """``value`` with every container turned into what JMESPath can search; leaves stay as they are."""
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if hasattr(type(value), "model_dump"):
-        return _plain(value.model_dump())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(each) for name, each in _fields(value).items()}
-    return value
+    opened = _opened(value)
+    if isinstance(opened, Mapping):
+        return {key: _plain(each) for key, each in opened.items()}
+    if isinstance(opened, list | tuple):
+        return [_plain(each) for each in opened]
+    return opened
 
 
 @dataclass(frozen=True, slots=True)

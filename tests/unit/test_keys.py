@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -228,6 +229,150 @@ def _typed(value: Any) -> Any:
 def test_forms_are_equal_exactly_when_values_are(one: Any, other: Any) -> None:
     """Two values have the same form if and only if they are of the same type and equal."""
     assert (canonical(one) == canonical(other)) == (_typed(one) == _typed(other))
+
+
+class Everything(pydantic.BaseModel):
+    """One field of every kind whose form nobody has changed."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+    text: str
+    count: int
+    ratio: float
+    sure: bool
+    amount: Decimal
+    when: datetime
+    day: date
+    at: time
+    took: timedelta
+    id: UUID
+    raw: bytes
+    color: Color
+    maybe: str | None
+    either: int | str
+    names: list[str]
+    pair: tuple[int, str]
+    by_number: dict[int, Decimal]
+    order: Order
+    orders: list[Order]
+    money: Money
+    anything: Any
+    number: int = pydantic.Field(alias="No")
+    where: IPv4Address = IPv4Address("127.0.0.1")
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def length(self) -> int:
+        return len(self.text)
+
+
+_orders = st.builds(Order, id=st.integers(), note=st.none() | st.text())
+_everything = st.builds(
+    Everything,
+    raw=st.text().map(str.encode),
+    ratio=st.floats(allow_nan=False),
+    amount=st.decimals(allow_nan=False, allow_infinity=False),
+    by_number=st.dictionaries(st.integers(), st.decimals(allow_nan=False, allow_infinity=False)),
+    order=_orders,
+    orders=st.lists(_orders),
+    when=st.datetimes(timezones=st.none() | st.timezones()),
+    anything=_orders | st.lists(st.text()) | st.dictionaries(st.text(), _orders),
+    No=st.integers(),
+    more=st.text() | _orders,
+)
+
+
+@given(_everything)
+def test_form_of_a_model_is_that_of_its_json(model: Everything) -> None:
+    """A model is what it is on the wire, fields by name, whatever they hold."""
+    assert canonical(model) == canonical(model.model_dump(mode="json"))
+
+
+class Ids(pydantic.RootModel[list[Order]]): ...
+
+
+def test_form_of_a_root_model_is_that_of_its_root() -> None:
+    """It is nothing but what it holds, for a path, too."""
+    ids = Ids([Order(id=7)])
+    bound = inspect.signature(lambda ids: None).bind({"ids": ids})
+
+    assert canonical(ids) == canonical([{"id": 7, "note": None}])
+    assert Selector("key", "ids.ids[].id").canonical(bound, "t") == canonical([7])
+
+
+class Card(pydantic.BaseModel):
+    number: pydantic.SecretStr = pydantic.SecretStr("4111")
+    pin: pydantic.SecretBytes = pydantic.SecretBytes(b"1")
+    owner: str = pydantic.Field("ann", exclude=True)
+    bank: str = "first"
+    limits: dict[int | str, int] = {}
+
+    @pydantic.field_serializer("bank")
+    def _masked(self, bank: str) -> str:
+        return "***"
+
+
+class CardWithName(Card):
+    name: str = "a"
+
+
+def _card(cls: Any = Card, **fields: Any) -> Any:
+    return cls(**fields)
+
+
+class Cards(pydantic.BaseModel):
+    cards: list[Card]
+
+
+class Summary(Order):
+    @pydantic.model_serializer
+    def _total(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (_card(number="4111"), _card(number="4222")),
+        (_card(pin=b"1"), _card(pin=b"2")),
+        (_card(owner="ann"), _card(owner="bob")),
+        (_card(bank="first"), _card(bank="second")),
+        (_card(CardWithName, name="a"), _card(CardWithName, name="b")),
+        (Summary(id=7), Summary(id=8)),
+        (pydantic.SecretStr("a"), pydantic.SecretStr("b")),
+    ],
+)
+def test_what_a_model_hides_counts(one: Any, other: Any) -> None:
+    """Secrets, and what an author keeps out of a model's JSON, tell two calls apart all the same."""
+    assert canonical(one) != canonical(other)
+    if not isinstance(one, pydantic.SecretStr | Summary):
+        assert canonical(Cards(cards=[one])) != canonical(Cards(cards=[other]))
+
+
+def test_a_path_sees_what_a_model_hides() -> None:
+    """A key of a masked field is not the mask."""
+    signature = inspect.signature(lambda card: None)
+
+    for path, option in {"card.number": "number", "card.owner": "owner", "card.bank": "bank"}.items():
+        selected = Selector("key", path).canonical(signature.bind(_card(**{option: "mine"})), "t")
+        assert selected == canonical("mine")
+
+
+class Tags(pydantic.BaseModel):
+    tags: set[int]
+
+
+def test_set_in_a_model_has_no_order() -> None:
+    """The order of a set differs between processes, and a key must not."""
+    one, other = Tags(tags={0, 8}), Tags(tags={8, 0})
+    assert list(one.tags) != list(other.tags)
+
+    assert canonical(one) == canonical(other)
+
+
+def test_names_that_json_cannot_tell_apart_are_told_apart() -> None:
+    """Of 1 and "1" in one dict of a model, only one would be left in JSON."""
+    assert canonical(_card(limits={1: 5, "1": 6})) != canonical(_card(limits={1: 4, "1": 6}))
+    assert canonical(_card(limits={1: 5})) == canonical(_card(limits={"1": 5}))
 
 
 class Formless:

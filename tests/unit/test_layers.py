@@ -13,7 +13,7 @@ LAYERS: list[dict[str, set[str]]] = [
     {
         "store": set(),
         "protocol": set(),
-        "keys": {"jmespath"},
+        "keys": {"jmespath", "pydantic_core"},
         "codec": {"kombu"},
         "effects": set(),
         "policy": set(),
