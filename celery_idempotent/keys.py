@@ -26,6 +26,7 @@ import jmespath
 from jmespath.exceptions import JMESPathError
 
 from celery_idempotent.errors import KeyMissing, PolicyError
+from celery_idempotent.paths import LENIENT, STRICT, Absent, root_names
 
 __all__ = [
     "WHOLE_CALL",
@@ -310,14 +311,17 @@ class Selector:
     Args:
         option: Name of the option, for messages.
         spec: JMESPath, tuple of them, or a function with the task's own signature.
+        nulls: Whether null is a value like any other. What identifies something has none in what ``spec`` builds; what
+            it takes from the arguments as it stands there may hold some.
 
     Raises:
         PolicyError: The expression does not parse, or the function can give no value.
     """
 
-    def __init__(self, option: str, spec: Spec) -> None:
+    def __init__(self, option: str, spec: Spec, *, nulls: bool = False) -> None:
         self.option = option
         self.spec = spec
+        self._nulls = nulls
         self._paths: tuple[Any, ...] = ()
         if callable(spec):
             if inspect.iscoroutinefunction(spec) or inspect.isgeneratorfunction(spec):
@@ -352,40 +356,50 @@ class Selector:
             return
         names = {each.name for each in parameters}
         for path in self._paths:
-            root = _root_name(path.parsed)
-            if root is not None and root not in names:
+            unknown = root_names(path.parsed) - names
+            if unknown:
                 raise PolicyError(
                     self.option,
                     repr(path.expression),
-                    f"{root!r} is no argument of the task, whose are {signature}",
+                    f"{min(unknown)!r} is no argument of the task, whose are {signature}",
                 )
 
     def canonical(self, bound: inspect.BoundArguments, task: str) -> str:
         """The canonical form of what is selected; a tuple of expressions gives that of a list.
 
         Raises:
-            KeyMissing: Any selected part is missing or null.
+            KeyMissing: What is selected, or a part of what ``spec`` builds of it, is missing or null.
             PolicyError: An expression does not fit the argument's type.
             NotCanonical: A selected value has no canonical form.
         """
         if self.spec == WHOLE_CALL:
             return _pairs([(_text(name), canonical(value, name)) for name, value in bound.arguments.items()])
         if callable(self.spec):
-            value = self.spec(*bound.args, **bound.kwargs)
-            return canonical(self._present(value, repr(self.spec), task), self.option)
-        parts = [
-            canonical(
-                self._present(self._search(path, bound.arguments), repr(path.expression), task),
-                path.expression,
-            )
-            for path in self._paths
-        ]
+            return self._returned(self.spec, bound, task)
+        parts = [self._found(path, bound.arguments, task) for path in self._paths]
         return _list(parts) if isinstance(self.spec, tuple) else parts[0]
 
-    def _present(self, value: Any, source: str, task: str) -> Any:
-        if value is None:
-            raise KeyMissing(task, f"{self.option}={source}")
-        return value
+    def _returned(self, function: Callable[..., Any], bound: inspect.BoundArguments, task: str) -> str:
+        value = function(*bound.args, **bound.kwargs)
+        if value is None and self._nulls:
+            raise PolicyError(self.option, repr(function), f"{task}: it returned None; return what is to be compared")
+        form = canonical(value, self.option)
+        part = None if self._nulls else _null_that_was_built(value, bound.arguments)
+        if part is not None:
+            raise self._missing(part, function, task)
+        return form
+
+    def _found(self, path: Any, arguments: Mapping[str, Any], task: str) -> str:
+        try:
+            value = self._search(path, arguments)
+        except Absent as absent:
+            raise self._missing(absent.part, path.expression, task) from None
+        if value is None and not self._nulls:
+            raise self._missing("", path.expression, task)
+        return canonical(value, path.expression)
+
+    def _missing(self, part: str, source: object, task: str) -> KeyMissing:
+        return KeyMissing(task, f"{f'part {part} of ' if part else ''}{self.option}={source!r}")
 
     def _search(self, path: Any, arguments: Mapping[str, Any]) -> Any:
         if path.parsed["type"] == "field":
@@ -394,7 +408,7 @@ class Selector:
         if member is not None:
             return member
         try:
-            return path.search(_plain(arguments))
+            return (LENIENT if self._nulls else STRICT).visit(path.parsed, _plain(arguments))
         except JMESPathError as error:
             raise PolicyError(self.option, repr(path.expression), str(error)) from error
 
@@ -425,11 +439,39 @@ def _member(path: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
     return _plain(found)
 
 
-def _root_name(node: Mapping[str, Any]) -> str | None:
-    """The argument a plain path starts from; None where an expression has no single start."""
-    while node["type"] in {"subexpression", "index_expression"}:
-        node = node["children"][0]
-    return str(node["value"]) if node["type"] == "field" else None
+def _null_that_was_built(value: Any, arguments: Mapping[str, Any]) -> str | None:
+    """Where a function's result has a null that it did not take from the arguments together with what holds it."""
+    if _null(value, "", {}) is None:
+        return None
+    return _null(value, "", _inside(arguments))
+
+
+def _null(value: Any, path: str, data: Mapping[int, Any]) -> str | None:
+    if value is None:
+        return path
+    if id(value) in data:
+        return None
+    nulls = (_null(part, where, data) for where, part in _parts(value, path))
+    return next((each for each in nulls if each is not None), None)
+
+
+def _inside(value: Any) -> dict[int, Any]:
+    """By identity, all that ``value`` is made of; holding it keeps the identities taken."""
+    found: dict[int, Any] = {}
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in found:
+            found[id(each)] = each
+            waiting += _children(each)
+    return found
+
+
+def _children(value: Any) -> Iterable[Any]:
+    opened = _opened(value)
+    if isinstance(opened, Mapping):
+        return opened.values()
+    return opened if isinstance(opened, list | tuple | set | frozenset) else ()
 
 
 @dataclass(frozen=True, slots=True)

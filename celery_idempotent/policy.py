@@ -37,15 +37,17 @@ class Policy:
     Args:
         key: What identifies the intended effect: a JMESPath over the arguments (``"order_id"``,
             ``"order.id"``), a tuple of them, or a function with the task's own signature. A missing or null
-            key is :exc:`~celery_idempotent.errors.KeyMissing`, never an unprotected run. Default: all
-            arguments, so two equal calls within ``retain`` are one operation; except that with this default a
-            task sent by beat is a new operation at every tick.
+            key is :exc:`~celery_idempotent.errors.KeyMissing`, never an unprotected run. So is a null in
+            what it builds: a tuple, a multiselect, the result of a function, or a projection such as
+            ``"lines[].sku"``, of which JMESPath itself would drop the nulls. What it selects whole is data and may
+            hold nulls. Default: all arguments, so two equal calls within ``retain`` are one operation; except that
+            with this default a task sent by beat is a new operation at every tick.
         scope: Namespace of the key; set it to survive a rename or to share keys between tasks.
             Default: the task's name.
         version: Generation of the key; a new one starts every operation anew.
-        fingerprint: What must be equal under one key, in the same forms as ``key``; None to compare nothing.
-            Default: all arguments, so a new parameter makes duplicates of older calls fail with
-            :exc:`~celery_idempotent.errors.KeyReused`.
+        fingerprint: What must be equal under one key, in the same forms as ``key``; None to compare nothing. It is
+            compared and identifies nothing, so null is a value like any other. Default: all arguments, so a new
+            parameter makes duplicates of older calls fail with :exc:`~celery_idempotent.errors.KeyReused`.
         lease: How long a claim lasts without renewal, in seconds. A heartbeat renews it every third, so it
             bounds recovery after a crash, not the length of a task.
         grace: Seconds past the lease before a takeover, for ordinary clock error between machines.
@@ -153,7 +155,7 @@ class Policy:
     @cached_property
     def fingerprint_selector(self) -> Selector | None:
         """What ``fingerprint`` selects, if it selects anything."""
-        return None if self.fingerprint is None else Selector("fingerprint", self.fingerprint)
+        return None if self.fingerprint is None else Selector("fingerprint", self.fingerprint, nulls=True)
 
     @cached_property
     def lease_ms(self) -> int:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections import OrderedDict, UserDict
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import jmespath
 import pydantic
 import pytest
 from hypothesis import given
@@ -509,6 +511,184 @@ def test_missing_or_null_key_is_an_error(spec: Spec, order: dict[str, Any]) -> N
         Selector("key", spec).canonical(bound, "t")
 
 
+@pytest.mark.parametrize(
+    ("spec", "order", "part"),
+    [
+        ("order.[tenant, id]", {"id": 7}, "[0]"),
+        ("order.[tenant, id]", {"tenant": "t", "id": None}, "[1]"),
+        ("{t: order.tenant, i: order.id}", {"id": 7}, ".t"),
+        ("order.[tenant, {n: [id, number]}]", {"tenant": "t", "id": 7}, "[1].n[1]"),
+        (("order.tenant", "order.[id]"), {"tenant": "t"}, "[0]"),
+        ("order.lines[].sku", {"lines": [{"sku": "a"}, {}]}, "[1]"),
+        ("order.lines[]", {"lines": ["a", None]}, "[1]"),
+        ("order.lines[1:].sku", {"lines": [{}, {"sku": "b"}, {}]}, "[1]"),
+        ("order.lines[].[sku, size]", {"lines": [{"sku": "a", "size": 1}, {"sku": "a"}]}, "[1][1]"),
+        ("order.lines[].tags[]", {"lines": [{"tags": ["a"]}, {}]}, "[1]"),
+        ("order.lines.*.sku", {"lines": {"first": {"sku": "a"}, "second": {}}}, ".second"),
+        ("order.lines[?paid].sku", {"lines": [{"paid": True, "sku": "a"}, {"paid": True}, {}]}, "[1]"),
+        ("map(&sku, order.lines)", {"lines": [{"sku": "a"}, {}]}, "[1]"),
+        ("reverse([order.tenant, order.id])", {"id": 7}, "[0]"),
+    ],
+)
+def test_null_in_what_a_key_builds_is_an_error(spec: Spec, order: Any, part: str) -> None:
+    """Half an identity would make one operation of different calls; the error names the part that is missing."""
+    bound = inspect.signature(lambda order: None).bind(order)
+
+    with pytest.raises(KeyMissing, match=re.escape(f"part {part} of key=")):
+        Selector("key", spec).canonical(bound, "t")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "order",
+        "order.address",
+        "order.address.lines",
+        ("order.id", "order.address"),
+        "order.[id, address]",
+        "{id: order.id, where: order.address}",
+        "order.stops[].where",
+        "order.stops[?where && [note, id]].where",
+        "@",
+        ("@",),
+        "not_null(order.note, order.id)",
+        "order.note || order.id",
+        "order.lines[*].sku",
+        "order.stops[0].where.lines",
+    ],
+)
+def test_null_in_what_a_key_finds_is_data(spec: Spec) -> None:
+    """A whole argument, or a whole part of it, may hold nulls in its optional fields."""
+    address = {"street": None, "lines": ["a", None]}
+    order = {"id": 7, "note": None, "address": address, "stops": [{"where": address}], "lines": []}
+    bound = inspect.signature(lambda order: None).bind(order)
+
+    assert Selector("key", spec).canonical(bound, "t")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "order.[tenant, id]",
+        "order.{t: tenant, i: id}",
+        "order.lines[].sku",
+        "order.lines[*].[sku, size]",
+        "order.lines[::-1].sku",
+        "order.lines[?size > `1`].sku",
+        "order.lines[?free == `0`].free",
+        "order.lines[].tags[]",
+        "order.places.*.city",
+        "order.nothing[].sku",
+        "order.id[].sku",
+        "order.id[?sku]",
+        "order.id.*",
+        "order.nothing.[a]",
+        "order.nothing.{a: a}",
+        "map(&sku, order.lines)",
+        "sort_by(order.lines, &size)[0].sku",
+        "order.lines[].sku | join('-', @)",
+    ],
+)
+def test_a_strict_path_finds_what_jmespath_finds(spec: str) -> None:
+    """Where nothing is missing, a key is what JMESPath's own interpreter gives."""
+    lines = [{"sku": "a", "size": 2, "free": 0, "tags": ["x", "y"]}, {"sku": "b", "size": 1, "free": 0, "tags": []}]
+    order = {"tenant": "t", "id": 7, "lines": lines, "places": {"from": {"city": "A"}, "to": {"city": "B"}}}
+    bound = inspect.signature(lambda order: None).bind(order)
+    expected = jmespath.search(spec, {"order": order})
+
+    if expected is None:
+        with pytest.raises(KeyMissing):
+            Selector("key", spec).canonical(bound, "t")
+    else:
+        assert Selector("key", spec).canonical(bound, "t") == canonical(expected)
+
+
+@dataclass(frozen=True)
+class OrderKey:
+    tenant: str | None
+    id: int
+
+
+@pytest.mark.parametrize(
+    ("function", "part"),
+    [
+        (lambda order: (None, None), "[0]"),
+        (lambda order: [order["id"], order["note"]], "[1]"),
+        (lambda order: {"id": order["id"], "note": order["note"]}, ".note"),
+        (lambda order: {"ids": (order["id"], [order["note"]])}, ".ids[1][0]"),
+        (lambda order: {order["id"], order["note"]}, "{}"),
+        (lambda order: OrderKey(order["note"], 7), ".tenant"),
+        (lambda order: Order(id=7, note=None), ".note"),
+        (lambda order: {**order}, ".note"),
+        (lambda **arguments: arguments["order"]["note"], ""),
+    ],
+)
+def test_null_in_what_a_key_function_builds_is_an_error(function: Any, part: str) -> None:
+    """A tuple of nulls is no identity, however deep the null stands."""
+    bound = inspect.Signature([inspect.Parameter("order", inspect.Parameter.KEYWORD_ONLY)]).bind(
+        order={"id": 7, "note": None}
+    )
+
+    with pytest.raises(KeyMissing, match=re.escape(f"t: {f'part {part} of ' if part else ''}key=<function")):
+        Selector("key", function).canonical(bound, "t")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda order: order,
+        lambda order: (order.id, order),
+        lambda order: {"where": order.address, "id": order.id},
+        lambda order: order.address["lines"],
+        lambda order: [order.money, order.tags],
+        lambda order: (),
+        lambda order: [0, "", False, {}],
+    ],
+)
+def test_null_that_a_key_function_takes_is_data(function: Any) -> None:
+    """What a function returns as it found it in the arguments may hold nulls, as under a path."""
+
+    class Shipment(pydantic.BaseModel):
+        id: int = 7
+        address: dict[str, Any] = {"street": None, "lines": ["a", None]}
+        money: Money = Money(5, None)  # type: ignore[arg-type]
+        tags: frozenset[str | None] = frozenset({None})
+
+    bound = inspect.signature(lambda order: None).bind(Shipment())
+
+    assert Selector("key", function).canonical(bound, "t")
+
+
+@pytest.mark.parametrize(
+    "fingerprint",
+    [
+        "coupon",
+        ("order_id", "coupon"),
+        "[order_id, coupon]",
+        "{id: order_id, coupon: coupon}",
+        lambda order_id, coupon: (order_id, coupon),
+    ],
+)
+def test_null_in_a_fingerprint_is_a_value(fingerprint: Spec) -> None:
+    """A fingerprint is compared and identifies nothing: a call without a coupon differs from one with."""
+    signature = inspect.signature(lambda order_id, coupon=None: None)
+    selector = Selector("fingerprint", fingerprint, nulls=True)
+
+    without, again, with_one = (
+        selector.canonical(CallSignature(signature, {}).bind(args, {}), "t") for args in ((7,), (7, None), (7, "c"))
+    )
+
+    assert without == again != with_one
+
+
+def test_fingerprint_function_that_returns_nothing_is_an_error() -> None:
+    """A forgotten return would compare nothing, in silence."""
+    bound = inspect.signature(lambda order: None).bind(5)
+
+    with pytest.raises(PolicyError, match="returned None"):
+        Selector("fingerprint", lambda order: None, nulls=True).canonical(bound, "t")
+
+
 def test_expression_that_does_not_fit_its_argument_is_an_error() -> None:
     """A JMESPath function on the wrong type names the expression."""
     bound = inspect.signature(lambda order: None).bind(5)
@@ -538,7 +718,22 @@ def test_selector_that_cannot_give_a_value_is_refused() -> None:
             Selector("key", spec)
 
 
-@pytest.mark.parametrize("spec", ["order", "orderid.x", ("order_id", "tenant"), "order[0].id"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "order",
+        "orderid.x",
+        ("order_id", "tenant"),
+        "order[0].id",
+        "lines[].sku",
+        "lines[?paid].sku",
+        "[order_id, tenant]",
+        "{o: order_id, t: tenant}",
+        "order_id || order.id",
+        "length(lines)",
+        "lines.* | [0]",
+    ],
+)
 def test_selector_must_start_at_an_argument(spec: Spec) -> None:
     """A misspelt argument is found when the task is bound, not when money is at stake."""
     with pytest.raises(PolicyError, match="no argument of the task"):
@@ -546,10 +741,19 @@ def test_selector_must_start_at_an_argument(spec: Spec) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["order_id", "order_id.x[0]", WHOLE_CALL, "[order_id, cents]", "keys(@)", ("cents", "order_id")]
+    "spec",
+    [
+        "order_id",
+        "order_id.x[0]",
+        WHOLE_CALL,
+        "[order_id, cents]",
+        "keys(@)",
+        ("cents", "order_id"),
+        "map(&sku, order_id)",
+    ],
 )
 def test_possible_selector_passes_the_check(spec: Spec) -> None:
-    """Expressions without a single root cannot be judged before the call and pass."""
+    """What lies within the arguments cannot be judged before the call and passes."""
     Selector("key", spec).check(inspect.signature(_charge))
 
 

@@ -13,6 +13,7 @@ LAYERS: list[dict[str, set[str]]] = [
     {
         "store": set(),
         "protocol": set(),
+        "paths": {"jmespath"},
         "keys": {"jmespath", "pydantic_core"},
         "codec": {"kombu"},
         "effects": set(),
@@ -85,7 +86,7 @@ LAYERS: list[dict[str, set[str]]] = [
 HALVES = (set(LAYERS[2]), {"attempt", "heartbeat", "guard", "transactions", "protected", "handle", "verdicts"})
 """Two halves of one level: stores know nothing of attempts, attempts nothing of any store."""
 
-PURE = {"record", "errors", "protocol", "policy", "keys", "store"}
+PURE = {"record", "errors", "protocol", "policy", "paths", "keys", "store"}
 FORBIDDEN_IN_PURE = {"time", "random", "secrets", "os", "socket", "threading", "logging"}
 
 
