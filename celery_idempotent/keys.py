@@ -25,7 +25,7 @@ from uuid import UUID
 import jmespath
 from jmespath.exceptions import JMESPathError
 
-from celery_idempotent.errors import KeyMissing, PolicyError
+from celery_idempotent.errors import IdempotencyError, KeyMissing, PolicyError
 from celery_idempotent.paths import LENIENT, STRICT, Absent, root_names
 
 __all__ = [
@@ -73,6 +73,10 @@ def canonical(value: Any, path: str = "value") -> str:
         return _form(value)
     except _Formless:
         raise NotCanonical(*_culprit(value, path)) from None
+    except RecursionError:
+        raise NotCanonical(path, f"{_type_name(value)} (nested too deep, or inside itself)") from None
+    except Exception as error:  # a value's own code may raise anything
+        raise NotCanonical(*_culprit(value, path)) from error
 
 
 class _Formless(Exception):
@@ -105,7 +109,7 @@ def _decimal(value: Decimal) -> str:
 
 
 def _datetime(value: datetime) -> str:
-    if value.tzinfo is None:
+    if value.utcoffset() is None:
         return f"T{value.isoformat()}"
     return f"t{value.astimezone(UTC).replace(tzinfo=None).isoformat()}"
 
@@ -136,6 +140,8 @@ def _mapping(value: Mapping[Any, Any]) -> str:
 
 
 def _pairs(parts: list[tuple[str, str]]) -> str:
+    if len(dict(parts)) != len(parts):
+        raise _Formless  # two keys are one on the wire, so nobody can tell which value is whose
     parts.sort()
     return f"d{len(parts)}{{{','.join([f'{key}={each}' for key, each in parts])}}}"
 
@@ -201,6 +207,9 @@ def _derived(value: Any) -> str:
     opened = _opened(value)
     if opened is not value:
         return _form(opened)
+    for base, exact in _EXACTLY.items():
+        if isinstance(value, base):
+            return _ENCODERS[base](exact(value))
     # datetime before date, of which it is a subclass; the order of _ENCODERS says so.
     for known, encode in _ENCODERS.items():
         if isinstance(value, known):
@@ -208,6 +217,10 @@ def _derived(value: Any) -> str:
     if isinstance(value, Mapping):
         return _mapping(value)
     raise _Formless
+
+
+_EXACTLY: Mapping[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
+"""By type, what gives the value itself of a subclass that may print as something else."""
 
 
 class _Encoders(dict[type, Callable[[Any], str]]):
@@ -244,12 +257,28 @@ _ENCODERS = _Encoders(
 
 def _culprit(value: Any, path: str) -> tuple[str, str]:
     """Path and type of the innermost part of ``value`` that has no form."""
-    for where, part in _parts(value, path):
-        try:
-            _form(part)
-        except _Formless:
-            return _culprit(part, where)
-    return path, f"{type(value).__module__}.{type(value).__qualname__}"
+    while (part := _formless_part(value, path)) is not None:
+        path, value = part
+    return path, _type_name(value)
+
+
+def _formless_part(value: Any, path: str) -> tuple[str, Any] | None:
+    try:
+        return next(((where, part) for where, part in _parts(value, path) if not _has_form(part)), None)
+    except Exception:  # noqa: BLE001 - a value that cannot give its parts has no form itself
+        return None
+
+
+def _has_form(value: Any) -> bool:
+    try:
+        _form(value)
+    except Exception:  # noqa: BLE001 - whatever it is, it is no form
+        return False
+    return True
+
+
+def _type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -277,6 +306,23 @@ def _plain(value: Any) -> Any:
     if isinstance(opened, list | tuple):
         return [_plain(each) for each in opened]
     return opened
+
+
+def _unshared(value: Any) -> Any:
+    """``value`` with a copy of each of its dicts, lists and sets, so that whoever gets it cannot change it."""
+    try:
+        return _copied(value)
+    except RecursionError:
+        return value  # it has no canonical form either
+
+
+def _copied(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return {key: _copied(each) for key, each in value.items()}
+    if kind is list or kind is tuple or kind is set:
+        return kind(map(_copied, value))
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +399,8 @@ class Selector:
                 raise PolicyError(
                     self.option, repr(self.spec), f"must take the task's arguments {signature}: {error}"
                 ) from error
+            except ValueError:
+                pass  # a function of C's may not tell its signature; the first call will
             return
         names = {each.name for each in parameters}
         for path in self._paths:
@@ -380,11 +428,17 @@ class Selector:
         return _list(parts) if isinstance(self.spec, tuple) else parts[0]
 
     def _returned(self, function: Callable[..., Any], bound: inspect.BoundArguments, task: str) -> str:
-        value = function(*bound.args, **bound.kwargs)
+        args, kwargs = _unshared(bound.args), _unshared(bound.kwargs)
+        try:
+            value = function(*args, **kwargs)
+        except IdempotencyError:
+            raise
+        except Exception as error:
+            raise self._failed(function, error, task) from error
         if value is None and self._nulls:
             raise PolicyError(self.option, repr(function), f"{task}: it returned None; return what is to be compared")
         form = canonical(value, self.option)
-        part = None if self._nulls else _null_that_was_built(value, bound.arguments)
+        part = None if self._nulls else _null_that_was_built(value, (args, kwargs))
         if part is not None:
             raise self._missing(part, function, task)
         return form
@@ -394,6 +448,8 @@ class Selector:
             value = self._search(path, arguments)
         except Absent as absent:
             raise self._missing(absent.part, path.expression, task) from None
+        except Exception as error:
+            raise self._failed(path.expression, error, task) from error
         if value is None and not self._nulls:
             raise self._missing("", path.expression, task)
         return canonical(value, path.expression)
@@ -401,16 +457,18 @@ class Selector:
     def _missing(self, part: str, source: object, task: str) -> KeyMissing:
         return KeyMissing(task, f"{f'part {part} of ' if part else ''}{self.option}={source!r}")
 
+    def _failed(self, source: object, error: Exception, task: str) -> PolicyError:
+        return PolicyError(
+            self.option, repr(source), f"{task}: it raised {type(error).__name__} for these arguments{_told(error)}"
+        )
+
     def _search(self, path: Any, arguments: Mapping[str, Any]) -> Any:
         if path.parsed["type"] == "field":
             return arguments.get(path.parsed["value"])
         member = _member(path.parsed, arguments)
         if member is not None:
             return member
-        try:
-            return (LENIENT if self._nulls else STRICT).visit(path.parsed, _plain(arguments))
-        except JMESPathError as error:
-            raise PolicyError(self.option, repr(path.expression), str(error)) from error
+        return (LENIENT if self._nulls else STRICT).visit(path.parsed, _plain(arguments))
 
 
 _EXAMPLES: Mapping[Any, Any] = {inspect.Parameter.VAR_POSITIONAL: (), inspect.Parameter.VAR_KEYWORD: {}}
@@ -439,7 +497,14 @@ def _member(path: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
     return _plain(found)
 
 
-def _null_that_was_built(value: Any, arguments: Mapping[str, Any]) -> str | None:
+def _told(error: Exception) -> str:
+    try:
+        return f": {error}"
+    except Exception:  # noqa: BLE001 - its text may hold the very value that it is about
+        return ""
+
+
+def _null_that_was_built(value: Any, arguments: Any) -> str | None:
     """Where a function's result has a null that it did not take from the arguments together with what holds it."""
     if _null(value, "", {}) is None:
         return None
@@ -515,7 +580,7 @@ def identify(
     try:
         selected = None if explicit is not None else key.canonical(bound, task)
         if explicit is not None:
-            material = f"explicit:{explicit}"
+            material = f"explicit:{str.__str__(explicit)}"
         elif occurrence is not None:
             material = f"occurrence:{_text(occurrence)}{selected}"
         else:

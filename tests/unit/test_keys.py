@@ -4,8 +4,9 @@ import inspect
 import json
 import re
 from collections import OrderedDict, UserDict
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
 from ipaddress import IPv4Address
@@ -16,7 +17,7 @@ from uuid import UUID
 import jmespath
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_idempotent.errors import KeyMissing, PolicyError
@@ -283,6 +284,7 @@ _everything = st.builds(
 )
 
 
+@settings(max_examples=25, deadline=None)
 @given(_everything)
 def test_form_of_a_model_is_that_of_its_json(model: Everything) -> None:
     """A model is what it is on the wire, fields by name, whatever they hold."""
@@ -385,6 +387,19 @@ class Holder(Enum):
     BAD = Formless()
 
 
+class Number(Enum):
+    ONE = 1
+
+
+class Nowhere(tzinfo):
+    """Knows no offset, so that its times are no instants; Python would take this machine's zone."""
+
+    def utcoffset(self, when: datetime | None) -> None:
+        return None
+
+    dst = tzname = utcoffset
+
+
 class Bag(pydantic.BaseModel):
     what: Any
 
@@ -411,6 +426,104 @@ def test_value_without_a_form_is_named(value: Any, path: str) -> None:
         canonical(value)
 
     assert raised.value.path == path
+
+
+def _nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def _cycle() -> Any:
+    value: list[Any] = []
+    value.append(value)
+    return {"a": value}
+
+
+class Broken(pydantic.BaseModel):
+    id: int = 7
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def total(self) -> int:
+        raise LookupError("no rates today")
+
+
+def _released() -> memoryview:
+    view = memoryview(b"a")
+    view.release()
+    return view
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (_nested(10_000), "value of type builtins.list (nested too deep"),
+        (_cycle(), "value of type builtins.dict (nested too deep"),
+        (Bag(what=_nested(10_000)), "Bag (nested too deep"),
+        ({"n": [10**5000]}, "value.n[0] of type builtins.int"),
+        ([1, Broken()], "value[1] of type tests.unit.test_keys.Broken"),
+        ({"at": datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))}, "value.at of type datetime.datetime"),
+        ((_released(),), "value[0] of type builtins.memoryview"),
+        ([{1: "a", Level.HIGH: "b", Number.ONE: "c"}], "value[0] of type builtins.dict"),
+    ],
+)
+def test_value_that_cannot_have_a_form_is_named(value: Any, named: str) -> None:
+    """However a value fails to give a form, it is the same clear error, and never another one."""
+    with pytest.raises(NotCanonical, match=re.escape(named)):
+        canonical(value)
+
+
+def test_deep_values_have_a_form_as_long_as_they_can_be_read() -> None:
+    """No depth that a message could have is refused."""
+    assert canonical(_nested(100)) == f"{'l1[' * 100}i1{']' * 100}"
+
+
+class Masked(str):
+    """Prints as something else, as types that keep secrets out of logs do."""
+
+    def __str__(self) -> str:
+        return "***"
+
+    def __len__(self) -> int:
+        return 3
+
+
+class Rounded(float):
+    """As numpy's: a sum of two is of the same type, and its repr depends on the version."""
+
+    def __add__(self, other: float) -> "Rounded":
+        return Rounded(float(self) + other)
+
+    def __repr__(self) -> str:
+        return f"about {int(self)}"
+
+
+class Numbered(int):
+    def __repr__(self) -> str:
+        return "a number"
+
+    __str__ = __repr__
+
+
+@pytest.mark.parametrize(
+    ("value", "same"),
+    [
+        (Masked("4111"), "4111"),
+        (Rounded(1.5), 1.5),
+        (Numbered(7), 7),
+        ({Masked("a"): [Masked("b")]}, {"a": ["b"]}),
+        (Bag(what=Masked("4111")), {"what": "4111"}),
+        (float("nan"), float("nan")),
+        (Decimal("sNaN"), Decimal("sNaN")),
+        (datetime(2026, 1, 1, tzinfo=Nowhere()), datetime(2026, 1, 1)),
+        ("\ud83d", "\ud83d"),
+    ],
+)
+def test_values_are_told_by_what_they_are(value: Any, same: Any) -> None:
+    """Not by what they print as: that may hide a difference, or depend on a library's version."""
+    assert canonical(value) == canonical(same)
 
 
 def test_type_is_no_value() -> None:
@@ -460,6 +573,13 @@ def test_explicit_key_takes_the_place_of_the_selected_one() -> None:
     assert mine.key != _identity("order_id", (7,), {}).key
     assert mine.fingerprint == _identity("order_id", (7,), {}).fingerprint
     assert "order-7" not in mine.key
+
+
+def test_explicit_key_is_what_travels() -> None:
+    """A text that prints as something else has the key that its message has, in eager mode, too."""
+    kind = Enum("kind", {"CARD": "card"}, type=str)
+
+    assert _identity("order_id", (7,), {}, explicit=kind["CARD"]) == _identity("order_id", (7,), {}, explicit="card")
 
 
 def test_occurrences_of_one_call_are_different_operations() -> None:
@@ -689,12 +809,68 @@ def test_fingerprint_function_that_returns_nothing_is_an_error() -> None:
         Selector("fingerprint", lambda order: None, nulls=True).canonical(bound, "t")
 
 
-def test_expression_that_does_not_fit_its_argument_is_an_error() -> None:
-    """A JMESPath function on the wrong type names the expression."""
-    bound = inspect.signature(lambda order: None).bind(5)
+@pytest.mark.parametrize(
+    ("expression", "order"),
+    [
+        ("length(order)", 5),
+        ("order[?id > 'a'].id", [{"id": 5}]),
+        ("order[0].id", _nested(10_000)),
+        ("abs(order)", [10**5000]),
+    ],
+)
+@pytest.mark.parametrize("nulls", [False, True])
+def test_expression_that_does_not_fit_its_argument_is_an_error(expression: str, order: Any, nulls: bool) -> None:
+    """A JMESPath on the wrong type names the task and the expression, whatever goes wrong in it."""
+    bound = inspect.signature(lambda order: None).bind(order)
 
-    with pytest.raises(PolicyError, match="length"):
-        Selector("key", "length(order)").canonical(bound, "t")
+    with pytest.raises(PolicyError, match=re.escape(f"key={expression!r}: t: it raised")):
+        Selector("key", expression, nulls=nulls).canonical(bound, "t")
+
+
+def test_function_that_raises_is_an_error() -> None:
+    """A key function's own error names the task, the option and what it was; one of ours passes."""
+
+    def function(order: Any) -> Any:
+        if order is None:
+            raise KeyMissing("t", "mine")
+        return order["id"]
+
+    selector = Selector("key", function)
+    signature = inspect.signature(function)
+
+    with pytest.raises(PolicyError, match=r"key=<function .*>: t: it raised KeyError for these arguments: 'id'") as it:
+        selector.canonical(signature.bind({}), "t")
+    assert isinstance(it.value.__cause__, KeyError)
+    with pytest.raises(KeyMissing, match="mine"):
+        selector.canonical(signature.bind(None), "t")
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+def test_function_cannot_change_the_arguments(nulls: bool) -> None:
+    """The body, and the other selector, get what the message held."""
+
+    def function(order: Any, *more: Any, **named: Any) -> Any:
+        order["tags"].add("new")
+        order["lines"][0].pop("sku")
+        more[0].clear()
+        named["deep"][0][0] = "b"
+        return order.pop("id")
+
+    def arguments() -> Any:
+        return ({"id": 7, "lines": [{"sku": "a"}], "tags": {"old"}}, [1]), {"deep": (["a"],)}
+
+    args, kwargs = arguments()
+    form = Selector("key", function, nulls=nulls).canonical(inspect.signature(function).bind(*args, **kwargs), "t")
+
+    assert form == canonical(7)
+    assert (args, kwargs) == arguments()
+
+
+def test_function_gets_what_is_too_deep_to_copy() -> None:
+    """Only what it selects must have a form."""
+    bound = inspect.signature(lambda order_id, deep: None).bind(7, _nested(10_000))
+
+    assert Selector("key", lambda order_id, deep: order_id).canonical(bound, "t") == canonical(7)
 
 
 @pytest.mark.parametrize("spec", ["order.", "", (), ("a", 1), 5, None, ["a"]])
@@ -702,6 +878,69 @@ def test_unusable_selector_is_refused(spec: Any) -> None:
     """What cannot select anything is refused when it is written."""
     with pytest.raises(PolicyError, match="key="):
         Selector("key", spec)
+
+
+_ODD: list[Any] = [
+    _nested(3_000),
+    _cycle(),
+    Broken(),
+    Bag(what=Formless()),
+    Holder.BAD,
+    Number.ONE,
+    Masked("x"),
+    10**5000,
+    object(),
+    _card(),
+    {1: 2, "1": 3},
+    {Number.ONE: 1, 1: 2},
+    {(1, 2): 3, None: 1},
+    "\ud800",
+    datetime.min.replace(tzinfo=timezone(timedelta(hours=1))),
+    frozenset({1, None}),
+    UserDict({"id": None}),
+]
+_any_values = st.recursive(
+    _scalars | st.floats() | st.decimals() | _orders | st.integers(0, len(_ODD) - 1).map(lambda index: _ODD[index]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "a", 1, None]), inner, max_size=3)
+        | st.tuples(inner, inner)
+    ),
+    max_leaves=6,
+)
+_SPECS: list[Spec] = [
+    WHOLE_CALL,
+    "order",
+    "order.id",
+    "order.[a, id]",
+    "order.{x: id, y: a}",
+    "order[].id",
+    "order.*",
+    "order[?id > a].id",
+    "map(&id, order)",
+    "sort(order)",
+    "to_string(order)",
+    "join('-', order)",
+    "max_by(order, &id)",
+    "contains(order, `1`)",
+    "order.id == order.a",
+    ("order", "order.id"),
+    lambda order: (order, order),
+    lambda order: {"id": order["id"]},
+    lambda order: list(order),
+]
+
+
+@settings(deadline=None)
+@given(_any_values, st.sampled_from(_SPECS), st.booleans())
+def test_any_value_has_a_key_or_a_clear_error(order: Any, spec: Spec, nulls: bool) -> None:
+    """Whatever a call holds and a policy selects: always the same key, or an error of ours, and no other."""
+    bound = inspect.signature(lambda order: None).bind(order)
+    fingerprint = Selector("fingerprint", spec, nulls=True) if nulls else None
+
+    with suppress(KeyMissing, PolicyError):
+        found = [identify("s", bound, task="t", key=Selector("key", spec), fingerprint=fingerprint) for _ in range(2)]
+        assert found[0] == found[1]
 
 
 def test_selector_that_cannot_give_a_value_is_refused() -> None:
@@ -767,6 +1006,7 @@ def test_function_must_take_the_tasks_arguments() -> None:
         Selector("key", fits).check(signature)
     with pytest.raises(PolicyError, match="must take the task's arguments"):
         Selector("key", lambda: 1).check(signature)
+    Selector("key", str).check(inspect.signature(lambda order_id: None))
 
 
 def test_argument_without_canonical_form_is_a_clear_error() -> None:
