@@ -1,24 +1,25 @@
 """What is checked when a task is defined and bound to its app: the earliest moment there is."""
 
 import inspect
-import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from types import CellType, FunctionType
 from typing import Any
 
 from celery import Celery, Task
 from celery.utils.imports import symbol_by_name
 
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
+from celery_idempotent.keys import Conversion
 from celery_idempotent.policy import Policy
 from celery_idempotent.runtime import runtime_of
 
 __all__ = [
     "body_signature",
     "check_selectors",
+    "conversion",
     "is_builtin",
-    "model_converters",
     "refuse_misplaced_policy",
     "refuse_place",
     "refuse_unknown_settings",
@@ -120,7 +121,7 @@ def refuse_unsupported_body(cls: type) -> None:
 def body_signature(cls: type[Task]) -> inspect.Signature:
     """The signature of the task's body as callers see it, without ``self``."""
     signature = inspect.signature(cls.run)
-    if isinstance(inspect.getattr_static(cls, "run"), staticmethod):
+    if _is_static(cls):
         return signature
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
@@ -172,15 +173,35 @@ _OUTSIDE = 8
 """Stack frames between the warning and the user's ``@app.task``, when a task is bound at once."""
 
 
-def model_converters(cls: type[Task], signature: inspect.Signature) -> dict[str, Callable[[Any], Any]]:
-    """For a task with ``pydantic=True``: what turns an argument of either form into its model."""
-    if cls._dump_pydantic_arguments is None:
-        return {}
-    hints = typing.get_type_hints(inspect.unwrap(cls.run))
-    found = {name: _model_of(hints.get(name)) for name in signature.parameters}
-    return {name: model.model_validate for name, model in found.items() if model is not None}
+def conversion(cls: type[Task]) -> Conversion | None:
+    """What Celery makes of a call's arguments before it calls the body (``pydantic=True``); None if nothing."""
+    wrapper = cls.run
+    names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
+    if not (_is_celerys(wrapper) and "task_fun" in names):
+        return None
+    # Celery's own wrapper, around a body that gives its arguments back. A second reading of the annotations would
+    # convert more, less or other than Celery does, and then the key would not be that of what the body gets.
+    cells = [
+        CellType(_returned) if name == "task_fun" else cell
+        for name, cell in zip(names, wrapper.__closure__, strict=True)
+    ]
+    converted = FunctionType(wrapper.__code__, wrapper.__globals__, closure=tuple(cells))
+    if _is_static(cls):
+        return lambda args, kwargs: converted(*args, **kwargs)
+    return lambda args, kwargs: _without_self(*converted(None, *args, **kwargs))
 
 
-def _model_of(hint: Any) -> Any:
-    candidates = [hint, *typing.get_args(hint)]
-    return next((each for each in candidates if isinstance(each, type) and hasattr(each, "model_validate")), None)
+def _returned(*args: Any, **kwargs: Any) -> tuple[Iterable[Any], Mapping[str, Any]]:
+    return args, kwargs
+
+
+def _without_self(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[Iterable[Any], Mapping[str, Any]]:
+    return tuple(args)[1:], kwargs
+
+
+def _is_static(cls: type[Task]) -> bool:
+    return isinstance(inspect.getattr_static(cls, "run"), staticmethod)
+
+
+def _is_celerys(function: Any) -> bool:
+    return bool(getattr(function, "__globals__", {}).get("__name__", "").startswith("celery."))

@@ -31,6 +31,7 @@ from celery_idempotent.paths import LENIENT, STRICT, Absent, root_names
 __all__ = [
     "WHOLE_CALL",
     "CallSignature",
+    "Conversion",
     "Identity",
     "NotCanonical",
     "Selector",
@@ -41,6 +42,9 @@ __all__ = [
 
 Spec = str | tuple[str, ...] | Callable[..., Any]
 """How a policy names what it selects: a JMESPath, several, or a function of the task's own arguments."""
+
+Conversion = Callable[[Iterable[Any], Mapping[str, Any]], tuple[Iterable[Any], Mapping[str, Any]]]
+"""From the arguments of a call, by position and by name, to those that its body gets."""
 
 WHOLE_CALL = "@"
 """JMESPath's own name for "everything here": all arguments of the call."""
@@ -331,23 +335,23 @@ class CallSignature:
 
     Args:
         signature: The signature of the task's body, without ``self``.
-        convert: For pydantic tasks: by argument name, what turns the wire form into the model.
+        convert: What turns a call's arguments into those that the body gets; None where they are the same.
     """
 
     signature: inspect.Signature
-    convert: Mapping[str, Callable[[Any], Any]]
+    convert: Conversion | None = None
 
     def bind(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """The call's arguments by name.
+        """The call's arguments by name, as the body gets them.
 
         Raises:
             TypeError: The arguments do not fit the task, as calling it would say.
+            Exception: What the conversion raises, as calling the task would.
         """
+        if self.convert is not None:
+            args, kwargs = self.convert(_unshared(tuple(args)), _unshared(dict(kwargs)))
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        for name, convert in self.convert.items():
-            if bound.arguments.get(name) is not None:
-                bound.arguments[name] = convert(bound.arguments[name])
         return bound
 
 

@@ -316,8 +316,7 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
     def _signature(self) -> CallSignature:
         cls = type(self)
         if cls._call_signature is None:
-            signature = binding.body_signature(cls)
-            cls._call_signature = CallSignature(signature, binding.model_converters(cls, signature))
+            cls._call_signature = CallSignature(binding.body_signature(cls), binding.conversion(cls))
         return cls._call_signature
 
     def _operation(self, executed: Task, identity: Identity) -> Operation:

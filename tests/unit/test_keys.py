@@ -122,7 +122,7 @@ def _golden_key(name: str) -> list[str | None]:
 def _identity(key: Spec, args: Any, kwargs: Any, *, fingerprint: Spec | None = WHOLE_CALL, **more: Any) -> Any:
     return identify(
         "orders.charge:1",
-        CallSignature(inspect.signature(_charge), {}).bind(args, kwargs),
+        CallSignature(inspect.signature(_charge)).bind(args, kwargs),
         task="orders.charge",
         key=Selector("key", key),
         fingerprint=None if fingerprint is None else Selector("fingerprint", fingerprint),
@@ -795,7 +795,7 @@ def test_null_in_a_fingerprint_is_a_value(fingerprint: Spec) -> None:
     selector = Selector("fingerprint", fingerprint, nulls=True)
 
     without, again, with_one = (
-        selector.canonical(CallSignature(signature, {}).bind(args, {}), "t") for args in ((7,), (7, None), (7, "c"))
+        selector.canonical(CallSignature(signature).bind(args, {}), "t") for args in ((7,), (7, None), (7, "c"))
     )
 
     assert without == again != with_one
@@ -1028,7 +1028,10 @@ def test_conversion_makes_wire_form_and_model_one_call() -> None:
 
     def body(order: Order, count: int = 1) -> None: ...
 
-    signature = CallSignature(inspect.signature(body), {"order": Order.model_validate})
+    def convert(args: Any, kwargs: Any) -> Any:
+        return [each and Order.model_validate(each) for each in args], kwargs
+
+    signature = CallSignature(inspect.signature(body), convert)
 
     def key(order: Any) -> str:
         bound = signature.bind((order,), {})
