@@ -2,7 +2,8 @@
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator, Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from types import CellType, FunctionType
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = [
     "is_builtin",
     "refuse_misplaced_policy",
     "refuse_place",
+    "refuse_unfinished",
     "refuse_unknown_settings",
     "refuse_unsupported_body",
     "request_class",
@@ -108,22 +110,71 @@ def refuse_unsupported_body(cls: type) -> None:
     Raises:
         PolicyError: ``run`` is async or a generator.
     """
-    body = inspect.unwrap(getattr(cls, "run", cls))
-    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
-        reason = "an async body returns before it runs, so its claim would be completed before its effect; use def"
-    elif inspect.isgeneratorfunction(body):
-        reason = "a generator's body runs when somebody iterates, after its claim was completed; return a list"
-    else:
-        return
-    raise PolicyError("base", cls.__name__, reason)
+    body: Any = getattr(cls, "run", cls)
+    while _is_a_frame_around(body):
+        body = body.__wrapped__
+    for each in (body, getattr(body, "__call__", None)):  # noqa: B004 - an object's own, to look at
+        if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
+            raise PolicyError("base", cls.__name__, f"an async body {_LATE}; {_AWAIT}")
+        if inspect.isgeneratorfunction(each):
+            raise PolicyError("base", cls.__name__, f"a generator {_LATE}; {_ITERATE}")
+
+
+def refuse_unfinished(value: Any, task: str) -> None:
+    """Refuse what a body returned, if the body has still to run: nobody would ever run it.
+
+    Call it before anything is recorded. A decorator, a partial, a callable object or ``return helper()`` may return
+    such a thing from what looks like a plain function. It is closed, so that Python does not warn of it, too.
+
+    Args:
+        value: What the body returned.
+        task: Name of the task, for messages.
+
+    Raises:
+        PolicyError: It is a coroutine or another awaitable, or a generator. What the body did before it returned has
+            happened; nothing of what it returned has.
+    """
+    if isinstance(value, Coroutine | Generator):
+        with suppress(Exception):
+            value.close()
+    if isinstance(value, Awaitable | Generator | AsyncGenerator):
+        remedy = _AWAIT if isinstance(value, Awaitable) else _ITERATE
+        raise PolicyError(
+            "base", task, f"its body returned an unfinished {type(value).__name__}, which {_LATE}; {remedy}"
+        )
+
+
+_LATE = "runs only after its claim was completed, if at all"
+_AWAIT = "write def, and asyncio.run(...) in the body"
+_ITERATE = "return a list"
+
+
+def _is_a_frame_around(body: Any) -> bool:
+    """Whether it is a wrapper that changes nothing about when the body runs: one of Celery's, or of contextlib's."""
+    return hasattr(body, "__wrapped__") and (_is_celerys(body) or _module_of(body) == "contextlib")
 
 
 def body_signature(cls: type[Task]) -> inspect.Signature:
-    """The signature of the task's body as callers see it, without ``self``."""
-    signature = inspect.signature(cls.run)
+    """The signature of the task's body as callers see it, without ``self``.
+
+    That of the outermost wrapper that names its arguments; one that takes whatever comes passes it on.
+    """
+    body = cls.run
+    while hasattr(body, "__wrapped__") and _takes_anything(body):
+        body = body.__wrapped__
+    signature = inspect.signature(body, follow_wrapped=False)
     if _is_static(cls):
         return signature
     return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _takes_anything(function: Any) -> bool:
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except ValueError:
+        return True  # a wrapper of C's, such as lru_cache's, names nothing
+    kinds = {each.kind for each in signature.parameters.values()}
+    return not kinds.isdisjoint({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 
 
 def check_selectors(policy: Policy, signature: inspect.Signature) -> None:
@@ -204,4 +255,9 @@ def _is_static(cls: type[Task]) -> bool:
 
 
 def _is_celerys(function: Any) -> bool:
-    return bool(getattr(function, "__globals__", {}).get("__name__", "").startswith("celery."))
+    return _module_of(function).startswith("celery.")
+
+
+def _module_of(function: Any) -> str:
+    # Where it was written: functools.wraps gives a wrapper the __module__ of what it wraps.
+    return str(getattr(function, "__globals__", {}).get("__name__", ""))

@@ -243,8 +243,15 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
 
     def _enforced(self, executed: Task, identity: Identity, body: Body) -> Any:
         policy = self.idempotency_policy
+
+        def finished(attempt: Attempt | None) -> Any:
+            value = body(attempt)
+            if attempt is not None:
+                binding.refuse_unfinished(value, self.name)
+            return value
+
         try:
-            outcome = self._guard(executed.request, observed=False).run(self._operation(executed, identity), body)
+            outcome = self._guard(executed.request, observed=False).run(self._operation(executed, identity), finished)
         except (LeaseLost, StoreUnavailable) as error:
             conflicts.outage(executed, policy, error)
         if isinstance(outcome, Conflict):
