@@ -14,11 +14,11 @@ from celery.utils.imports import symbol_by_name
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
 from celery_idempotent.keys import Conversion
 from celery_idempotent.policy import Policy
-from celery_idempotent.runtime import runtime_of
+from celery_idempotent.runtime import refuse_control_flow, runtime_of
 
 __all__ = [
     "body_signature",
-    "check_selectors",
+    "check_policy",
     "conversion",
     "is_builtin",
     "refuse_misplaced_policy",
@@ -177,12 +177,13 @@ def _takes_anything(function: Any) -> bool:
     return not kinds.isdisjoint({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 
 
-def check_selectors(policy: Policy, signature: inspect.Signature) -> None:
-    """Refuse a policy whose key or fingerprint can select nothing from this signature.
+def check_policy(policy: Policy, signature: inspect.Signature) -> None:
+    """Refuse a policy that cannot be that of a task with this signature.
 
     Raises:
-        PolicyError: It names an argument that the task does not have.
+        PolicyError: It names an argument that the task does not have, or remembers Celery's control flow.
     """
+    refuse_control_flow(policy)
     policy.key_selector.check(signature)
     if policy.fingerprint_selector is not None:
         policy.fingerprint_selector.check(signature)

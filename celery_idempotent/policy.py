@@ -8,7 +8,7 @@ from inspect import isclass
 from typing import Literal, get_args
 
 from celery_idempotent.effects import Duration, Effect, check_effects, is_duration, milliseconds, promise, readable
-from celery_idempotent.errors import PolicyError
+from celery_idempotent.errors import LeaseLost, PolicyError, SafeToRetry, StoreUnavailable
 from celery_idempotent.keys import WHOLE_CALL, Selector, Spec
 from celery_idempotent.protocol import OnTakeover
 
@@ -67,7 +67,9 @@ class Policy:
             a final outcome, save Celery's ``Retry``, which ``autoretry_for`` raises, too, and
             :exc:`~celery_idempotent.errors.SafeToRetry`.
         remember: Exception types that are a final outcome: recorded and replayed. Others release the claim,
-            and the next delivery runs.
+            and the next delivery runs. What steers a delivery is never an outcome and is refused here: Celery's
+            ``Retry``, ``Ignore`` and ``Reject``, ``SafeToRetry``, ``LeaseLost``, ``StoreUnavailable``, and what
+            ends a process.
         max_takeovers: After that many takeovers in a row the operation is UNKNOWN and a person resolves it: a body that
             kills its worker each time does not go on for ever. None: no limit.
         on_outage: When the store gives no answer to a claim: ``"retry"`` later and run nothing, or ``"run"``
@@ -93,7 +95,7 @@ class Policy:
     backoff_max: Duration = 60
     max_conflicts: int | None = None
     on_takeover: OnTakeover = "rerun"
-    remember: tuple[type[BaseException], ...] = ()
+    remember: tuple[type[Exception], ...] = ()
     on_outage: OnOutage = "retry"
     max_takeovers: int | None = 5
     mode: Mode = "enforce"
@@ -130,6 +132,10 @@ class Policy:
             and all(isclass(each) and issubclass(each, BaseException) for each in self.remember),
             "must be a tuple of exception types",
         )
+        for each in self.remember:
+            for kind, meaning in _NEVER_AN_OUTCOME.items():
+                self._require("remember", not issubclass(each, kind), f"{each.__name__} {meaning}; leave it out")
+            self._require("remember", issubclass(each, Exception), f"{each.__name__} {_ENDS_ITS_PROCESS}")
         self._require("scope", self.scope is None or _is_scope(self.scope), "must be a text of 1 to 1900 bytes")
         check_effects(self.effects)
         _ = self.key_selector, self.fingerprint_selector
@@ -222,6 +228,17 @@ def _refuse_without_base(cls: type, app: object) -> None:
         f"{cls.__name__} would run unprotected, as its base is no IdempotentTask; write base=IdempotentTask",
     )
 
+
+_NEVER_AN_OUTCOME: Mapping[type[Exception], str] = {
+    SafeToRetry: "says that no effect has begun, so it always gives the claim back",
+    LeaseLost: "says that another attempt owns the key, so this one can record nothing",
+    StoreUnavailable: "is an outage of the store, after which the delivery is postponed",
+}
+
+_ENDS_ITS_PROCESS = (
+    "ends a process or a thread, or takes in what does: replayed, it would end every worker that meets the record; "
+    "name types that derive from Exception"
+)
 
 _MODES: Mapping[Mode, str] = {
     "enforce": "calls with the same idempotency key are one operation",

@@ -19,7 +19,7 @@ from celery_idempotent.record import Record
 from celery_idempotent.store import Store
 from celery_idempotent.stores import open_store
 
-__all__ = ["CONTROL_FLOW", "NOTHING_BEGUN", "Broker", "Runtime", "runtime_of"]
+__all__ = ["CONTROL_FLOW", "NOTHING_BEGUN", "Broker", "Runtime", "refuse_control_flow", "runtime_of"]
 
 CONTROL_FLOW = ControlFlow(nothing_begun=(Retry,), no_outcome=(Ignore, Reject))
 """Celery's own exceptions: ``Retry`` is the author's word that running again is right; ``Ignore``, also
@@ -27,6 +27,12 @@ raised by ``self.replace()``, and ``Reject`` end a delivery without an outcome."
 
 NOTHING_BEGUN: tuple[type[BaseException], ...] = (SafeToRetry, *CONTROL_FLOW.nothing_begun)
 """What the call of a step raises to state that it had no effect."""
+
+_MEANINGS = {
+    Retry: "says that running again is right, so it always gives the claim back",
+    Ignore: "ends a delivery without an outcome",
+    Reject: "ends a delivery without an outcome",
+}
 
 _RELAY_EVERY = 1.0
 """Seconds; one small query each, and as much as a message may wait."""
@@ -36,6 +42,18 @@ _MAX_NAMESPACE = 64
 
 _VISIBILITY_TIMEOUT = {"sqs": 1800, "redis": 3600}
 """Seconds; kombu's defaults (kombu 5.7, transport/SQS and transport/redis)."""
+
+
+def refuse_control_flow(policy: Policy) -> None:
+    """Refuse a policy that takes Celery's control flow for an outcome.
+
+    Raises:
+        PolicyError: ``remember`` names Celery's ``Retry``, ``Ignore`` or ``Reject``, or what derives from them.
+    """
+    for each in policy.remember:
+        for kind, meaning in _MEANINGS.items():
+            if issubclass(each, kind):
+                raise PolicyError("remember", repr(policy.remember), f"{each.__name__} {meaning}; leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +106,12 @@ class Runtime:
         """The policy of tasks that declare none.
 
         Raises:
-            PolicyError: ``idempotency_policy`` is no policy.
+            PolicyError: ``idempotency_policy`` is no policy, or one that could not be a task's.
         """
         policy = self._app.conf.get("idempotency_policy") or Policy()
         if not isinstance(policy, Policy):
             raise PolicyError("idempotency_policy", repr(policy), "must be a Policy")
+        refuse_control_flow(policy)
         return policy
 
     def policy_of(self, record: Record | None) -> Policy:

@@ -97,7 +97,7 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         binding.refuse_misplaced_policy(cls)  # annotations can bring one, and handlers, too
         tell_of_bodies_only(cls)
         if cls.idempotent is not None:
-            binding.check_selectors(cls.idempotent, binding.body_signature(cls))
+            binding.check_policy(cls.idempotent, binding.body_signature(cls))
         binding.refuse_unknown_settings(app)
         cls.Request = binding.request_class(cls)
         if not isinstance(cls.request_stack, Requests):

@@ -6,7 +6,20 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import Policy, PolicyError
+from celery_idempotent import (
+    IdempotencyError,
+    LeaseLost,
+    OutcomeUnknown,
+    Policy,
+    PolicyError,
+    SafeToRetry,
+    StoreMisconfigured,
+    StoreUnavailable,
+)
+
+
+class _NotYet(SafeToRetry):
+    """Of an author's own."""
 
 
 def test_defaults_are_as_documented() -> None:
@@ -58,6 +71,16 @@ def test_is_frozen_and_only_the_key_is_positional() -> None:
         {"remember": [ValueError]},
         {"remember": (5,)},
         {"remember": (int,)},
+        {"remember": (ValueError, SafeToRetry)},
+        {"remember": (_NotYet,)},
+        {"remember": (LeaseLost,)},
+        {"remember": (StoreUnavailable,)},
+        {"remember": (StoreMisconfigured,)},
+        {"remember": (SystemExit,)},
+        {"remember": (KeyboardInterrupt,)},
+        {"remember": (GeneratorExit,)},
+        {"remember": (BaseException,)},
+        {"remember": (BaseExceptionGroup,)},
         {"scope": ""},
         {"scope": "x" * 1901},
         {"scope": 5},
@@ -78,6 +101,28 @@ def test_unusable_value_names_option_value_and_remedy(options: dict[str, Any]) -
     assert raised.value.option in options
     assert raised.value.value == repr(options[raised.value.option])
     assert raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("remembered", "meaning"),
+    [
+        (_NotYet, "_NotYet says that no effect has begun"),
+        (LeaseLost, "another attempt owns the key"),
+        (StoreMisconfigured, "is an outage of the store"),
+        (SystemExit, "would end every worker that meets the record"),
+        (BaseException, "name types that derive from Exception"),
+    ],
+)
+def test_what_is_never_an_outcome_is_refused_with_what_it_means(remembered: Any, meaning: str) -> None:
+    """Nothing is accepted in silence that would mean nothing, or end every worker that replays it."""
+    with pytest.raises(PolicyError, match=f"remember=.*{meaning}"):
+        Policy(remember=(ValueError, remembered))
+
+
+@pytest.mark.parametrize("base", [Exception, IdempotencyError, OutcomeUnknown, TimeoutError, ExceptionGroup])
+def test_base_of_what_is_never_an_outcome_may_be_remembered(base: Any) -> None:
+    """It stands for the other exceptions under it; what steers a delivery goes its own way at run time."""
+    assert Policy(remember=(base,)).remember == (base,)
 
 
 def test_durations_are_seconds_or_timedeltas() -> None:

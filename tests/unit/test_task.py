@@ -8,7 +8,7 @@ from typing import Any
 import pydantic
 import pytest
 from celery import Celery, Task, chain, shared_task, states
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import CeleryError, Ignore, Reject, Retry
 
 from celery_idempotent import (
     IdempotencyWarning,
@@ -699,6 +699,45 @@ def test_option_that_is_no_policy_is_refused(app: Celery) -> None:
 
     with pytest.raises(PolicyError, match="idempotency_policy"):
         _ = _counter(an_app(idempotency_policy={"key": 1}), policy=None)[0].idempotency_policy
+
+
+class _Later(Retry):
+    """Of an author's own."""
+
+
+@pytest.mark.parametrize(
+    ("remembered", "meaning"),
+    [
+        (Retry, "Retry says that running again is right"),
+        (_Later, "_Later says that running again is right"),
+        (Ignore, "Ignore ends a delivery without an outcome"),
+        (Reject, "Reject ends a delivery without an outcome"),
+    ],
+)
+def test_control_flow_is_no_outcome_to_remember(app: Celery, remembered: Any, meaning: str) -> None:
+    """Celery's control flow in ``remember`` meant nothing; it is refused at the first moment Celery is there."""
+    policy = Policy(remember=(ValueError, remembered))
+
+    with pytest.raises(PolicyError, match=f"remember=.*{meaning}.*; leave it out"):
+        app.task(base=IdempotentTask, shared=False, lazy=False, idempotent=policy)(_nothing)
+    with pytest.raises(PolicyError, match=meaning):
+        an_app(idempotency_policy=policy).task(base=IdempotentTask, shared=False, lazy=False)(_nothing)
+
+
+@pytest.mark.parametrize("base", [Exception, CeleryError])
+def test_base_of_control_flow_may_be_remembered(app: Celery, base: Any) -> None:
+    """It stands for the failures under it; a retry is a retry all the same."""
+
+    def later(self: Any, order_id: int) -> None:
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+        raise CeleryError("refused")
+
+    task = _task(app, later, bind=True, policy=Policy(remember=(base,)))
+
+    assert deliver(task, 1).state == states.RETRY
+    assert [deliver(task, 1, request={"retries": 1}).state for _ in range(2)] == [states.FAILURE] * 2
+    assert app.conf.idempotency_store.get(task.idempotency_key_for(1)).status is Status.FAILED
 
 
 def test_key_that_names_no_argument_is_refused_when_bound(app: Celery) -> None:
