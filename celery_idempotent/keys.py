@@ -140,19 +140,21 @@ def _set(value: Iterable[Any]) -> str:
 
 
 def _mapping(value: Mapping[Any, Any]) -> str:
-    return _pairs([(_ENCODERS[type(key)](key), _ENCODERS[type(each)](each)) for key, each in value.items()])
-
-
-def _pairs(parts: list[tuple[str, str]]) -> str:
-    if len(dict(parts)) != len(parts):
+    parts = {_ENCODERS[type(key)](key): _ENCODERS[type(each)](each) for key, each in value.items()}
+    if len(parts) != len(value):
         raise _Formless  # two keys are one on the wire, so nobody can tell which value is whose
-    parts.sort()
-    return f"d{len(parts)}{{{','.join([f'{key}={each}' for key, each in parts])}}}"
+    return _pairs(parts)
+
+
+def _pairs(parts: Mapping[str, str]) -> str:
+    return f"d{len(parts)}{{{','.join([f'{key}={each}' for key, each in sorted(parts.items())])}}}"
 
 
 def _opened(value: Any) -> Any:
     """A dataclass or pydantic model as the dict of its fields, a secret as what it hides; anything else as it is."""
     kind = type(value)
+    if kind in _ENCODERS:
+        return value
     if hasattr(kind, "__pydantic_root_model__"):
         return _opened(value.root) if kind.__pydantic_root_model__ else _fields(value)
     if dataclasses.is_dataclass(kind):
@@ -425,7 +427,7 @@ class Selector:
             NotCanonical: A selected value has no canonical form.
         """
         if self.spec == WHOLE_CALL:
-            return _pairs([(_text(name), canonical(value, name)) for name, value in bound.arguments.items()])
+            return _pairs({_text(name): canonical(value, name) for name, value in bound.arguments.items()})
         if callable(self.spec):
             return self._returned(self.spec, bound, task)
         parts = [self._found(path, bound.arguments, task) for path in self._paths]
