@@ -125,7 +125,7 @@ def test_a_task_uses_one_connection(store: DjangoStore) -> None:
 
 @on_servers
 def test_heartbeat_leaves_no_connection(store: DjangoStore, server: Server) -> None:
-    """Its thread lives as long as the process, and holds a connection only while it renews."""
+    """Nobody ends a request in its threads: each holds a connection only while it renews."""
 
     def body() -> int:
         revisions: set[str] = set()

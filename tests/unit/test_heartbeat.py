@@ -1,19 +1,27 @@
 """The heartbeat: real threads, a real clock, short leases; every wait is for a condition."""
 
+import _thread
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import psutil
 import pytest
 
-from celery_idempotent.attempt import Attempt, claim
+import celery_idempotent.heartbeat as heartbeat_module
+from celery_idempotent.attempt import Attempt, Written, claim
+from celery_idempotent.codec import Encoded
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.heartbeat import Heartbeat, heartbeat
 from celery_idempotent.protocol import Run
 from celery_idempotent.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
+from tests.support.waiting import wait_until
 from tests.unit.test_attempt import _request
 
 LEASE = 300
@@ -36,17 +44,28 @@ def _attempt(store: FaultyStore, key: str = "k", lease: int = LEASE) -> Attempt:
     return Attempt(store, decision.record, lease=lease, retain=60_000, claimed_at=claimed_at)
 
 
-def _wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.005)
+@contextmanager
+def _no_threads() -> Iterator[None]:
+    """The system refuses each new thread: there is no address space for such a stack."""
+    before = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def _threads() -> int:
+    return psutil.Process().num_threads()
 
 
 def _lease(store: FaultyStore, key: str = "k") -> int:
     record = store.get(key)
     assert record is not None
     return record.lease_until
+
+
+def _renewals(store: FaultyStore, key: str, since: int = 0) -> int:
+    return sum(record.key == key for record in store.swaps[since:]) - (since == 0)
 
 
 def test_renews_what_outlives_a_third_of_its_lease(store: FaultyStore, beats: Heartbeat) -> None:
@@ -56,7 +75,7 @@ def test_renews_what_outlives_a_third_of_its_lease(store: FaultyStore, beats: He
 
     beats.start(attempt)
 
-    _wait_until(lambda: _lease(store) >= first + 3 * LEASE, "three leases later it is still held")
+    wait_until(lambda: _lease(store) >= first + 3 * LEASE, "three leases later it is still held")
     beats.stop(attempt)
 
 
@@ -70,7 +89,7 @@ def test_short_attempts_cost_no_write(store: FaultyStore, beats: Heartbeat) -> N
     beats.start(watch)
 
     renewed = _lease(store, "long")
-    _wait_until(lambda: _lease(store, "long") > renewed, "the watch was renewed")
+    wait_until(lambda: _lease(store, "long") > renewed, "the watch was renewed")
     beats.stop(watch)
 
     assert all(record.key == "long" or record.attempts == 1 for record in store.swaps)
@@ -81,31 +100,118 @@ def test_shorter_lease_that_comes_later_is_renewed_in_time(store: FaultyStore, b
     """The thread that sleeps for a long lease is woken for a short one."""
     long = _attempt(store, "long", lease=3_600_000)
     beats.start(long)
-    _wait_until(lambda: beats._sleeps_until > time.monotonic() + 60, "the thread sleeps for long")
+    wait_until(lambda: beats._sleeps_until > time.monotonic() + 60, "the thread sleeps for long")
     short = _attempt(store, "short")
     first = _lease(store, "short")
 
     beats.start(short)
 
-    _wait_until(lambda: _lease(store, "short") > first, "the short lease was renewed")
+    wait_until(lambda: _lease(store, "short") > first, "the short lease was renewed")
     beats.stop(short)
     beats.stop(long)
 
 
-def test_one_thread_serves_all_attempts(store: FaultyStore, beats: Heartbeat) -> None:
-    """However many attempts are running, there is one renewing thread."""
-    attempts = [_attempt(store, f"k{number}") for number in range(20)]
-    before = threading.active_count()
+def test_two_threads_serve_all_attempts(store: FaultyStore, beats: Heartbeat) -> None:
+    """However many attempts are running, two threads watch over them until one is to be renewed."""
+    attempts = [_attempt(store, f"k{number}", lease=3_600_000) for number in range(20)]
+    before = _threads()
 
     for attempt in attempts:
         beats.start(attempt)
 
-    assert threading.active_count() <= before + 1
-    firsts = [record.lease_until for record in store.swaps[:20]]
-    _wait_until(lambda: all(_lease(store, f"k{number}") > firsts[number] for number in range(20)), "all were renewed")
+    assert _threads() == before + 2
     for attempt in attempts:
         beats.stop(attempt)
         beats.stop(attempt)
+
+
+def test_a_renewals_thread_ends_with_it(store: FaultyStore, beats: Heartbeat) -> None:
+    """Long attempts leave no thread behind."""
+    before = _threads()
+    attempts = [_attempt(store, f"k{number}") for number in range(20)]
+    for attempt in attempts:
+        beats.start(attempt)
+    wait_until(lambda: _renewals(store, "k19") > 2, "they are renewed")
+
+    for attempt in attempts:
+        beats.stop(attempt)
+
+    wait_until(lambda: _threads() == before + 2, "only the two that watch are left")
+
+
+def test_a_renewal_waits_for_no_other(store: FaultyStore, beats: Heartbeat) -> None:
+    """64 renewals are under way together: none is answered before the last one has been asked for."""
+    attempts = [_attempt(store, f"k{number}", lease=3_000) for number in range(64)]
+    together, renewed = threading.Barrier(64), set()
+
+    def wait_for_all(record: Record) -> None:
+        together.wait(30)
+        renewed.add(record.key)
+
+    store.before_swap = wait_for_all
+    for attempt in attempts:
+        beats.start(attempt)
+
+    wait_until(lambda: len(renewed) == 64, "all were asked for")
+    for attempt in attempts:
+        beats.stop(attempt)
+
+
+class _Hanging:
+    """Requests about some keys are not answered until :meth:`end`."""
+
+    def __init__(self, store: FaultyStore, *keys: str) -> None:
+        self._keys = keys
+        self._is_over = threading.Event()
+        self.requests: Counter[str] = Counter()
+        store.before_swap = self
+
+    def __call__(self, record: Record) -> None:
+        if record.key in self._keys:
+            self.requests[record.key] += 1
+            self._is_over.wait()
+
+    def end(self) -> None:
+        self._is_over.set()
+
+
+def test_a_renewal_that_hangs_costs_no_other_key_its_lease(store: FaultyStore, beats: Heartbeat) -> None:
+    """Two keys are on a shard that answers nothing; ten others are renewed on and on."""
+    attempts = {f"k{number}": _attempt(store, f"k{number}") for number in range(12)}
+    firsts = {key: _lease(store, key) for key in attempts}
+    hanging = _Hanging(store, "k0", "k1")
+
+    for attempt in attempts.values():
+        beats.start(attempt)
+
+    healthy = list(attempts)[2:]
+    wait_until(lambda: all(_lease(store, key) > firsts[key] + 3 * LEASE for key in healthy), "the others are held")
+    assert hanging.requests == {"k0": 1, "k1": 1}, "an attempt has one renewal under way at most"
+    for attempt in attempts.values():
+        beats.stop(attempt)
+    hanging.end()
+
+
+def test_a_body_may_end_while_its_renewal_is_under_way(store: FaultyStore, beats: Heartbeat) -> None:
+    """Its outcome is recorded as soon as the store answers, and nothing is renewed afterwards."""
+    attempt, watch = _attempt(store), _attempt(store, "watch")
+    hanging = _Hanging(store, "k")
+    beats.start(attempt)
+    beats.start(watch)
+    wait_until(lambda: hanging.requests["k"], "a renewal is under way")
+    outcomes: list[object] = []
+    body = threading.Thread(target=lambda: outcomes.append(attempt.complete(Encoded("1", "application/json"))))
+    body.start()
+
+    beats.stop(attempt)
+    hanging.end()
+    body.join()
+
+    assert outcomes == [Written()]
+    asked = len(store.swaps)
+    wait_until(lambda: _renewals(store, "watch", asked) > 3, "time enough for a renewal passes")
+    assert not _renewals(store, "k", asked)
+    beats.stop(watch)
 
 
 def test_renewal_is_retried_well_within_the_lease(store: FaultyStore, beats: Heartbeat) -> None:
@@ -116,9 +222,268 @@ def test_renewal_is_retried_well_within_the_lease(store: FaultyStore, beats: Hea
 
     beats.start(attempt)
 
-    _wait_until(lambda: _lease(store) > first, "renewed after the outage")
+    wait_until(lambda: _lease(store) > first, "renewed after the outage")
     assert not attempt.is_over
     beats.stop(attempt)
+
+
+def test_a_heartbeat_that_cannot_start_is_an_outage(store: FaultyStore, beats: Heartbeat) -> None:
+    """Nothing is renewed, so nothing may run; the next attempt tries anew."""
+    attempt = _attempt(store)
+
+    for _ in range(2):
+        with _no_threads(), pytest.raises(StoreUnavailable, match="no thread can be started.*ulimit -u") as caught:
+            beats.start(attempt)
+        assert (caught.value.store, caught.value.operation) == (repr(store), "heartbeat")
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        assert attempt not in beats._beats
+
+    first = _lease(store)
+    beats.start(attempt)
+    wait_until(lambda: _lease(store) >= first + 3 * LEASE, "it is renewed after all")
+    beats.stop(attempt)
+
+
+def test_renews_where_no_further_thread_can_be_started(
+    store: FaultyStore, beats: Heartbeat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever was let begin is renewed to the end, whatever limit the process has reached meanwhile."""
+    attempts = [_attempt(store, f"k{number}") for number in range(10)]
+    firsts = [_lease(store, f"k{number}") for number in range(10)]
+
+    with _no_threads():
+        with pytest.raises(StoreUnavailable):
+            beats.start(attempts[0])
+        threading.stack_size(0)
+        beats.start(attempts[0])
+        threading.stack_size(1 << 46)
+        for attempt in attempts:
+            beats.start(attempt)
+        wait_until(
+            lambda: all(_lease(store, f"k{number}") >= firsts[number] + 3 * LEASE for number in range(10)), "all held"
+        )
+
+    assert "idempotency.renewal_delayed key=k9 reason=no thread can be started: can't start new thread" in caplog.text
+    assert all(attempt in beats._beats for attempt in attempts)
+    for attempt in attempts:
+        beats.stop(attempt)
+
+
+def test_a_hanging_renewal_without_a_thread_of_its_own_stops_nobody_for_longer_than_that(
+    store: FaultyStore, beats: Heartbeat
+) -> None:
+    """It hangs where no thread could be started for it; the others go on as soon as threads can be started."""
+    hung, other = _attempt(store, "hung"), _attempt(store, "other")
+    hanging = _Hanging(store, "hung")
+    beats.start(other)
+    beats.stop(other)
+    with _no_threads():
+        beats.start(hung)
+        wait_until(lambda: hanging.requests["hung"], "the reserve hangs")
+        beats.start(other)
+        wait_until(lambda: beats._beats[other].left, "no thread can be started for the other")
+
+    wait_until(lambda: _renewals(store, "other") > 3, "the other one is renewed")
+    assert hanging.requests["hung"] == 1
+    beats.stop(hung)
+    beats.stop(other)
+    hanging.end()
+
+
+class _Interrupting:
+    """A clock; the coordinator, who is the first to look at it, finds there what was put there for it."""
+
+    def __init__(self) -> None:
+        self.pending: list[BaseException] = []
+        self._readers: dict[int, None] = {threading.get_ident(): None}
+
+    def monotonic(self) -> float:
+        self._readers.setdefault(threading.get_ident())
+        if self.pending and threading.get_ident() == list(self._readers)[1]:
+            raise self.pending.pop()
+        return time.monotonic()
+
+    sleep = staticmethod(time.sleep)
+
+
+class GreenletExit(BaseException):
+    """As in greenlets, no Exception."""
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, GreenletExit, MemoryError])
+def test_an_interruption_ends_no_renewals(
+    store: FaultyStore, interruption: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It arrives in the coordinator; everybody is renewed all the same, and somebody is told."""
+    clock = _Interrupting()
+    beats = Heartbeat(clock)
+    attempt = _attempt(store)
+    beats.start(attempt)
+    wait_until(lambda: _renewals(store, "k") > 1, "it is renewed")
+
+    clock.pending.append(interruption())
+
+    wait_until(lambda: not clock.pending, "it has arrived")
+    renewals = _renewals(store, "k")
+    wait_until(lambda: _renewals(store, "k") > renewals + 3, "it is renewed on")
+    assert interruption.__name__ in caplog.text
+    beats.stop(attempt)
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, GreenletExit, MemoryError])
+def test_an_interrupted_renewal_is_tried_again(
+    store: FaultyStore, beats: Heartbeat, interruption: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It arrives while a store is asked; the renewal counts as failed."""
+    attempt = _attempt(store)
+    pending = [interruption()]
+    store.before_swap = lambda record: (_ for _ in ()).throw(pending.pop()) if pending else None
+
+    beats.start(attempt)
+
+    wait_until(lambda: _renewals(store, "k") > 3, "it is renewed on")
+    assert not pending
+    assert "idempotency.renewal_failed key=k\nTraceback" in caplog.text
+    assert interruption.__name__ in caplog.text
+    beats.stop(attempt)
+
+
+def _stillborn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a thread that was started dies before its first step, as when memory ends meanwhile."""
+    monkeypatch.setattr(_thread, "start_new_thread", lambda function, arguments: 0)
+
+
+def test_a_thread_that_dies_before_its_first_step_is_an_outage(
+    store: FaultyStore, beats: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``threading`` would wait for it for ever."""
+    monkeypatch.setattr(heartbeat_module, "_BEGINS_WITHIN", 0.01)
+    attempt = _attempt(store)
+
+    with monkeypatch.context() as patch:
+        _stillborn(patch)
+        with pytest.raises(StoreUnavailable, match="a new thread did nothing for 0.01 s"):
+            beats.start(attempt)
+
+    monkeypatch.undo()
+    beats.start(attempt)
+    wait_until(lambda: _renewals(store, "k"), "it is renewed after all")
+    beats.stop(attempt)
+
+
+def test_a_renewal_whose_thread_dies_before_its_first_step_is_made_all_the_same(
+    store: FaultyStore, beats: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts as begun when it has begun, and not when its thread was started."""
+    attempt = _attempt(store)
+    beats.start(attempt)
+    with monkeypatch.context() as patch:
+        _stillborn(patch)
+        wait_until(lambda: beats._beats[attempt].is_handed_over, "its thread was started")
+
+    wait_until(lambda: _renewals(store, "k"), "it is renewed")
+    beats.stop(attempt)
+
+
+class _Deadly(logging.Handler):
+    """Ends the thread that logs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise SystemExit
+
+
+def test_a_thread_that_is_dead_is_replaced_by_the_next_attempt(store: FaultyStore) -> None:
+    """Whatever it died of: attempts that were running before are renewed again, too."""
+    clock = _Interrupting()
+    beats = Heartbeat(clock)
+    running = _attempt(store)
+    beats.start(running)
+    log, deadly = logging.getLogger("celery_idempotent.heartbeat"), _Deadly()
+    log.addHandler(deadly)
+    try:
+        clock.pending.append(KeyboardInterrupt())
+        wait_until(lambda: not beats._coordinator.is_alive, "it is dead")
+    finally:
+        log.removeHandler(deadly)
+    renewals = _renewals(store, "k")
+
+    later = _attempt(store, "later")
+    beats.start(later)
+
+    wait_until(lambda: _renewals(store, "k") > renewals and _renewals(store, "later"), "both are renewed")
+    beats.stop(running)
+    beats.stop(later)
+
+
+def test_a_clock_that_leaps_is_noticed_by_the_next_attempt(store: FaultyStore) -> None:
+    """The machine slept, say: what has become due meanwhile is renewed, although nobody was to look so soon."""
+    leaps = [0.0]
+
+    class Leaping:
+        sleep = staticmethod(time.sleep)
+
+        def monotonic(self) -> float:
+            return time.monotonic() + leaps[0]
+
+    beats = Heartbeat(Leaping())
+    long, next_one = (_attempt(store, key, lease=3_600_000) for key in ("long", "next"))
+    beats.start(long)
+    wait_until(lambda: beats._sleeps_until > time.monotonic() + 60, "the coordinator sleeps for long")
+
+    leaps[0] = 3_600.0
+    beats.start(next_one)
+
+    wait_until(lambda: _renewals(store, "long"), "it is renewed")
+    beats.stop(long)
+    beats.stop(next_one)
+
+
+def test_a_lease_of_years_can_be_slept_through(store: FaultyStore, beats: Heartbeat) -> None:
+    """A wait that the system cannot express ends no thread."""
+    ages, short = _attempt(store, "ages", lease=1 << 53), _attempt(store, "short")
+    beats.start(ages)
+    wait_until(lambda: beats._sleeps_until > time.monotonic() + (1 << 40), "the coordinator would sleep for ages")
+
+    beats.start(short)
+
+    wait_until(lambda: _renewals(store, "short") > 1, "the short lease is renewed")
+    beats.stop(ages)
+    beats.stop(short)
+
+
+def test_the_thread_of_foreign_code_is_taken_for_alive(store: FaultyStore, beats: Heartbeat) -> None:
+    """``threading`` has not started it and knows nothing of its end; its attempt is renewed until it is stopped."""
+    attempt, done = _attempt(store), threading.Event()
+
+    def body() -> None:
+        beats.start(attempt)
+        done.wait()
+        beats.stop(attempt)
+
+    _thread.start_new_thread(body, ())
+
+    wait_until(lambda: _renewals(store, "k") > 3, "it is renewed on")
+    done.set()
+    wait_until(lambda: attempt not in beats._beats, "it is stopped")
+
+
+@pytest.mark.parametrize("said", [AssertionError, RuntimeError])
+def test_stops_when_a_foreign_thread_is_said_to_be_gone(
+    store: FaultyStore, beats: Heartbeat, said: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of such threads Python says it by an error: an AssertionError, and from 3.13 on a RuntimeError."""
+
+    class Dummy(threading.Thread):
+        def is_alive(self) -> bool:
+            raise said
+
+    attempt, dummy = _attempt(store), Dummy(daemon=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "current_thread", lambda: dummy)
+        beats.start(attempt)
+
+    wait_until(lambda: attempt not in beats._beats, "the beat was dropped")
+    assert not _renewals(store, "k")
 
 
 def test_stops_at_a_lost_lease(store: FaultyStore, beats: Heartbeat) -> None:
@@ -132,8 +497,8 @@ def test_stops_at_a_lost_lease(store: FaultyStore, beats: Heartbeat) -> None:
 
     beats.start(attempt)
 
-    _wait_until(lambda: attempt.is_over, "the loss was noticed")
-    _wait_until(lambda: attempt not in beats._beats, "the beat was dropped")
+    wait_until(lambda: attempt.is_over, "the loss was noticed")
+    wait_until(lambda: attempt not in beats._beats, "the beat was dropped")
 
 
 def test_stops_when_the_bodys_thread_is_gone(store: FaultyStore, beats: Heartbeat) -> None:
@@ -143,7 +508,7 @@ def test_stops_when_the_bodys_thread_is_gone(store: FaultyStore, beats: Heartbea
     body.start()
     body.join()
 
-    _wait_until(lambda: attempt not in beats._beats, "the beat was dropped")
+    wait_until(lambda: attempt not in beats._beats, "the beat was dropped")
 
 
 def test_broken_store_does_not_stop_the_other_renewals(
@@ -163,8 +528,8 @@ def test_broken_store_does_not_stop_the_other_renewals(
     beats.start(bad)
     beats.start(good)
 
-    _wait_until(lambda: _lease(store) >= first + 2 * LEASE, "the good one was renewed on")
-    _wait_until(lambda: "ZeroDivisionError" in caplog.text, "the bad one was logged")
+    wait_until(lambda: _lease(store) >= first + 2 * LEASE, "the good one was renewed on")
+    wait_until(lambda: "ZeroDivisionError" in caplog.text, "the bad one was logged")
     beats.stop(bad)
     beats.stop(good)
 
@@ -178,7 +543,7 @@ def test_outage_is_logged_without_arguments(
 
     beats.start(attempt)
 
-    _wait_until(lambda: "idempotency.renewal_failed key=k" in caplog.text, "the failure was logged")
+    wait_until(lambda: "idempotency.renewal_failed key=k" in caplog.text, "the failure was logged")
     beats.stop(attempt)
 
 
@@ -198,7 +563,7 @@ def test_child_has_a_heartbeat_of_its_own(store: FaultyStore) -> None:
             short = _attempt(store, "child")
             heartbeat.start(short)
             begun = _lease(store, "child")
-            _wait_until(lambda: _lease(store, "child") > begun, "the child's own attempt was renewed")
+            wait_until(lambda: _lease(store, "child") > begun, "the child's own attempt was renewed")
             status = 0 if attempt not in heartbeat._beats and _lease(store) == first else 2
         finally:
             os._exit(status)
