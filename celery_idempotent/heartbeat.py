@@ -83,10 +83,10 @@ class _Resident:
     def _go_on(self) -> None:
         try:
             self._step()
-        except BaseException:
+        except BaseException as error:
             # A KeyboardInterrupt or GreenletExit, too, would leave every running attempt without renewals.
             with suppress(Exception):
-                logger.exception("idempotency.heartbeat_failed")
+                logger.exception("idempotency.heartbeat_failed reason=%s", _described(error))
             time.sleep(_PAUSE_AFTER_ERROR)
 
 
