@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import pytest_docker_tools.wrappers.container
@@ -19,6 +20,8 @@ from pytest_docker_tools import build, container, fxtr, network
 
 from celery_idempotent.store import Store
 from celery_idempotent.stores import open_store
+from example_project.embedded import EmbeddedRedis
+from tests.integration.canvas import KINDS, Canvas, canvas_of
 from tests.integration.cluster import (
     AWS_PORT,
     AwsContainer,
@@ -200,3 +203,19 @@ def ledger(celery_backend: RedisTestBackend) -> Iterator[Ledger]:
     ledger = Ledger(celery_backend.config()["host_url"])
     yield ledger
     ledger.close()
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def canvas(
+    request: pytest.FixtureRequest, redis_server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Canvas]:
+    """An app of each kind, with a worker that all claims about canvases share."""
+    server = redis_server.url.rsplit("/", 1)[0]
+    with canvas_of(request.param, server, tmp_path_factory.mktemp("canvas")) as canvas:
+        yield canvas
+
+
+@pytest.fixture
+def of() -> str:
+    """A name that no other test uses: what bodies wrote for this one is found by it."""
+    return uuid4().hex

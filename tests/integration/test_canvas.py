@@ -1,17 +1,28 @@
-"""A replay goes on to whatever follows the task, as its first delivery did."""
+"""Celery's canvas does with IdempotentTask what it does with Celery's Task, and what comes twice goes on as it did.
+
+Where a claim takes `canvas` it holds for both kinds of task, on Redis.
+"""
 
 from __future__ import annotations
 
-import pytest
-from celery import chain, chord
+from typing import Any
 
+import pytest
+from celery import chain, chord, group
+from celery.canvas import StampingVisitor
+from celery.exceptions import ChordError
+from celery.result import AsyncResult, GroupResult
+
+from tests.integration.canvas import HELD, Canvas, got, idempotent_only, ran
 from tests.integration.cluster import IdempotentSetup
 from tests.integration.idempotent_tasks import charge, note
 from tests.support.ledger import Ledger
+from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.worker
+drives_workers = pytest.mark.worker
 
 
+@drives_workers
 def test_a_replay_goes_on_to_links_and_chains(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
     """What follows a duplicate gets the recorded result and runs for each caller."""
     assert charge.delay("o").get(timeout=60) == "o by attempt 1"
@@ -22,6 +33,7 @@ def test_a_replay_goes_on_to_links_and_chains(celery_setup: IdempotentSetup, led
     assert len(ledger.rows("effect")) == 1
 
 
+@drives_workers
 def test_a_chord_with_duplicates_in_its_header_completes(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
     """Members that conflict or are replayed count like any other, and the body runs once with all results."""
     result = chord([charge.s("a", gate="go"), charge.s("a", gate="go"), charge.s("b")])(note.s())
@@ -31,3 +43,299 @@ def test_a_chord_with_duplicates_in_its_header_completes(celery_setup: Idempoten
     assert result.get(timeout=60) == f"noted: {text}"
     assert len(ledger.rows("effect")) == 2
     assert len(ledger.rows("note")) == 1
+
+
+# ---- chains, groups, chords
+
+
+def test_a_chain_hands_each_result_to_the_next(canvas: Canvas, of: str) -> None:
+    """Each member gets the result of the one before it, and an immutable one does not."""
+    result = chain(canvas.add.s(1, 2, of), canvas.add.s(3, of), canvas.add.si(10, 20, of), canvas.say.s(of)).delay()
+    assert got(result) == 30
+    assert [result.parent.get(), result.parent.parent.get(), result.parent.parent.parent.get()] == [30, 6, 3]
+    assert ran(canvas, of) == ["add", "add", "add", "say"]
+
+
+def test_a_chain_ends_at_the_first_failure(canvas: Canvas, of: str) -> None:
+    """What follows a failure does not run, and its error callbacks run once each."""
+    steps = chain(canvas.say.si(1, of), canvas.fail.si(of), canvas.say.si(2, of))
+    steps.on_error(canvas.mourn.s(of)).on_error(canvas.mourn_at_once.s(of))
+    result = steps.delay()
+    with pytest.raises(ValueError, match="as asked"):
+        got(result)
+    canvas.wait_for_bodies(of, 4)
+    assert ran(canvas, of) == ["fail", "mourn", "mourn_at_once", "say"]
+    failed = {body.get("failed") for body in canvas.bodies(of)} - {None}
+    assert failed == {result.parent.id}
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+def test_a_group_returns_its_results_in_order(canvas: Canvas, of: str) -> None:
+    """The results are in the order of the members, whoever ended first, and can be restored by the group's id."""
+    result = group(canvas.hold.s("a", of, gate=of), canvas.say.s("b", of), canvas.say.s("c", of)).delay()
+    result.save()
+    canvas.wait_for_bodies(of, 3)
+    assert result.completed_count() < 3
+    canvas.ledger.open(of)
+    assert got(result) == ["a", "b", "c"]
+    assert got(GroupResult.restore(result.id, app=canvas.app)) == ["a", "b", "c"]
+
+
+def test_a_chord_gives_its_body_all_results(canvas: Canvas, of: str) -> None:
+    """The body of a chord runs once, after all members, with their results in order."""
+    assert got(chord(canvas.add.s(n, n, of) for n in range(5))(canvas.say.s(of))) == [0, 2, 4, 6, 8]
+    assert ran(canvas, of) == ["add"] * 5 + ["say"]
+
+
+def test_canvases_nest(canvas: Canvas, of: str) -> None:
+    """Chords in chains in groups in chords: every result arrives where it is needed, and every body runs once."""
+    inner = chord([canvas.add.s(1, 1, of), canvas.add.s(2, 2, of)], canvas.total.s(of))
+    steps = chain(canvas.add.s(3, 3, of), canvas.add.s(4, of), group(canvas.add.s(5, of), canvas.add.s(6, of)))
+    outer = chord([inner, chain(steps, canvas.total.s(of)), group(canvas.add.s(7, 7, of))], canvas.say.s(of))
+    after = chain(outer, canvas.total.s(of), chord([canvas.say.si(8, of), canvas.say.si(9, of)], canvas.total.s(of)))
+    assert got(after.delay()) == 17
+    said = [body["said"] for body in canvas.bodies(of) if body["task"] == "say"]
+    assert sorted(map(str, said)) == ["8", "9", "[6, 31, 14]"]
+    assert ran(canvas, of) == ["add"] * 7 + ["say"] * 3 + ["total"] * 4
+
+
+def test_empty_canvases_end(canvas: Canvas, of: str) -> None:
+    """An empty group has no results, an empty header gives its body an empty list, and a chain goes past both."""
+    assert got(group([], app=canvas.app).apply_async()) == []
+    assert got(chord([], canvas.say.s(of)).apply_async()) == []
+    assert got(chain(canvas.say.s("first", of), group([], app=canvas.app), canvas.say.si("last", of)).delay()) == "last"
+
+
+def test_a_failing_member_fails_the_chord(canvas: Canvas, of: str) -> None:
+    """The body of a chord does not run for a failed header; it fails, and its error callback runs once."""
+    body = canvas.total.s(of).on_error(canvas.mourn.s(of))
+    result = chord([canvas.add.s(1, 1, of), canvas.fail.s(of)], body).delay()
+    with pytest.raises(ValueError, match="as asked"):
+        got(result)
+    canvas.wait_for_bodies(of, 3)
+    assert isinstance(wait_until(lambda: result.result, "the body has failed"), ChordError)
+    assert ran(canvas, of) == ["add", "fail", "mourn"]
+
+
+def test_links_run_after_their_task(canvas: Canvas, of: str) -> None:
+    """Every link gets the result and every error link the failure, once."""
+    links = [canvas.see_after.s(of, "left"), canvas.see_after.s(of, "right")]
+    result = canvas.say.apply_async(("said", of), link=links, link_error=canvas.mourn.s(of))
+    failed = canvas.fail.apply_async((of,), link=canvas.say.si("never", of), link_error=canvas.mourn.s(of))
+    assert got(result) == "said"
+    with pytest.raises(ValueError, match="as asked"):
+        got(failed)
+    bodies = canvas.wait_for_bodies(of, 5)
+    assert ran(canvas, of) == ["fail", "mourn", "say", "see_after", "see_after"]
+    linked = [body for body in bodies if body["task"] == "see_after"]
+    assert [(body["result"], body["parent"], body["root"]) for body in linked] == [("said", result.id, result.id)] * 2
+
+
+@pytest.mark.parametrize("how", ["map", "starmap", "chunks"])
+def test_map_starmap_and_chunks_run_every_item(canvas: Canvas, of: str, how: str) -> None:
+    """They return what the single calls would, in order, alone and in a chain."""
+
+    def sums(of: str) -> Any:
+        items = [[n, n, of] for n in range(5)]
+        return {
+            "map": canvas.add_pair.map(items),
+            "starmap": canvas.add.starmap(items),
+            "chunks": canvas.add.chunks(items, 2).group(),
+        }[how]
+
+    expected: Any = [[0, 2], [4, 6], [8]] if how == "chunks" else [0, 2, 4, 6, 8]
+    assert got(sums(of).apply_async()) == expected
+    assert len(ran(canvas, of)) == 5
+    in_a_chain = f"{of} in a chain"
+    assert got(chain(canvas.say.si(1, in_a_chain), sums(in_a_chain), canvas.say.s(in_a_chain)).delay()) == expected
+    assert len(ran(canvas, in_a_chain)) == 7
+
+
+# ---- replacements
+
+
+@pytest.mark.parametrize("kind", ["task", "chain", "group", "chord", "itself"])
+def test_a_replaced_task_has_the_result_of_its_replacement(canvas: Canvas, of: str, kind: str) -> None:
+    """Under its own id, and what follows it goes on with that: alone, in a chain and in a chord."""
+
+    def replaced(of: str) -> Any:
+        parts = [canvas.add.s(1, 0, of), canvas.add.s(2, 0, of)]
+        replacements: dict[str, Any] = {
+            "task": canvas.add.s(1, 2, of),
+            "chain": chain(canvas.add.s(1, 1, of), canvas.add.s(1, of)),
+            "group": group(parts),
+            "chord": chord(parts, canvas.total.s(of)),
+        }
+        return canvas.become_itself.s(2, of) if kind == "itself" else canvas.become.s(replacements[kind], of)
+
+    value: Any = {"group": [1, 2], "itself": "done"}.get(kind, 3)
+    assert got(replaced(of).apply_async()) == value
+    assert got(chain(replaced(f"{of} 2"), canvas.say.s(of)).delay()) == value
+    assert got(chord([replaced(f"{of} 3"), canvas.say.s("x", of)], canvas.say.s(of)).delay()) == [value, "x"]
+    bodies = {"task": 2, "chain": 3, "group": 3, "chord": 4, "itself": 3}[kind]
+    assert [len(ran(canvas, each)) for each in (f"{of} 2", f"{of} 3")] == [bodies, bodies]
+
+
+def test_a_replacement_inherits_links_and_nesting(canvas: Canvas, of: str) -> None:
+    """The links of the replaced task run after its replacement, once."""
+    replaced = canvas.become.s(canvas.become.s(canvas.add.s(1, 2, of), of), of)
+    result = replaced.apply_async(link=canvas.say.s(of), link_error=canvas.mourn.s(of))
+    assert got(result) == 3
+    canvas.wait_for_bodies(of, 4)
+    assert ran(canvas, of) == ["add", "become", "become", "say"]
+    assert [body["nesting"] for body in canvas.bodies(of) if body["task"] == "become"] == [0, 1]
+
+
+def test_the_failure_of_a_replacement_is_that_of_the_replaced(canvas: Canvas, of: str) -> None:
+    """The error callbacks of the replaced task run, once."""
+    result = canvas.become.s(canvas.fail.s(of), of).apply_async(link_error=canvas.mourn.s(of))
+    with pytest.raises(ValueError, match="as asked"):
+        got(result)
+    canvas.wait_for_bodies(of, 3)
+    assert ran(canvas, of) == ["become", "fail", "mourn"]
+
+
+def test_a_member_widens_its_chord(canvas: Canvas, of: str) -> None:
+    """`add_to_chord`: the body waits for the members that a member adds."""
+    assert got(chord([canvas.widen.s([1, 2], of), canvas.add.s(5, 5, of)], canvas.total.s(of)).delay()) == 15
+
+
+# ---- who belongs to whom
+
+
+def test_children_know_their_parents(canvas: Canvas, of: str) -> None:
+    """What a body publishes is among the children of its result, and its ids lead back to it."""
+    result = canvas.publish.delay(of)
+    one = got(result)
+    bodies = canvas.wait_for_bodies(of, 8)
+    by_name = {body["name"]: body for body in bodies if body["task"] == "see"}
+    assert {body["root"] for body in by_name.values()} == {result.id}
+    assert by_name["one"]["id"] == one
+    direct = ("one", "first", "left", "right", "member")
+    assert {by_name[name]["parent"] for name in direct} == {result.id}
+    assert by_name["second"]["parent"] == by_name["first"]["id"]
+    assert by_name["body"]["parent"] == by_name["member"]["id"]
+    assert by_name["left"]["group"] == by_name["right"]["group"]
+    assert [by_name[name]["index"] for name in ("left", "right")] == [0, 1]
+    children = AsyncResult(result.id, app=canvas.app).children
+    assert [type(child).__name__ for child in children] == ["AsyncResult", "AsyncResult", "GroupResult", "GroupResult"]
+    assert children[0].id == one
+
+
+def test_a_body_can_publish_what_is_no_child(canvas: Canvas, of: str) -> None:
+    """`add_to_parent=False` keeps what is published out of the children."""
+    alone = canvas.publish.delay(of, joins=False)
+    got(alone)
+    assert not AsyncResult(alone.id, app=canvas.app).children
+    canvas.wait_for_bodies(of, 8)
+
+
+def test_a_graph_shows_the_canvas(canvas: Canvas, of: str) -> None:
+    """The graph that starts at the first result of a chain has an edge to each that follows."""
+    result = chain(canvas.say.s(1, of), canvas.add.s(1, of), group(canvas.add.s(2, of), canvas.add.s(3, of))).delay()
+    assert got(result) == [4, 5]
+    first = result.parent.parent
+    wait_until(lambda: first.children and result.parent.children, "the parents know their children")
+    graph = first.build_graph()
+    assert sorted(len(edges) for edges in graph.adjacent.values()) == [0, 0, 1, 1, 2]
+    assert [child.id for child in first.children] == [result.parent.id]
+
+
+def test_a_signature_can_be_frozen_and_sent_by_its_ids(canvas: Canvas, of: str) -> None:
+    """`freeze` decides ids beforehand, and what is made of its serialised form is the same canvas."""
+    signature = chain(canvas.see.si(of, "first"), canvas.see.si(of, "second"))
+    frozen = signature.freeze()
+    root = frozen.parent.id
+    result = canvas.app.signature(dict(signature)).apply_async()
+    assert result.id == frozen.id
+    assert got(result)["id"] == frozen.id
+    assert [(body["id"], body["root"]) for body in canvas.bodies(of)] == [(root, root), (frozen.id, root)]
+
+
+class _Stamp(StampingVisitor):
+    def on_signature(self, sig: Any, **headers: Any) -> dict[str, Any]:
+        return {"stamp": "mark"}
+
+
+def test_stamps_reach_every_task(canvas: Canvas, of: str) -> None:
+    """Members, retries, bodies and links carry the stamps of their canvas."""
+    members = [canvas.see.si(of, "member"), canvas.retry_with.si(of, {"countdown": 0})]
+    stamped = chord(members, canvas.see_after.s(of, "body"))
+    stamped.link(canvas.see_after.s(of, "link"))
+    stamped.stamp(_Stamp())
+    got(stamped.apply_async())
+    bodies = canvas.wait_for_bodies(of, 5)
+    assert [body["stamps"] for body in bodies] == [{"stamp": "mark"}] * 5
+
+
+# ---- messages that come twice
+
+
+@idempotent_only
+def test_a_member_that_is_delivered_twice_counts_once(canvas: Canvas, of: str) -> None:
+    """Two deliveries of one header task, at a time: one body, one result, and one body of the chord."""
+    members = [canvas.hold.s("a", of, gate=of).set(queue=HELD), canvas.say.s("b", of)]
+    result = chord(members, canvas.say.s(of)).delay()
+    canvas.deliver(canvas.held(), copies=2)
+    canvas.wait_for_bodies(of, 2)
+    canvas.ledger.open(of)
+    assert got(result) == ["a", "b"]
+    canvas.wait_for_ends(result.parent[0].id, 2)
+    assert ran(canvas, of) == ["hold", "say", "say"]
+
+
+@idempotent_only
+def test_a_chord_body_that_is_delivered_twice_runs_once(canvas: Canvas, of: str) -> None:
+    """Of an empty header, too."""
+    for members in ([canvas.say.s("a", of), canvas.say.s("b", of)], []):
+        result = chord(members, canvas.say.s(of).set(queue=HELD)).delay()
+        canvas.deliver(canvas.held(), copies=2)
+        assert got(result) == ["a", "b"][: len(members)]
+        canvas.wait_for_ends(result.id, 2)
+    assert ran(canvas, of) == ["say"] * 4
+
+
+@idempotent_only
+def test_a_chain_whose_member_comes_three_times_runs_each_once(canvas: Canvas, of: str) -> None:
+    """Each replay publishes the next member again, and that one, being idempotent, runs once."""
+    result = chain(canvas.say.s("a", of).set(queue=HELD), canvas.see_after.s(of), canvas.add.si(1, 2, of)).delay()
+    canvas.deliver(canvas.held(), copies=3)
+    for each in (result.parent.parent, result.parent, result):
+        canvas.wait_for_ends(each.id, 3)
+    assert got(result) == 3
+    assert ran(canvas, of) == ["add", "say", "see_after"]
+
+
+@idempotent_only
+def test_a_replaced_task_that_comes_twice_has_one_replacement(canvas: Canvas, of: str) -> None:
+    """The body that replaces may run again; what takes its place is an operation and runs once."""
+    result = canvas.become.s(canvas.add.s(1, 2, of), of).apply_async(queue=HELD)
+    message = canvas.held()
+    canvas.deliver(message)
+    assert got(result) == 3
+    canvas.deliver(message)
+    canvas.wait_for_ends(result.id, 2)
+    assert ran(canvas, of).count("add") == 1
+
+
+@idempotent_only
+@pytest.mark.parametrize("how", ["map", "starmap", "chunks"])
+def test_each_item_of_a_map_is_an_operation(canvas: Canvas, of: str, how: str) -> None:
+    """An item that ran before is replayed: by a call of its own, by another map, or by the same one delivered again."""
+
+    def sums(numbers: range) -> Any:
+        items = [[n, n, of] for n in numbers]
+        return {
+            "map": canvas.add_pair.map(items),
+            "starmap": canvas.add.starmap(items),
+            "chunks": canvas.add.chunks(items, 5).group(),
+        }[how]
+
+    single = canvas.add_pair.delay([0, 0, of]) if how == "map" else canvas.add.delay(0, 0, of)
+    assert got(single) == 0
+    assert got(sums(range(3)).apply_async()) == ([[0, 2, 4]] if how == "chunks" else [0, 2, 4])
+    again = sums(range(1, 5)).apply_async(queue=HELD)
+    canvas.deliver(canvas.held(), copies=2)
+    assert got(again) == ([[2, 4, 6, 8]] if how == "chunks" else [2, 4, 6, 8])
+    canvas.wait_for_ends(again[0].id if how == "chunks" else again.id, 2)
+    assert len(ran(canvas, of)) == 5
