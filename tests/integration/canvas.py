@@ -53,7 +53,7 @@ def app_of(kind: str, server: str) -> Celery:
     )
     for body, policy, options in canvas_tasks.TASKS:
         own = {} if policy is None or kind == "plain" else {"idempotent": policy}
-        app.task(name=body.__name__, lazy=False, **{"bind": True, **own, **options})(body)
+        app.task(name=body.__name__, lazy=False, shared=False, **{"bind": True, **own, **options})(body)
     return app
 
 
