@@ -82,10 +82,11 @@ class Requests(LocalStack):  # type: ignore[misc]  # Celery has no types
 
     def push(self, request: Context) -> Any:
         """As Celery's."""
+        pushed = super().push(request)
         task = None if request.called_directly else self._task()
         if task is not None:
-            arrived(task, request)
-        return super().push(request)
+            arrived(task, request)  # pushed already: a function as the key may ask for the request that it is for
+        return pushed
 
 
 def arrived(task: Task, request: Context) -> Delivery:

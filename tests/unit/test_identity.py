@@ -5,7 +5,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from celery import Celery, Task
+from celery import Celery, Task, current_task
 from celery.exceptions import Retry
 from celery.signals import task_prerun
 from kombu.exceptions import OperationalError
@@ -46,6 +46,20 @@ class Receiver:
 
     def charge(self, step: Any) -> str:
         return self.charges.setdefault(step.key, f"charge {len(self.charges) + 1}")
+
+
+def test_function_as_the_key_sees_the_request_that_it_is_for(app: Celery) -> None:
+    """A key of the tenant, which a header names, and the order: one order of two tenants is two operations."""
+
+    def key(order: str) -> tuple[str, str]:
+        return current_task.request.headers["tenant"], order
+
+    task = _task(app, lambda self, order: self.request.headers["tenant"], policy=Policy(key=key))
+
+    ended = [deliver(task, "o-1", request={"headers": {"tenant": tenant}}) for tenant in ("a", "b", "a")]
+
+    assert [each.value for each in ended] == ["a", "b", "a"]
+    assert len({record.key for record in app.conf.idempotency_store.scan()}) == 2
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(key="order.id")])
