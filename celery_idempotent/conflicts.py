@@ -50,7 +50,7 @@ def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
     if request.is_eager:
         raise met.error
     # The holder's own redelivery is what recovers the task if the holder dies: it is never dropped.
-    if met.task_id != bounded(request.id):
+    if met.task_id != bounded(request.id or ""):
         if policy.max_conflicts is not None and _count(request, CONFLICTS_HEADER) >= policy.max_conflicts:
             raise met.error
         # A group or chord waits for every member.

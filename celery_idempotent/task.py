@@ -332,7 +332,7 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             identity=identity,
             policy=self.idempotency_policy,
             task=self.name,
-            task_id=request.id,
+            task_id=request.id or "",
             worker=request.hostname or "",
             app=self.app.main or "",
         )

@@ -48,6 +48,15 @@ class Receiver:
         return self.charges.setdefault(step.key, f"charge {len(self.charges) + 1}")
 
 
+def test_request_without_a_task_id_is_a_delivery(app: Celery) -> None:
+    """Tests of tasks push such a request, to act as a worker does."""
+    task = _task(app, lambda self, order: self.request.retries)
+    task.push_request(args=("o-1",), kwargs={}, called_directly=False, retries=2)
+    assert task("o-1") == 2
+    task.pop_request()
+    assert deliver(task, "o-1").value == 2
+
+
 def test_function_as_the_key_sees_the_request_that_it_is_for(app: Celery) -> None:
     """A key of the tenant, which a header names, and the order: one order of two tenants is two operations."""
 
