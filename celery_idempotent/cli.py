@@ -7,9 +7,9 @@ workers on SQS.
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
@@ -19,6 +19,7 @@ from kombu.exceptions import OperationalError
 
 from celery_idempotent import outbox, resolution, verdicts
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.printable import one_line
 from celery_idempotent.record import Record, Status
 from celery_idempotent.runtime import runtime_of
 from celery_idempotent.store import PurgeableStore, Store, VerifiableStore
@@ -234,6 +235,26 @@ def relay(context: click.Context, once: bool, every: float) -> None:
                 time.sleep(every)
 
 
+@idempotency.command(name="outbox")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="At most that many messages.")
+@click.pass_context
+def list_outbox(context: click.Context, limit: int) -> None:
+    """List messages that wait in the outbox, the oldest first: how often and why they failed, and their next try."""
+    store = _store(context)
+    with _readable_errors():
+        waiting = outbox.outbox_of(_app(context)).waiting(limit)
+    now = store.now()
+    rows = [("TASK ID", "AGE", "FAILURES", "NEXT TRY", "REASON")]
+    for each in waiting:
+        next_try = f"in {_duration(each.next_try - now)}" if each.next_try > now else "now"
+        rows.append((each.id, _duration(now - each.created_at), str(each.failures), next_try, each.reason or ""))
+    click.echo(_aligned([tuple(map(one_line, row)) for row in rows]))
+
+
+def _duration(milliseconds: int) -> str:
+    return str(timedelta(seconds=max(milliseconds, 0) // 1000))
+
+
 def _json(option: str, text: str, wanted: type = object) -> Any:
     try:
         value = json.loads(text)
@@ -269,6 +290,10 @@ def _table(records: Iterable[Record]) -> str:
         (str(each.status), _time(each.updated_at), str(each.attempts), each.task, each.key, each.worker)
         for each in records
     ]
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

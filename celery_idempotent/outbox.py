@@ -16,17 +16,20 @@ the commit to the moment the broker has taken it, also while the broker is away.
 import logging
 import os
 import threading
+import time
+from collections import deque
 from functools import cache
 from typing import Any
 
 from celery import Celery, Signature, bootsteps
-from kombu.exceptions import DecodeError, KombuError, OperationalError
+from kombu.exceptions import DecodeError, OperationalError
 from kombu.utils.uuid import uuid
 
 from celery_idempotent.codec import Codec, Encoded, describe
 from celery_idempotent.errors import PolicyError, StoreUnavailable
+from celery_idempotent.printable import one_line
 from celery_idempotent.runtime import runtime_of
-from celery_idempotent.store import Outbox, OutboxMessage
+from celery_idempotent.store import Outbox, OutboxMessage, TakenMessage
 from celery_idempotent.transactions import message_of, signature_of
 
 __all__ = ["Relay", "relay", "relay_at_start", "send"]
@@ -35,6 +38,13 @@ logger = logging.getLogger(__name__)
 
 _HOLD = 60_000
 """Milliseconds for which a relay has what it took. One that dies delays its messages by this, and no longer."""
+
+_FIRST_PAUSE = 1_000
+_LONGEST_PAUSE = 600_000
+"""Milliseconds before a message is tried again; doubled by every failure, until it is the longest."""
+
+_LONGEST_REASON = 300
+"""Characters that are kept of why a message was not published."""
 
 
 def send(using: Any, task: Any, *args: Any, **kwargs: Any) -> str:
@@ -65,8 +75,8 @@ def send(using: Any, task: Any, *args: Any, **kwargs: Any) -> str:
 def relay(app: Celery, *, limit: int = 100) -> int:
     """Publish messages that wait in the outbox, the oldest first; return how many.
 
-    A message that cannot be decoded is logged and stays. If the broker does not answer, the rest stays, too, and
-    comes back within a minute.
+    One that cannot be published is logged, and tried again after a pause that grows with every failure. It does not
+    keep others back. If the broker does not answer, the rest waits for the next call.
 
     Args:
         app: The Celery app.
@@ -77,23 +87,77 @@ def relay(app: Celery, *, limit: int = 100) -> int:
         StoreUnavailable: The database did not answer; what was published may be published again.
         kombu.exceptions.OperationalError: The broker did not answer.
     """
-    outbox = outbox_of(app)
-    codec = runtime_of(app).message_codec
-    published: list[int] = []
+    look = _Look(app, limit)
     try:
-        for number, message in outbox.take(limit, _HOLD):
-            try:
-                _publish(app, codec, message)
-            except OperationalError:
-                raise
-            except (KombuError, KeyError, TypeError, ValueError) as error:
-                logger.error("idempotency.relay_failed task_id=%s reason=%s", message.id, describe(error))
-            else:
-                published.append(number)
+        look.publish()
     finally:
-        if published:
-            outbox.forget(published)
-    return len(published)
+        look.end()
+    return len(look.published)
+
+
+class _Look:
+    """Messages that were taken at once, and what becomes of them."""
+
+    def __init__(self, app: Celery, limit: int) -> None:
+        self._app = app
+        self._codec = runtime_of(app).message_codec
+        self._outbox = outbox_of(app)
+        self._ends_at = time.monotonic() + _HOLD / 2000
+        self._waiting = deque(self._outbox.take(limit, _HOLD))
+        self.published: list[int] = []
+
+    def publish(self) -> None:
+        """Each of them, for as long as no other relay can take them."""
+        while self._waiting and time.monotonic() < self._ends_at:
+            self._publish(self._waiting[0])
+            self._waiting.popleft()
+
+    def end(self) -> None:
+        """Delete what was published, and give back what was not tried."""
+        if self.published:
+            self._outbox.forget(self.published)
+        if self._waiting:
+            self._outbox.give_back(list(self._waiting))
+
+    def _publish(self, taken: TakenMessage) -> None:
+        try:
+            _publish(self._app, self._codec, taken.message)
+        except Exception as error:
+            reason = _reason(error)
+            if _is_of_the_broker(self._app, error):
+                # Tried again at the next look, but after the others: it may be the message's fault all the same.
+                self._outbox.postpone(taken, 0, reason)
+                raise
+            pause = _pause(taken.failures)
+            self._outbox.postpone(taken, pause, reason)
+            logger.error(
+                "idempotency.relay_failed task_id=%s failures=%d pause=%d reason=%s",
+                *(one_line(taken.message.id), taken.failures + 1, pause // 1000, reason),
+            )
+        else:
+            self.published.append(taken.number)
+
+
+def _pause(failures: int) -> int:
+    return min(_FIRST_PAUSE << min(failures, 30), _LONGEST_PAUSE)
+
+
+def _reason(error: Exception) -> str:
+    return one_line(f"{type(error).__name__}: {describe(error)}")[:_LONGEST_REASON]
+
+
+def _is_of_the_broker(app: Celery, error: Exception) -> bool:
+    """Whether every other message would meet ``error`` as well.
+
+    As ``OperationalError`` kombu reports whatever its transport counts among the errors of a connection, and some that
+    are about one queue or one message.
+    """
+    if not isinstance(error, OperationalError):
+        return False
+    cause, connection = error.__cause__, app.connection_for_write()
+    if type(cause).__name__ == "ParamValidationError":  # botocore's, of a message that it does not send
+        return False
+    return isinstance(cause, connection.connection_errors) or not isinstance(cause, connection.channel_errors)
 
 
 def outbox_of(app: Celery) -> Outbox:

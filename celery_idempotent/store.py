@@ -28,9 +28,11 @@ __all__ = [
     "PurgeableStore",
     "RecordTooLarge",
     "Store",
+    "TakenMessage",
     "Transaction",
     "TransactionalStore",
     "VerifiableStore",
+    "WaitingMessage",
     "WriteFailed",
 ]
 
@@ -161,6 +163,42 @@ class OutboxMessage:
     content_type: str
 
 
+@dataclass(frozen=True, slots=True)
+class TakenMessage:
+    """A message that a relay has to itself for a while.
+
+    Args:
+        number: Its number in the outbox.
+        message: What is to be published.
+        failures: How often publishing it has failed.
+        taken_by: Nonce of the taking. What a relay says of the message counts until somebody else has taken it.
+    """
+
+    number: int
+    message: OutboxMessage
+    failures: int
+    taken_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingMessage:
+    """What people are told of a message that waits to be published: nothing of its contents.
+
+    Args:
+        id: The task id that it will have.
+        created_at: When it was written, in milliseconds on the store's clock.
+        failures: How often publishing it has failed.
+        next_try: The earliest time at which a relay takes it, likewise; 0: the next look.
+        reason: Why it failed the last time, on one line; None if it never did.
+    """
+
+    id: str
+    created_at: int
+    failures: int
+    next_try: int
+    reason: str | None
+
+
 class Transaction(Protocol):
     """An open transaction on the store's database, with the user's statements in it.
 
@@ -225,8 +263,11 @@ class Outbox(Protocol):
             StoreUnavailable: The statement failed; roll back.
         """
 
-    def take(self, limit: int, hold: int) -> list[tuple[int, OutboxMessage]]:
-        """Up to ``limit`` messages with their numbers, oldest first, that no other relay gets meanwhile.
+    def take(self, limit: int, hold: int) -> list[TakenMessage]:
+        """Up to ``limit`` messages that no other relay gets meanwhile; by the number of their failures, then by age.
+
+        The oldest, but at most half of them failed before while there are enough others: no number of messages that
+        cannot be published keeps back those that can.
 
         Args:
             limit: At most that many.
@@ -236,5 +277,23 @@ class Outbox(Protocol):
             StoreUnavailable: No certain answer; what was taken comes back.
         """
 
+    def give_back(self, messages: Sequence[TakenMessage]) -> None:
+        """Let the next look have messages that were not tried; raises as :meth:`take`, and then they are held."""
+
+    def postpone(self, message: TakenMessage, pause: int, reason: str) -> None:
+        """Count a failure of a message, which nobody gets for ``pause`` milliseconds on the store's clock.
+
+        Args:
+            message: What was taken.
+            pause: Milliseconds.
+            reason: Why, for people; one line.
+
+        Raises:
+            StoreUnavailable: No certain answer; the message comes back after the hold, at the latest.
+        """
+
     def forget(self, numbers: Sequence[int]) -> None:
         """Delete messages that are published; raises as :meth:`take`, and then they may be published again."""
+
+    def waiting(self, limit: int) -> list[WaitingMessage]:
+        """The ``limit`` oldest messages that wait, for people; takes none of them. Raises as :meth:`take`."""

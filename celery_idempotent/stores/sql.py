@@ -22,7 +22,7 @@ from sqlalchemy.schema import DDLElement
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import OutboxMessage, RecordTooLarge
+from celery_idempotent.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.sql_checks import try_out, warn_of_losses
 from celery_idempotent.stores.sql_drivers import (
@@ -241,13 +241,25 @@ class SQLStore:
         """See :meth:`celery_idempotent.store.Outbox.enqueue`."""
         self.enqueue_on(connection_of(using), message)
 
-    def take(self, limit: int, hold: int) -> list[tuple[int, OutboxMessage]]:
+    def take(self, limit: int, hold: int) -> list[TakenMessage]:
         """See :meth:`celery_idempotent.store.Outbox.take`."""
         return self._outbox.take(self._asking("take"), limit, self.now(), hold)
+
+    def give_back(self, messages: Sequence[TakenMessage]) -> None:
+        """See :meth:`celery_idempotent.store.Outbox.give_back`."""
+        self._outbox.give_back(self._asking("give_back"), messages)
+
+    def postpone(self, message: TakenMessage, pause: int, reason: str) -> None:
+        """See :meth:`celery_idempotent.store.Outbox.postpone`."""
+        self._outbox.postpone(self._asking("postpone"), message, self.now() + pause, reason)
 
     def forget(self, numbers: Sequence[int]) -> None:
         """See :meth:`celery_idempotent.store.Outbox.forget`."""
         self._outbox.forget(self._asking("forget"), numbers)
+
+    def waiting(self, limit: int) -> list[WaitingMessage]:
+        """See :meth:`celery_idempotent.store.Outbox.waiting`."""
+        return self._outbox.waiting(self._asking("waiting"), limit)
 
     def get(self, key: str) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.get`."""

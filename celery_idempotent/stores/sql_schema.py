@@ -146,6 +146,8 @@ def outbox_table(name: str, *, metadata: MetaData, schema: str | None = None) ->
         Column("created_at", BigInteger, nullable=False),
         Column("taken_until", BigInteger, nullable=False),
         Column("taken_by", String(32)),
+        Column("failures", BigInteger, nullable=False, server_default=text("0")),
+        Column("reason", Text),
         schema=schema,
         **_INNODB,
     )
@@ -185,7 +187,7 @@ def completion(
     ]
 
 
-_LATER_COLUMNS = {"takeovers", "app"}
+_LATER_COLUMNS = {"takeovers", "app", "failures", "reason"}
 """What tables of the version before lack. Each has a default or may be null, for the workers that do not know it."""
 
 _FORMER_COLUMN = "takeover"

@@ -3,7 +3,7 @@
 As with the others, subclass what your store offers, and give the fixtures that its docstring names.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,9 @@ from celery_idempotent.store import (
     Outbox,
     OutboxMessage,
     Store,
+    TakenMessage,
     TransactionalStore,
+    WaitingMessage,
     WriteFailed,
 )
 from celery_idempotent.testing.contract import a_claim, a_completion, a_record, a_rival
@@ -37,6 +39,9 @@ _MEANWHILE = 0.3
 
 _HOLD = 600_000
 """Milliseconds; longer than any test."""
+
+_CLOCK_ERROR = 60_000
+"""Milliseconds by which a store's clock may be corrected, and then some; far less than the hold."""
 
 
 class UsersWrites(Protocol):
@@ -70,7 +75,7 @@ class _Transactional(Store, TransactionalStore, Protocol):
     pass
 
 
-class _WithOutbox(TransactionalStore, Outbox, Protocol):
+class _WithOutbox(Store, TransactionalStore, Outbox, Protocol):
     pass
 
 
@@ -219,7 +224,7 @@ class OutboxContract:
         undone.rollback()
         _enqueued(store, _message("sent"))
 
-        assert [each for _, each in store.take(10, _HOLD)] == [_message("sent")]
+        assert [each.message for each in store.take(10, _HOLD)] == [_message("sent")]
 
     def test_text_and_bytes_are_kept(self, store: _WithOutbox) -> None:
         """As they were encoded."""
@@ -227,7 +232,7 @@ class OutboxContract:
         sent = [replace(_message("1"), data='"text \u00e9 \U0001f600"'), replace(_message("2"), data=b"\x00\xff")]
         _enqueued(store, *sent)
 
-        assert [each for _, each in store.take(10, _HOLD)] == sent
+        assert [each.message for each in store.take(10, _HOLD)] == sent
 
     def test_relays_share_messages_and_keep_their_order(self, store: _WithOutbox) -> None:
         """Nobody gets what another has, until that one's time is over; what is forgotten is gone."""
@@ -238,11 +243,10 @@ class OutboxContract:
         second = store.take(3, 0)
         third = store.take(3, _HOLD)
 
-        assert [each.id for _, each in first] == ["0", "1", "2"]
-        assert [each.id for _, each in third] == ["3", "4"]
-        assert second == third
+        assert _ids(first) == ["0", "1", "2"]
+        assert _ids(second) == _ids(third) == ["3", "4"]
         assert store.take(3, _HOLD) == []
-        store.forget([number for number, _ in (*first, *third)])
+        store.forget([each.number for each in (*first, *third)])
         assert store.take(9, 0) == []
 
     def test_message_comes_back_unless_it_is_forgotten(self, store: _WithOutbox) -> None:
@@ -250,10 +254,86 @@ class OutboxContract:
         _drain(store)
         _enqueued(store, _message("kept"), _message("published"))
 
-        ((_, kept), (number, _)) = store.take(2, 0)
-        store.forget([number])
+        kept, published = store.take(2, 0)
+        store.forget([published.number])
 
-        assert [each for _, each in store.take(2, _HOLD)] == [kept]
+        assert [each.message for each in store.take(2, _HOLD)] == [kept.message]
+
+    def test_postponed_message_waits_and_keeps_nobody_back(self, store: _WithOutbox) -> None:
+        """For as long as it was told; and people are told why."""
+        _drain(store)
+        ids = new_nonce(), new_nonce()
+        _enqueued(store, *map(_message, ids))
+        refused, _ = store.take(2, 0)
+
+        before = store.now()
+        store.postpone(refused, _HOLD, "too long")
+        after = store.now()
+
+        assert _ids(store.take(2, 0)) == [ids[1]]
+        told, other = _told(store, *ids)
+        assert (told.id, told.failures, told.reason) == (ids[0], 1, "too long")
+        assert before + _HOLD - _CLOCK_ERROR <= told.next_try <= after + _HOLD + _CLOCK_ERROR
+        assert abs(told.created_at - before) <= _CLOCK_ERROR
+        assert (other.id, other.failures, other.reason) == (ids[1], 0, None)
+        assert other.next_try <= after + _CLOCK_ERROR
+        assert len(store.waiting(1)) == 1
+
+    def test_failures_are_counted(self, store: _WithOutbox) -> None:
+        """Of each message, whoever tries it; the last reason is told."""
+        _drain(store)
+        refused = new_nonce()
+        _enqueued(store, _message(refused))
+
+        for number in range(3):
+            (taken,) = store.take(1, _HOLD)
+            assert taken.failures == number
+            store.postpone(taken, 0, f"reason {number}")
+
+        (told,) = _told(store, refused)
+        assert (told.failures, told.reason) == (3, "reason 2")
+
+    def test_message_that_is_given_back_comes_at_once(self, store: _WithOutbox) -> None:
+        """It was not tried: nothing is counted, and it keeps its place."""
+        _drain(store)
+        _enqueued(store, *(_message(str(number)) for number in range(3)))
+
+        store.give_back(store.take(3, _HOLD)[:2])
+
+        assert [(each.message.id, each.failures) for each in store.take(3, _HOLD)] == [("0", 0), ("1", 0)]
+
+    def test_late_word_about_a_message_that_another_has_changes_nothing(self, store: _WithOutbox) -> None:
+        """A relay that stalled past its hold neither gives away nor postpones what its successor publishes."""
+        _drain(store)
+        message = _message(new_nonce())
+        _enqueued(store, message)
+        (taken,) = store.take(1, 0)
+        (again,) = store.take(1, _HOLD)
+
+        store.give_back([taken])
+        store.postpone(taken, 0, "late")
+
+        assert store.take(1, _HOLD) == []
+        assert [(each.failures, each.reason) for each in _told(store, message.id)] == [(0, None)]
+        store.postpone(again, 0, "in time")
+        assert [(each.message, each.failures) for each in store.take(1, _HOLD)] == [(message, 1)]
+
+    def test_failing_messages_leave_room_for_others(self, store: _WithOutbox) -> None:
+        """However many there are, and however old: others come first, and get half of a look at least."""
+        _drain(store)
+        _enqueued(store, *(_message(f"refused {number}") for number in range(8)))
+        for each in store.take(8, _HOLD):
+            store.postpone(each, 0, "refused")
+        for _ in range(3):
+            store.postpone(store.take(1, _HOLD)[0], 0, "refused again")
+        _enqueued(store, *(_message(f"good {number}") for number in range(3)))
+
+        first, second, third = store.take(5, _HOLD), store.take(5, _HOLD), store.take(5, _HOLD)
+
+        assert _ids(first)[:3] == ["good 0", "good 1", "good 2"]
+        assert [len(first), len(second), len(third)] == [5, 5, 1]
+        assert [each.failures for each in first] == sorted(each.failures for each in first)
+        assert len({each.number for each in (*first, *second, *third)}) == 11
 
     def test_racing_relays_take_each_message_once(self, store: _WithOutbox) -> None:
         """However many look at the same ones; and none is overlooked."""
@@ -263,11 +343,11 @@ class OutboxContract:
         def drain() -> list[str]:
             taken: list[str] = []
             while messages := store.take(3, _HOLD):
-                taken += [each.id for _, each in messages]
+                taken += _ids(messages)
             return taken
 
         taken = [each for drained in race([drain] * 4) for each in drained]
-        taken += [each.id for _, each in store.take(100, _HOLD)]
+        taken += _ids(store.take(100, _HOLD))
 
         assert sorted(taken, key=int) == [str(number) for number in range(20)]
 
@@ -321,4 +401,12 @@ def _enqueued(store: _WithOutbox, *messages: OutboxMessage) -> None:
 def _drain(store: Outbox) -> None:
     """Messages that others have taken stay theirs, and do not come back in time to disturb."""
     while messages := store.take(100, _HOLD):
-        store.forget([number for number, _ in messages])
+        store.forget([each.number for each in messages])
+
+
+def _told(store: Outbox, *ids: str) -> list[WaitingMessage]:
+    return [each for each in store.waiting(1_000_000) if each.id in ids]
+
+
+def _ids(messages: Sequence[TakenMessage]) -> list[str]:
+    return [each.message.id for each in messages]

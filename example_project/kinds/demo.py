@@ -139,7 +139,7 @@ class _Column:
             return False
         waiting = SQLStore(self._sql_url)
         try:
-            return not waiting.take(1, 0)
+            return not waiting.waiting(1)
         finally:
             waiting.close()
 

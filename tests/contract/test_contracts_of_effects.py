@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.record import Record
-from celery_idempotent.store import OutboxMessage, WriteFailed
+from celery_idempotent.store import OutboxMessage, TakenMessage, WaitingMessage, WriteFailed
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import CommittingContract, OutboxContract, TransactionalContract
 
@@ -28,6 +28,10 @@ class Database(MemoryStore):
         self.writer = threading.Lock()
         self._numbers = itertools.count(1)
         self._taken_until: dict[int, int] = {}
+        self._takers: dict[int, str] = {}
+        self._written_at: dict[int, int] = {}
+        #: Of each message that failed, why, each time.
+        self._reasons: dict[int, list[str]] = {}
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         if self.flaw in {"locks nothing", "does not hold the record"}:
@@ -84,35 +88,63 @@ class Database(MemoryStore):
     def add(self, message: OutboxMessage) -> None:
         if self.flaw == "text only" and isinstance(message.data, bytes):
             message = OutboxMessage(message.id, message.data.decode("latin-1"), message.content_type)
-        self.messages[next(self._numbers)] = message
+        number = next(self._numbers)
+        self.messages[number], self._written_at[number] = message, self.now()
 
     def enqueue(self, message: OutboxMessage, using: Any) -> None:
         raise NotImplementedError
 
-    def take(self, limit: int, hold: int) -> list[tuple[int, OutboxMessage]]:
+    def take(self, limit: int, hold: int) -> list[TakenMessage]:
         if self.flaw == "relays look at once":
-            found = self._waiting(limit)
+            found = self._free(limit)
             time.sleep(_BESIDE / 10)
             return self._held(found, hold)
         with self._lock:
-            return self._held(self._waiting(limit), hold)
+            return self._held(self._free(limit), hold)
 
-    def _waiting(self, limit: int) -> list[int]:
+    def _free(self, limit: int) -> list[int]:
         now = self.now()
-        waiting = [
+        free = [
             number
             for number in sorted(self.messages, reverse=self.flaw == "newest first")
             if self._taken_until.get(number, 0) <= now or self.flaw == "gives to everybody"
         ]
-        return waiting[:limit]
+        if self.flaw == "the oldest first, whatever became of them":
+            return free[:limit]
+        fresh = [each for each in free if each not in self._reasons][: -(limit // -2)]
+        others = [each for each in free if each not in fresh]
+        return (fresh + others)[:limit] if self.flaw != "failing ones never" else fresh
 
-    def _held(self, numbers: Sequence[int], hold: int) -> list[tuple[int, OutboxMessage]]:
+    def _held(self, numbers: Sequence[int], hold: int) -> list[TakenMessage]:
         until = self.now() + (hold or 60_000 * (self.flaw == "holds for ever"))
         self._taken_until |= dict.fromkeys(numbers, until)
-        found = [(number, self.messages[number]) for number in numbers if number in self.messages]
+        taker = str(next(self._numbers))
+        self._takers |= dict.fromkeys(numbers, taker)
+        found = [
+            TakenMessage(number, self.messages[number], len(self._reasons.get(number, ())), taker)
+            for number in sorted(numbers, key=lambda number: (len(self._reasons.get(number, ())), number))
+            if number in self.messages
+        ]
         if self.flaw == "deletes what is taken":
             self.forget(numbers)
         return found[1:] if self.flaw == "drops one" else found
+
+    def give_back(self, messages: Sequence[TakenMessage]) -> None:
+        for each in messages:
+            if self.flaw != "gives nothing back" and self._is_still(each):
+                self._taken_until[each.number] = 0
+                if self.flaw == "blames what was not tried":
+                    self._reasons.setdefault(each.number, []).append("")
+
+    def postpone(self, message: TakenMessage, pause: int, reason: str) -> None:
+        if self._is_still(message):
+            self._taken_until[message.number] = self.now() + pause * (self.flaw != "postpones nothing")
+            if self.flaw == "counts to one":
+                self._reasons[message.number] = []
+            self._reasons.setdefault(message.number, []).append(reason)
+
+    def _is_still(self, message: TakenMessage) -> bool:
+        return self._takers[message.number] == message.taken_by or self.flaw == "believes whoever comes late"
 
     def forget(self, numbers: Sequence[int]) -> None:
         if self.flaw == "forgets all":
@@ -120,6 +152,20 @@ class Database(MemoryStore):
         for number in numbers:
             if self.flaw != "forgets nothing" or self.messages.get(number, _OURS).id not in {"0", "published"}:
                 self.messages.pop(number, None)
+
+    def waiting(self, limit: int) -> list[WaitingMessage]:
+        return [
+            WaitingMessage(
+                self.messages[number].id,
+                self._written_at[number],
+                len(self._reasons.get(number, ())),
+                self._taken_until.get(number, 0),
+                self._reasons[number][-1 if self.flaw != "tells the first reason" else 0]
+                if number in self._reasons
+                else None,
+            )
+            for number in sorted(self.messages)[:limit]
+        ]
 
 
 _OURS = OutboxMessage("of nobody", "", "")
@@ -211,6 +257,14 @@ MESSAGES = {
     "forgets nothing": "message_comes_back_unless_it_is_forgotten",
     "forgets all": "message_comes_back_unless_it_is_forgotten",
     "deletes what is taken": "message_comes_back_unless_it_is_forgotten",
+    "postpones nothing": "postponed_message_waits_and_keeps_nobody_back",
+    "counts to one": "failures_are_counted",
+    "tells the first reason": "failures_are_counted",
+    "gives nothing back": "message_that_is_given_back_comes_at_once",
+    "blames what was not tried": "message_that_is_given_back_comes_at_once",
+    "believes whoever comes late": "late_word_about_a_message_that_another_has_changes_nothing",
+    "the oldest first, whatever became of them": "failing_messages_leave_room_for_others",
+    "failing ones never": "failing_messages_leave_room_for_others",
     "relays look at once": "racing_relays_take_each_message_once",
 }
 

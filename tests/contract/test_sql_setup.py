@@ -346,9 +346,11 @@ def test_outbox_needs_the_documented_rights_and_no_more(served: Database) -> Non
             _user(served, name, "SELECT", "INSERT", "UPDATE", "DELETE") as url,
             served.reopened(table, url=url) as store,
         ):
-            ((number, taken),) = store.take(10, 1)
-            store.forget([number])
-            assert (taken, store.take(10, 0)) == (message, [])
+            store.postpone(store.take(10, 1)[0], 0, "")
+            store.give_back(store.take(10, 1))
+            (taken,) = store.take(10, 1)
+            store.forget([taken.number])
+            assert (taken.message, store.waiting(1), store.take(10, 0)) == (message, [], [])
         with (
             _user(served, name, "SELECT", "INSERT", "UPDATE") as url,
             served.reopened(table, url=url) as store,

@@ -285,4 +285,4 @@ def test_message_of_a_web_request_belongs_to_its_session(place: _Place, end: str
         place.store.enqueue(message, session)
         getattr(session, end)()
 
-    assert [each for _, each in place.store.take(10, 60_000)] == [message] * (end == "commit")
+    assert [each.message for each in place.store.take(10, 60_000)] == [message] * (end == "commit")

@@ -127,9 +127,9 @@ def test_message_belongs_to_the_block_around_it(store: DjangoStore) -> None:
     with transaction.atomic(using=store.alias):
         store.enqueue(replace(message, id="in a view"))
 
-    ((number, found),) = store.take(10, 60_000)
-    assert found.id == "in a view"
-    store.forget([number])
+    (found,) = store.take(10, 60_000)
+    assert found.message.id == "in a view"
+    store.forget([found.number])
     assert store.take(10, 0) == []
 
 

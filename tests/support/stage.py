@@ -14,7 +14,16 @@ from celery import Task
 
 from celery_idempotent.record import Record, Status
 from celery_idempotent.steps import Begun, from_plain
-from celery_idempotent.store import CommittingStore, Outbox, OutboxMessage, Store, Transaction, TransactionalStore
+from celery_idempotent.store import (
+    CommittingStore,
+    Outbox,
+    OutboxMessage,
+    Store,
+    TakenMessage,
+    Transaction,
+    TransactionalStore,
+    WaitingMessage,
+)
 from celery_idempotent.testing import StoreWrapper
 from celery_idempotent.testing.deliveries import WorkerDied
 from tests.support.deliveries import Ended, deliver
@@ -138,13 +147,25 @@ class StagedStore(StoreWrapper):
         """See :meth:`celery_idempotent.store.Outbox.enqueue`."""
         self._outbox.enqueue(message, using)
 
-    def take(self, limit: int, hold: int) -> list[tuple[int, OutboxMessage]]:
+    def take(self, limit: int, hold: int) -> list[TakenMessage]:
         """See :meth:`celery_idempotent.store.Outbox.take`; the point ``take``."""
         return self._stage.ask("take", lambda: self._outbox.take(limit, hold))
 
     def forget(self, numbers: Sequence[int]) -> None:
         """See :meth:`celery_idempotent.store.Outbox.forget`; the point ``forget``."""
         self._stage.ask("forget", lambda: self._outbox.forget(numbers))
+
+    def give_back(self, messages: Sequence[TakenMessage]) -> None:
+        """See :meth:`celery_idempotent.store.Outbox.give_back`; the point ``give back``."""
+        self._stage.ask("give back", lambda: self._outbox.give_back(messages))
+
+    def postpone(self, message: TakenMessage, pause: int, reason: str) -> None:
+        """See :meth:`celery_idempotent.store.Outbox.postpone`; the point ``postpone``."""
+        self._stage.ask("postpone", lambda: self._outbox.postpone(message, pause, reason))
+
+    def waiting(self, limit: int) -> list[WaitingMessage]:
+        """See :meth:`celery_idempotent.store.Outbox.waiting`."""
+        return self._outbox.waiting(limit)
 
     @property
     def _outbox(self) -> Outbox:

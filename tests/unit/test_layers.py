@@ -9,7 +9,7 @@ ROOT = Path(celery_idempotent.__file__).parent
 
 LAYERS: list[dict[str, set[str]]] = [
     # Within a layer, a module may import those that stand before it.
-    {"errors": set(), "record": set(), "_version": set()},
+    {"printable": set(), "errors": set(), "record": set(), "_version": set()},
     {
         "store": set(),
         "protocol": set(),
@@ -86,7 +86,7 @@ LAYERS: list[dict[str, set[str]]] = [
 HALVES = (set(LAYERS[2]), {"attempt", "heartbeat", "guard", "transactions", "protected", "handle", "verdicts"})
 """Two halves of one level: stores know nothing of attempts, attempts nothing of any store."""
 
-PURE = {"record", "errors", "protocol", "policy", "paths", "keys", "store"}
+PURE = {"printable", "record", "errors", "protocol", "policy", "paths", "keys", "store"}
 FORBIDDEN_IN_PURE = {"time", "random", "secrets", "os", "socket", "threading", "logging"}
 
 

@@ -1,25 +1,30 @@
 """The outbox: written with the user's rows, published at least once, always under the same task id."""
 
+import json
 import logging
 import os
 import pickle
+import re
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from amqp import ChannelError  # type: ignore[import-untyped]
 from celery import Celery
 from click.testing import CliRunner, Result
 from kombu.exceptions import OperationalError
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, case, create_engine, update
 from sqlalchemy.orm import Session
 
 from celery_idempotent import IdempotentTask, PolicyError, StoreUnavailable, outbox
 from celery_idempotent.cli import idempotency
+from celery_idempotent.codec import Codec
 from celery_idempotent.runtime import runtime_of
 from celery_idempotent.store import OutboxMessage
 from celery_idempotent.stores.sql import SQLStore
@@ -50,7 +55,11 @@ def app(store: SQLStore) -> Celery:
     def ship(order: str, fast: bool = False) -> None:
         pass
 
+    def pay() -> None:
+        pass
+
     app.task(name="ship", shared=False)(ship)
+    app.task(base=IdempotentTask, name="pay", shared=False)(pay)
     return app
 
 
@@ -96,34 +105,100 @@ def _enqueued(engine: Engine, store: SQLStore, *messages: OutboxMessage) -> None
         session.commit()
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        OutboxMessage("damaged", "{", "application/json"),
-        OutboxMessage("damaged", "[]", "application/json"),
-        OutboxMessage("damaged", pickle.dumps({}), "application/x-python-serialize"),
-    ],
-)
+DAMAGED = [
+    OutboxMessage("damaged", "{", "application/json"),
+    OutboxMessage("damaged", "[]", "application/json"),
+    OutboxMessage("damaged", '{"args": []}', "application/json"),
+    OutboxMessage("damaged", '{"task": "ship", "args": 5, "kwargs": {}, "options": {}}', "application/json"),
+    OutboxMessage("damaged", '{"task": "pay", "options": {"serializer": "none such"}}', "application/json"),
+    OutboxMessage("damaged", '{"task": "pay", "options": {"idempotency_key": ""}}', "application/json"),
+    OutboxMessage("damaged", pickle.dumps({}), "application/x-python-serialize"),
+]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
 def test_damaged_message_does_not_hold_up_the_others(
     app: Celery, engine: Engine, store: SQLStore, damaged: OutboxMessage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged and stays; what can be published is."""
+    """It is logged and stays, with the reason for people; what can be published is."""
     _enqueued(engine, store, damaged)
-    with Session(engine) as session:
-        outbox.send(session, app.tasks["ship"], "o-1")
-        session.commit()
+    _waiting(app, engine, "o-1")
 
     assert outbox.relay(app) == 1
-    assert "idempotency.relay_failed task_id=damaged" in caplog.text
+
+    (told,) = store.waiting(10)
+    assert (told.id, told.failures) == ("damaged", 1)
+    assert f"idempotency.relay_failed task_id=damaged failures=1 pause=1 reason={told.reason}" in caplog.text
     assert len(published(app)) == 1
+    assert outbox.relay(app) == 0
+    assert [each.failures for each in store.waiting(10)] == [1]
 
 
-def test_messages_wait_while_the_broker_is_away(app: Celery, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was published before is forgotten, the rest comes back."""
-    with Session(engine) as session:
-        for order in ("o-1", "o-2", "o-3"):
-            outbox.send(session, app.tasks["ship"], order)
-        session.commit()
+def _make_due(engine: Engine, store: SQLStore) -> None:
+    """As when the pauses are over."""
+    with engine.begin() as connection:
+        connection.execute(update(store.outbox).values(taken_until=0))
+
+
+def test_pause_grows_with_every_failure(app: Celery, engine: Engine, store: SQLStore) -> None:
+    """A second, two, four and so on up to ten minutes, kept in the table: a restart or another relay knows it."""
+    _enqueued(engine, store, DAMAGED[0])
+    pauses = []
+    for _ in range(12):
+        _make_due(engine, store)
+        before = store.now()
+        assert outbox.relay(app) == 0
+        pauses.append(round((store.waiting(1)[0].next_try - before) / 1000))
+
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600]
+
+
+@pytest.mark.parametrize("failures", [100, 2**62])
+def test_pause_of_a_message_that_failed_for_ever_is_the_longest(
+    app: Celery, engine: Engine, store: SQLStore, failures: int
+) -> None:
+    """Whatever the table says."""
+    _enqueued(engine, store, DAMAGED[0])
+    with engine.begin() as connection:
+        connection.execute(update(store.outbox).values(failures=failures))
+
+    assert outbox.relay(app) == 0
+    assert 599_000 < store.waiting(1)[0].next_try - store.now() <= 600_000
+
+
+def test_messages_that_fail_do_not_starve_the_others(app: Celery, engine: Engine, store: SQLStore) -> None:
+    """However many and however old; each look publishes some of those that can be published."""
+    _enqueued(engine, store, *[DAMAGED[0]] * 25)
+    _waiting(app, engine, *(f"o-{number}" for number in range(10)))
+    looks: list[int] = []
+    while sum(looks) < 10:
+        looks.append(outbox.relay(app, limit=10))
+        _make_due(engine, store)
+
+    assert looks == [0, 0, 0, 0, 5, 5]
+
+
+def test_reason_is_one_bounded_line(
+    app: Celery, engine: Engine, store: SQLStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception's text can neither forge a line of the log nor fill the table."""
+    _enqueued(engine, store, OutboxMessage("a\nb", json.dumps({"task": "\n\x1b[31m" * 999}), "application/json"))
+    signature = {"task": "ship", "args": ["o-1"], "kwargs": {}, "options": {"serializer": "\n\x1b\x00" * 999}}
+    _enqueued(engine, store, OutboxMessage("c", json.dumps(signature), "application/json"))
+
+    outbox.relay(app)
+
+    reasons = [str(each.reason) for each in store.waiting(2)]
+    assert all(each.isprintable() and len(each) <= 300 for each in reasons)
+    assert reasons[1].startswith("SerializerNotInstalled: No encoder installed for \\n\\x1b")
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+def test_messages_wait_while_the_broker_is_away(
+    app: Celery, engine: Engine, store: SQLStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was published before is forgotten; the rest is published by the next look, what was not tried first."""
+    _waiting(app, engine, "o-1", "o-2", "o-3")
     publish, calls = outbox._publish, []
 
     def failing(*arguments: Any) -> None:
@@ -133,13 +208,70 @@ def test_messages_wait_while_the_broker_is_away(app: Celery, engine: Engine, mon
         publish(*arguments)
 
     monkeypatch.setattr(outbox, "_publish", failing)
-    monkeypatch.setattr(outbox, "_HOLD", 0)  # what was taken comes back at once
     with pytest.raises(OperationalError):
         outbox.relay(app)
 
     assert [message.payload[0] for message in published(app)] == [["o-1"]]
+    assert [each.reason for each in store.waiting(9)] == ["OperationalError: away", None]
     assert outbox.relay(app) == 2
-    assert [message.payload[0] for message in published(app)] == [["o-2"], ["o-3"]]
+    assert [message.payload[0] for message in published(app)] == [["o-3"], ["o-2"]]
+
+
+class ParamValidationError(Exception):
+    """Called as botocore calls what it does not send."""
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_of_the_message"),
+    [(ConnectionError(), False), (None, False), (ChannelError("queue"), True), (ParamValidationError(), True)],
+)
+def test_error_of_a_channel_is_one_of_the_message(
+    app: Celery,
+    engine: Engine,
+    store: SQLStore,
+    monkeypatch: pytest.MonkeyPatch,
+    cause: Exception | None,
+    is_of_the_message: bool,
+) -> None:
+    """kombu tells of both by the same exception; only without a connection it is of no use to go on."""
+    _waiting(app, engine, "o-1", "o-2")
+    publish = outbox._publish
+
+    def failing(app: Celery, codec: Codec, message: OutboxMessage) -> None:
+        if message.id == store.waiting(1)[0].id:
+            raise OperationalError("away") from cause
+        publish(app, codec, message)
+
+    monkeypatch.setattr(outbox, "_publish", failing)
+    if is_of_the_message:
+        assert outbox.relay(app) == 1
+    else:
+        with pytest.raises(OperationalError):
+            outbox.relay(app)
+
+    left = store.waiting(9)
+    assert [each.failures for each in left] == ([1] if is_of_the_message else [1, 0])
+    assert (left[0].next_try > store.now()) is is_of_the_message
+
+
+def test_look_ends_before_others_can_take_what_it_has(
+    app: Celery, engine: Engine, store: SQLStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that is slow makes no duplicates; what was not tried is given back."""
+    _waiting(app, engine, "o-1", "o-2")
+    publish = outbox._publish
+    monkeypatch.setattr(outbox, "_HOLD", 60_000)
+    clock = [0.0]
+    monkeypatch.setattr("celery_idempotent.outbox.time.monotonic", lambda: clock[0])
+
+    def slow(*arguments: Any) -> None:
+        clock[0] += 31
+        publish(*arguments)
+
+    monkeypatch.setattr(outbox, "_publish", slow)
+    assert outbox.relay(app) == 1
+    assert outbox.relay(app) == 1
+    assert [message.payload[0] for message in published(app)] == [["o-1"], ["o-2"]]
 
 
 def test_store_without_an_outbox_says_so(app: Celery) -> None:
@@ -160,6 +292,32 @@ def _waiting(app: Celery, engine: Engine, *orders: str) -> None:
         for order in orders:
             outbox.send(session, app.tasks["ship"], order)
         session.commit()
+
+
+def test_command_lists_what_waits(app: Celery, engine: Engine, store: SQLStore) -> None:
+    """Age, failures, next try and reason; nothing of what a message says, and nothing that a terminal obeys."""
+    listed = partial(CliRunner().invoke, idempotency, obj=SimpleNamespace(app=app))
+    assert listed(["outbox"]).output == "TASK ID  AGE  FAILURES  NEXT TRY  REASON\n"
+
+    _enqueued(engine, store, DAMAGED[0])
+    outbox.relay(app)
+    _enqueued(engine, store, OutboxMessage("late\nr", '{"card": 4242}', "application/json"))
+    with engine.begin() as connection:
+        connection.execute(
+            update(store.outbox).values(
+                created_at=store.outbox.c.created_at - 93_784_000,
+                taken_until=case((store.outbox.c.failures == 1, store.now() + 500_000), else_=0),
+            )
+        )
+
+    result = listed(["outbox"])
+    assert result.exit_code == 0
+    _, damaged, later = result.output.splitlines()
+    assert re.fullmatch(r"damaged +1 day, 2:03:0\d +1 +in 0:08:\d\d +DecodeError: .*", damaged)
+    assert re.fullmatch(r"late\\nr +1 day, 2:03:0\d +0 +now", later)
+    assert len(listed(["outbox", "--limit", "1"]).output.splitlines()) == 2
+    app.conf.idempotency_store = an_app().conf.idempotency_store
+    assert "needs an SQL store" in listed(["outbox"]).output
 
 
 def test_command_publishes_what_waits(app: Celery, engine: Engine) -> None:

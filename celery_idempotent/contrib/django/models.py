@@ -96,6 +96,8 @@ class IdempotencyOutbox(models.Model):
     created_at = models.BigIntegerField()
     taken_until = models.BigIntegerField()
     taken_by = models.CharField(max_length=32, null=True)
+    failures = models.BigIntegerField(db_default=0)
+    reason = models.TextField(null=True)
 
     class Meta:
         """Nothing is permitted."""

@@ -32,7 +32,7 @@ from sqlalchemy.engine.interfaces import Dialect
 from celery_idempotent.contrib.django.transactions import DjangoTransaction
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
-from celery_idempotent.store import OutboxMessage, RecordTooLarge
+from celery_idempotent.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.sql_checks import try_out, warn_of_losses
 from celery_idempotent.stores.sql_drivers import explained, gave_way, is_dead, is_duplicate
@@ -130,13 +130,25 @@ class DjangoStore:
             # Not tried again: after an error the transaction that it belongs to is lost.
             self._outbox.enqueue(partial(self._execute, connection), message, now)
 
-    def take(self, limit: int, hold: int) -> list[tuple[int, OutboxMessage]]:
+    def take(self, limit: int, hold: int) -> list[TakenMessage]:
         """See :meth:`celery_idempotent.store.Outbox.take`."""
         return self._outbox.take(self._asking("take"), limit, self.now(), hold)
+
+    def give_back(self, messages: Sequence[TakenMessage]) -> None:
+        """See :meth:`celery_idempotent.store.Outbox.give_back`."""
+        self._outbox.give_back(self._asking("give_back"), messages)
+
+    def postpone(self, message: TakenMessage, pause: int, reason: str) -> None:
+        """See :meth:`celery_idempotent.store.Outbox.postpone`."""
+        self._outbox.postpone(self._asking("postpone"), message, self.now() + pause, reason)
 
     def forget(self, numbers: Sequence[int]) -> None:
         """See :meth:`celery_idempotent.store.Outbox.forget`."""
         self._outbox.forget(self._asking("forget"), numbers)
+
+    def waiting(self, limit: int) -> list[WaitingMessage]:
+        """See :meth:`celery_idempotent.store.Outbox.waiting`."""
+        return self._outbox.waiting(self._asking("waiting"), limit)
 
     @contextmanager
     def explaining(self, operation: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Attempts in a row that never ended are counted, and a record names its app."""
+"""Attempts in a row that never ended are counted, a record names its app, and a message says why it still waits."""
 
 from django.db import migrations, models
 
@@ -17,6 +17,8 @@ class Migration(migrations.Migration):
                 migrations.RemoveField("idempotencyrecord", "takeover"),
                 migrations.AddField("idempotencyrecord", "takeovers", models.BigIntegerField(db_default=0)),
                 migrations.AddField("idempotencyrecord", "app", models.TextField(null=True)),
+                migrations.AddField("idempotencyoutbox", "failures", models.BigIntegerField(db_default=0)),
+                migrations.AddField("idempotencyoutbox", "reason", models.TextField(null=True)),
             ],
         ),
     )

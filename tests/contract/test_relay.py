@@ -1,0 +1,354 @@
+"""Relays between real databases and real brokers: a message that cannot be published fails alone."""
+# mypy: allow-untyped-decorators
+
+import json
+import os
+import re
+import signal
+import warnings
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import boto3
+import pytest
+from celery import Celery
+from celery.signals import before_task_publish
+from kombu.exceptions import OperationalError
+from moto.server import ThreadedMotoServer
+from redis import Redis
+from sqlalchemy import update
+
+from celery_idempotent import outbox
+from celery_idempotent.store import OutboxMessage
+from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.testing.parallel import race
+from example_project.embedded import EmbeddedAws, EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
+from example_project.embedded.aws import REGION
+from tests.support.sql_databases import Database
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLStore]:
+    """A store whose outbox is empty."""
+    if request.param == "sqlite":
+        database = Database(f"sqlite:///{tmp_path}/records.sqlite")
+    elif request.param == "postgresql":
+        server: EmbeddedPostgres = request.getfixturevalue("postgres")
+        database = Database(server.url, server)
+    else:
+        other: EmbeddedMariaDB = request.getfixturevalue("mariadb")
+        database = Database(other.url, other)
+    with database.store() as found:
+        yield found
+
+
+def _app(store: SQLStore, broker: str, **options: Any) -> Celery:
+    app = Celery("shop", broker=broker, set_as_current=False)
+    app.conf.update(idempotency_store=store, broker_transport_options=options)
+
+    def ship(order: str) -> None:
+        pass
+
+    app.task(name="ship", shared=False)(ship)
+    return app
+
+
+def _message(task_id: str, order: str = "o-1", **options: Any) -> OutboxMessage:
+    signature = {"task": "ship", "args": [order], "kwargs": {}, "options": options}
+    return OutboxMessage(task_id, json.dumps(signature), "application/json")
+
+
+def _enqueue(store: SQLStore, *messages: OutboxMessage) -> None:
+    transaction = store.begin()
+    for each in messages:
+        transaction.enqueue(each)
+    transaction.commit()
+
+
+def _make_due(store: SQLStore) -> None:
+    """As when every pause and every hold is over."""
+    transaction = store.begin()
+    transaction.connection.execute(update(store.outbox).values(taken_until=0))
+    transaction.commit()
+
+
+def _waiting(store: SQLStore) -> dict[str, tuple[int, str]]:
+    """By task id, the failures of what waits, and the last reason."""
+    return {each.id: (each.failures, each.reason or "") for each in store.waiting(1000)}
+
+
+# -- SQS
+
+
+@pytest.fixture(scope="module")
+def ministack() -> Iterator[str]:
+    """The endpoint of an SQS."""
+    with EmbeddedAws() as aws:
+        yield aws.endpoint
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    """The endpoint of another one: no emulator is AWS, and what both refuse is likelier refused there."""
+    server = ThreadedMotoServer("127.0.0.1", 0)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+class Queue:
+    """A queue of a name of its own, on an SQS server."""
+
+    def __init__(self, endpoint: str, store: SQLStore) -> None:
+        self.name = f"q-{uuid4().hex}"
+        self.sqs = boto3.client(
+            "sqs",
+            endpoint_url=endpoint,
+            region_name=REGION,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
+        self.url = self.sqs.create_queue(QueueName=self.name, Attributes={"MaximumMessageSize": "102400"})["QueueUrl"]
+        broker = f"sqs://test:test@{endpoint.removeprefix('http://')}//"
+        self.app = _app(store, broker, region=REGION, is_secure=False)
+        self.app.conf.task_default_queue = self.name
+
+    def arrived(self) -> list[str]:
+        """The task ids of what has arrived; it is taken out."""
+        found: list[str] = []
+        while True:
+            messages = self.sqs.receive_message(QueueUrl=self.url, MaxNumberOfMessages=10).get("Messages", [])
+            if not messages:
+                return sorted(found)
+            for each in messages:
+                found.append(json.loads(b64decode(each["Body"]))["headers"]["id"])
+                self.sqs.delete_message(QueueUrl=self.url, ReceiptHandle=each["ReceiptHandle"])
+
+
+@pytest.fixture(params=["ministack", "moto"])
+def queue(request: pytest.FixtureRequest, store: SQLStore) -> Iterator[Queue]:
+    found = Queue(request.getfixturevalue(request.param), store)
+    yield found
+    found.app.close()
+
+
+def test_message_over_the_limit_of_sqs_fails_alone(
+    store: SQLStore, queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those behind it go out; it is shown, and goes out itself once the queue takes it."""
+    large = _message("large", "x" * 100_000)  # kombu encodes it twice in base 64
+    _enqueue(store, _message("a"), large, *(_message(f"b{number}") for number in range(9)))
+
+    assert outbox.relay(queue.app) == 10
+
+    assert queue.arrived() == ["a", *(f"b{number}" for number in range(9))]
+    ((failures, reason),) = _waiting(store).values()
+    assert failures == 1
+    assert "InvalidParameterValue" in reason
+    assert "shorter than 102400" in reason
+    assert "xxx" not in reason
+    assert "idempotency.relay_failed task_id=large failures=1 pause=1 reason=ClientError" in caplog.text
+
+    queue.sqs.set_queue_attributes(QueueUrl=queue.url, Attributes={"MaximumMessageSize": "262144"})
+    wait_until(lambda: outbox.relay(queue.app), "the pause to be over")
+    assert queue.arrived() == ["large"]
+    assert _waiting(store) == {}
+
+
+def test_what_sqs_refuses_fails_alone(store: SQLStore, queue: Queue) -> None:
+    """Whatever class kombu raises of it: botocore's, its own, or the one that it has for a lost connection, too."""
+    gone = f"gone-{uuid4().hex}"
+    refused = {
+        "no such queue": _message("no such queue", queue=gone),
+        "not to be sent": _message("not to be sent", MessageGroupId=5),
+        "no group": _message("no group", queue=f"{queue.name}.fifo", MessageGroupId=""),
+        "not encodable": _message("not encodable", serializer="none such"),
+    }
+    queue.app.send_task("ship", ("o-1",), queue=gone)  # so that its URL is known to kombu
+    queue.sqs.delete_queue(QueueUrl=queue.sqs.get_queue_url(QueueName=gone)["QueueUrl"])
+    _enqueue(store, *refused.values(), _message("good"))
+
+    assert outbox.relay(queue.app) == 1
+
+    assert queue.arrived() == ["good"]
+    waiting = _waiting(store)
+    assert {each: failures for each, (failures, _) in waiting.items()} == dict.fromkeys(refused, 1)
+    assert {each: reason.split(":")[0] for each, (_, reason) in waiting.items()} == {
+        "no such queue": "QueueDoesNotExist",
+        "not to be sent": "OperationalError",
+        "no group": "ClientError",
+        "not encodable": "SerializerNotInstalled",
+    }
+
+
+def test_queue_that_is_not_declared_fails_alone(store: SQLStore, queue: Queue) -> None:
+    """With ``predefined_queues`` no queue is created for a name that is wrong."""
+    access = {"access_key_id": "test", "secret_access_key": "test"}
+    queue.app.conf.broker_transport_options = {
+        **queue.app.conf.broker_transport_options,
+        "predefined_queues": {queue.name: {"url": queue.url, "region": REGION, **access}},
+    }
+    _enqueue(store, _message("other", queue="other"), _message("good"))
+
+    assert outbox.relay(queue.app) == 1
+
+    assert queue.arrived() == ["good"]
+    assert "UndefinedQueueException" in _waiting(store)["other"][1]
+
+
+def test_sqs_that_does_not_answer_is_no_fault_of_a_message(store: SQLStore) -> None:
+    """The look ends with the first one, what was not tried is given back at once, and nothing is paused."""
+    app = _app(store, "sqs://test:test@127.0.0.1:1//", region=REGION, is_secure=False)
+    _enqueue(store, *(_message(str(number)) for number in range(3)))
+
+    with pytest.raises(OperationalError):
+        outbox.relay(app)
+
+    assert {each: failures for each, (failures, _) in _waiting(store).items()} == {"0": 1, "1": 0, "2": 0}
+    assert len(store.take(10, 0)) == 3
+    app.close()
+
+
+# -- Redis
+
+
+@pytest.fixture
+def redis() -> Iterator[EmbeddedRedis]:
+    """A server to be stopped."""
+    with EmbeddedRedis() as server:
+        yield server
+
+
+def _arrived(server: EmbeddedRedis, queue: str = "celery") -> list[str]:
+    with Redis.from_url(server.url) as client:
+        return [json.loads(each)["headers"]["id"] for each in reversed(client.lrange(queue, 0, -1))]
+
+
+def test_queue_that_redis_cannot_write_fails_alone(store: SQLStore, redis: EmbeddedRedis) -> None:
+    """A key of another type, or one that the user may not touch, is no lost connection, though kombu calls it one."""
+    with Redis.from_url(redis.url) as client:
+        client.set("text", "of somebody")
+        client.acl_setuser("shop", enabled=True, nopass=True, keys=["celery*", "_kombu*", "text*"], commands=["+@all"])
+    app = _app(store, redis.url.replace("redis://", "redis://shop:x@"))
+    _enqueue(store, _message("text", queue="text"), _message("denied", queue="of-others"), _message("good"))
+
+    assert outbox.relay(app) == 1
+
+    assert _arrived(redis) == ["good"]
+    reasons = {each: reason for each, (_, reason) in _waiting(store).items()}
+    assert "WRONGTYPE" in reasons["text"]
+    assert "No permissions" in reasons["denied"]
+    app.close()
+
+
+def test_messages_outlast_a_redis_that_is_away(store: SQLStore, redis: EmbeddedRedis) -> None:
+    """However long: the first look after it is back publishes all of them."""
+    app = _app(store, redis.url)
+    _enqueue(store, *(_message(str(number)) for number in range(3)))
+    redis.kill()
+    for _ in range(2):
+        with pytest.raises(OperationalError):
+            outbox.relay(app)
+
+    redis.revive()
+
+    assert outbox.relay(app) == 3
+    assert sorted(_arrived(redis)) == ["0", "1", "2"]
+    app.close()
+
+
+# -- several relays
+
+
+def _refused(number: int) -> OutboxMessage:
+    return _message(f"refused {number}", serializer="none such")
+
+
+def test_two_relays_share_what_fails_and_what_does_not(
+    store: SQLStore, redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each message is published once, and each failure is counted once, whichever of them met it."""
+    apps = [_app(store, redis.url) for _ in range(2)]
+    _enqueue(store, *(_refused(number) if number % 3 == 0 else _message(str(number)) for number in range(90)))
+
+    def drain(app: Celery) -> int:
+        published = 0
+        while looked := outbox.relay(app, limit=7):
+            published += looked
+        return published
+
+    published = race([partial(drain, app) for app in apps])
+    for app in apps:
+        published.append(drain(app))  # what the other had in that moment
+
+    assert sum(published) == 60
+    assert sorted(_arrived(redis), key=int) == [str(number) for number in range(90) if number % 3]
+    logged = Counter(re.findall("task_id=(refused [0-9]+) ", caplog.text))
+    assert {each: failures for each, (failures, _) in _waiting(store).items()} == logged
+    assert len(logged) == 30
+    for app in apps:
+        app.close()
+
+
+def test_relay_that_is_killed_loses_nothing_and_forgets_no_failure(store: SQLStore, redis: EmbeddedRedis) -> None:
+    """What it had comes back; what it had counted is counted."""
+    _enqueue(store, _refused(0), *(_message(str(number)) for number in range(5)))
+    store.close()
+    status = _in_child(lambda: _die_at(4, lambda: outbox.relay(_app(store, redis.url))))
+
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert _arrived(redis) == ["0", "1"]
+    app = _app(store, redis.url)
+    assert outbox.relay(app) == 0, "the dead relay has them still"
+
+    _make_due(store)
+    assert outbox.relay(app) == 5
+    assert Counter(_arrived(redis)) == {"0": 2, "1": 2, "2": 1, "3": 1, "4": 1}
+    assert {each: failures for each, (failures, _) in _waiting(store).items()} == {"refused 0": 2}
+    app.close()
+
+
+def _die_at(number: int, act: Callable[[], object]) -> None:
+    """Be killed as the message of that number is about to be published."""
+    sent = iter(range(1, number + 1))
+
+    def die(**_: Any) -> None:
+        if next(sent) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    before_task_publish.connect(die, weak=False)
+    act()
+
+
+def _in_child(act: Callable[[], None]) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+ on fork with threads
+        child = os.fork()
+    if child == 0:
+        try:
+            act()
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def test_messages_that_fail_leave_room_in_every_look(store: SQLStore, redis: EmbeddedRedis) -> None:
+    """Old ones that are due again, more than a look has room for, delay nobody by more than a look."""
+    app = _app(store, redis.url)
+    _enqueue(store, *map(_refused, range(60)))
+    while outbox.relay(app, limit=20) or min(failures for failures, _ in _waiting(store).values()) == 0:
+        pass
+    _make_due(store)
+    _enqueue(store, *(_message(str(number)) for number in range(25)))
+
+    looks: Sequence[int] = [outbox.relay(app, limit=20) for _ in range(3)]
+
+    assert looks == [10, 10, 5]
+    assert len(_arrived(redis)) == 25
+    app.close()
