@@ -285,9 +285,9 @@ def _readable_errors() -> Iterator[None]:
 
 
 def _table(records: Iterable[Record]) -> str:
-    rows = [("STATUS", "UPDATED", "ATTEMPTS", "TASK", "KEY", "WORKER")]
+    rows: list[tuple[str, ...]] = [("STATUS", "UPDATED", "ATTEMPTS", "TASK", "KEY", "WORKER")]
     rows += [
-        (str(each.status), _time(each.updated_at), str(each.attempts), each.task, each.key, each.worker)
+        tuple(map(one_line, (each.status, _time(each.updated_at), each.attempts, each.task, each.key, each.worker)))
         for each in records
     ]
     return _aligned(rows)
@@ -303,7 +303,7 @@ def _readable(name: str, value: Any) -> str:
         return _time(value)
     if name == "expires_at":
         return _time(value * 1000)
-    return f"{len(value)} bytes" if name == "result" else str(value)
+    return f"{len(value)} bytes" if name == "result" else one_line(value)
 
 
 def _time(milliseconds: int) -> str:

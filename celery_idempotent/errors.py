@@ -17,8 +17,10 @@
     SafeToRetry               raised *by* a task body: no effect has begun
 
 All fields are positional and plain, and all of them reach ``super().__init__``: that is what
-lets an exception survive pickle and Celery's JSON result backend. ``__str__`` builds the sentence.
+lets an exception survive pickle and Celery's JSON result backend. ``_sentence`` builds the sentence.
 """
+
+from celery_idempotent.printable import one_line
 
 __all__ = [
     "IdempotencyError",
@@ -39,7 +41,16 @@ __all__ = [
 
 
 class IdempotencyError(Exception):
-    """Base of everything this library raises on its own behalf."""
+    """Base of everything this library raises on its own behalf.
+
+    Its text is one line, whatever its fields hold.
+    """
+
+    def __str__(self) -> str:
+        return one_line(self._sentence())
+
+    def _sentence(self) -> str:
+        return super().__str__()
 
 
 class IdempotencyWarning(UserWarning):
@@ -61,7 +72,7 @@ class PolicyError(IdempotencyError, ValueError):
         self.value = value
         self.remedy = remedy
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         return f"{self.option}={self.value}: {self.remedy}"
 
 
@@ -78,7 +89,7 @@ class KeyMissing(IdempotencyError):
         self.task = task
         self.source = source
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         return (
             f"{self.task}: {self.source} gave no idempotency key (missing or null); nothing ran. "
             "Pass the argument, or publish with apply_async(..., idempotency_key='...')"
@@ -100,7 +111,7 @@ class KeyReused(IdempotencyError):
         self.key = key
         self.task_id = task_id
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         return (
             f"idempotency key {self.key} was first used with other arguments (task id {self.task_id}); "
             "nothing ran. Use a new key for a new effect, or narrow Policy(fingerprint=...) "
@@ -123,7 +134,7 @@ class InFlight(IdempotencyError):
         self.retry_after = retry_after
         self.holder = holder
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         return (
             f"idempotency key {self.key} is in flight on {self.holder}; "
             f"its lease runs for another {self.retry_after} ms unless renewed"
@@ -146,7 +157,7 @@ class LeaseLost(IdempotencyError):
         self.key = key
         self.fencing_token = fencing_token
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         return f"idempotency key {self.key}: the attempt with fencing token {self.fencing_token} was taken over"
 
 
@@ -165,7 +176,7 @@ class OutcomeUnknown(IdempotencyError):
         self.key = key
         self.reason = reason
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         return (
             f"idempotency key {self.key}: it is unknown whether the effect happened ({self.reason}). "
             "Check the receiver, then run: celery -A <your app> idempotency resolve"
@@ -185,7 +196,7 @@ class ResultLost(IdempotencyError):
         self.key = key
         self.reason = reason
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         return (
             f"idempotency key {self.key} is completed, but its result was not kept: {self.reason}. "
             "Return something small and serialisable, such as an id"
@@ -198,7 +209,7 @@ class ReplayedFailure(IdempotencyError):
     Args:
         key: The idempotency key.
         type_name: Qualified name of the exception that was recorded.
-        message: Its message.
+        message: Its message; empty if none was kept.
     """
 
     def __init__(self, key: str, type_name: str, message: str) -> None:
@@ -207,8 +218,9 @@ class ReplayedFailure(IdempotencyError):
         self.type_name = type_name
         self.message = message
 
-    def __str__(self) -> str:
-        return f"idempotency key {self.key} failed earlier with {self.type_name}: {self.message}"
+    def _sentence(self) -> str:
+        told = f"{self.type_name}: {self.message}" if self.message else self.type_name
+        return f"idempotency key {self.key} failed earlier with {told}"
 
 
 class WriteRefused(IdempotencyError):
@@ -228,7 +240,7 @@ class WriteRefused(IdempotencyError):
         self.write = write
         self.reason = reason
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         return f"idempotency key {self.key}: {self.write} was refused ({self.reason}); nothing was written"
 
 
@@ -249,7 +261,7 @@ class StoreUnavailable(IdempotencyError):
         self.operation = operation
         self.reason = reason
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         return f"{self.store}: {self.operation} failed: {self.reason}"
 
 

@@ -23,6 +23,7 @@ from math import inf
 
 from celery_idempotent.attempt import Attempt, Clock
 from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.printable import one_line
 
 __all__ = ["Heartbeat", "heartbeat"]
 
@@ -186,7 +187,9 @@ class Heartbeat:
             reason, beat.left = beat.left, ""
         try:
             key = beat.attempt.key
-            logger.warning("idempotency.renewal_delayed key=%s reason=no thread can be started: %s", key, reason)
+            logger.warning(
+                "idempotency.renewal_delayed key=%s reason=no thread can be started: %s", one_line(key), reason
+            )
         finally:
             self._renew(beat)
 
@@ -227,11 +230,11 @@ def _is_renewed(attempt: Attempt) -> bool:
     try:
         attempt.renew()
     except StoreUnavailable as error:
-        logger.warning("idempotency.renewal_failed key=%s reason=%s", attempt.key, error)
+        logger.warning("idempotency.renewal_failed key=%s reason=%s", one_line(attempt.key), one_line(error))
         return False
     except BaseException:
         # A store with a bug, or a greenlet that is told to die, must not end the renewals.
-        logger.exception("idempotency.renewal_failed key=%s", attempt.key)
+        logger.exception("idempotency.renewal_failed key=%s", one_line(attempt.key))
         return False
     return True
 

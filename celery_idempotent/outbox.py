@@ -233,7 +233,7 @@ class Relay(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no typ
                     published = relay(app)
                 pause = 0.0 if published else every
             except (StoreUnavailable, OperationalError) as error:
-                logger.warning("idempotency.relay_failed reason=%s", describe(error))
+                logger.warning("idempotency.relay_failed reason=%s", one_line(describe(error)))
             except Exception:
                 # Whatever it was, the messages wait on disk, and the next look may fare better.
                 logger.exception("idempotency.relay_failed")

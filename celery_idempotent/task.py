@@ -28,6 +28,7 @@ from celery_idempotent.heartbeat import heartbeat
 from celery_idempotent.keys import WHOLE_CALL, CallSignature, Identity, identify
 from celery_idempotent.outbox import relay_at_start
 from celery_idempotent.policy import Policy
+from celery_idempotent.printable import one_line
 from celery_idempotent.protected import Protected
 from celery_idempotent.runtime import CONTROL_FLOW, NOTHING_BEGUN, runtime_of
 from celery_idempotent.startup import check_at_start
@@ -263,9 +264,8 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             operation = self._operation(executed, identity())
             guard = self._guard(executed.request, observed=True)
         except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
-            logger.warning(
-                "idempotency.not_observed task=%s task_id=%s reason=%s", self.name, executed.request.id, error
-            )
+            told = map(one_line, (self.name, executed.request.id, error))
+            logger.warning("idempotency.not_observed task=%s task_id=%s reason=%s", *told)
             return body(None)
         return guard.observe(operation, body)
 
@@ -389,17 +389,19 @@ def _report(task: IdempotentMixin, request: Context, observed: bool, event: Even
     delivery = delivery_of(request)
     if delivery is not None and event.name in _ANSWERS and not observed:
         delivery.is_answered = True
-    logger.log(
-        _LEVELS.get(event.name, logging.INFO),
-        "idempotency.%s task=%s task_id=%s key=%s token=%s observed=%s reason=%s",
-        event.name,
-        task.name,
-        request.id,
-        event.key,
-        event.fencing_token,
-        observed,
-        event.reason,
-    )
+    level = _LEVELS.get(event.name, logging.INFO)
+    if logger.isEnabledFor(level):
+        logger.log(
+            level,
+            "idempotency.%s task=%s task_id=%s key=%s token=%s observed=%s reason=%s",
+            event.name,
+            one_line(task.name),
+            one_line(request.id),
+            one_line(event.key),
+            event.fencing_token,
+            observed,
+            one_line(event.reason),
+        )
     signals.BY_EVENT[event.name].send(
         sender=task,
         key=event.key,

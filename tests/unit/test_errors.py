@@ -72,6 +72,16 @@ def test_text_names_every_field(error: Exception) -> None:
         assert str(value) in str(error)
 
 
+@pytest.mark.parametrize("error", EXAMPLES[1:-1], ids=_ids)
+def test_text_is_one_line_whatever_its_fields_hold(error: Exception) -> None:
+    """A task id or a reason that somebody chose forges no line of a log; the fields themselves stay as they are."""
+    forged = type(error)(*(f"{each}\nERROR \x1b[2J\u202e" if isinstance(each, str) else each for each in error.args))
+
+    assert str(forged).isprintable()
+    assert "\\nERROR \\x1b[2J\\u202e" in str(forged)
+    assert any("\n" in str(value) for value in vars(forged).values()) or isinstance(error, errors.LeaseLost)
+
+
 def test_tree_is_as_documented() -> None:
     """The tree in the module's docstring is the real one."""
     for each in EXAMPLES:
