@@ -1,11 +1,12 @@
 """Outcomes to bytes and back, by kombu's serialisers and under the app's own ``accept_content``."""
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from kombu import serialization
+from kombu.exceptions import DecodeError
 
 from celery_idempotent.errors import ReplayedFailure
 
@@ -13,6 +14,9 @@ __all__ = ["Codec", "Encoded", "Kept", "describe"]
 
 _MAX_MESSAGE = 2_000
 """Characters of an exception's message that are kept; people read them, nothing depends on them."""
+
+_NEVER_ENCODED = "application/data"
+"""kombu's content type of bytes that are passed on as they are: in every other encoding, nothing says nothing."""
 
 _MAX_FAILURE = 50_000
 """Length of an encoded failure above which its arguments are dropped; every store has room for the rest."""
@@ -49,10 +53,12 @@ class Codec:
         serializer: Name of kombu's serialiser for new outcomes.
         accept: Content types that may be decoded. What is not in here is never decoded, so nothing is
             unpickled from a store unless the app accepts pickle.
+        redact_errors: Whether of an exception only its type is kept and told.
     """
 
     serializer: str
     accept: frozenset[str]
+    redact_errors: bool = False
 
     def encode(self, value: Any) -> Encoded:
         """``value`` encoded.
@@ -70,6 +76,8 @@ class Codec:
             kombu.exceptions.ContentDisallowed: The app does not accept its content type.
             kombu.exceptions.DecodeError: The data is not what its content type says.
         """
+        if not encoded.data and encoded.content_type != _NEVER_ENCODED:
+            raise DecodeError("it is empty")  # kombu would give it back as it is
         encoding = "utf-8" if isinstance(encoded.data, str) else "binary"
         return serialization.loads(encoded.data, encoded.content_type, encoding, accept=self.accept)
 
@@ -79,15 +87,23 @@ class Codec:
             encoded = self.encode(value)
             return Kept(encoded, self.decode(encoded), None)
         except Exception as error:  # noqa: BLE001 - nothing about a result may undo its effect
-            return Kept(None, value, f"not encodable: {describe(error)}")
+            return Kept(None, value, f"not encodable: {self.told(error)}")
+
+    def told(self, error: BaseException) -> str:
+        """What may be kept and logged of what ``error`` says; its type where its text may not."""
+        return type(error).__name__ if self.redact_errors else describe(error)
+
+    def summary(self, error: BaseException) -> str:
+        """The type of ``error``, and what it says if that may be kept."""
+        name = type(error).__name__
+        return name if self.redact_errors else f"{name}: {describe(error)}"
 
     def encode_failure(self, error: BaseException) -> Encoded:
         """``error`` encoded so that a replay can raise an equal one; arguments only if they are encodable."""
-        description = {
-            "module": type(error).__module__,
-            "type": type(error).__qualname__,
-            "message": describe(error),
-        }
+        description = {"module": type(error).__module__, "type": type(error).__qualname__}
+        if self.redact_errors:
+            return self.encode(description)
+        description["message"] = describe(error)
         try:
             encoded = self.encode({**description, "args": list(error.args)})
             self.decode(encoded)
@@ -95,14 +111,38 @@ class Codec:
             return self.encode(description)
         return encoded if len(encoded.data) <= _MAX_FAILURE else self.encode(description)
 
-    def decode_failure(self, encoded: Encoded | None, key: str) -> BaseException:
-        """The failure to raise on a replay: of the recorded type if that is loaded, else ``ReplayedFailure``."""
-        description = {} if encoded is None else self.decode(encoded)
-        return _rebuilt(description) or ReplayedFailure(
-            key,
-            f"{description.get('module', '?')}.{description.get('type', '?')}",
-            description.get("message", ""),
-        )
+    def decode_failure(
+        self,
+        encoded: Encoded | None,
+        key: str,
+        *,
+        remembered: tuple[type[BaseException], ...] = (),
+        never: tuple[type[BaseException], ...] = (),
+    ) -> Exception:
+        """The failure to raise on a replay: of the recorded type if that may be, else ``ReplayedFailure``.
+
+        Whoever can write the store chooses the description, so nothing is built but an ``Exception`` whose type is
+        loaded here, is remembered, and steers nobody.
+
+        Args:
+            encoded: What :meth:`encode_failure` made; None if it was lost.
+            key: The idempotency key.
+            remembered: Types that the policy records as an outcome.
+            never: Types that are raised to steer a caller.
+
+        Raises:
+            kombu.exceptions.KombuError: As for :meth:`decode`.
+        """
+        description = None if encoded is None else self.decode(encoded)
+        if not isinstance(description, dict):
+            description = {}
+        module, name, message = (_text(description.get(each)) for each in ("module", "type", "message"))
+        found = _loaded(module, name)
+        if found and issubclass(found, Exception) and issubclass(found, remembered) and not issubclass(found, never):
+            rebuilt = _built(found, description.get("args"))
+            if rebuilt is not None and not isinstance(rebuilt, never):
+                return rebuilt
+        return ReplayedFailure(key, f"{module or '?'}.{name or '?'}", message)
 
 
 def describe(error: BaseException) -> str:
@@ -114,16 +154,39 @@ def describe(error: BaseException) -> str:
     return text[:_MAX_MESSAGE].encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
-def _rebuilt(description: Mapping[str, Any]) -> BaseException | None:
-    """The described exception, if its type is loaded here and takes the arguments; nothing is imported."""
-    if "args" not in description:
+_MODULE_DICT: Any = vars(ModuleType)["__dict__"]
+_CLASS_DICT: Any = vars(type)["__dict__"]
+"""How the interpreter itself finds names, whatever a module or a class has put in its way."""
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _loaded(module: str, qualname: str) -> type | None:
+    """The class of that name if its module is loaded.
+
+    Only names that stand in the module, and in classes there, are followed: nothing is imported, and no
+    ``__getattr__`` or descriptor is run that a record happens to name.
+    """
+    place: Any = sys.modules.get(module)
+    if not issubclass(type(place), ModuleType):
         return None
-    found: Any = sys.modules.get(description["module"])
-    for name in description["type"].split("."):
-        found = getattr(found, name, None)
-    if not (isinstance(found, type) and issubclass(found, BaseException)):
+    found, names = None, _MODULE_DICT.__get__(place)
+    for name in qualname.split("."):
+        found = names.get(name)
+        if not issubclass(type(found), type):
+            return None
+        names = _CLASS_DICT.__get__(found)
+    return found
+
+
+def _built(found: type[Exception], args: object) -> Exception | None:
+    """``found(*args)``, if it takes them and gives what it is asked for: built-in types give their subclasses, too."""
+    if not isinstance(args, list):
         return None
     try:
-        return found(*description["args"])
+        built: object = found(*args)
     except Exception:  # noqa: BLE001 - a constructor may raise anything; the caller has a fallback
         return None
+    return built if isinstance(built, found) else None

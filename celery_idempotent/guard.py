@@ -260,7 +260,7 @@ class Guard:
             case protocol.Replay():
                 return Finished(self._result(record))
             case protocol.ReplayFailure():
-                raise self._failure(record)
+                raise self._failure(operation.policy, record)
             case protocol.InFlight(_, retry_after):
                 return Conflict(InFlight(record.key, retry_after, record.worker), record.task_id)
             case protocol.KeyReused():
@@ -330,7 +330,7 @@ class Guard:
             before_effects=error is attempt.excused,
         ):
             case Ending.FAIL:
-                failure, text = self._codec.encode_failure(error), f"{type(error).__name__}: {describe(error)}"
+                failure, text = self._codec.encode_failure(error), self._codec.summary(error)
                 write = _or_less(
                     lambda: attempt.fail(failure, text), lambda _: attempt.fail(None, type(error).__name__)
                 )
@@ -340,7 +340,7 @@ class Guard:
             case Ending.GIVE_UP:
                 reason = (
                     error.reason
-                    if isinstance(error, OutcomeUnknown)
+                    if isinstance(error, OutcomeUnknown) and not policy.redact_errors
                     else f"{type(error).__name__} ended attempt {attempt.number}"
                 )
                 self._try(
@@ -415,13 +415,14 @@ class Guard:
         try:
             return self._codec.decode(kept)
         except KombuError as error:
-            raise ResultLost(record.key, f"it cannot be decoded here: {describe(error)}") from error
+            raise ResultLost(record.key, f"it cannot be decoded here: {self._codec.told(error)}") from error
 
-    def _failure(self, record: Record) -> BaseException:
+    def _failure(self, policy: Policy, record: Record) -> Exception:
+        never = (SafeToRetry, *_OUR_OWN, *self._steering)
         try:
-            return self._codec.decode_failure(_encoded(record), record.key)
+            return self._codec.decode_failure(_encoded(record), record.key, remembered=policy.outcomes, never=never)
         except KombuError as error:
-            raise ResultLost(record.key, f"its failure cannot be decoded here: {describe(error)}") from error
+            raise ResultLost(record.key, f"its failure cannot be decoded here: {self._codec.told(error)}") from error
 
     def _emit(self, name: EventName, operation: Operation, record: Record | None, reason: str) -> None:
         token = None if record is None else record.fencing_token

@@ -76,6 +76,10 @@ class Policy:
             unprotected.
         mode: ``"enforce"``; ``"observe"`` runs everything and reports what would have been suppressed;
             ``"off"`` does nothing.
+        redact_errors: Keep and log nothing of an exception but its type, where text or arguments of the body's can
+            hold what must not be stored, such as the number of a card. A replay is then
+            :exc:`~celery_idempotent.errors.ReplayedFailure` with the type and no message. Celery itself logs and
+            stores what the delivery that ran has raised, as it does for every task.
         effects: By name, what the body does: :class:`~celery_idempotent.effects.Keyed` and its like. If there are
             any, a step of another name is an error, so that ``guarantee()`` tells all of it.
 
@@ -99,6 +103,7 @@ class Policy:
     on_outage: OnOutage = "retry"
     max_takeovers: int | None = 5
     mode: Mode = "enforce"
+    redact_errors: bool = False
     effects: Mapping[str, Effect] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -137,6 +142,7 @@ class Policy:
                 self._require("remember", not issubclass(each, kind), f"{each.__name__} {meaning}; leave it out")
             self._require("remember", issubclass(each, Exception), f"{each.__name__} {_ENDS_ITS_PROCESS}")
         self._require("scope", self.scope is None or _is_scope(self.scope), "must be a text of 1 to 1900 bytes")
+        self._require("redact_errors", isinstance(self.redact_errors, bool), "must be True or False")
         check_effects(self.effects)
         _ = self.key_selector, self.fingerprint_selector
 
@@ -187,6 +193,11 @@ class Policy:
     def backoff_max_ms(self) -> int:
         """``backoff_max`` in milliseconds."""
         return milliseconds(self.backoff_max)
+
+    @property
+    def outcomes(self) -> tuple[type[BaseException], ...]:
+        """Exceptions that are a final outcome, recorded and replayed; save those that steer, which never are."""
+        return self.remember if self.on_takeover == "rerun" else (Exception, *self.remember)
 
     def delay_ms(self, postponed: int, *, bounds: tuple[int, ...], draw: float) -> int:
         """How long to wait before the next try, in milliseconds: exponential, capped, full jitter.

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, assert_never
 from kombu.exceptions import KombuError
 
 from celery_idempotent.attempt import Attempt
-from celery_idempotent.codec import Codec, Kept, describe
+from celery_idempotent.codec import Codec, Kept
 from celery_idempotent.effects import Duration, Effect
 from celery_idempotent.errors import OutcomeUnknown, PolicyError, ResultLost, SafeToRetry, WriteRefused
 from celery_idempotent.protocol import OnTakeover
@@ -227,7 +227,7 @@ class Protected:
         try:
             result: T = self.codec.decode(finished.result)
         except KombuError as error:
-            reason = f"step {step.name!r} cannot be decoded here: {describe(error)}"
+            reason = f"step {step.name!r} cannot be decoded here: {self.codec.told(error)}"
             raise ResultLost(self.key, reason) from error
         return result
 

@@ -1,7 +1,7 @@
 """What an app's settings mean: its store, its codec, its broker. One instance per app and process tree."""
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary, proxy
@@ -150,27 +150,36 @@ class Runtime:
 
     @cached_property
     def codec(self) -> Codec:
-        """Encodes outcomes by ``result_serializer``, decodes by ``accept_content``, and JSON always.
+        """Encodes outcomes by ``result_serializer``, decodes as Celery's result backends do, and JSON always.
 
         Raises:
             PolicyError: The app encodes by what it would refuse to decode.
         """
-        serializer = self._app.conf.result_serializer
-        accept = prepare_accept_content(self._app.conf.accept_content) | {"application/json"}
-        content_type = registry.name_to_type.get(serializer)
-        if content_type not in accept:
+        conf = self._app.conf
+        setting = "accept_content" if conf.result_accept_content is None else "result_accept_content"
+        accept = _accepted(conf[setting])
+        if registry.name_to_type.get(conf.result_serializer) not in accept:
             raise PolicyError(
                 "result_serializer",
-                repr(serializer),
-                "outcomes in it could never be replayed, as accept_content does not list it; add it there",
+                repr(conf.result_serializer),
+                f"outcomes in it could never be replayed, as {setting} does not list it; add it there",
             )
-        return Codec(serializer, frozenset(accept))
+        return Codec(conf.result_serializer, accept)
+
+    @cached_property
+    def _redacting_codec(self) -> Codec:
+        return replace(self.codec, redact_errors=True)
+
+    def codec_of(self, policy: Policy) -> Codec:
+        """How the outcomes of a task with ``policy`` are kept; raises as :attr:`codec` does."""
+        return self._redacting_codec if policy.redact_errors else self.codec
 
     @cached_property
     def message_codec(self) -> Codec:
         """Encodes messages for the outbox by ``task_serializer``, which workers accept or they could not run."""
-        serializer = self._app.conf.task_serializer
-        return Codec(serializer, self.codec.accept | {registry.name_to_type.get(serializer, "application/json")})
+        conf = self._app.conf
+        own = registry.name_to_type.get(conf.task_serializer, "application/json")
+        return Codec(conf.task_serializer, _accepted(conf.accept_content) | {own})
 
     @cached_property
     def relay_every(self) -> float:
@@ -190,6 +199,10 @@ class Runtime:
         driver = self._app.connection_for_write().transport.driver_type
         options = self._app.conf.broker_transport_options or {}
         return Broker(driver, options.get("visibility_timeout", _VISIBILITY_TIMEOUT.get(driver)))
+
+
+def _accepted(setting: Any) -> frozenset[str]:
+    return frozenset(prepare_accept_content(setting) | {"application/json"})
 
 
 def _open(setting: Any) -> Store:

@@ -264,7 +264,8 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             operation = self._operation(executed, identity())
             guard = self._guard(executed.request, observed=True)
         except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
-            told = map(one_line, (self.name, executed.request.id, error))
+            reason = type(error).__name__ if self.idempotency_policy.redact_errors else error
+            told = map(one_line, (self.name, executed.request.id, reason))
             logger.warning("idempotency.not_observed task=%s task_id=%s reason=%s", *told)
             return body(None)
         return guard.observe(operation, body)
@@ -341,13 +342,14 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         if attempt is None:
             around = execution()
             return Unprotected(identity, around.handle if around else None)
-        runtime = runtime_of(self.app)
-        return Protected(attempt, runtime.codec, NOTHING_BEGUN, self.idempotency_policy.effects, runtime.message_codec)
+        runtime, policy = runtime_of(self.app), self.idempotency_policy
+        return Protected(attempt, runtime.codec_of(policy), NOTHING_BEGUN, policy.effects, runtime.message_codec)
 
     def _guard(self, request: Context, *, observed: bool) -> Guard:
         runtime = runtime_of(self.app)
         report = partial(_report, self, request, observed)
-        return Guard(runtime.store, runtime.codec, heartbeat, CONTROL_FLOW, report)
+        codec = runtime.codec_of(self.idempotency_policy)
+        return Guard(runtime.store, codec, heartbeat, CONTROL_FLOW, report)
 
 
 def _behind_the_gate(cls: type) -> Callable[..., Any]:

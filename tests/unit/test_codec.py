@@ -1,7 +1,13 @@
 """Outcomes to bytes and back."""
 
+import sys
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
 import pytest
-from kombu.exceptions import ContentDisallowed, EncodeError
+from celery.exceptions import WorkerShutdown
+from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
 
 from celery_idempotent.codec import Codec, Encoded, describe
 from celery_idempotent.errors import ReplayedFailure
@@ -45,7 +51,7 @@ def test_unencodable_value_is_an_error() -> None:
 def test_failure_is_rebuilt_with_type_and_arguments() -> None:
     """Built-in and imported exceptions come back equal."""
     for error in (ValueError("a", 1), KeyError("k"), EncodeError("x")):
-        twin = JSON.decode_failure(JSON.encode_failure(error), "k")
+        twin = JSON.decode_failure(JSON.encode_failure(error), "k", remembered=(Exception,))
         assert type(twin) is type(error)
         assert twin.args == error.args
 
@@ -56,7 +62,7 @@ def test_failure_is_rebuilt_with_type_and_arguments() -> None:
 )
 def test_failure_that_cannot_be_rebuilt_is_described(error: Exception) -> None:
     """Where type or arguments do not allow it, the replay names the type and the message."""
-    twin = JSON.decode_failure(JSON.encode_failure(error), "k")
+    twin = JSON.decode_failure(JSON.encode_failure(error), "k", remembered=(Exception,))
 
     assert isinstance(twin, ReplayedFailure)
     assert twin.type_name == f"{type(error).__module__}.{type(error).__qualname__}"
@@ -67,7 +73,7 @@ def test_failure_of_another_kind_is_never_built() -> None:
     """Only exception types are called, whatever a tampered record names; nothing is imported for it."""
     for module, name in (("os", "system"), ("builtins", "dict"), ("antigravity", "x"), ("builtins", "nothing.here")):
         tampered = JSON.encode({"module": module, "type": name, "message": "m", "args": ["true"]})
-        assert isinstance(JSON.decode_failure(tampered, "k"), ReplayedFailure)
+        assert isinstance(JSON.decode_failure(tampered, "k", remembered=(BaseException,)), ReplayedFailure)
 
 
 def test_failure_without_a_record_is_described() -> None:
@@ -77,7 +83,7 @@ def test_failure_without_a_record_is_described() -> None:
 
 def test_broken_exception_does_not_hide_the_failure() -> None:
     """An exception that cannot even be printed is recorded."""
-    twin = JSON.decode_failure(JSON.encode_failure(Unprintable()), "k")
+    twin = JSON.decode_failure(JSON.encode_failure(Unprintable()), "k", remembered=(Exception,))
 
     assert isinstance(twin, Unprintable)
 
@@ -88,3 +94,144 @@ def test_broken_exception_does_not_hide_the_failure() -> None:
 def test_description_is_text_that_every_store_can_keep(message: str, kept: str) -> None:
     """PostgreSQL keeps no NUL and no store a lone surrogate; a failure with one must still be recorded."""
     assert describe(ValueError(message)) == kept
+
+
+@pytest.mark.parametrize(
+    ("error", "remembered"),
+    [
+        (KeyError("k"), ()),
+        (KeyError("k"), (ValueError,)),
+        (KeyError("k"), (LookupError,)),
+        (SystemExit(1), (BaseException,)),
+        (KeyboardInterrupt(), (KeyboardInterrupt,)),
+        (WorkerShutdown(0), (Exception, WorkerShutdown)),
+    ],
+)
+def test_only_what_is_remembered_is_built(error: BaseException, remembered: tuple[type[BaseException], ...]) -> None:
+    """Whoever can write a record chooses its type; what nobody remembers, or no task may raise, is only described."""
+    twin = JSON.decode_failure(JSON.encode_failure(error), "k", remembered=remembered)
+
+    assert type(twin) is (KeyError if remembered == (LookupError,) else ReplayedFailure)
+
+
+def test_what_steers_is_never_built() -> None:
+    """Neither the type itself, nor one below it, nor what a type in between makes of its arguments."""
+    for module, name in (("builtins", "LookupError"), ("builtins", "KeyError"), (__name__, "Turning")):
+        described = JSON.encode({"module": module, "type": name, "message": "m", "args": ["k"]})
+        twin = JSON.decode_failure(described, "k", remembered=(Exception,), never=(LookupError,))
+        assert isinstance(twin, ReplayedFailure)
+
+
+class Turning(ValueError):
+    """Becomes something else when it is built, as ``OSError`` does."""
+
+    def __new__(cls, *args: object) -> Any:
+        return ValueError.__new__(Turned, *args)
+
+
+class Turned(Turning, LookupError): ...
+
+
+class Metaclass(type):
+    def __getattr__(cls, name: str) -> Any:
+        raise AssertionError("code of a class was run")
+
+
+class Descriptor:
+    def __get__(self, *_: object) -> Any:
+        raise AssertionError("code of a descriptor was run")
+
+
+class Outer(metaclass=Metaclass):
+    Inner = type("Inner", (Exception,), {})
+    descriptor = Descriptor()
+    instance = SimpleNamespace(Inner=ValueError)
+
+
+class Module(ModuleType):
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError("code of a module was run")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["missing", "Outer.missing", "Outer.descriptor", "Outer.instance.Inner", "Outer.Inner.args", "instance.x", ""],
+)
+def test_type_is_looked_up_without_running_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules and classes may compute their attributes; a record must not make them do so."""
+    module = Module("hostile")
+    ModuleType.__getattribute__(module, "__dict__").update(
+        Outer=Outer, instance=SimpleNamespace(x=ValueError), __getattr__=lambda name: 1 / 0
+    )
+    monkeypatch.setitem(sys.modules, "hostile", module)
+
+    for place, wanted in (("hostile", name), ("hostile", "Outer.Inner")):
+        described = JSON.encode({"module": place, "type": wanted, "message": "m", "args": []})
+        twin = JSON.decode_failure(described, "k", remembered=(Exception,))
+        assert type(twin) is (Outer.Inner if wanted == "Outer.Inner" else ReplayedFailure)
+
+
+def test_what_only_looks_like_a_module_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs put all kinds of objects into ``sys.modules``."""
+    monkeypatch.setitem(sys.modules, "lazy", Lazy())
+
+    described = JSON.encode({"module": "lazy", "type": "Error", "message": "m", "args": []})
+
+    assert isinstance(JSON.decode_failure(described, "k", remembered=(Exception,)), ReplayedFailure)
+
+
+class Lazy:
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError("code of what is no module was run")
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        None,
+        7,
+        "text",
+        ["builtins", "ValueError"],
+        {},
+        {"module": 7, "type": [], "message": {}, "args": {}},
+        {"module": "builtins", "type": "ValueError", "message": "m", "args": "text"},
+        {"module": "builtins", "type": "ValueError", "message": "m", "args": {"a": 1}},
+        {"module": "builtins", "type": "ValueError", "message": "m", "args": None},
+        {"module": None, "type": "ValueError", "args": []},
+        {"module": "builtins", "args": []},
+        {"module": "builtins", "type": "UnicodeDecodeError", "message": "m", "args": ["wrong"]},
+    ],
+)
+def test_damaged_failure_is_a_failure_all_the_same(damaged: object) -> None:
+    """Whatever stands in a record, the delivery fails with what can be told of it, and never with our own mistake."""
+    twin = JSON.decode_failure(JSON.encode(damaged), "k", remembered=(Exception,))
+
+    assert isinstance(twin, ReplayedFailure)
+    assert str(twin).startswith("idempotency key k failed earlier with ")
+
+
+@pytest.mark.parametrize("data", ["", b""])
+def test_empty_result_cannot_be_decoded(data: str | bytes) -> None:
+    """No serialiser makes nothing of something; kombu would pass nothing on as the result."""
+    with pytest.raises(DecodeError, match="empty"):
+        JSON.decode(Encoded(data, "application/json"))
+
+
+def test_redacted_failure_is_its_type_alone() -> None:
+    """Neither the text of an exception nor its arguments are kept, of those that cannot be encoded no more."""
+    redacting = replace(JSON, redact_errors=True)
+    error = ValueError("card 4111 1111 1111 1111")
+
+    encoded = redacting.encode_failure(error)
+    twin = JSON.decode_failure(encoded, "k", remembered=(Exception,))
+
+    assert "4111" not in f"{encoded} {redacting.summary(error)} {redacting.told(error)}"
+    assert isinstance(twin, ReplayedFailure)
+    assert (twin.type_name, twin.message) == ("builtins.ValueError", "")
+    assert str(twin) == "idempotency key k failed earlier with builtins.ValueError"
+    assert redacting.keep({Secretive()}).lost == "not encodable: EncodeError"
+
+
+class Secretive:
+    def __repr__(self) -> str:
+        return "4111 1111 1111 1111"

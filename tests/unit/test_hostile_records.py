@@ -1,0 +1,241 @@
+"""Whoever can write the store can do less than whoever can change the code; and what is kept of exceptions."""
+# mypy: allow-untyped-decorators
+
+import json
+import logging
+import pickle
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from kombu.exceptions import ContentDisallowed
+
+from celery_idempotent import (
+    IdempotentTask,
+    LeaseLost,
+    OutcomeUnknown,
+    Policy,
+    PolicyError,
+    Record,
+    ReplayedFailure,
+    ResultLost,
+    SafeToRetry,
+    Status,
+    StoreMisconfigured,
+    StoreUnavailable,
+    current_attempt,
+    signals,
+)
+from celery_idempotent.runtime import runtime_of
+from celery_idempotent.testing.contract import a_completion, a_record
+from tests.support.deliveries import an_app, deliver
+
+CARD = "4111 1111 1111 1111"
+REFUSE = Policy(on_takeover="refuse", fingerprint=None)
+REMEMBER = Policy(remember=(Exception,), fingerprint=None)
+
+
+def _task(app: Celery, policy: Policy, body: Any = lambda: None) -> Any:
+    def charge() -> Any:
+        return body()
+
+    return app.task(base=IdempotentTask, shared=False, idempotent=policy, name="charge")(charge)
+
+
+def _recorded(task: Any, **values: Any) -> Record:
+    record = replace(a_completion(a_record()), key=task.idempotency_key_for(), fingerprint=None, **values)
+    task.app.conf.idempotency_store.swap(record, None)
+    return record
+
+
+def _failed_with(task: Any, error: type[BaseException], args: list[Any]) -> None:
+    described = {"module": error.__module__, "type": error.__qualname__, "message": "m", "args": args}
+    _recorded(task, status=Status.FAILED, result=json.dumps(described), error="m")
+
+
+@pytest.mark.parametrize("policy", [REFUSE, REMEMBER], ids=["refuse", "remember"])
+@pytest.mark.parametrize(
+    ("error", "args"),
+    [
+        (SystemExit, [1]),
+        (KeyboardInterrupt, []),
+        (GeneratorExit, []),
+        (WorkerShutdown, [0]),
+        (WorkerTerminate, [1]),
+        (Reject, ["r", True]),
+        (Ignore, []),
+        (Retry, ["r"]),
+        (LeaseLost, ["k", 1]),
+        (StoreUnavailable, ["s", "swap", "r"]),
+        (StoreMisconfigured, ["s", "swap", "r"]),
+        (SafeToRetry, []),
+    ],
+)
+def test_recorded_failure_cannot_steer_a_worker(policy: Policy, error: type[BaseException], args: list[Any]) -> None:
+    """A record that names what ends a worker, moves a message or looks like an outage is a failure like any other."""
+    task = _task(an_app(), policy)
+    _failed_with(task, error, args)
+
+    ended = deliver(task)
+
+    assert (ended.state, type(ended.value)) == ("FAILURE", ReplayedFailure)
+    assert ended.value.type_name == f"{error.__module__}.{error.__qualname__}"
+
+
+@pytest.mark.parametrize(
+    ("policy", "raised"),
+    [
+        (REFUSE, LookupError),
+        (REMEMBER, LookupError),
+        (replace(REMEMBER, remember=(LookupError, OSError)), LookupError),
+        (replace(REMEMBER, remember=(OSError,)), ReplayedFailure),
+        (replace(REMEMBER, remember=()), ReplayedFailure),
+    ],
+)
+def test_recorded_failure_is_raised_again_only_if_the_policy_remembers_it(policy: Policy, raised: type) -> None:
+    """Under ``refuse`` every exception is an outcome; else those that ``remember`` names."""
+    task = _task(an_app(), policy)
+    _failed_with(task, LookupError, ["no such order"])
+
+    assert type(deliver(task).value) is raised
+
+
+class Executed:
+    """Leaves a trace when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.trace,)
+
+
+@pytest.mark.parametrize("policy", [REFUSE, REMEMBER], ids=["refuse", "remember"])
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
+def test_pickled_record_is_not_executed_where_only_messages_may_be_pickled(
+    policy: Policy, status: Status, tmp_path: Path
+) -> None:
+    """``result_accept_content`` says what a worker decodes of a store; ``accept_content`` is about messages."""
+    task = _task(an_app(accept_content=["json", "pickle"], result_accept_content=["json"]), policy)
+    trace = tmp_path / "executed"
+    _recorded(task, status=status, result=pickle.dumps(Executed(trace)), content_type="application/x-python-serialize")
+
+    assert type(deliver(task).value) is ResultLost
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "results_in_pickle", "messages_in_pickle"),
+    [
+        ({}, False, False),
+        ({"accept_content": ["json", "pickle"]}, True, True),
+        ({"accept_content": ["json", "pickle"], "result_accept_content": ["json"]}, False, True),
+        ({"accept_content": ["json", "pickle"], "result_accept_content": []}, False, True),
+        ({"result_accept_content": ["pickle"]}, True, False),
+        ({"task_serializer": "pickle"}, False, True),
+    ],
+)
+def test_results_and_messages_are_accepted_as_celery_does(
+    settings: dict[str, Any], results_in_pickle: bool, messages_in_pickle: bool
+) -> None:
+    """JSON is always read; what is not set falls back to ``accept_content``."""
+    runtime = runtime_of(an_app(**settings))
+
+    for codec, may_be_pickle in ((runtime.codec, results_in_pickle), (runtime.message_codec, messages_in_pickle)):
+        assert codec.decode(replace(codec, serializer="json").encode([1])) == [1]
+        pickled = replace(codec, serializer="pickle").encode([1])
+        if may_be_pickle:
+            assert codec.decode(pickled) == [1]
+        else:
+            with pytest.raises(ContentDisallowed):
+                codec.decode(pickled)
+
+
+def test_setting_that_forbids_the_results_is_named() -> None:
+    """The one that is in force."""
+    app = an_app(result_serializer="pickle", accept_content=["pickle", "json"], result_accept_content=["json"])
+
+    with pytest.raises(PolicyError, match="as result_accept_content does not list it"):
+        _ = runtime_of(app).codec
+
+
+def _fails() -> None:
+    raise ValueError(CARD)
+
+
+def _steps_unencodable() -> None:
+    current_attempt().step("charge", lambda step: Unencodable())
+    raise ValueError(CARD)
+
+
+def _is_in_doubt() -> None:
+    raise OutcomeUnknown(current_attempt().key, CARD)
+
+
+def _exits() -> None:
+    raise SystemExit(CARD)
+
+
+class Unencodable:
+    def __reduce__(self) -> Any:
+        raise ValueError(CARD)
+
+
+@pytest.mark.parametrize(
+    ("body", "policy", "status", "error"),
+    [
+        (_fails, REMEMBER, Status.FAILED, "ValueError"),
+        (_fails, REFUSE, Status.FAILED, "ValueError"),
+        (_fails, replace(REMEMBER, remember=()), Status.RELEASED, None),
+        (_steps_unencodable, REMEMBER, Status.FAILED, "ValueError"),
+        (_steps_unencodable, replace(REMEMBER, remember=()), Status.RELEASED, None),
+        (_is_in_doubt, REMEMBER, Status.UNKNOWN, "OutcomeUnknown ended attempt 1"),
+        (_exits, REFUSE, Status.UNKNOWN, "SystemExit ended attempt 1"),
+        (Unencodable, REFUSE, Status.COMPLETED, "not encodable: EncodeError"),
+    ],
+)
+def test_redacted_exception_reaches_neither_store_nor_log_nor_signal(
+    body: Any, policy: Policy, status: Status, error: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However a body ends: of its exception the type is kept and told, and nothing else; also by every replay."""
+    caplog.set_level(logging.DEBUG, "celery_idempotent")
+    app = an_app(result_serializer="pickle", accept_content=["json", "pickle"])
+    task = _task(app, replace(policy, redact_errors=True), body)
+    told: list[Any] = []
+
+    def receive(**event: Any) -> None:
+        told.append(event["reason"])
+
+    for each in signals.BY_EVENT.values():
+        each.connect(receive)
+    try:
+        for _ in range(2):
+            with suppress(SystemExit):
+                deliver(task)
+    finally:
+        for each in signals.BY_EVENT.values():
+            each.disconnect(receive)
+
+    (record,) = app.conf.idempotency_store.scan()
+    assert (record.status, record.error) == (status, error)
+    ours = [each.getMessage() for each in caplog.records if each.name.startswith("celery_idempotent")]
+    assert len(ours) == len(told) >= 3
+    assert CARD not in f"{record} {ours} {told}"
+
+
+def test_redacted_failure_is_replayed_by_its_type() -> None:
+    """A duplicate learns what kind of failure it was."""
+    task = _task(an_app(), replace(REFUSE, redact_errors=True), _fails)
+
+    assert deliver(task).value.args == (CARD,)
+    assert deliver(task).value.args == (task.idempotency_key_for(), "builtins.ValueError", "")
+
+
+def test_redacting_is_said_by_a_truth_value() -> None:
+    """A mistyped policy is refused where it is written."""
+    with pytest.raises(PolicyError, match="redact_errors='yes': must be True or False"):
+        Policy(redact_errors="yes")  # type: ignore[arg-type]
