@@ -34,7 +34,7 @@ from celery_idempotent.protocol import (
     renewed,
     settle,
 )
-from celery_idempotent.record import Record, Status
+from celery_idempotent.record import Record, Status, damaged
 from celery_idempotent.steps import Begun, Finished, from_plain, to_plain
 from celery_idempotent.store import CommittingStore, RecordTooLarge, Store, Transaction, WriteFailed
 
@@ -243,8 +243,15 @@ class Attempt:
         self._go_on(self._renewal())
 
     def step_state(self, name: str) -> Begun | Finished | None:
-        """What is recorded of the step called ``name``, by this attempt or an earlier one."""
-        return from_plain(self._record.steps.get(name))
+        """What is recorded of the step called ``name``, by this attempt or an earlier one.
+
+        Raises:
+            StoreMisconfigured: That cannot be read; make no call.
+        """
+        try:
+            return from_plain(self._record.steps.get(name))
+        except ValueError as error:
+            raise damaged(self.key, error, store=repr(self.store)) from error
 
     def begin_step(self, name: str) -> None:
         """Record that the call of a step is about to be made; only then may it be.

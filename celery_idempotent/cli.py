@@ -307,4 +307,7 @@ def _readable(name: str, value: Any) -> str:
 
 
 def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):  # after the year 9999: a damaged clock, or a test
+        return str(milliseconds)

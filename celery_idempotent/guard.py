@@ -177,7 +177,8 @@ class Guard:
             raise
         except StoreUnavailable as error:
             self._emit(EventName.STORE_UNAVAILABLE, operation, None, str(error))
-            if operation.policy.on_outage == "run":
+            # An answer that cannot be read is none of an outage: it may say that the effect has happened.
+            if operation.policy.on_outage == "run" and not isinstance(error, StoreMisconfigured):
                 return Finished(body(None))
             raise
         if isinstance(decision, Attempt):

@@ -73,7 +73,7 @@ class Policy:
         max_takeovers: After that many takeovers in a row the operation is UNKNOWN and a person resolves it: a body that
             kills its worker each time does not go on for ever. None: no limit.
         on_outage: When the store gives no answer to a claim: ``"retry"`` later and run nothing, or ``"run"``
-            unprotected.
+            unprotected. An answer that cannot be read, such as a record of a newer version, never runs the body.
         mode: ``"enforce"``; ``"observe"`` runs everything and reports what would have been suppressed;
             ``"off"`` does nothing.
         redact_errors: Keep and log nothing of an exception but its type, where text or arguments of the body's can

@@ -4,15 +4,16 @@ Times are integers, milliseconds since the epoch in UTC on the *store's* clock. 
 exception: whole seconds, because DynamoDB's TTL attribute must be.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Self
+from typing import Any, Self, get_args, get_type_hints
 
 from celery_idempotent.errors import StoreMisconfigured
 
-__all__ = ["SCHEMA", "Record", "Status", "bounded"]
+__all__ = ["SCHEMA", "UNREADABLE", "Record", "Status", "bounded", "damaged"]
 
 SCHEMA = 1
 """Version of the record's layout. A reader that meets a newer one refuses it."""
@@ -76,33 +77,101 @@ class Record:
         return {name: value for name in _FIELDS if (value := getattr(self, name)) != _NOTHING.get(name)}
 
     @classmethod
-    def from_fields(cls, values: Mapping[str, Any], *, store: str) -> Self:
+    def from_fields(
+        cls,
+        values: Mapping[str, Any],
+        *,
+        store: str,
+        decode: Callable[[str, Any], Any] = lambda name, value: value,
+    ) -> Self:
         """The record that ``to_fields`` described.
 
         Args:
-            values: Field names and plain values; unknown names are ignored.
+            values: Field names and values; unknown names are ignored. ``steps`` may be their JSON.
             store: Name of the store, for the error.
+            decode: Gives the plain value of a field, by its name; may raise one of :data:`UNREADABLE`.
 
         Raises:
             StoreMisconfigured: The record was written by a newer version of this library, or is not one
-                of its records. It is left as it is.
+                of its records, or a field of it cannot be what was written. It is left as it is.
         """
-        schema = values.get("schema")
-        if not isinstance(schema, int) or schema > SCHEMA:
-            raise StoreMisconfigured(
-                store,
-                "read",
-                f"the record {values.get('key')!r} has schema {schema!r} and this version of celery-idempotent "
-                f"knows up to {SCHEMA}; upgrade this worker, or point idempotency_store at a table of its own",
-            )
-        known = {name: values[name] for name in _FIELDS if name in values}
+        _check_schema(values, store, decode)
         try:
+            known = {name: decode(name, values[name]) for name in _FIELDS if name in values}
+            steps = known.get("steps")
+            if isinstance(steps, str | bytes):
+                known["steps"] = {} if steps == "{}" else json.loads(steps)
+            _check(known)
             return cls(**{**known, "status": Status(known["status"]), "fingerprint": known.get("fingerprint")})
-        except (KeyError, TypeError, ValueError) as error:
-            raise StoreMisconfigured(
-                store, "read", f"the record {values.get('key')!r} is damaged: {error!r}; look at it and delete it"
-            ) from error
+        except UNREADABLE as error:
+            raise damaged(values.get("key"), error, store=store) from error
 
+
+UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
+"""What Python raises over data that are not what they should be."""
+
+_MOST_TOLD = 200
+"""Characters of what is wrong with a record; Python likes to quote all of what it could not read."""
+
+
+def damaged(key: object, error: Exception, *, store: str) -> StoreMisconfigured:
+    """The error for a record that is not what was written.
+
+    Args:
+        key: Its key, as far as that can be read.
+        error: One of :data:`UNREADABLE`.
+        store: Name of the store.
+    """
+    told = f"{type(error).__name__}: {error}"[:_MOST_TOLD]
+    return StoreMisconfigured(
+        store,
+        "read",
+        f"the record {_legible(key)!r} is damaged: {told}; look at it, and know that without it the operation "
+        "runs again",
+    )
+
+
+def _legible(key: object) -> object:
+    return bytes(key).decode(errors="backslashreplace") if isinstance(key, bytes | bytearray | memoryview) else key
+
+
+def _check_schema(values: Mapping[str, Any], store: str, decode: Callable[[str, Any], Any]) -> None:
+    """Look at the version before anything that it could have changed."""
+    key = _legible(values.get("key"))
+    try:
+        schema = decode("schema", values["schema"])
+    except UNREADABLE:
+        schema = None
+    if type(schema) is not int or schema < 0:
+        problem = f"{key!r} holds no record, or a damaged one: its schema cannot be read; look at it"
+    elif schema > SCHEMA:
+        problem = (
+            f"the record {key!r} has schema {schema} and this version of celery-idempotent knows up to {SCHEMA}; "
+            "upgrade this worker"
+        )
+    else:
+        return
+    raise StoreMisconfigured(store, "read", f"{problem}, or point idempotency_store at a table of its own")
+
+
+def _check(known: Mapping[str, Any]) -> None:
+    """Refuse a field that is not of its type: what follows from a record counts on them."""
+    for name, value in known.items():
+        kind = type(value)
+        if kind not in _TYPES[name]:
+            raise TypeError(f"{name} is a {kind.__name__}")
+        if kind is int and not 0 <= value < _END_OF_NUMBERS:
+            raise ValueError(f"{name} is {value}")
+    if not known["key"] or not known["revision"]:
+        raise ValueError("key or revision is empty")
+    if known.get("expires_at") is not None and known["status"] not in _OUTCOMES:
+        raise ValueError(f"expires_at stands on {known['status']}, which never expires")
+
+
+_END_OF_NUMBERS = 2**63 - 1
+"""Every store holds 64 bits, and the next claim adds one."""
+
+_OUTCOMES = (Status.COMPLETED, Status.FAILED)
 
 _FIELDS = tuple(each.name for each in fields(Record))
 
@@ -119,3 +188,11 @@ def bounded(name: str) -> str:
         return name
     digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{name[: _MAX_NAME - 17]}…{digest}"
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **{name: get_args(hint) or (hint,) for name, hint in get_type_hints(Record).items()},
+    "status": (str, Status),
+    "steps": (dict,),
+}
+"""By field, of which types its plain value may be. A truth value is no number, whatever Python says."""

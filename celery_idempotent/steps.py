@@ -226,13 +226,17 @@ def from_plain(plain: Mapping[str, Any] | None) -> Begun | Finished | None:
         case {"text": str(text), "content_type": str(content_type)}:
             return Finished(Encoded(text, content_type))
         case {"base64": str(text), "content_type": str(content_type)}:
-            return Finished(Encoded(b64decode(text), content_type))
+            return Finished(Encoded(b64decode(text, validate=True), content_type))
         case {"lost": str(reason)}:
             return Finished(None, reason)
         case _:
-            raise ValueError(f"no state of a step: {plain!r}")
+            raise ValueError("no state of a step that is known here")
 
 
 def only_finished(steps: Mapping[str, Any]) -> dict[str, Any]:
-    """The steps without those that began and did not end: who says that they had no effect may run them again."""
+    """The steps without those that began and did not end: who says that they had no effect may run them again.
+
+    Raises:
+        ValueError: The state of one cannot be read.
+    """
     return {name: plain for name, plain in steps.items() if not isinstance(from_plain(plain), Begun)}

@@ -81,10 +81,18 @@ class Store(Protocol):
         """
 
     def get(self, key: str) -> Record | None:
-        """A consistent snapshot, expired records included; for people and tools, not for the protocol."""
+        """A consistent snapshot, expired records included; for people and tools, not for the protocol.
+
+        Raises:
+            StoreMisconfigured: What is stored cannot be read; so does :meth:`swap`.
+            StoreUnavailable: The store did not answer.
+        """
 
     def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
-        """All records, in no order, optionally of one status or task. Reads the whole store."""
+        """All records, in no order, optionally of one status or task. Reads the whole store.
+
+        A record that cannot be read is named in the log and passed over: :func:`celery_idempotent.stores.readable`.
+        """
 
     def delete(self, key: str, expected: str) -> bool:
         """Delete the record if its revision is ``expected``; for operators only."""

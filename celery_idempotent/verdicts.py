@@ -7,7 +7,7 @@ from celery_idempotent import protocol
 from celery_idempotent.attempt import new_nonce
 from celery_idempotent.codec import Codec
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.record import Record, Status
+from celery_idempotent.record import Record, Status, damaged
 from celery_idempotent.steps import only_finished
 from celery_idempotent.store import Store
 
@@ -48,7 +48,10 @@ def rerun(store: Store, key: str, *, seen_revision: str | None = None) -> Record
     Steps that finished stay finished. Those that began and did not end are the ones in doubt: they may run again.
     """
     seen = _unknown(store, key, seen_revision)
-    undoubted = replace(seen, steps=only_finished(seen.steps))
+    try:
+        undoubted = replace(seen, steps=only_finished(seen.steps))
+    except ValueError as error:
+        raise damaged(key, error, store=repr(store)) from error
     return _write(store, seen, protocol.released(undoubted, store.now(), new_nonce()))
 
 

@@ -7,8 +7,9 @@ from urllib.parse import urlsplit
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.store import Store
+from celery_idempotent.stores.reading import readable
 
-__all__ = ["open_store"]
+__all__ = ["open_store", "readable"]
 
 _SQL = dict.fromkeys(
     ("postgresql", "mysql", "mariadb", "sqlite", "db"), ("celery_idempotent.stores.sql", "SQLStore", "sql")

@@ -29,6 +29,7 @@ from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnava
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.dynamodb_writes import typed
+from celery_idempotent.stores.reading import readable
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -261,7 +262,7 @@ class DynamoDBStore:
             }
         while True:
             page = self._ask("Scan", **parameters)
-            yield from map(self._record, page["Items"])
+            yield from readable(page["Items"], self._record, self._key_of)
             if "LastEvaluatedKey" not in page:
                 return
             parameters["ExclusiveStartKey"] = page["LastEvaluatedKey"]
@@ -382,10 +383,12 @@ class DynamoDBStore:
         return item
 
     def _record(self, item: Mapping[str, Any]) -> Record:
-        values = {name: _plain_value(item[each]) for name, each in self._attributes.items() if each in item}
-        if "steps" in values:
-            values["steps"] = json.loads(values["steps"])
-        return Record.from_fields(values, store=repr(self))
+        values = {name: item[each] for name, each in self._attributes.items() if each in item}
+        values["key"] = self._key_of(item)
+        return Record.from_fields(values, store=repr(self), decode=_plain_value)
+
+    def _key_of(self, item: Mapping[str, Any]) -> Any:
+        return item[self._key_attr]["S"]
 
     def _put(self, item: Mapping[str, Any], condition: Mapping[str, Any], new: Record | None) -> Record | None:
         try:
@@ -543,6 +546,14 @@ def _attribute_value(value: Any) -> dict[str, Any]:
             return {"S": json.dumps(dict(value))}
 
 
-def _plain_value(attribute: Mapping[str, Any]) -> Any:
+def _plain_value(field: str, attribute: Any) -> Any:
+    if field == "key":
+        return attribute
     ((kind, value),) = attribute.items()
+    if kind not in _KINDS:
+        raise TypeError(f"{field} is of type {kind}")
     return int(value) if kind == "N" else value
+
+
+_KINDS = frozenset({"S", "N", "B", "BOOL"})
+"""What :func:`_attribute_value` gives."""

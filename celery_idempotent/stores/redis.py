@@ -14,7 +14,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from importlib.resources import files
 from itertools import islice
@@ -33,10 +33,11 @@ from redis.exceptions import (
 )
 
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.record import SCHEMA, Record, Status
+from celery_idempotent.record import Record, Status
 from celery_idempotent.store import RecordTooLarge
 from celery_idempotent.stores.clock import ServerClock
-from celery_idempotent.stores.redis_errors import DRIVER_ERRORS, READ_ONLY, quotable, trouble_of
+from celery_idempotent.stores.reading import readable
+from celery_idempotent.stores.redis_errors import DRIVER_ERRORS, OTHER_TYPE, READ_ONLY, quotable, trouble_of
 from celery_idempotent.stores.redis_url import WAIT_TIMEOUT, Client, read_url
 
 __all__ = ["RedisStore"]
@@ -52,6 +53,9 @@ _NUMBERS = frozenset(
     {"fencing_token", "lease_until", "attempts", "takeovers", "created_at", "updated_at", "expires_at", "schema"},
 )
 """Fields of a record that are kept as decimal text."""
+
+_FIELDS = {each.name.encode(): each.name for each in fields(Record)}
+"""By field of the hash, the record's."""
 
 _IS_BINARY = "result_is_binary"
 """A hash field of its own: there if ``result`` is bytes and not text, which Redis cannot tell apart."""
@@ -150,10 +154,9 @@ class RedisStore:
         pattern = re.sub(rb"([*?\[\\])", rb"\\\1", _encoded(self._prefix)) + b"*"
         names = self._ask("scan", lambda client: client.scan_iter(match=pattern, count=_PAGE))
         while page := self._ask("scan", lambda client: list(islice(names, _PAGE))):
-            for name, stored in zip(page, self._ask("scan", lambda client: _read(client, page)), strict=True):
-                if not stored:
-                    continue  # gone since
-                record = self._record(_decoded(name).removeprefix(self._prefix), stored)
+            replies = self._ask("scan", lambda client: _read(client, page))
+            found = zip(page, replies, strict=True)
+            for record in readable(found, lambda each: self._named(*each), lambda each: _legible(each[0])):
                 if status in (None, record.status) and task in (None, record.task):
                     yield record
 
@@ -303,17 +306,17 @@ class RedisStore:
     def _redis_key(self, key: str) -> bytes:
         return _encoded(self._prefix + key)
 
+    def _named(self, name: bytes, stored: Mapping[bytes, bytes] | ResponseError) -> Record | None:
+        """The record that a scan has found under ``name``; None if it is gone since."""
+        if isinstance(stored, ResponseError):
+            raise self._failure("read", stored) from stored
+        return self._record(_legible(name).removeprefix(self._prefix), stored) if stored else None
+
     def _record(self, key: str, stored: Mapping[bytes, bytes]) -> Record:
-        values: dict[str, Any] = {"key": key}
-        try:
-            values["schema"] = int(stored.get(b"schema", b""))
-            if values["schema"] <= SCHEMA:
-                values |= _values(stored)
-        except ValueError as error:
-            raise StoreMisconfigured(
-                repr(self), "read", f"{self._prefix + key!r} holds no record, or a damaged one: {error}; look at it"
-            ) from error
-        return Record.from_fields(values, store=repr(self))
+        values: dict[str, Any] = {field: stored[name] for name, field in _FIELDS.items() if name in stored}
+        values["key"] = key
+        decode = _binary_value if _IS_BINARY.encode() in stored else _value
+        return Record.from_fields(values, store=repr(self), decode=decode)
 
     def _failure(self, operation: str, error: BaseException) -> StoreUnavailable:
         trouble = trouble_of(error)
@@ -408,7 +411,9 @@ def _read(client: Client, names: Sequence[bytes]) -> Sequence[Any]:
     with client.pipeline(transaction=False) as pipeline:
         for name in names:
             pipeline.hgetall(name)
-        return _raised(pipeline.execute(raise_on_error=False))
+        replies = pipeline.execute(raise_on_error=False)
+    _raised([each for each in replies if not (isinstance(each, ResponseError) and trouble_of(each) is OTHER_TYPE)])
+    return replies
 
 
 def _raised(replies: list[Any]) -> list[Any]:
@@ -457,19 +462,20 @@ def _plain(name: str, value: Any) -> bytes:
     return plain
 
 
-def _values(stored: Mapping[bytes, bytes]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in stored.items():
-        field = _decoded(name)
-        if field in _NUMBERS:
-            values[field] = int(value)
-        elif field == "steps":
-            values[field] = json.loads(value)
-        elif field == "result" and _IS_BINARY.encode() in stored:
-            values[field] = value
-        else:
-            values[field] = _decoded(value)
-    return values
+def _value(field: str, value: Any) -> Any:
+    if field == "key":
+        return value
+    return _number(field, value) if field in _NUMBERS else _decoded(value)
+
+
+def _binary_value(field: str, value: Any) -> Any:
+    return value if field == "result" else _value(field, value)
+
+
+def _number(field: str, plain: bytes) -> int:
+    if not plain.isdigit():  # of what else ``int`` takes, nothing was written here
+        raise ValueError(f"{field} is no number")
+    return int(plain)
 
 
 def _encoded(text: str) -> bytes:
@@ -479,3 +485,11 @@ def _encoded(text: str) -> bytes:
 
 def _decoded(plain: bytes) -> str:
     return plain.decode("utf-8", "surrogatepass")
+
+
+def _legible(name: bytes) -> str:
+    """The name of a key, for people where it is none of ours."""
+    try:
+        return _decoded(name)
+    except UnicodeDecodeError:
+        return name.decode("utf-8", "backslashreplace")

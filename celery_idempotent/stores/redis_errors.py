@@ -16,7 +16,7 @@ from redis.exceptions import (
 )
 from redis.sentinel import MasterNotFoundError
 
-__all__ = ["DRIVER_ERRORS", "READ_ONLY", "Trouble", "quotable", "trouble_of"]
+__all__ = ["DRIVER_ERRORS", "OTHER_TYPE", "READ_ONLY", "Trouble", "quotable", "trouble_of"]
 
 DRIVER_ERRORS = (RedisError, RedisClusterException, ChildDeadlockedError, OSError)
 
@@ -43,6 +43,11 @@ READ_ONLY = Trouble(
     remedy="this server is a replica; name its primary, or the sentinels that know it",
 )
 
+OTHER_TYPE = Trouble(
+    pattern=r"\bWRONGTYPE\b",
+    remedy="a key of another program begins with the store's prefix; choose another by ?prefix=",
+)
+
 # The patterns were read off Redis 6.2, Redis 7.0 and Valkey 9.1.
 _TROUBLES = (
     READ_ONLY,
@@ -53,10 +58,7 @@ _TROUBLES = (
         remedy="the user may not do this; grant it "
         "+evalsha +eval +time +hgetall +hset +hdel +persist +pexpireat on keys that begin with the store's prefix",
     ),
-    Trouble(
-        pattern=r"\bWRONGTYPE\b",
-        remedy="a key of another program begins with the store's prefix; choose another by ?prefix=",
-    ),
+    OTHER_TYPE,
     Trouble(
         errors=(MovedError,), remedy="the server belongs to a cluster; write redis+cluster:// or rediss+cluster://"
     ),

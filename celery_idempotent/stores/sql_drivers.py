@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.store import RecordTooLarge
 from celery_idempotent.stores.sql_schema import DIALECTS
+from celery_idempotent.stores.sql_statements import UnreadableRow
 
 if TYPE_CHECKING:
     from psycopg import Connection as PsycopgConnection
@@ -310,6 +311,8 @@ def explained(
         # A server that gave up its part in a fail-over says this, too; the next connection finds its successor.
         kind = StoreMisconfigured if operation in _AT_LEISURE else StoreUnavailable
         return kind(store, operation, f"the server only reads; name the primary in idempotency_store ({reason})")
+    if reason.startswith(_NOT_DECODED):
+        return UnreadableRow(store, operation, f"a row is damaged: {reason.partition(' with text ')[0]}; look at it")
     for codes, words, remedy in _REMEDIES:
         if code in codes or (words and words.search(reason)):
             return StoreMisconfigured(store, operation, f"{remedy.format(creation=creation)} ({reason})")
@@ -336,6 +339,9 @@ def already_exists(error: Exception) -> bool:
     error = cause_of(error)
     return _code(error) in _ALREADY_EXISTS or (_code(error) == "SQLITE_ERROR" and "already exists" in str(error))
 
+
+_NOT_DECODED = "Could not decode to UTF-8"
+"""How Python says that SQLite has text which is none; it goes on to quote all of it."""
 
 _AT_LEISURE = {"verify", "provision"}
 _READ_ONLY = {"25006", "1290", "1792", "1836"}

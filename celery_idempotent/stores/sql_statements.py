@@ -19,6 +19,7 @@ What ``execute`` must do:
 * raise :class:`DuplicateKey` if the database reports a primary key that is there already (MySQL's error 1062; the
   other databases are asked in a way that does not end in an error), and turn every other error of the driver into
   ``StoreUnavailable``, ``StoreMisconfigured`` or ``RecordTooLarge``;
+* raise :class:`UnreadableRow` if the driver cannot decode what stands in the table;
 * read the clock off the reply: where a row has a column :data:`SERVER_NOW`, it is the server's time in milliseconds;
 * on MySQL, refuse what exceeds ``max_allowed_packet`` (:data:`MYSQL_GREETING`, :func:`bytes_on_the_wire`).
 
@@ -28,13 +29,15 @@ A swap is one statement on PostgreSQL. Elsewhere it is one if it wins; if it doe
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Executable,
+    Select,
     Table,
     Text,
     Update,
@@ -53,6 +56,7 @@ from sqlalchemy.types import TypeEngine
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
+from celery_idempotent.stores.reading import readable
 from celery_idempotent.stores.sql_schema import KEY
 
 __all__ = [
@@ -64,6 +68,7 @@ __all__ = [
     "Reply",
     "Row",
     "Statements",
+    "UnreadableRow",
     "bytes_on_the_wire",
     "record_of",
     "row_of",
@@ -90,6 +95,10 @@ class Execute(Protocol):
 
     def __call__(self, statement: Executable, parameters: Parameters, /) -> Reply:
         """The answer to ``statement``."""
+
+
+class UnreadableRow(StoreMisconfigured):
+    """The driver cannot make anything of what stands in a row."""
 
 
 class DuplicateKey(Exception):
@@ -174,15 +183,28 @@ class Statements:
 
     def scan(self, execute: Execute, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
         """See :meth:`celery_idempotent.store.Store.scan`; in the order of the keys, by many short statements."""
-        page = select(self._table).order_by(self._key).limit(_PAGE)
+        page = select(self._table).order_by(self._key)
         if status is not None:
             page = page.where(self._table.c.status == str(status))
         if task is not None:
             page = page.where(self._equals("task", literal(self._as_compared(task), self._text)))
-        rows = execute(page, {}).rows
-        while rows:
-            yield from (record_of(each, store=self._store) for each in rows)
-            rows = execute(page.where(self._key > rows[-1][KEY]), {}).rows
+        rest = page
+        while rows := self._page(execute, rest):
+            yield from readable(rows, partial(self._whole, execute, page), _key_of)
+            rest = page.where(self._key > rows[-1][KEY])
+
+    def _page(self, execute: Execute, rest: Select[Any]) -> Sequence[Row]:
+        """The next rows; of a page with one that the driver cannot fetch, the keys alone."""
+        try:
+            return execute(rest.limit(_PAGE), {}).rows
+        except UnreadableRow:
+            return execute(rest.with_only_columns(self._key).limit(_PAGE), {}).rows
+
+    def _whole(self, execute: Execute, page: Select[Any], row: Row) -> Record | None:
+        """The record of a row, which is fetched now where there is only its key."""
+        if len(row) > 1:
+            return record_of(row, store=self._store)
+        return self._found(execute(page.where(self._key == row[KEY]), {}))
 
     def delete(self, execute: Execute, key: str, expected: str) -> bool:
         """See :meth:`celery_idempotent.store.Store.delete`."""
@@ -300,22 +322,11 @@ def record_of(row: Row, *, store: str) -> Record:
     Raises:
         StoreMisconfigured: A newer version wrote it, or it is damaged.
     """
-    values = {name: _loaded(value) for name, value in row.items() if value is not None}
+    values = {name: value for name, value in row.items() if value is not None}
     found = {name: values[name] for name in _SAME if name in values}
-    found |= {"key": _text(values[KEY]), "schema": values["schema_version"]}
-    result = values.get("result_text", values.get("result_bytes"))
-    record = Record.from_fields(found | {"result": result}, store=store)
-    if values["steps"] == _NO_STEPS:
-        return record
-    try:
-        return replace(record, steps=json.loads(values["steps"]))
-    except ValueError as error:
-        raise StoreMisconfigured(
-            store, "read", f"the steps of the record {record.key!r} are damaged: {error}; look at it and delete it"
-        ) from error
-
-
-_NO_STEPS = "{}"
+    found["key"], found["schema"] = values[KEY], values.get("schema_version")
+    found["steps"], found["result"] = values.get("steps"), values.get("result_text", values.get("result_bytes"))
+    return Record.from_fields(found, store=store, decode=_loaded)
 
 
 def bytes_on_the_wire(parameters: Parameters) -> int:
@@ -344,12 +355,20 @@ def _stored(text: str) -> str:
     return _UNSTORABLE.sub(lambda found: f"\x1b{ord(found[0]):04x}", text)
 
 
-def _loaded(value: Any) -> Any:
-    """What was stored; drivers differ in how they give bytes."""
-    if isinstance(value, str):
-        return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), value)
-    return bytes(value) if isinstance(value, memoryview | bytearray) else value
+def _loaded(field: str, value: Any) -> Any:
+    """What was stored; drivers differ in how they give bytes and truth values."""
+    if isinstance(value, memoryview | bytearray):
+        value = bytes(value)
+    if field == "key" and isinstance(value, bytes):
+        value = value.decode()
+    return _ESCAPED.sub(_unescaped, value) if isinstance(value, str) else value
 
 
-def _text(key: str | bytes) -> str:
-    return _loaded(key.decode()) if isinstance(key, bytes) else key
+def _unescaped(found: re.Match[str]) -> str:
+    return chr(int(found[1], 16))
+
+
+def _key_of(row: Row) -> object:
+    """The key, as far as it can be read."""
+    key = row[KEY]
+    return key if isinstance(key, str) else bytes(key).decode(errors="backslashreplace")

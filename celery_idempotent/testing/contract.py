@@ -630,6 +630,17 @@ class StoreContract:
         for pattern in (f"{task[:-1]}_", f"{task[:-1]}%", f"{task[:-1]}*", f"{task[:-1]}?", "%", "*", ""):
             assert list(store.scan(task=pattern)) == []
 
+    def test_scan_passes_over_what_it_cannot_read(self, store: Store) -> None:
+        """One record that this version cannot read does not hide the others; ``celery_idempotent.stores.readable``."""
+        newer, kept = replace(a_record(), schema=SCHEMA + 1), a_record()
+        for record in (newer, kept):
+            store.swap(record, None)
+
+        found = {each.key for each in store.scan()}
+
+        assert kept.key in found
+        assert (newer.key in found) is not self.shared_by_processes
+
     def test_scan_beside_writes_finds_what_stays_and_invents_nothing(self, store: Store) -> None:
         """While others write, a scan yields every record that is not touched, and only records that were written."""
         task = uuid4().hex

@@ -22,6 +22,7 @@ import pytest
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import RecordTooLarge, Store
+from celery_idempotent.stores import readable
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import (
     OutageContract,
@@ -851,6 +852,12 @@ class Files:
             self._path(new.key).write_text(json.dumps(new.to_fields()))
             return new
 
+    def scan(self) -> Iterator[Record]:
+        keys = (bytes.fromhex(each.name).decode() for each in self.folder.iterdir())
+        if self.flaw == "ends a scan":
+            return (record for key in keys if (record := self.get(key)))
+        return readable(keys, self.get, str)
+
     def close(self) -> None:
         if self.flaw == "says goodbye for its parent" and os.getpid() != self.pid:
             (self.folder / "goodbye").touch()
@@ -868,6 +875,7 @@ class Files:
         ("says goodbye for its parent", "store_survives_a_fork"),
         ("forgets", "store_survives_a_fork"),
         ("forgets", "closing_twice_is_harmless"),
+        ("ends a scan", "scan_passes_over_what_it_cannot_read"),
     ],
 )
 def test_store_that_cannot_share_with_processes_is_noticed(
@@ -876,19 +884,24 @@ def test_store_that_cannot_share_with_processes_is_noticed(
     """Locks that only threads see, connections that a child inherited, and locks that nobody gives back."""
     monkeypatch.setattr("celery_idempotent.testing.parallel._CHILD_ANSWERS_WITHIN", 1)
 
-    with pytest.raises((AssertionError, BrokenInside)):
+    with pytest.raises((AssertionError, BrokenInside, StoreMisconfigured)):
         getattr(StoreContract(), f"test_{noticed_by}")(Files(tmp_path, flaw))
 
 
 def test_files_without_a_flaw_are_right(tmp_path: Path) -> None:
     """The negative control of the stores above; but for their lock, which no other process sees."""
-    for name in ("store_survives_a_fork", "closing_twice_is_harmless"):
+    for name in ("store_survives_a_fork", "closing_twice_is_harmless", "scan_passes_over_what_it_cannot_read"):
         getattr(StoreContract(), f"test_{name}")(Files(tmp_path, ""))
 
 
 def test_memory_that_claims_to_be_shared_is_noticed() -> None:
     """Records that no other process sees, and that carry no schema to be refused, need the test's word for it."""
-    for name in ("store_survives_a_fork", "one_process_wins", "refuses_a_newer_layout"):
+    for name in (
+        "store_survives_a_fork",
+        "one_process_wins",
+        "refuses_a_newer_layout",
+        "scan_passes_over_what_it_cannot_read",
+    ):
         with pytest.raises(AssertionError):
             getattr(StoreContract(), f"test_{name}")(MemoryStore())
 
@@ -1093,6 +1106,7 @@ def test_every_test_of_the_contract_can_fail() -> None:
         "one_process_wins",
         "store_survives_a_fork",
         "refuses_a_newer_layout",
+        "scan_passes_over_what_it_cannot_read",
     }
     assert noticing == {name.removeprefix("test_") for name in dir(StoreContract) if name.startswith("test_")}
     in_an_outage = {name.removeprefix("test_") for name in dir(OutageContract) if name.startswith("test_")}

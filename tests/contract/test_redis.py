@@ -18,7 +18,7 @@ from celery_idempotent.store import RecordTooLarge, Store, VerifiableStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.testing import OutageContract, StoreContract
-from celery_idempotent.testing.contract import a_record, a_rival
+from celery_idempotent.testing.contract import a_completion, a_record, a_rival
 from example_project.embedded import EmbeddedRedis, EmbeddedRedisCluster
 from tests.support.redis_servers import GROUP, HOST, EmbeddedSentinel, administrator, replica_of, settings
 from tests.support.tcp_proxy import TcpProxy
@@ -486,7 +486,7 @@ def test_missing_permission_leaves_the_record_whole(redis_server: EmbeddedRedis,
     """Redis does not undo half a script, so its order is such that the record is the old one or the new one."""
     store = opened(redis_server.url)
     record = replace(a_record(), error="gone afterwards", takeovers=2)
-    new = replace(record, revision=new_nonce(), error=None, takeovers=0, expires_at=4_000_000_000)
+    new = replace(a_completion(record), error=None, takeovers=0)
     store.swap(record, None)
     with administrator(redis_server) as client:
         client.execute_command("ACL", "SETUSER", "shop", "reset", "on", ">pass", "~*", "+@all", f"-{missing}")
@@ -511,12 +511,12 @@ def test_key_of_another_program_is_left_alone(store: RedisStore, redis_server: E
         client.set(redis_key(text), "theirs")
         client.hset(redis_key(other), mapping={"name": "Ada"})
         try:
-            for act in (lambda: store.swap(text, None), lambda: store.get(text.key), lambda: list(store.scan())):
-                with pytest.raises(StoreMisconfigured, match="prefix"):
-                    act()
-            for act in (lambda: store.swap(other, None), lambda: store.get(other.key)):
-                with pytest.raises(StoreMisconfigured, match="no record"):
-                    act()
+            for record, told in ((text, "prefix"), (other, "no record")):
+                with pytest.raises(StoreMisconfigured, match=told):
+                    store.swap(record, None)
+                with pytest.raises(StoreMisconfigured, match=told):
+                    store.get(record.key)
+            assert not {text.key, other.key} & {each.key for each in store.scan()}
             assert client.get(redis_key(text)) == "theirs"
             assert client.hgetall(redis_key(other)) == {"name": "Ada"}
         finally:
