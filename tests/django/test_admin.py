@@ -22,7 +22,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import clear_url_caches
 
-from celery_idempotent import StoreUnavailable
+from celery_idempotent import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.codec import Encoded
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.record import Record, Status
@@ -285,6 +285,96 @@ def test_lease_that_is_over_is_told(store: DjangoStore, viewer: Client) -> None:
 
     assert "IN_PROGRESS, lease over" in _text(viewer.get(_url(abandoned)))
     assert "lease over" not in _text(viewer.get(_url(running)))
+
+
+# -- what is shown of what cannot be read
+
+
+def _spoil(store: DjangoStore, record: Record, column: str, damage: str) -> None:
+    with connections[store.alias].cursor() as cursor:
+        cursor.execute(f"UPDATE {TABLE} SET {column} = {damage} WHERE revision = %s", [record.revision])
+
+
+@pytest.mark.parametrize(
+    ("column", "damage", "reason"),
+    [
+        ("status", "'DONE'", "'DONE' is not a valid Status"),
+        ("lease_until", "-1", "lease_until is -1"),
+        ("updated_at", str(2**63 - 1), "updated_at is 9223372036854775807"),
+        (
+            "schema_version",
+            "2",
+            "has schema 2 and this version of celery-idempotent knows up to 1; upgrade this worker",
+        ),
+        ("expires_at", "1", "expires_at stands on UNKNOWN, which never expires"),
+    ],
+)
+def test_record_that_cannot_be_read_is_named_and_hides_no_other(
+    store: DjangoStore, operator: Client, column: str, damage: str, reason: str
+) -> None:
+    """The list and the record's own page say why, and no verdict is offered, nor taken."""
+    damaged, good = _written(store, Status.UNKNOWN), _written(store)
+    _spoil(store, damaged, column, damage)
+
+    listed = _text(operator.get(LIST))
+    assert re.search(rf"unreadable: .*{re.escape(reason)}", listed)
+    assert good.key in listed
+    shown = _text(operator.get(_url(damaged)))
+    assert reason in shown
+    assert "deliveries are postponed until somebody mends that" in shown
+    assert "resolvelink" not in shown
+    assert "releaselink" not in shown
+    refused = _messages(operator.get(_url(damaged, "resolve"), follow=True))
+    assert "Only an UNKNOWN outcome is resolved; this is unreadable: " in refused
+    assert "unreadable: " in _text(operator.get(_url(damaged, "release")))
+    _release(operator, damaged, checked="on")
+    with pytest.raises(StoreMisconfigured):
+        store.get(damaged.key)
+
+
+@pytest.mark.parametrize(
+    "column", ["lease_until", "updated_at", "attempts", "expires_at", "steps", "result_bytes", "task"]
+)
+@pytest.mark.parametrize("damage", ["'many'", "x'ff'", "1.5"])
+def test_any_value_that_sqlite_keeps_is_shown(operator: Client, shop: Celery, column: str, damage: str) -> None:
+    """SQLite keeps whatever it is given in whatever column."""
+    shop.conf.idempotency_store = store = DjangoStore()
+    record = _written(store)
+    _spoil(store, record, column, damage)
+
+    assert _text(operator.get(f"{LIST}?q={record.key}"))
+    assert _text(operator.get(_url(record)))
+
+
+def test_key_on_mysql_that_is_no_text_is_shown(store: DjangoStore, operator: Client) -> None:
+    """Keys are bytes there, so they can be any."""
+    record = _written(store)
+    if connections[store.alias].vendor == "mysql":
+        _spoil(store, record, "idempotency_key", "x'ff0a'")
+        shown = r"\xff\n"
+    else:
+        shown = record.key
+
+    assert _keys(operator.get(LIST)) == [shown]
+
+
+def test_pages_cannot_be_forged(store: DjangoStore, operator: Client) -> None:
+    """What somebody else has chosen is on one line, and runs from left to right."""
+    forged, shown = "a\n\u202eb\x85", r"a\n\u202eb\x85"
+    texts = {"task": forged, "task_id": forged, "worker": forged, "error": forged, "steps": {forged: {"lost": "x"}}}
+    unknown, over = _written(store, Status.UNKNOWN, **texts), _abandoned(store, **texts)
+
+    for page, times in ((LIST, 4), (_url(unknown), 5), (_url(unknown, "resolve"), 5), (_url(over, "release"), 2)):
+        text = _text(operator.get(page))
+        assert text.count(shown) == times
+        assert not {"\u202e", "\x85"} & set(text)
+
+
+def test_deep_json_is_shown_as_it_stands(store: DjangoStore, viewer: Client) -> None:
+    """So deep that Python gives up."""
+    record = _written(store, Status.COMPLETED, result="[" * 90_000, content_type="application/json")
+
+    assert "[" * 90_000 in _text(viewer.get(_url(record)))
 
 
 # -- who may do what

@@ -69,6 +69,8 @@ LAYERS: list[dict[str, set[str]]] = [
         "contrib.django.store": {"celery", "django", "sqlalchemy"},
         "contrib.django.fields": {"django"},
         "contrib.django.operations": {"django", "sqlalchemy"},
+        "contrib.django.templatetags": set(),
+        "contrib.django.templatetags.celery_idempotent": {"django"},
         "contrib.django.migrations": set(),
         "contrib.django.migrations.0001_initial": {"django"},
         "contrib.django.migrations.0002_complete_tables": {"django"},

@@ -24,7 +24,8 @@ from celery_idempotent import verdicts
 from celery_idempotent.contrib.django import display, project
 from celery_idempotent.contrib.django.forms import ReleaseForm, ResolveForm
 from celery_idempotent.contrib.django.models import IdempotencyRecord
-from celery_idempotent.errors import PolicyError, StoreUnavailable
+from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.printable import one_line
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import RecordTooLarge
 
@@ -43,6 +44,8 @@ _MEANINGS = {
     Status.RELEASED: "Given back without an outcome; the next delivery runs the task.",
     Status.UNKNOWN: "Nobody can tell whether the effect happened. Check the receiver, then resolve it.",
 }
+
+_UNREADABLE = "A newer version wrote this, or it is damaged; deliveries are postponed until somebody mends that."
 
 if TYPE_CHECKING:
     _Admin = admin.ModelAdmin[IdempotencyRecord]
@@ -91,11 +94,22 @@ class _TaskFilter(admin.SimpleListFilter):
         return queryset.filter(task=self.value()) if self.value() else queryset
 
 
+def _on_one_line(field: str) -> Callable[..., str | None]:
+    """What stands in ``field``, which somebody else has chosen."""
+
+    @admin.display(description=field.replace("_", " "), ordering=field, empty_value="-")
+    def shown(self: Any, row: IdempotencyRecord) -> str | None:
+        value = getattr(row, field)
+        return value and one_line(value)
+
+    return shown
+
+
 @admin.register(IdempotencyRecord)
 class IdempotencyRecordAdmin(_Admin):
     """Records for people: those who may view look, those who may change give verdicts, nobody edits."""
 
-    list_display = ("state", "task", "short_key", "attempts", "updated_utc", "worker", "forgotten_utc")
+    list_display = ("state", "shown_task", "short_key", "attempts", "updated_utc", "shown_worker", "forgotten_utc")
     list_display_links = ("short_key",)
     list_filter = (_StatusFilter, _TaskFilter)
     search_fields = ("key", "task_id")
@@ -110,7 +124,15 @@ class IdempotencyRecordAdmin(_Admin):
     change_list_template = "celery_idempotent/admin/record_list.html"
     change_form_template = "celery_idempotent/admin/record.html"
     fieldsets = (
-        (None, {"fields": ("state", "meaning", "key", "task", "task_id", "worker", "app", "attempts", "error")}),
+        (
+            None,
+            {
+                "fields": (
+                    *("state", "meaning", "shown_key", "shown_task", "shown_task_id", "shown_worker"),
+                    *("shown_app", "attempts", "shown_error"),
+                )
+            },
+        ),
         ("Outcome", {"fields": ("shown_result", "result_size", "content_type", "forgotten")}),
         ("Steps", {"fields": ("shown_steps",)}),
         (
@@ -126,20 +148,29 @@ class IdempotencyRecordAdmin(_Admin):
 
     # -- what is shown
 
+    shown_key = _on_one_line("key")
+    shown_task = _on_one_line("task")
+    shown_task_id = _on_one_line("task_id")
+    shown_worker = _on_one_line("worker")
+    shown_app = _on_one_line("app")
+    shown_error = _on_one_line("error")
+
     @admin.display(description="status", ordering="status")
     def state(self, row: IdempotencyRecord) -> str:
-        """The status, and whether a lease is over."""
+        """The status, and whether a lease is over; or that the record cannot be read, and why."""
+        if row.unreadable:
+            return f"unreadable: {row.unreadable}"
         return f"{row.status}, lease over" if _lease_is_over(row) else row.status
 
     @admin.display(description="key", ordering="key")
     def short_key(self, row: IdempotencyRecord) -> str:
         """The key as far as a list has room, all of it where the mouse rests."""
-        return format_html('<span title="{}">{}</span>', row.key, display.short_key(row.key))
+        return format_html('<span title="{}">{}</span>', one_line(row.key), one_line(display.short_key(row.key)))
 
     @admin.display(description="meaning")
     def meaning(self, row: IdempotencyRecord) -> str:
         """What the status means for the next delivery."""
-        return _MEANINGS[Status(row.status)]
+        return _UNREADABLE if row.unreadable else _MEANINGS[Status(row.status)]
 
     @admin.display(description="updated (UTC)", ordering="updated_at")
     def updated_utc(self, row: IdempotencyRecord) -> str:
@@ -174,18 +205,20 @@ class IdempotencyRecordAdmin(_Admin):
     @admin.display(description="result")
     def shown_result(self, row: IdempotencyRecord) -> str:
         """The outcome, if it is JSON."""
+        if row.unreadable:
+            return "not shown"
         result = row.record.result
         return "none" if result is None else _preformatted(display.outcome(result, row.content_type))
 
     @admin.display(description="result size")
     def result_size(self, row: IdempotencyRecord) -> str:
         """How much of an outcome is kept."""
-        return f"{display.size(row.record.result)} bytes"
+        return "unknown" if row.unreadable else f"{display.size(row.record.result)} bytes"
 
     @admin.display(description="steps")
     def shown_steps(self, row: IdempotencyRecord) -> str:
         """Finished and started steps."""
-        return _preformatted(display.json_text(row.steps))
+        return "not shown" if row.unreadable else _preformatted(display.json_text(row.steps))
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The list, with a warning where workers write elsewhere."""
@@ -200,7 +233,7 @@ class IdempotencyRecordAdmin(_Admin):
         context: dict[str, Any] = {}
         if row is not None and self.has_verdict_permission(request):
             context = {
-                "resolve_url": self._url("resolve", row.key) if row.status == Status.UNKNOWN else None,
+                "resolve_url": self._url("resolve", row.key) if _is_unknown(row) else None,
                 "release_url": self._url("release", row.key) if _lease_is_over(row) else None,
             }
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
@@ -277,8 +310,10 @@ class IdempotencyRecordAdmin(_Admin):
         row = self.get_object(request, unquote(object_id))
         if row is None:
             return self._nothing_recorded(request, object_id)
-        if row.status != Status.UNKNOWN:
-            self.message_user(request, f"Only an UNKNOWN outcome is resolved; this is {row.status}.", messages.ERROR)
+        if not _is_unknown(row):
+            self.message_user(
+                request, f"Only an UNKNOWN outcome is resolved; this is {self.state(row)}.", messages.ERROR
+            )
             return HttpResponseRedirect(self._url("change", row.key))
         form = ResolveForm(request.POST or None, initial={"revision": row.revision})
         if form.is_valid():
@@ -336,12 +371,17 @@ class IdempotencyRecordAdmin(_Admin):
         )
 
     def _release(self, request: HttpRequest, row: IdempotencyRecord, revision: str) -> None:
-        store, grace = project.store_of_admin(), project.policy_of(row.record).grace_ms
+        store = project.store_of_admin()
+
+        def release() -> Record:
+            grace = project.policy_of(row.record).grace_ms
+            return verdicts.release(store, row.record.key, grace=grace, seen_revision=revision)
+
         self._give(
             request,
             row,
             "Released. The next delivery runs the task; if there is none, publish it again.",
-            lambda: verdicts.release(store, row.record.key, grace=grace, seen_revision=revision),
+            release,
         )
 
     def _give(self, request: HttpRequest, row: IdempotencyRecord, done: str, verdict: Callable[[], Record]) -> None:
@@ -353,12 +393,14 @@ class IdempotencyRecordAdmin(_Admin):
             told, level = f"Nothing was changed: {error.remedy}.", messages.ERROR
         except RecordTooLarge as error:
             told, level = f"Nothing was changed: the result is too large ({error}).", messages.ERROR
+        except StoreMisconfigured as error:
+            told, level = f"Nothing was changed: {error.reason}.", messages.ERROR
         except StoreUnavailable as error:
             told, level = f"It is not certain what was written; look again ({error}).", messages.ERROR
         else:
             told, level = done, messages.SUCCESS
             self.log_change(request, row, done)
-        self.message_user(request, f"{told} Key: {row.key}", level)
+        self.message_user(request, f"{told} Key: {row}", level)
 
     def _release_page(
         self, request: HttpRequest, rows: Sequence[IdempotencyRecord], form: ReleaseForm | None = None
@@ -372,7 +414,7 @@ class IdempotencyRecordAdmin(_Admin):
                 {"record": each, "policy": project.policy_of(each.record), "updated": self.updated(each)}
                 for each in releasable
             ],
-            others=[each for each in rows if each not in releasable],
+            others=[{"key": each.key, "state": self.state(each)} for each in rows if each not in releasable],
             now=display.utc(project.store_of_admin().now()),
             form=form or ReleaseForm(),
             back=self._url("changelist"),
@@ -403,8 +445,12 @@ class IdempotencyRecordAdmin(_Admin):
         return served
 
 
+def _is_unknown(row: IdempotencyRecord) -> bool:
+    return not row.unreadable and row.status == Status.UNKNOWN
+
+
 def _lease_is_over(row: IdempotencyRecord) -> bool:
-    return row.status == Status.IN_PROGRESS and row.lease_until <= project.store_of_admin().now()
+    return not row.unreadable and row.status == Status.IN_PROGRESS and row.lease_until <= project.store_of_admin().now()
 
 
 def _moment(milliseconds: int) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from celery_idempotent.printable import one_line
 from celery_idempotent.steps import Begun, from_plain
 
 __all__ = ["duration", "json_text", "outcome", "short_key", "size", "step_states", "utc", "utc_short"]
@@ -17,17 +18,26 @@ _DIGITS = 12
 
 
 def utc(milliseconds: int) -> str:
-    """A time of a record: ``2026-11-21 02:10:33.123 UTC``.
+    """A time of a record: ``2026-11-21 02:10:33.123 UTC``; as it stands there if it is none.
 
     Args:
         milliseconds: Since the epoch.
     """
-    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S}.{milliseconds % 1000:03} UTC"
+    moment = _moment(milliseconds)
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{milliseconds % 1000:03} UTC" if moment else one_line(milliseconds)
 
 
 def utc_short(milliseconds: int) -> str:
     """The same to the second and without its zone, for a column that names it."""
-    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    moment = _moment(milliseconds)
+    return f"{moment:%Y-%m-%d %H:%M:%S}" if moment else one_line(milliseconds)
+
+
+def _moment(milliseconds: Any) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
 
 
 def duration(milliseconds: int) -> str:
@@ -42,8 +52,9 @@ def json_text(text: str | bytes) -> str:
     if len(text) > _MOST_CHARACTERS:
         return f"too long to show: {len(text)} bytes"
     try:
-        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    except ValueError:
+        laid_out = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+        return "\n".join(map(one_line, laid_out.split("\n")))
+    except (ValueError, RecursionError):
         return repr(text)
 
 

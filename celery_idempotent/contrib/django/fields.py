@@ -29,5 +29,5 @@ class KeyField(_TextField):
         return value.encode() if connection.vendor == "mysql" and isinstance(value, str) else value
 
     def from_db_value(self, value: str | bytes, expression: Any, connection: BaseDatabaseWrapper) -> str:
-        """The key as text."""
-        return value.decode() if isinstance(value, bytes) else value
+        """The key as text; what was none when it was written is legible, and found under no such key."""
+        return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value

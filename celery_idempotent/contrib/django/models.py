@@ -1,10 +1,13 @@
 """The records as a model, for reading. Whatever changes a record goes through the store's compare-and-swap."""
 
+from functools import cached_property
 from typing import Any, NoReturn
 
 from django.db import models
 
 from celery_idempotent.contrib.django.fields import KeyField
+from celery_idempotent.errors import StoreMisconfigured
+from celery_idempotent.printable import one_line
 from celery_idempotent.record import Record
 from celery_idempotent.stores.sql_schema import KEY, OUTBOX, TABLE
 from celery_idempotent.stores.sql_statements import record_of
@@ -66,6 +69,21 @@ class IdempotencyRecord(models.Model):
         row = {str(each.column): getattr(self, each.attname) for each in self._meta.concrete_fields}
         return record_of(row, store=f"django://{self._state.db}")
 
+    @cached_property
+    def unreadable(self) -> str:
+        """Why this is no record that can be read; empty if it is. What was not fetched is not looked at."""
+        missing = {each: "{}" if each == "steps" else None for each in self.get_deferred_fields()}
+        row = {
+            str(each.column): getattr(self, each.attname)
+            for each in self._meta.concrete_fields
+            if each.attname not in missing
+        }
+        try:
+            record_of({**row, **missing}, store="")
+        except StoreMisconfigured as error:
+            return one_line(error.reason)
+        return ""
+
     class Meta:
         """Reading and giving verdicts are all that can be permitted."""
 
@@ -74,7 +92,7 @@ class IdempotencyRecord(models.Model):
         verbose_name = "idempotency record"
 
     def __str__(self) -> str:
-        return self.key
+        return one_line(self.key)
 
     def save(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse."""

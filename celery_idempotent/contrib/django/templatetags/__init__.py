@@ -1,0 +1,1 @@
+"""For the pages of this app."""
