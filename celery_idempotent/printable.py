@@ -1,8 +1,8 @@
-"""Text that came from elsewhere, made safe to print: a task id must not be able to forge a line of a log."""
+"""What came from elsewhere, made safe to print: a task id that could forge a line of a log, a URL with a password."""
 
 import re
 
-__all__ = ["one_line"]
+__all__ = ["one_line", "scheme_of"]
 
 _UNSAFE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, ends of lines, changes of direction, and what no terminal can encode."""
@@ -15,3 +15,12 @@ def one_line(value: object) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape", "surrogatepass").decode()
+
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*", re.IGNORECASE | re.ASCII)
+
+
+def scheme_of(url: str) -> str:
+    """What an error shows of ``url``: its scheme. A password can stand anywhere behind it, above all in a wrong URL."""
+    scheme, separator, _ = url.partition("://")
+    return f"'{scheme}://...'" if separator and _SCHEME.fullmatch(scheme) else "'...'"

@@ -1,5 +1,6 @@
 """What an app's settings mean: its store, its codec, its broker. One instance per app and process tree."""
 
+import re
 import threading
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -7,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, proxy
 
 from celery import Celery
+from celery.app import utils
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.serialization import prepare_accept_content, registry
 
@@ -199,6 +201,18 @@ class Runtime:
         driver = self._app.connection_for_write().transport.driver_type
         options = self._app.conf.broker_transport_options or {}
         return Broker(driver, options.get("visibility_timeout", _VISIBILITY_TIMEOUT.get(driver)))
+
+
+def _hide_store_from_reports() -> None:
+    """Have ``celery report`` and ``inspect conf`` hide the store's URL, which can hold a password.
+
+    Celery hides settings by their names, as of Django's, and asks nobody; this is the list that it keeps.
+    """
+    known = utils.HIDDEN_SETTINGS
+    utils.HIDDEN_SETTINGS = re.compile(f"{known.pattern}|IDEMPOTENCY_STORE", known.flags)
+
+
+_hide_store_from_reports()
 
 
 def _accepted(setting: Any) -> frozenset[str]:

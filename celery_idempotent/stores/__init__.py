@@ -2,10 +2,11 @@
 
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from traceback import extract_tb
 from typing import cast
-from urllib.parse import urlsplit
 
-from celery_idempotent.errors import PolicyError
+from celery_idempotent.errors import IdempotencyError, PolicyError
+from celery_idempotent.printable import scheme_of
 from celery_idempotent.store import Store
 from celery_idempotent.stores.reading import readable
 
@@ -52,7 +53,7 @@ def open_store(url: str | Store) -> Store:
     if scheme in registered:
         return _open_registered(url, registered[scheme])
     known = ", ".join(sorted({*_BUILT_IN, *registered}))
-    raise PolicyError("idempotency_store", f"'{scheme}://...'", f"no store has this scheme; there are: {known}")
+    raise PolicyError("idempotency_store", scheme_of(url), f"no store has this scheme; there are: {known}")
 
 
 def _open_built_in(url: str, module: str, name: str, extra: str | None) -> Store:
@@ -61,7 +62,7 @@ def _open_built_in(url: str, module: str, name: str, extra: str | None) -> Store
     except ModuleNotFoundError as error:
         raise PolicyError(
             "idempotency_store",
-            f"'{urlsplit(url).scheme}://...'",
+            scheme_of(url),
             f'{error.name} is not installed; run: pip install "celery-idempotent[{extra}]"',
         ) from error
     return cast(Store, store.from_url(url))
@@ -71,7 +72,7 @@ def _open_registered(url: str, entry_point: EntryPoint) -> Store:
     def unusable(why: str) -> PolicyError:
         package = entry_point.dist.name if entry_point.dist else "its package"
         registration = f"entry point {entry_point.name} = {entry_point.value} of {package}"
-        return PolicyError("idempotency_store", f"'{entry_point.name}://...'", f"{registration}: {why}")
+        return PolicyError("idempotency_store", scheme_of(url), f"{registration}: {why}")
 
     try:
         opener = entry_point.load()
@@ -79,7 +80,14 @@ def _open_registered(url: str, entry_point: EntryPoint) -> Store:
         raise unusable(f"it cannot be loaded: {error!r}; repair or uninstall the package") from error
     if not callable(opener):
         raise unusable(f"it is {opener!r}; it must be a callable that takes the URL")
-    store = opener(url)
+    try:
+        store = opener(url)
+    except IdempotencyError:
+        raise
+    except Exception as error:  # noqa: BLE001 - it runs code of somebody else
+        # Not its text, which is likely to quote what could not be understood, a password included.
+        place = extract_tb(error.__traceback__)[-1]
+        raise unusable(f"it raised {type(error).__name__} at {place.filename}, line {place.lineno}") from None
     missing = [name for name in vars(Store) if not name.startswith("_") and not callable(getattr(store, name, None))]
     if missing:
         raise unusable(f"it returned a {type(store).__name__}, which is no store; it lacks {', '.join(missing)}")

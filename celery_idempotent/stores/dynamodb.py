@@ -26,6 +26,7 @@ from botocore.parsers import ResponseParserError
 
 from celery_idempotent._version import __version__
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.printable import scheme_of
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.dynamodb_writes import typed
@@ -152,6 +153,8 @@ class DynamoDBStore:
         self.table = table
         self._region = region
         self._endpoint_url = endpoint_url
+        # For people: an endpoint may be written with a login.
+        self._place = (endpoint_url or region or "").removeprefix("http://").rpartition("@")[2]
         self._session = session
         self._given_client = client
         self._config = _CONFIG.merge(config) if config else _CONFIG
@@ -176,11 +179,19 @@ class DynamoDBStore:
         and ``secure=1`` (the last two for an endpoint).
 
         Raises:
-            PolicyError: No table, or an unknown option.
+            PolicyError: No table, no host that can be read, or an unknown option.
         """
-        parts = urlsplit(url)
+        # The secrets that AWS makes have slashes in them, and nothing else that a URL would need to escape.
+        before, _, query = url.partition("?")
+        login, _, place = before.partition("://")[2].rpartition("@")
+        key, _, secret = map(unquote, login.partition(":"))
+        try:
+            parts = urlsplit(f"dynamodb://{place}")
+            port = parts.port
+        except ValueError:  # whose text would quote a secret that looks like a port
+            raise _unusable(url, "host or port cannot be read; write dynamodb://@eu-west-1/table-name") from None
         table = unquote(parts.path.strip("/"))
-        options: dict[str, Any] = dict(parse_qsl(parts.query))
+        options: dict[str, Any] = dict(parse_qsl(query))
         unknown = options.keys() - {
             "key_attr",
             "sort_key_attr",
@@ -189,25 +200,22 @@ class DynamoDBStore:
             "region",
             "secure",
         }
-        readable = f"'dynamodb://@{parts.hostname or ''}/{table}'"
         if not table or not parts.hostname:
-            raise PolicyError("idempotency_store", readable, "write dynamodb://@eu-west-1/table-name")
+            raise _unusable(url, "write dynamodb://@eu-west-1/table-name")
         if unknown:
-            raise PolicyError("idempotency_store", readable, f"knows no option {', '.join(sorted(unknown))}")
+            raise _unusable(url, f"knows no option {', '.join(sorted(unknown))}")
         secure = options.pop("secure", "0") in {"1", "true"}
-        if parts.port or parts.hostname == "localhost":
-            host = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
+        if port or parts.hostname == "localhost":
+            host = parts.hostname if port is None else f"{parts.hostname}:{port}"
             endpoint = f"http{'s' if secure else ''}://{host}"
             region = options.pop("region", None) or os.environ.get("AWS_REGION") or "us-east-1"
         else:
             endpoint, region = None, options.pop("region", parts.hostname)
-        session = None
-        if parts.username:
-            session = boto3.session.Session(unquote(parts.username), unquote(parts.password or ""))
+        session = boto3.session.Session(key, secret) if key else None
         return cls(table, region=region, endpoint_url=endpoint, session=session, **options)
 
     def __repr__(self) -> str:
-        return f"dynamodb://@{(self._endpoint_url or self._region or '').removeprefix('http://')}/{self.table}"
+        return f"dynamodb://@{self._place}/{self.table}"
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.store.Store.swap`."""
@@ -499,6 +507,10 @@ class DynamoDBStore:
             f"the table's key is not {wanted}; name its attributes by key_attr and sort_key_attr, "
             "or take another table",
         )
+
+
+def _unusable(url: str, remedy: str) -> PolicyError:
+    return PolicyError("idempotency_store", scheme_of(url), remedy)
 
 
 class _ConditionFailed(Exception):

@@ -26,6 +26,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_idempotent.errors import PolicyError
+from celery_idempotent.printable import scheme_of
 
 __all__ = ["WAIT_TIMEOUT", "Client", "Target", "read_url"]
 
@@ -234,7 +235,7 @@ def _parsed(scheme: str, name: str, text: str, parse: Callable[[str], Any]) -> A
 
 
 def _unusable(scheme: str, remedy: str) -> PolicyError:
-    return PolicyError("idempotency_store", f"'{scheme}://...'", remedy)
+    return PolicyError("idempotency_store", scheme_of(f"{scheme}://"), remedy)
 
 
 def _text(text: str) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.printable import scheme_of
 from celery_idempotent.store import RecordTooLarge
 from celery_idempotent.stores.sql_schema import DIALECTS
 from celery_idempotent.stores.sql_statements import UnreadableRow
@@ -68,10 +69,13 @@ def parsed(url: str) -> URL:
     """
     try:
         return make_url(url.removeprefix("db+"))
-    except (ArgumentError, ValueError) as error:
+    except (ArgumentError, ValueError):  # whose text would quote a password that looks like a port
         raise PolicyError(
-            "idempotency_store", "'...'", "no URL of a database, such as postgresql+psycopg://user:password@host/db"
-        ) from error
+            "idempotency_store",
+            scheme_of(url),
+            "no URL of a database, such as postgresql+psycopg://user:password@host/db; write special characters of "
+            "user and password as %xx",
+        ) from None
 
 
 def connectable(url: URL) -> URL:
@@ -121,7 +125,7 @@ def url_of(engine: object) -> URL:
 
 
 def _refused(url: URL, remedy: str) -> PolicyError:
-    return PolicyError("idempotency_store", f"'{url.drivername}://...'", remedy)
+    return PolicyError("idempotency_store", scheme_of(f"{url.drivername}://"), remedy)
 
 
 def new_engine(url: URL, *, timeout: float, pool_size: int) -> Engine:

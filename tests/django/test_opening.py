@@ -37,6 +37,15 @@ def test_url_says_nothing_else(url: str) -> None:
         open_store(url)
 
 
+@pytest.mark.parametrize("url", ["django://user:s3cr3t@host", "django://user:s3cr3t@host/db?x=1", "django://:s3cr3t"])
+def test_url_of_a_server_is_refused_without_its_login(url: str) -> None:
+    """Who writes the database's own URL by mistake does not find its password in a log."""
+    with pytest.raises(PolicyError, match=r"'django://\.\.\.': write django://default") as raised:
+        open_store(url)
+
+    assert "s3cr3t" not in str(raised.value)
+
+
 def test_shop_keeps_its_records_in_its_default_database(shop: Celery) -> None:
     """``CELERY_IDEMPOTENCY_STORE`` of Django's settings is Celery's ``idempotency_store``."""
     store = runtime_of(shop).store

@@ -1,5 +1,6 @@
 """Stores of third parties, registered as their packages do it: by a dist-info on the path."""
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
 
 THEIRS = """
+from celery_idempotent import PolicyError
 from celery_idempotent.stores.memory import MemoryStore
 
 SETTING = "no callable"
@@ -24,6 +26,12 @@ def forgets_to_return(url): ...
 
 def gives_something_else(url):
     return {"url": url}
+
+def cannot_read(url):
+    raise ValueError(f"what is {url}?")
+
+def refuses(url):
+    raise PolicyError("idempotency_store", "'refusing://...'", "write a host")
 """
 
 
@@ -44,6 +52,8 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "setting = theirs_module:SETTING\n"
         "nothing = theirs_module:forgets_to_return\n"
         "something = theirs_module:gives_something_else\n"
+        "unread = theirs_module:cannot_read\n"
+        "refusing = theirs_module:refuses\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -69,16 +79,20 @@ def test_registered_scheme_opens_with_the_whole_url() -> None:
             "nothing",
             "it returned a NoneType, which is no store; it lacks swap, get, scan, delete, now, provision, close",
         ),
+        ("unread", r"of theirs: it raised ValueError at .*theirs_module\.py, line \d+"),
+        ("refusing", "write a host"),
         ("something", "it returned a dict, which is no store; it lacks swap, scan, delete, now, provision, close"),
     ],
 )
 def test_unusable_entry_point_is_named(scheme: str, told: str) -> None:
     """Whose it is, what is wrong, and never the URL, which can hold a password."""
+    url = f"{scheme}://user:{'secret'}@host"
+
     with pytest.raises(PolicyError, match=told) as raised:
-        open_store(f"{scheme}://user:secret@host")
+        open_store(url)
 
     assert f"'{scheme}://...'" in str(raised.value)
-    assert "secret" not in str(raised.value)
+    assert "secret" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.usefixtures("register")

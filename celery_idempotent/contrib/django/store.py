@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Self, cast
-from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from celery import current_task
@@ -31,6 +30,7 @@ from sqlalchemy.engine.interfaces import Dialect
 
 from celery_idempotent.contrib.django.transactions import DjangoTransaction
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.printable import scheme_of
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
 from celery_idempotent.stores.clock import ServerClock
@@ -95,10 +95,12 @@ class DjangoStore:
         Raises:
             PolicyError: As for the class; or the URL says more, or less, than an alias.
         """
-        parts = urlsplit(url)
-        if not parts.netloc or parts.path.strip("/") or parts.query or parts.fragment:
-            raise PolicyError("idempotency_store", f"'{url}'", "write django://default, or another key of DATABASES")
-        return cls(parts.netloc)
+        alias = url.partition("://")[2].rstrip("/")
+        if not alias or set(alias) & set(_MORE_THAN_AN_ALIAS):
+            raise PolicyError(
+                "idempotency_store", scheme_of(url), "write django://default, or another key of DATABASES"
+            )
+        return cls(alias)
 
     def __repr__(self) -> str:
         return f"django://{self.alias}"
@@ -320,6 +322,9 @@ class _Met(NamedTuple):
     connection: object
     largest_packet: int
 
+
+_MORE_THAN_AN_ALIAS = "/?#@:"
+"""What only a URL with a host, a login or options has; the login stays out of errors."""
 
 _TRIES = 10
 """How often a statement is sent that the database undoes for another's sake, as in a deadlock; see the SQL store."""

@@ -1,0 +1,91 @@
+"""A wrong URL is refused without a word of what stands in it: a password can be anywhere."""
+
+import traceback
+
+import pytest
+
+from celery_idempotent import PolicyError, open_store
+from celery_idempotent.printable import scheme_of
+from celery_idempotent.stores.dynamodb import DynamoDBStore
+
+SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"  # as AWS makes them
+
+WRONG = [
+    "{secret}",
+    "://{secret}",
+    "nosuch:{secret}@host",
+    "nosuch://user:{secret}@host",
+    "no {secret}://host",
+    "dynamodb://key:{secret}",
+    "dynamodb://key:{secret}/table",
+    "dynamodb://key:{secret}@",
+    "dynamodb://key:{secret}@eu-west-1",
+    "dynamodb://key:{secret}@/table",
+    "dynamodb://key:{secret}@host:port/table",
+    "dynamodb://key:{secret}@[host/table",
+    "dynamodb://key:{secret}@eu-west-1/table?reigon=x",
+    "redis://:{secret}@host:port",
+    "redis://user:{secret}@host/0",
+    "redis://user:{secret}@host/0?db=x",
+    "redis://:{secret}",
+    "redis://[{secret}@host",
+    "redis://ho\u2100st:{secret}@host",
+    "sentinel://:{secret}@host:26379",
+    "redis+cluster://user:{secret}@host;redis://other",
+    "postgresql://user:{secret}",
+    "postgresql://user:{secret}:host/db",
+    "postgresql://user@host:{secret}/db",
+    "postgresql+nosuch://user:{secret}@host/db",
+    "oracle://user:{secret}@host/db",
+    "mysql+pymysql://user:{secret}@host/db?timeout=x",
+    "sqlite://user:{secret}@host",
+    "db+{secret}",
+]
+
+
+@pytest.mark.parametrize("secret", [SECRET, "s3cr3t", "pa#ss@w?rd:1"])
+@pytest.mark.parametrize("url", WRONG)
+def test_error_quotes_nothing_of_a_url(url: str, secret: str) -> None:
+    """Neither the error, nor what it came from, which a traceback would show."""
+    try:
+        store = open_store(url.format(secret=secret))
+    except PolicyError as error:
+        shown = "".join(traceback.format_exception(error))
+    else:
+        shown = repr(store)
+
+    assert not [part for part in (secret, *secret.split("/"), *secret.split("@")) if part in shown]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:pw@host", "'redis://...'"),
+        ("db+postgresql://x", "'db+postgresql://...'"),
+        ("redis:/user:pw@host", "'...'"),
+        ("user:pw@host://x", "'...'"),
+        ("pw", "'...'"),
+    ],
+)
+def test_scheme_is_all_that_is_shown(url: str, shown: str) -> None:
+    """And only what can be one."""
+    assert scheme_of(url) == shown
+
+
+@pytest.mark.parametrize("secret", [SECRET, SECRET.replace("/", "%2F").replace("+", "%2B")])
+def test_secret_of_aws_stands_in_a_url_as_it_is(secret: str) -> None:
+    """With its slashes; escaped they are understood, too."""
+    store = open_store(f"dynamodb://AKIAIOSFODNN7EXAMPLE:{secret}@eu-west-1/table?sort_key_attr=a@b")
+
+    assert isinstance(store, DynamoDBStore)
+    assert repr(store) == "dynamodb://@eu-west-1/table"
+    credentials = store._connected()._request_signer._credentials  # type: ignore[attr-defined]
+    assert (credentials.access_key, credentials.secret_key) == ("AKIAIOSFODNN7EXAMPLE", SECRET)
+    store.close()
+
+
+def test_login_of_an_endpoint_is_not_shown() -> None:
+    """A proxy before DynamoDB may want one."""
+    store = DynamoDBStore("table", region="eu-west-1", endpoint_url="https://user:s3cr3t@proxy:8000")
+
+    assert repr(store) == "dynamodb://@proxy:8000/table"
