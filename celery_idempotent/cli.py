@@ -15,14 +15,15 @@ from typing import Any
 
 import click
 from celery import Celery
+from celery.concurrency import ALIASES
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import outbox, resolution, verdicts
+from celery_idempotent import outbox, resolution, startup, verdicts
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.printable import one_line
 from celery_idempotent.record import Record, Status
 from celery_idempotent.runtime import runtime_of
-from celery_idempotent.store import PurgeableStore, Store, VerifiableStore
+from celery_idempotent.store import PurgeableStore, Store
 from celery_idempotent.task import IdempotentMixin
 
 __all__ = ["idempotency"]
@@ -48,12 +49,16 @@ def provision(context: click.Context) -> None:
 @idempotency.command()
 @click.pass_context
 def check(context: click.Context) -> None:
-    """Check the store as a worker does when it starts; writes nothing."""
-    store = _store(context)
+    """Check tasks, settings and store as a worker does when it starts; nothing that it writes stays.
+
+    The pool is that of the setting worker_pool. A store that does not answer is an error here; a worker would start,
+    and put its tasks off until the store is back.
+    """
+    app = _app(context)
+    pool = app.conf.worker_pool
     with _readable_errors():
-        if isinstance(store, VerifiableStore):
-            store.verify()
-    click.echo(f"{store!r} answers and can be used")
+        startup.check(app, str(ALIASES.get(pool, pool)).partition(":")[0])
+        click.echo(f"{runtime_of(app).store!r} answers and can be used")
 
 
 @idempotency.command()
@@ -267,7 +272,8 @@ def _json(option: str, text: str, wanted: type = object) -> Any:
 
 def _app(context: click.Context) -> Celery:
     app = context.obj.app
-    app.loader.import_default_modules()
+    with _readable_errors():
+        app.loader.import_default_modules()
     return app
 
 

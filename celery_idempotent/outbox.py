@@ -29,6 +29,7 @@ from celery_idempotent.codec import Codec, Encoded, describe
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.printable import one_line
 from celery_idempotent.runtime import runtime_of
+from celery_idempotent.startup import StoreCheck
 from celery_idempotent.store import Outbox, OutboxMessage, TakenMessage
 from celery_idempotent.transactions import message_of, signature_of
 
@@ -194,7 +195,8 @@ def _fork_between_looks() -> None:
 class Relay(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
     """Relays in a thread of the worker's main process, every ``idempotency_relay`` seconds."""
 
-    requires = ("celery.worker.components:Pool",)
+    # What can be wrong with the store and the settings, StoreCheck has reported by then.
+    requires = ("celery.worker.components:Pool", StoreCheck)
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         self._stopping = threading.Event()

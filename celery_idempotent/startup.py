@@ -31,22 +31,31 @@ class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
             click.ClickException: The store or the settings cannot work; the message says what to do.
         """
         try:
-            check(parent.app, pool=parent.pool_cls)
+            check(parent.app, parent.pool_cls.__module__)
         except IdempotencyError as error:
-            raise click.ClickException(f"celery-idempotent: {error}") from error
+            if isinstance(error, StoreMisconfigured) or not isinstance(error, StoreUnavailable):
+                raise click.ClickException(f"celery-idempotent: {error}") from error
+            # Starting is right: tasks are put off until the store is back, as in any later outage.
+            logger.error("idempotency.store_unavailable reason=%s", error)
 
 
-def check(app: Celery, pool: Any) -> None:
-    """Check the settings of ``app`` and its store for a worker with the pool class ``pool``.
+def check(app: Celery, pool: str) -> None:
+    """Check what a worker of ``app`` needs: that its tasks can be bound, its settings used, and its store, too.
+
+    Args:
+        app: The Celery app, its modules imported.
+        pool: The module of the worker's pool.
 
     Raises:
-        PolicyError: A setting cannot be used.
+        PolicyError: A policy or setting cannot be used.
         StoreMisconfigured: The store cannot work; the message names the command or permission to mend it.
+        StoreUnavailable: The store did not answer. A worker starts all the same.
     """
+    app.finalize(auto=True)
     runtime = runtime_of(app)
     store = runtime.store
-    _ = runtime.codec, runtime.default_policy
-    if isinstance(store, MemoryStore) and not getattr(pool, "__module__", "").endswith((".solo", ".thread")):
+    _ = runtime.codec, runtime.default_policy, runtime.relay_every
+    if isinstance(store, MemoryStore) and not pool.endswith((".solo", ".thread")):
         warnings.warn(
             "idempotency_store=memory://: every process of this pool has a memory of its own, so duplicates that "
             "reach another process run again; use another store, or --pool=threads or solo",
@@ -54,13 +63,7 @@ def check(app: Celery, pool: Any) -> None:
             stacklevel=2,
         )
     if isinstance(store, VerifiableStore):
-        try:
-            store.verify()
-        except StoreMisconfigured:
-            raise
-        except StoreUnavailable as error:
-            # Starting is right: tasks are put off until the store is back, as in any later outage.
-            logger.error("idempotency.store_unavailable reason=%s", error)
+        store.verify()
 
 
 def check_at_start(app: Celery) -> None:

@@ -2,8 +2,10 @@
 
 import gc
 import json
+import re
 import weakref
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -22,6 +24,7 @@ from celery_idempotent import (
     StoreUnavailable,
     open_store,
 )
+from celery_idempotent.cli import idempotency
 from celery_idempotent.runtime import runtime_of
 from celery_idempotent.startup import StoreCheck
 from celery_idempotent.stores.memory import MemoryStore
@@ -224,6 +227,7 @@ def test_commands_have_help(command: Any) -> None:
 def test_provision_and_check(command: Any, app: Celery) -> None:
     """Both name the store, and a store that cannot work is a readable error."""
     assert "memory:// is ready" in command("provision").output
+    app.conf.worker_pool = "solo"
     assert "can be used" in command("check").output
 
     app.conf.idempotency_store = _Checked()
@@ -231,6 +235,57 @@ def test_provision_and_check(command: Any, app: Celery) -> None:
     app.conf.idempotency_store = _Checked(StoreMisconfigured("s", "PutItem", "no table"))
     failed = command("check")
     assert (failed.exit_code, "no table" in failed.output, "Traceback" in failed.output) == (1, True, False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "told"),
+    [
+        ("idempotency_store", None, "idempotency_store=None: set it to a store or its URL"),
+        ("idempotency_policy", "refuse", "idempotency_policy='refuse': must be a Policy"),
+        ("idempotency_relay", "often", "idempotency_relay='often': must be seconds between two looks"),
+        ("result_serializer", "pickle", "outcomes in it could never be replayed"),
+        ("idempotency_store", _Checked(StoreMisconfigured("s", "PutItem", "no table")), "no table"),
+        ("idempotency_store", _Checked(StoreUnavailable("s", "PutItem", "timed out")), "timed out"),
+    ],
+)
+def test_check_fails_where_a_worker_could_not_work(
+    command: Any, app: Celery, setting: str, value: Any, told: str
+) -> None:
+    """It checks what a worker checks when it starts, and says it in one line; an outage is an error, too."""
+    app.conf.idempotency_store = _Checked()
+    app.conf[setting] = value
+
+    failed = command("check")
+
+    assert failed.exit_code == 1
+    assert re.fullmatch(f"Error: .*{re.escape(told)}.*\n", failed.output)
+
+
+def test_check_fails_where_a_task_cannot_be_bound(command: Any, app: Celery) -> None:
+    """A worker binds its tasks when it starts, and does not start where it cannot."""
+    other = an_app()
+    other.conf.idempotency_store = _Checked()
+
+    @other.task(base=IdempotentTask, shared=False, idempotent=Policy(key="oder_id"))
+    def charge(order_id: int) -> None: ...
+
+    def late(*modules: Any) -> None:
+        raise PolicyError("idempotent", "7", "must be a Policy")
+
+    for broken in (other, app):
+        result = CliRunner().invoke(idempotency, ["check"], obj=SimpleNamespace(app=broken))
+        assert (result.exit_code, "Traceback" in result.output) == (1, False)
+        app.loader.import_default_modules = late
+    assert "must be a Policy" in result.output
+
+
+def test_check_warns_as_a_worker_does(command: Any, app: Celery) -> None:
+    """Of a memory that the processes of the pool do not share."""
+    with pytest.warns(IdempotencyWarning, match="memory of its own"):
+        assert command("check").exit_code == 0
+    for pool in ("solo", "threads"):
+        app.conf.worker_pool = pool
+        assert command("check").exit_code == 0
 
 
 def test_key_of_a_call_is_printed(command: Any, app: Celery) -> None:
