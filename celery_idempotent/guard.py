@@ -177,8 +177,7 @@ class Guard:
             raise
         except StoreUnavailable as error:
             self._emit(EventName.STORE_UNAVAILABLE, operation, None, str(error))
-            # An answer that cannot be read is none of an outage: it may say that the effect has happened.
-            if operation.policy.on_outage == "run" and not isinstance(error, StoreMisconfigured):
+            if operation.policy.on_outage == "run":
                 return Finished(body(None))
             raise
         if isinstance(decision, Attempt):

@@ -54,7 +54,7 @@ def check(app: Celery, pool: str) -> None:
     app.finalize(auto=True)
     runtime = runtime_of(app)
     store = runtime.store
-    _ = runtime.codec, runtime.default_policy, runtime.relay_every
+    _ = runtime.codec, runtime.default_policy, runtime.namespace, runtime.relay_every
     if isinstance(store, MemoryStore) and not pool.endswith((".solo", ".thread")):
         warnings.warn(
             "idempotency_store=memory://: every process of this pool has a memory of its own, so duplicates that "

@@ -81,7 +81,7 @@ def test_log_line_of_observed_call_without_a_key_is_one_line(caplog: pytest.LogC
     deliver(charge, None, task_id=FORGED)
 
     (line,) = [each.getMessage() for each in caplog.records if each.name == "celery_idempotent"]
-    assert line.startswith("idempotency.no_key ")
+    assert line.startswith("idempotency.not_observed ")
     assert line.isprintable()
 
 
