@@ -210,7 +210,7 @@ def continued(request: Context, options: Mapping[str, Any], identity: str | None
         identity: The delivery's identity, as :func:`carrying` writes it.
     """
     kept = {
-        "serializer": serialization.registry.type_to_name.get((request.properties or {}).get("content_type")),
+        "serializer": serialization.registry.type_to_name.get(getattr(request, "idempotency_content_type", None)),
         "compression": getattr(request, "compression", None),
         "MessageGroupId": (request.properties or {}).get("MessageGroupId"),
     }

@@ -8,14 +8,14 @@ __all__ = ["Received", "TellsContentType"]
 
 
 class TellsContentType:
-    """Tells the content type among the message's properties, as AMQP does, so that it can be published again in it."""
+    """Tells the content type as ``idempotency_content_type``, so that the message can be published again in it."""
 
     tells_content_type = True
 
     def __init__(self, message: Any, *args: Any, **options: Any) -> None:
         super().__init__(message, *args, **options)  # type: ignore[call-arg]  # of the class that this is mixed into
         told: dict[str, Any] = self._request_dict  # type: ignore[attr-defined]  # Celery's
-        told["properties"] = {"content_type": message.content_type, **told["properties"]}
+        told["idempotency_content_type"] = message.content_type
 
 
 class Received(TellsContentType, Request):  # type: ignore[misc]  # Celery has no types

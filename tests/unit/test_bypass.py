@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 from celery import Celery, Task, group
+from celery.contrib.testing.mocks import task_message_from_sig
 from celery.worker.request import Request
 
 from celery_idempotent import IdempotentMixin, IdempotentTask, InFlight, KeyMissing, Policy, PolicyError
@@ -445,7 +446,17 @@ def test_request_class_of_the_users_is_kept(app: Celery) -> None:
     assert telling.Request is Received
     own.apply_async(("o-1",))
     (message,) = published(app)
-    assert own.Request(message, app=app, task=own).request_dict["properties"]["content_type"] == "application/json"
+    assert own.Request(message, app=app, task=own).request_dict["idempotency_content_type"] == "application/json"
+
+
+def test_message_of_celerys_testing_kit_is_received(app: Celery) -> None:
+    """It has no properties that anybody could read: a mock stands for them."""
+
+    def send(order_id: str) -> None: ...
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False)(send)
+    request = Received(task_message_from_sig(app, task.s("o-1")), app=app, task=task)
+    assert request.request_dict["idempotency_content_type"] == "application/json"
 
 
 def test_observe_mode_survives_a_key_function_that_raises(app: Celery) -> None:
