@@ -106,6 +106,23 @@ def test_a_retry_inside_a_chord_and_a_chain_counts_once(canvas: Canvas, of: str)
     assert ran(canvas, of) == ["say", "say", "walk", "walk", "walk"]
 
 
+def test_a_retry_beside_the_result_runs_the_body_again(canvas: Canvas, of: str) -> None:
+    """`retry(throw=False)`: the first body's result is the task's, and the retry comes all the same."""
+    result = canvas.retry_on_the_side.delay(of)
+    assert got(result) == "went on"
+    canvas.wait_for_ends(result.id, 2)
+    assert [body["retries"] for body in canvas.bodies(of)] == [0, 1]
+    assert AsyncResult(result.id, app=canvas.app).result == "went on"
+
+
+@idempotent_only
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_a_retry_comes_in_the_form_of_its_message(canvas: Canvas, of: str, compression: str | None) -> None:
+    """What JSON cannot carry is there again: a plain Task's retry would fail, or change it."""
+    result = canvas.recall.apply_async(({1: {2, 3}}, of), serializer="pickle", compression=compression)
+    assert got(result) == ["int: set"]
+
+
 @idempotent_only
 @pytest.mark.parametrize(("name", "arguments"), [("walk", (1,)), ("walk_by_key", (1,)), ("amend", ({"id": 7},))])
 def test_a_message_that_comes_after_its_retries_runs_nothing(
