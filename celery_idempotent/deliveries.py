@@ -15,7 +15,10 @@ from celery.utils.threads import LocalStack
 
 from celery_idempotent.keys import Identity
 
-__all__ = ["Delivery", "Requests", "arrived", "at_once", "delivery_of"]
+__all__ = ["CONTENT_TYPE", "Delivery", "Requests", "arrived", "at_once", "delivery_of"]
+
+CONTENT_TYPE = "idempotency_content_type"
+"""Attribute of a request by which a worker tells the content type of its message."""
 
 
 class Delivery:
@@ -93,8 +96,8 @@ def arrived(task: Task, request: Context) -> Delivery:
     """The delivery of ``request``, noted at the first call."""
     found = delivery_of(request)
     if found is None:
-        # Celery copies a request by its attributes, and takes those it does not know for headers if there are none.
-        request.headers = request.headers or {}
+        # Celery takes attributes of a request that it does not know for headers, and does so in a copy without any.
+        request.headers = {name: each for name, each in (request.headers or {}).items() if name != CONTENT_TYPE}
         found = request.idempotency = Delivery(partial(task.idempotency_identity_of, request), request)
     return found
 

@@ -22,6 +22,7 @@ from celery import Task
 from celery.app.task import Context
 from kombu import serialization
 
+from celery_idempotent.deliveries import CONTENT_TYPE
 from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.keys import Identity
 from celery_idempotent.runtime import runtime_of
@@ -210,7 +211,7 @@ def continued(request: Context, options: Mapping[str, Any], identity: str | None
         identity: The delivery's identity, as :func:`carrying` writes it.
     """
     kept = {
-        "serializer": serialization.registry.type_to_name.get(getattr(request, "idempotency_content_type", None)),
+        "serializer": serialization.registry.type_to_name.get(getattr(request, CONTENT_TYPE, None)),
         "compression": getattr(request, "compression", None),
         "MessageGroupId": (request.properties or {}).get("MessageGroupId"),
     }
