@@ -7,6 +7,7 @@ win, :func:`celery_idempotent.protocol.settle` says what that means; nothing her
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -62,6 +63,10 @@ _Swap = Callable[[Record, str | None], Record | None]
 
 _Transition = Callable[[Record], Record]
 """From a record that this attempt wrote to the next one. Made again on a newer record, it has the same revision."""
+
+
+class _Forgotten(Exception):
+    """The store has no record of a living attempt."""
 
 
 class Clock(Protocol):
@@ -211,7 +216,7 @@ class Attempt:
             StoreUnavailable: It cannot be known.
         """
         if not self._lost and self._clock.monotonic() >= self._owned_until:
-            self.renew()
+            self._go_on(self._renewal())
         if self._lost:
             raise LeaseLost(self.key, self.fencing_token)
 
@@ -235,12 +240,22 @@ class Attempt:
         return self._settled or self._lost
 
     def renew(self) -> None:
-        """Extend the lease. A loss is remembered, not raised: the body asks, or meets it at the end.
+        """Extend the lease, for the heartbeat. A loss is remembered, not raised: the body asks, or meets it at the end.
+
+        A record that vanished is left to the body's own writes. In a database it may only be invisible from here, in a
+        transaction that the body's thread is in, and to write it would wait for that one's end, and the end for this.
 
         Raises:
             StoreUnavailable: No certain answer; try again soon.
         """
-        self._go_on(self._renewal())
+
+        def replace_only(new: Record, expected: str | None) -> Record | None:
+            if expected is None:
+                raise _Forgotten
+            return _swap(self.store, new, expected)
+
+        with suppress(_Forgotten):
+            self._go_on(self._renewal(), replace_only)
 
     def step_state(self, name: str) -> Begun | Finished | None:
         """What is recorded of the step called ``name``, by this attempt or an earlier one.
@@ -287,13 +302,13 @@ class Attempt:
             lambda record: checkpointed(record, self.store.now(), self._lease_ms, revision, step=name, state=plain)
         )
 
-    def _go_on(self, transition: _Transition) -> Written | Superseded | Lost:
+    def _go_on(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
         """Write without ending the claim; every such write extends the lease."""
         with self._writing:
             if self.is_over:
                 return Lost()
             asked_at = self._clock.monotonic()
-            settlement = self._write(transition)
+            settlement = self._write(transition, swap)
             match settlement:
                 case Written():
                     self._owned_until = asked_at + self.lease

@@ -417,22 +417,36 @@ def test_ensuring_ownership_costs_nothing_within_the_lease(store: FaultyStore, c
     assert store.swaps == []
 
 
-@pytest.mark.parametrize("write", ["complete", "renew", "release", "finish_step"])
+@pytest.mark.parametrize("write", ["complete", "ensure_owned", "release", "finish_step"])
 def test_vanished_record_is_written_again_by_its_living_owner(store: FaultyStore, clock: FakeClock, write: str) -> None:
     """A store that forgot, as in a fail-over, costs the attempt nothing: it writes the record as for the first time."""
     writes: dict[str, Callable[[Attempt], object]] = {
         "complete": lambda attempt: attempt.complete(ONE),
-        "renew": lambda attempt: attempt.renew(),
+        "ensure_owned": lambda attempt: attempt.ensure_owned(),
         "release": lambda attempt: attempt.release(),
         "finish_step": lambda attempt: attempt.finish_step("charge", Finished(ONE)),
     }
     attempt = _claimed(store, clock)
     store.delete("k", _stored(store).revision)
+    clock.advance(LEASE)
 
     writes[write](attempt)
 
     assert _stored(store).owner == attempt._record.owner
     assert _stored(store).fencing_token == attempt.fencing_token
+
+
+def test_heartbeat_leaves_a_vanished_record_to_the_body(store: FaultyStore, clock: FakeClock) -> None:
+    """It may be invisible from another connection only; that it was not renewed is no loss."""
+    attempt = _claimed(store, clock)
+    store.delete("k", _stored(store).revision)
+
+    attempt.renew()
+
+    assert store.get("k") is None
+    assert not attempt.is_over
+    attempt.ensure_owned()
+    assert attempt.complete(ONE) == Written()
 
 
 def test_vanished_record_that_somebody_claimed_since_is_theirs(store: FaultyStore, clock: FakeClock) -> None:
