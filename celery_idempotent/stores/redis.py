@@ -36,6 +36,7 @@ from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisco
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import RecordTooLarge
 from celery_idempotent.stores.clock import ServerClock
+from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, leaves_machine, warn_if_exposed, weakness_of
 from celery_idempotent.stores.reading import readable
 from celery_idempotent.stores.redis_errors import DRIVER_ERRORS, OTHER_TYPE, READ_ONLY, quotable, trouble_of
 from celery_idempotent.stores.redis_url import WAIT_TIMEOUT, Client, read_url
@@ -174,9 +175,10 @@ class RedisStore:
         self.verify()
 
     def verify(self) -> None:
-        """Claim a key of its own and complete it, already expired; then warn if the server can lose writes.
+        """Claim a key of its own and complete it, already expired.
 
-        Nothing of it stays. Warnings are :class:`~celery_idempotent.errors.IdempotencyWarning`.
+        Nothing of it stays. Then warn if the server can lose writes, or if others can read them. Warnings are
+        :class:`~celery_idempotent.errors.IdempotencyWarning`.
 
         Raises:
             StoreMisconfigured: Login, permission, or a server that cannot be written; the message says which.
@@ -191,6 +193,7 @@ class RedisStore:
                 raise StoreMisconfigured(error.store, error.operation, error.reason) from error.__cause__
             raise
         self._warn_of_losses()
+        self._warn_of_exposure()
 
     def close(self) -> None:
         """See :meth:`celery_idempotent.store.Store.close`; a client given by you stays open."""
@@ -356,6 +359,13 @@ class RedisStore:
                 stacklevel=3,
             )
 
+    def _warn_of_exposure(self) -> None:
+        found = {self._ask("verify", partial(_exposure, server)) for server in _primaries(self._connected())}
+        worst = next(each for each in (UNENCRYPTED, UNVERIFIED, "") if each in found)
+        warn_if_exposed(
+            repr(self), worst, "write rediss:// or rediss+cluster://, and name the authority by ssl_ca_certs"
+        )
+
     def _told(self, command: str, ask: Callable[[], Mapping[Any, Any]], silent: set[str]) -> Mapping[str, Any]:
         try:
             return self._ask("verify", lambda client: ask())
@@ -399,6 +409,16 @@ def _prove_permissions(client: Client, name: bytes) -> None:
         pipeline.persist(name)
         pipeline.pexpireat(name, 1)
         _raised(pipeline.execute(raise_on_error=False))
+
+
+def _exposure(server: redis.Redis, client: Client) -> str:
+    """What is weak about a connection to ``server`` on another machine; empty if nothing is."""
+    connection = server.connection_pool.get_connection()
+    try:
+        link: Any = getattr(connection, "_sock", None)
+        return weakness_of(link) if link is not None and leaves_machine(link.fileno()) else ""
+    finally:
+        server.connection_pool.release(connection)
 
 
 def _primaries(client: Client) -> Sequence[redis.Redis]:

@@ -24,7 +24,7 @@ from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnava
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
 from celery_idempotent.stores.clock import ServerClock
-from celery_idempotent.stores.sql_checks import try_out, warn_of_losses
+from celery_idempotent.stores.sql_checks import try_out, warn_of_exposure, warn_of_losses
 from celery_idempotent.stores.sql_drivers import (
     already_exists,
     cause_of,
@@ -284,7 +284,8 @@ class SQLStore:
     def verify(self) -> None:
         """See :meth:`celery_idempotent.store.VerifiableStore.verify`; writes a record and takes it back.
 
-        Warns of settings under which the server forgets what it has acknowledged.
+        Warns of settings under which the server forgets what it has acknowledged, and of a connection to another
+        machine that others can read.
         """
         with self._connected("verify") as connection:
             execute = partial(self._execute, connection, "verify")
@@ -292,6 +293,7 @@ class SQLStore:
             try_out(self._statements, execute, repr(self))
             execute(text("ROLLBACK"), {})
             warn_of_losses(self.dialect, execute, repr(self))
+            warn_of_exposure(self.dialect, connection.connection.dbapi_connection, repr(self))
 
     def provision(self) -> None:
         """Create the tables and the index where they are missing; several processes may do so at once.

@@ -9,10 +9,11 @@ from sqlalchemy import text
 
 from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured
 from celery_idempotent.record import Record, Status
-from celery_idempotent.stores.sql_drivers import OTHER_TABLE
+from celery_idempotent.stores.exposure import warn_if_exposed
+from celery_idempotent.stores.sql_drivers import OTHER_TABLE, exposure
 from celery_idempotent.stores.sql_statements import Execute, Statements
 
-__all__ = ["try_out", "warn_of_losses"]
+__all__ = ["try_out", "warn_of_exposure", "warn_of_losses"]
 
 _MYSQL = (
     # A binary log that is not on disk makes InnoDB roll back at a restart what it had committed.
@@ -79,6 +80,25 @@ def warn_of_losses(dialect: str, execute: Execute, store: str) -> None:
             IdempotencyWarning,
             stacklevel=3,
         )
+
+
+def warn_of_exposure(dialect: str, dbapi_connection: object, store: str) -> None:
+    """Warn of a connection to another machine that is not encrypted with somebody who is known.
+
+    Args:
+        dialect: One of :data:`celery_idempotent.stores.sql_schema.DIALECTS`.
+        dbapi_connection: The driver's connection.
+        store: The store's name.
+    """
+    warn_if_exposed(store, exposure(dbapi_connection), _VERIFIED.get(dialect, ""))
+
+
+_VERIFIED = {
+    "postgresql": "set sslmode=verify-full and sslrootcert",
+    "mysql": "set ssl_ca",
+    "mariadb": "set ssl_ca",
+}
+"""By dialect, what to do about it."""
 
 
 def _probe() -> Record:

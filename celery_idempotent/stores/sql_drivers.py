@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, leaves_machine, weakness_of
 from celery_idempotent.stores.sql_schema import DIALECTS
 from celery_idempotent.stores.sql_statements import UnreadableRow
 
@@ -26,6 +27,7 @@ __all__ = [
     "cause_of",
     "connectable",
     "explained",
+    "exposure",
     "gave_way",
     "is_dead",
     "is_duplicate",
@@ -277,13 +279,40 @@ def is_dead(dbapi_connection: Any) -> bool:
     """
     if getattr(dbapi_connection, "closed", False) or not getattr(dbapi_connection, "open", True):
         return True
-    places = [dbapi_connection, *(getattr(dbapi_connection, name, None) for name in _SOCKETS)]
-    descriptor = next((each.fileno() for each in places if hasattr(each, "fileno")), None)
-    if descriptor is None or not hasattr(select, "poll"):
+    link = _link_of(dbapi_connection)
+    if link is None or not hasattr(select, "poll"):
         return False  # SQLite has no other side; eventlet and Windows have no poll
     poll = select.poll()
-    poll.register(descriptor, select.POLLIN | _PEER_CLOSED)
+    poll.register(link.fileno(), select.POLLIN | _PEER_CLOSED)
     return any(events & ~select.POLLIN for _, events in poll.poll(0))
+
+
+def exposure(dbapi_connection: Any) -> str:
+    """What is weak about a connection to another machine; empty if nothing is, or if the driver does not tell.
+
+    That is mysqlclient.
+    """
+    link = _link_of(dbapi_connection)
+    if link is None or not leaves_machine(link.fileno()):
+        return ""
+    if link is not dbapi_connection:
+        return weakness_of(link)
+    if hasattr(dbapi_connection, "pgconn"):  # psycopg
+        libpq = dbapi_connection.pgconn
+        settings = {each.keyword.decode(): each.val for each in libpq.info}
+        is_encrypted, mode = libpq.ssl_in_use, (settings["sslmode"] or b"").decode()
+    else:  # psycopg2
+        libpq = dbapi_connection.info
+        is_encrypted, mode = libpq.ssl_in_use, libpq.dsn_parameters.get("sslmode")
+    if not is_encrypted:
+        return UNENCRYPTED
+    return "" if mode in {"verify-ca", "verify-full"} else UNVERIFIED
+
+
+def _link_of(dbapi_connection: Any) -> Any:
+    """What has the descriptor of the connection's socket: itself, or the socket."""
+    places = [dbapi_connection, *(getattr(dbapi_connection, name, None) for name in _SOCKETS)]
+    return next((each for each in places if hasattr(each, "fileno")), None)
 
 
 _SOCKETS = ("_usock", "_sock")

@@ -1,4 +1,4 @@
-"""A certificate authority of the moment, and a certificate of `127.0.0.1` signed by it."""
+"""A certificate authority of the moment, and a certificate of an address of this machine signed by it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Certificates:
         return context
 
 
-def new_certificates(folder: Path) -> Certificates:
+def new_certificates(folder: Path, host: str = "127.0.0.1") -> Certificates:
     """Make both, valid for an hour."""
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     authority = _signed("tests", authority_key, "tests", authority_key, is_authority=True)
-    certificate = _signed("127.0.0.1", key, "tests", authority_key, is_authority=False)
+    certificate = _signed(host, key, "tests", authority_key, is_authority=False)
     files = Certificates(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
     files.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))

@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Literal, Self
 
 HOST = "127.0.0.1"
+_SSL_REQUEST = bytes.fromhex("0000000804d2162f")
+"""What a client of PostgreSQL asks before it speaks TLS; the answer is a letter."""
 
 
 @dataclass
@@ -29,9 +31,10 @@ class TcpProxy:
     Args:
         upstream: Port of the server on this machine; a test may change it.
         tls: Where the clients speak TLS; towards the server it is plain.
+        host: The address of this machine that it listens on.
     """
 
-    def __init__(self, upstream: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, upstream: int, tls: ssl.SSLContext | None = None, host: str = HOST) -> None:
         self.upstream = upstream
         #: Connections that were accepted.
         self.connections = 0
@@ -41,7 +44,7 @@ class TcpProxy:
         self._cuts: list[Cut] = []
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
-        self._listener = socket.create_server((HOST, 0))
+        self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
 
@@ -92,6 +95,9 @@ class TcpProxy:
         with contextlib.suppress(OSError), contextlib.ExitStack() as open_sockets:
             open_sockets.enter_context(client)
             if self._tls:
+                if client.recv(len(_SSL_REQUEST), socket.MSG_PEEK) == _SSL_REQUEST:
+                    client.recv(len(_SSL_REQUEST))
+                    client.sendall(b"S")
                 client = open_sockets.enter_context(self._tls.wrap_socket(client, server_side=True))
             server = open_sockets.enter_context(socket.create_connection((HOST, self.upstream)))
             with self._lock:

@@ -23,6 +23,7 @@ LAYERS: list[dict[str, set[str]]] = [
     {
         "stores.clock": set(),
         "stores.reading": set(),
+        "stores.exposure": set(),
         "stores.memory": set(),
         "stores.dynamodb_writes": {"boto3"},
         "stores.dynamodb": {"boto3", "botocore", "mypy_boto3_dynamodb"},

@@ -34,7 +34,7 @@ from celery_idempotent.printable import scheme_of
 from celery_idempotent.record import Record, Status
 from celery_idempotent.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
 from celery_idempotent.stores.clock import ServerClock
-from celery_idempotent.stores.sql_checks import try_out, warn_of_losses
+from celery_idempotent.stores.sql_checks import try_out, warn_of_exposure, warn_of_losses
 from celery_idempotent.stores.sql_drivers import explained, gave_way, is_dead, is_duplicate
 from celery_idempotent.stores.sql_outbox import OutboxStatements
 from celery_idempotent.stores.sql_schema import outbox, records
@@ -193,6 +193,7 @@ class DjangoStore:
                 try_out(self._statements, execute, repr(self))
                 transaction.set_rollback(True, using=self.alias)
             warn_of_losses(self._dialect.name, execute, repr(self))
+            warn_of_exposure(self._dialect.name, connection.connection, repr(self))
 
     def provision(self) -> None:
         """Check as :meth:`verify` does; the table is made by ``manage.py migrate``, as all of Django's.

@@ -1,0 +1,50 @@
+"""Whether somebody on the way can read what goes over a connection to a store, or answer in the store's place."""
+
+import os
+import socket
+import ssl
+import warnings
+from ipaddress import ip_address
+
+from celery_idempotent.errors import IdempotencyWarning
+
+__all__ = ["UNENCRYPTED", "UNVERIFIED", "leaves_machine", "warn_if_exposed", "weakness_of"]
+
+UNENCRYPTED = "is not encrypted"
+UNVERIFIED = "is encrypted, but it is not verified with whom"
+
+
+def leaves_machine(descriptor: int) -> bool:
+    """Whether the other end of a socket is on another machine, as far as its address tells."""
+    with socket.socket(fileno=os.dup(descriptor)) as twin:
+        if twin.family not in {socket.AF_INET, socket.AF_INET6}:
+            return False
+        try:
+            host = twin.getpeername()[0]
+        except OSError:
+            return False  # it has no other end any more
+    return not ip_address(host.partition("%")[0]).is_loopback
+
+
+def weakness_of(link: object) -> str:
+    """What is weak about a socket of Python's; empty if nothing is."""
+    if not isinstance(link, ssl.SSLSocket):
+        return UNENCRYPTED
+    return "" if link.context.verify_mode is ssl.CERT_REQUIRED else UNVERIFIED
+
+
+def warn_if_exposed(store: str, weakness: str, remedy: str) -> None:
+    """Warn, unless ``weakness`` is empty.
+
+    Args:
+        store: The store's name.
+        weakness: Of its connections.
+        remedy: What to set instead.
+    """
+    if weakness:
+        warnings.warn(
+            f"idempotency_store={store}: the connection to another machine {weakness}, so others can read results and "
+            f"the password, and invent outcomes; {remedy}",
+            IdempotencyWarning,
+            stacklevel=3,
+        )
