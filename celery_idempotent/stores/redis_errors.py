@@ -56,7 +56,8 @@ _TROUBLES = (
         errors=(NoPermissionError,),
         pattern="ACL failure in script|can't run this command",
         remedy="the user may not do this; grant it "
-        "+evalsha +eval +time +hgetall +hset +hdel +persist +pexpireat on keys that begin with the store's prefix",
+        "+evalsha +eval +time +hgetall +hset +hdel +persist +pexpireat on keys that begin with the store's prefix, and "
+        "to an operator also +scan +del",
     ),
     OTHER_TYPE,
     Trouble(

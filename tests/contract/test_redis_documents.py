@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import redis
@@ -14,6 +15,7 @@ from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.testing.contract import a_record, a_rival
 from example_project.embedded import EmbeddedRedis, EmbeddedRedisCluster
 from tests.support.documents import DOCS, code, table
+from tests.support.operator import operate, refused
 from tests.support.redis_servers import GROUP, HOST, EmbeddedSentinel, a_user, administrator
 
 PAGE = DOCS / "redis.md"
@@ -111,15 +113,33 @@ def test_permissions_to_be_warned_are_enough(redis_server: EmbeddedRedis, caplog
     assert caplog.messages == []
 
 
+OPERATOR = next(each for user, each in RULES.items() if user.startswith("operator"))
+
+
+def operated(server: EmbeddedRedis, rules: str) -> set[str]:
+    """The commands that somebody with ``rules`` is refused."""
+    prefix = f"?prefix=celery-idempotent:{uuid4().hex}:"
+    ours = opened(f"{server.url.removesuffix('?')}{prefix}")
+    with a_user(server, f"-@all {rules}") as url:
+        theirs = opened(f"{url}{prefix}")
+        found = refused(operate(theirs, ours))
+        theirs.close()
+    ours.close()
+    return found
+
+
 def test_permissions_of_an_operator_are_enough(redis_server: EmbeddedRedis) -> None:
-    """Listing takes one more command, and looking and resolving none."""
-    (rules,) = (each for user, each in RULES.items() if user.startswith("operator"))
-    with a_user(redis_server, f"-@all {WORKER} {rules}") as url:
-        outcome = claims_and_completes(url)
-        store = opened(url)
-        assert store.get(outcome.key) == outcome
-        assert outcome in list(store.scan(status=Status.COMPLETED))
-        store.close()
+    """For every command."""
+    assert operated(redis_server, f"{WORKER} {OPERATOR}") == set()
+
+
+@pytest.mark.parametrize(("rule", "command"), [("+scan", {"list", "purge"}), ("+del", {"purge"})])
+def test_no_permission_of_an_operator_is_needless(redis_server: EmbeddedRedis, rule: str, command: set[str]) -> None:
+    """Each is for a command, which names what to grant."""
+    assert rule in OPERATOR.split()
+    rules = " ".join(each for each in OPERATOR.split() if each != rule)
+
+    assert operated(redis_server, f"{WORKER} {rules}") == command
 
 
 def test_permissions_in_a_cluster_are_enough(redis_cluster: EmbeddedRedisCluster) -> None:

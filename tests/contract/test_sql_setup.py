@@ -1,6 +1,7 @@
 """Tables, permissions, limits and settings: what is created, what is refused, and what people are told to do."""
 # mypy: allow-untyped-decorators
 
+import re
 import sqlite3
 import traceback
 import warnings
@@ -28,6 +29,9 @@ from celery_idempotent.stores.sql_schema import OUTBOX, TABLE, ddl, metadata, ou
 from celery_idempotent.testing.contract import a_record, a_rival
 from celery_idempotent.testing.parallel import in_children, race
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
+from tests.support.documents import DOCS
+from tests.support.documents import table as documented
+from tests.support.operator import operate, refused
 from tests.support.sql_databases import Database, as_before, written_as_before
 
 
@@ -328,6 +332,31 @@ def test_worker_needs_the_documented_rights_and_no_more(served: Database) -> Non
         rights = ("SELECT", "INSERT", "UPDATE", "DELETE")
         with _user(served, name, *rights) as url, served.reopened(name, url=url) as store:
             assert store.purge(1) == 1
+
+
+RIGHTS = {row["who"]: row for row in documented(DOCS / "sql.md", "who")}
+
+
+def _rights(who: str, place: str) -> list[str]:
+    return re.findall("`([A-Z]+)`", RIGHTS[who][place])
+
+
+def test_operator_needs_the_documented_rights_and_no_more(served: Database) -> None:
+    """For every command: what the page says of it is enough, and less is not."""
+    looks, purges = "`check`, `show`, `list`, `resolve`, `release`", "`purge`"
+    records, outbox = "on the table of records", "on the outbox"
+    cases = [
+        (_rights(looks, records), [], {"purge", "outbox", "relay"}),
+        ([*_rights(looks, records), *_rights(purges, records)], _rights("`outbox`", outbox), {"relay"}),
+        ([*_rights(looks, records), *_rights(purges, records)], _rights("`relay`", outbox), set()),
+    ]
+    for on_records, on_outbox, not_allowed in cases:
+        with served.store() as ours, _user(served, ours.table.name, *on_records) as url:
+            if on_outbox:
+                user = "clerk" if served.dialect == "postgresql" else "clerk@'127.0.0.1'"
+                served.do(f"GRANT {', '.join(on_outbox)} ON {ours.outbox.name} TO {user}")
+            with served.reopened(ours.table.name, url=url) as theirs:
+                assert refused(operate(theirs, ours)) == not_allowed
 
 
 def test_outbox_needs_the_documented_rights_and_no_more(served: Database) -> None:
