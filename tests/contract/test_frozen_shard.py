@@ -58,6 +58,7 @@ def test_a_frozen_node_costs_no_other_nodes_keys_their_leases(redis_cluster: Emb
             wait_until(are_held_for_another_lease, "the keys of the other nodes are renewed")
     for attempt in attempts:
         beats.stop(attempt)
+        attempt.release()  # waits for a renewal that is under way
 
     assert not lapsed
     store.close()

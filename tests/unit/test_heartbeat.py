@@ -269,7 +269,7 @@ def test_renews_where_no_further_thread_can_be_started(
         beats.stop(attempt)
 
 
-def test_a_hanging_renewal_without_a_thread_of_its_own_stops_nobody_for_longer_than_that(
+def test_a_reserve_that_hangs_stops_nobody_once_threads_can_be_started_again(
     store: FaultyStore, beats: Heartbeat
 ) -> None:
     """It hangs where no thread could be started for it; the others go on as soon as threads can be started."""
