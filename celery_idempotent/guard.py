@@ -194,6 +194,7 @@ class Guard:
         if attempt is None:
             return body(None)
         try:
+            self._announce(operation, attempt)
             value = body(attempt)
         except BaseException:
             self._quietly(operation, attempt.release)
@@ -237,10 +238,12 @@ class Guard:
             # A body whose lease nobody renews would soon run beside another.
             self._try(operation, attempt, attempt.release)
             raise
+        return attempt
+
+    def _announce(self, operation: Operation, attempt: Attempt) -> None:
         self._emit_of(EventName.CLAIMED, operation, attempt, f"attempt {attempt.number}")
         if attempt.is_takeover:
             self._emit_of(EventName.TAKEN_OVER, operation, attempt, "the attempt before never ended")
-        return attempt
 
     def _attempt(self, operation: Operation, record: Record, asked_at: float) -> Attempt:
         policy = operation.policy
@@ -289,6 +292,7 @@ class Guard:
     def _execute(self, operation: Operation, attempt: Attempt, body: Body) -> Finished:
         try:
             try:
+                self._announce(operation, attempt)  # to code that may end the process: from here on there is an end
                 value = body(attempt)
             except BaseException as error:
                 instead = self._end(operation, attempt, error)

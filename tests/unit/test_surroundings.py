@@ -15,7 +15,7 @@ from celery_idempotent.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
-from celery_idempotent.guard import Conflict, Finished
+from celery_idempotent.guard import Conflict, Event, Finished
 from celery_idempotent.protected import Protected
 from celery_idempotent.record import Record, Status, bounded
 from celery_idempotent.store import RecordTooLarge
@@ -260,6 +260,23 @@ def test_heartbeat_that_cannot_start_is_an_outage(
         assert seen == [None]
     assert scene.record.status is Status.RELEASED
     assert scene.names == ["store_unavailable"]
+
+
+@pytest.mark.parametrize("mode", ["run", "observe"])
+def test_receiver_that_ends_the_process_leaves_no_claim_and_no_heartbeat(scene: Scene, mode: str) -> None:
+    """A signal strikes wherever the thread is: also in a receiver that is told of the claim, before the body."""
+
+    def exit_once_claimed(event: Event) -> None:
+        if event.name == "claimed":
+            raise SystemExit
+
+    scene.guard._observe = exit_once_claimed
+
+    with pytest.raises(SystemExit):
+        getattr(scene, mode)(lambda attempt: "never")
+
+    assert (scene.runs, scene.record.status) == (0, Status.RELEASED)
+    assert not scene.guard._heartbeat._beats
 
 
 def test_poison_ends_unknown(scene: Scene) -> None:
