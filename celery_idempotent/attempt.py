@@ -163,6 +163,10 @@ class Attempt:
         self._lost = False
         self._settled = False
         self._struck: BaseException | None = None
+        # An attempt has one outcome, and one revision for it, however often it is written.
+        self._outcome = new_nonce()
+        #: Seconds for which a final write is tried.
+        self.patience = max(self.lease, _CONFIRM_FOR)
         #: What left the block in which the author says that no effect had begun.
         self.excused: BaseException | None = None
         #: What :meth:`commit` has recorded; whatever the body does afterwards, this is the outcome.
@@ -332,7 +336,7 @@ class Attempt:
             LeaseLost: Somebody took over and has no result yet. Report nothing as done.
             StoreUnavailable: It could not be confirmed in ten minutes. Report nothing as done.
         """
-        completion = self._completion(new_nonce(), encoded, lost)
+        completion = self._completion(self._outcome, encoded, lost)
         return self._until_certain(lambda: self._end(completion))
 
     def commit(self, store: CommittingStore, kept: Kept, writes: Sequence[Mapping[str, Any]]) -> None:
@@ -407,7 +411,7 @@ class Attempt:
 
     def fail(self, encoded: Encoded | None, error: str) -> Written | Superseded:
         """Record a failure that is an outcome; raises as :meth:`complete` does."""
-        revision, kept = new_nonce(), _kept(encoded)
+        revision, kept = self._outcome, _kept(encoded)
         return self._until_certain(
             lambda: self._end(
                 lambda record: failed(record, self.store.now(), self._retain, revision, error=error, **kept)
@@ -421,12 +425,12 @@ class Attempt:
             StoreUnavailable: Not confirmed; the claim ends with its lease at the latest.
         """
         revision = new_nonce()
-        return self._unstruck(lambda: self._end(lambda record: released(record, self.store.now(), revision)))
+        return self.unstruck(lambda: self._end(lambda record: released(record, self.store.now(), revision)))
 
     def give_up(self, reason: str) -> Written | Superseded | Lost:
         """Mark the outcome UNKNOWN, if the claim is still ours; raises as :meth:`release` does."""
         revision = new_nonce()
-        return self._unstruck(lambda: self._end(lambda record: given_up(record, self.store.now(), revision, reason)))
+        return self.unstruck(lambda: self._end(lambda record: given_up(record, self.store.now(), revision, reason)))
 
     def raise_struck(self) -> None:
         """Raise what struck in a write that has been made certain since, such as a soft time limit, if anything did."""
@@ -443,24 +447,24 @@ class Attempt:
         return lambda record: completed(record, self.store.now(), self._retain, revision, lost=lost, **kept)
 
     def _until_certain(self, write: Callable[[], Written | Superseded | Lost]) -> Written | Superseded:
-        give_up_at = self._clock.monotonic() + max(self.lease, _CONFIRM_FOR)
+        give_up_at = self._clock.monotonic() + self.patience
         pause = _FIRST_PAUSE
         while True:
             try:
-                settlement = self._unstruck(write)
+                settlement = self.unstruck(write)
                 break
             except StoreMisconfigured:
                 raise
             except StoreUnavailable:
                 if self._clock.monotonic() >= give_up_at:
                     raise
-            self._unstruck(partial(self._clock.sleep, pause))
+            self.unstruck(partial(self._clock.sleep, pause))
             pause = min(pause * 2, _LONGEST_PAUSE)
         if isinstance(settlement, Lost):
             raise LeaseLost(self.key, self.fencing_token)
         return settlement
 
-    def _unstruck(self, act: Callable[[], T]) -> T:
+    def unstruck(self, act: Callable[[], T]) -> T:
         """``act()``, again when a signal or a timeout of somebody else's strikes in it.
 
         The effect has happened, and an unfinished write would make it happen again. A write that is made twice has one
@@ -490,7 +494,8 @@ class Attempt:
         swap = swap or partial(_swap, self.store)
         current = self._record
         if current.status is not Status.IN_PROGRESS:
-            return Lost()  # an attempt ends once; what it wrote last is final, also for itself
+            # An attempt ends once, and what it wrote last is final, also for itself: unless this is that very write.
+            return Written() if transition(current).revision == current.revision else Lost()
         expected: str | None = current.revision
         for _ in range(_MAX_RACES):
             write = transition(current)

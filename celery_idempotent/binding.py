@@ -2,8 +2,9 @@
 
 import inspect
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields
 from difflib import get_close_matches
 from types import CellType, FunctionType
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = [
     "check_policy",
     "conversion",
     "is_builtin",
+    "named",
     "refuse_misplaced_policy",
     "refuse_place",
     "refuse_unfinished",
@@ -31,10 +33,21 @@ __all__ = [
 ]
 
 
-def is_builtin(name: str | None) -> bool:
+def is_builtin(cls: type[Task]) -> bool:
     """Whether the task is one of Celery's own, or an abstract one without a name."""
     # With task_cls, Celery's own tasks get this base too; running celery.backend_cleanup once a week is no favour.
-    return name is None or name.startswith("celery.")
+    return cls.name is None or (cls.name.startswith("celery.") and cls.__module__.startswith("celery."))
+
+
+@contextmanager
+def named(task: str) -> Iterator[None]:
+    """Within the block, what is refused names the task: an app has many."""
+    try:
+        yield
+    except PolicyError as error:
+        if task in error.remedy:
+            raise
+        raise PolicyError(error.option, error.value, f"{task}: {error.remedy}") from error
 
 
 def refuse_place(cls: type, mixin: type) -> None:
@@ -66,7 +79,14 @@ def refuse_misplaced_policy(cls: type) -> None:
     for name, value in vars(cls).items():
         if isinstance(value, Policy) and name != "idempotent":
             raise PolicyError(name, "Policy(...)", f"{cls.__name__}: nothing reads it; the option is called idempotent")
+        if name in _POLICY_ALONE and not isinstance(value, property | FunctionType):
+            raise PolicyError(
+                name, repr(value), f"{cls.__name__}: nothing reads it; write idempotent=Policy({name}=...)"
+            )
 
+
+_POLICY_ALONE = {each.name for each in fields(Policy)} - {"key", "scope", "version", "mode", "effects", "grace"}
+"""Fields of a policy whose names a task has no other use for."""
 
 SETTINGS = ("idempotency_store", "idempotency_policy", "idempotency_namespace", "idempotency_relay")
 
@@ -87,6 +107,9 @@ def refuse_unknown_settings(app: Celery) -> None:
             name = name.removeprefix(prefix)
             is_misplaced = name.startswith("idempot") and (name not in SETTINGS or (not prefix and found != name))
         if is_misplaced:
+            field = name.partition("_")[2]
+            if field in {each.name for each in fields(Policy)}:
+                raise PolicyError(str(found), "...", f"nothing reads this setting; write it in Policy({field}=...)")
             (nearest,) = get_close_matches(name, SETTINGS, 1, 0)
             right = f"{prefix}{nearest}".upper() if prefix else nearest
             raise PolicyError(str(found), "...", f"nothing reads this setting; is it {right}?")
@@ -195,9 +218,12 @@ def warn_about_delivery(cls: type[Task], app: Celery) -> None:
         return
     problems = []
     if not cls.acks_late:
-        problems.append("acks_late is off, so a task whose worker dies is lost")
+        problems.append("acks_late is off, so a task whose worker dies is lost; set task_acks_late=True")
     elif not (cls.reject_on_worker_lost or cls.retry_on_worker_lost):
-        problems.append("reject_on_worker_lost is off, so a task whose pool process is killed is lost")
+        problems.append(
+            "reject_on_worker_lost is off, so a task whose pool process is killed is lost; "
+            "set task_reject_on_worker_lost=True"
+        )
     runtime = runtime_of(app)
     policy = cls.idempotent or runtime.default_policy
     timeout = runtime.broker.visibility_timeout

@@ -102,10 +102,16 @@ def show(context: click.Context, key: str) -> None:
 def list_records(context: click.Context, status: str | None, task: str | None, limit: int) -> None:
     """List records, oldest write first. Reads the whole store: mind the cost of a large table."""
     store = _store(context)
-    records = islice(store.scan(status=Status(status) if status else None, task=task), limit)
-    with _readable_errors(), click.progressbar(records, length=limit, label="reading", file=sys.stderr) as bar:
+    records = store.scan(status=Status(status) if status else None, task=task)
+    with (
+        _readable_errors(),
+        click.progressbar(islice(records, limit), length=limit, label="reading", file=sys.stderr) as bar,
+    ):
         found = list(bar)
+        is_all = next(records, None) is None
     click.echo(_table(sorted(found, key=lambda record: record.updated_at)))
+    if not is_all:
+        click.echo(f"there are more than these {limit}; give --limit", err=True)
 
 
 @idempotency.command()
@@ -160,14 +166,16 @@ def ddl(context: click.Context, dialect: str | None) -> None:
 @click.argument("key")
 @click.option("--completed", "result", help="The effect happened; the result to replay, as JSON.")
 @click.option("--rerun", is_flag=True, help="The effect did not happen; the next delivery runs the task.")
-@click.confirmation_option(prompt="Did you check the receiver, and is this its truth?")
+@click.option("--yes", is_flag=True, help="Confirm the action without prompting.")
 @click.pass_context
-def resolve(context: click.Context, key: str, result: str | None, rerun: bool) -> None:
+def resolve(context: click.Context, key: str, result: str | None, rerun: bool, yes: bool) -> None:
     """Give your verdict on KEY, whose outcome is UNKNOWN."""
     if (result is None) == (not rerun):
         raise click.UsageError("give either --completed RESULT or --rerun")
     app = _app(context)
     verdict = {"rerun": True} if result is None else {"completed": _json("--completed", result)}
+    if not yes:
+        click.confirm("Did you check the receiver, and is this its truth?", abort=True)
     with _readable_errors():
         record = resolution.resolve(key, app=app, **verdict)
     click.echo(f"{key} is {record.status}")

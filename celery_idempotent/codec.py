@@ -1,9 +1,10 @@
 """Outcomes to bytes and back, by kombu's serialisers and under the app's own ``accept_content``."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from kombu import serialization
 from kombu.exceptions import DecodeError
@@ -11,6 +12,8 @@ from kombu.exceptions import DecodeError
 from celery_idempotent.errors import ReplayedFailure
 
 __all__ = ["Codec", "Encoded", "Kept", "describe"]
+
+T = TypeVar("T")
 
 _MAX_MESSAGE = 2_000
 """Characters of an exception's message that are kept; people read them, nothing depends on them."""
@@ -66,7 +69,7 @@ class Codec:
         Raises:
             kombu.exceptions.EncodeError: It cannot be.
         """
-        content_type, _, data = serialization.dumps(value, self.serializer)
+        content_type, _, data = _again(lambda: serialization.dumps(value, self.serializer))
         return Encoded(data, content_type)
 
     def decode(self, encoded: Encoded) -> Any:
@@ -79,7 +82,7 @@ class Codec:
         if not encoded.data and encoded.content_type != _NEVER_ENCODED:
             raise DecodeError("it is empty")  # kombu would give it back as it is
         encoding = "utf-8" if isinstance(encoded.data, str) else "binary"
-        return serialization.loads(encoded.data, encoded.content_type, encoding, accept=self.accept)
+        return _again(lambda: serialization.loads(encoded.data, encoded.content_type, encoding, accept=self.accept))
 
     def keep(self, value: Any) -> "Kept":
         """``value`` as it is recorded and as it reads back; never raises, as the effect has happened."""
@@ -143,6 +146,18 @@ class Codec:
             if rebuilt is not None and not isinstance(rebuilt, never):
                 return rebuilt
         return ReplayedFailure(key, f"{module or '?'}.{name or '?'}", message)
+
+
+def _again(act: Callable[[], T]) -> T:
+    """``act()``, once more if it fails.
+
+    kombu takes whatever is raised in a serialiser for the serialiser's own error, a soft time limit included, that only
+    struck there. Taken for that, it would cost an operation its outcome; what cannot be encoded fails twice.
+    """
+    try:
+        return act()
+    except Exception:  # noqa: BLE001 - the second time it is raised
+        return act()
 
 
 def describe(error: BaseException) -> str:

@@ -18,7 +18,14 @@ from celery_idempotent.deliveries import Delivery, delivery_of
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.guard import Conflict
 from celery_idempotent.policy import Policy
-from celery_idempotent.publishing import CONFLICTS_HEADER, DELIVERIES_HEADER, OUTAGES_HEADER, deliveries, is_fifo
+from celery_idempotent.publishing import (
+    CONFLICTS_HEADER,
+    DELIVERIES_HEADER,
+    OUTAGES_HEADER,
+    count_in,
+    deliveries,
+    is_fifo,
+)
 from celery_idempotent.record import bounded
 from celery_idempotent.runtime import Broker, runtime_of
 
@@ -123,4 +130,4 @@ def _delay_options(broker: Broker, request: Context, delay: int) -> dict[str, An
 
 
 def _count(request: Context, header: str) -> int:
-    return int((request.headers or {}).get(header) or 0)
+    return count_in(request.headers or {}, header)

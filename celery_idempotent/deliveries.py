@@ -25,15 +25,19 @@ class Delivery:
     """What is known of a delivery besides its message.
 
     Args:
+        task: Name of the task whose operation it is.
         derive: Derives its identity.
         request: Its request.
     """
 
-    __slots__ = ("_arguments", "body_began", "identity", "is_answered", "is_retried")
+    __slots__ = ("_arguments", "body_began", "identity", "is_answered", "is_completed", "is_retried", "task")
 
-    def __init__(self, derive: Callable[[], Identity], request: Context) -> None:
+    def __init__(self, task: str, derive: Callable[[], Identity], request: Context) -> None:
+        self.task = task
         #: Whether the body has begun, which ``before_start`` belongs to.
         self.body_began = False
+        #: Whether the operation has its outcome, whatever Celery makes of the result.
+        self.is_completed = False
         #: Whether the body published a retry and went on, by ``self.retry(throw=False)``.
         self.is_retried = False
         #: Whether the library answers in the body's place, or postpones the delivery.
@@ -95,13 +99,24 @@ class Requests(LocalStack):  # type: ignore[misc]  # Celery has no types
 def arrived(task: Task, request: Context) -> Delivery:
     """The delivery of ``request``, noted at the first call."""
     found = delivery_of(request)
-    if found is None:
+    if found is None or found.task != task.name:
         # Celery takes attributes of a request that it does not know for headers, and does so in a copy without any.
         request.headers = {name: each for name, each in (request.headers or {}).items() if name != CONTENT_TYPE}
-        found = request.idempotency = Delivery(partial(task.idempotency_identity_of, request), request)
+        found = request.idempotency = Delivery(task.name, partial(task.idempotency_identity_of, request), request)
     return found
+
+
+def arrived_list(request: Context) -> None:
+    """Note the delivery of a ``map`` or ``starmap``, whose items are changed by the bodies that they are given to."""
+    if delivery_of(request) is None:
+        request.idempotency = Delivery("", _no_identity, request)
+
+
+def _no_identity() -> NoReturn:
+    raise LookupError("a list of items has no identity; each item has")
 
 
 def delivery_of(request: Context) -> Delivery | None:
     """What was noted of the delivery of ``request``; None of a function call, and in a worker's main process."""
-    return getattr(request, "idempotency", None)
+    found = getattr(request, "idempotency", None)
+    return found if isinstance(found, Delivery) else None  # a header of that name is an attribute, too

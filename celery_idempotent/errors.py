@@ -91,7 +91,7 @@ class KeyMissing(IdempotencyError):
 
     def _sentence(self) -> str:
         return (
-            f"{self.task}: {self.source} gave no idempotency key (missing or null); nothing ran. "
+            f"{self.task}: {self.source} gave no idempotency key (missing, null or empty); nothing ran. "
             "Pass the argument, or publish with apply_async(..., idempotency_key='...')"
         )
 
@@ -179,7 +179,7 @@ class OutcomeUnknown(IdempotencyError):
     def _sentence(self) -> str:
         return (
             f"idempotency key {self.key}: it is unknown whether the effect happened ({self.reason}). "
-            "Check the receiver, then run: celery -A <your app> idempotency resolve"
+            "Check the receiver, then run: celery -A <your app> idempotency resolve KEY, with --completed or --rerun"
         )
 
 

@@ -32,7 +32,10 @@ from celery_idempotent.protocol import Ending, Lost, Request, Superseded, Verdic
 from celery_idempotent.record import Record, bounded
 from celery_idempotent.store import RecordTooLarge, Store
 
-__all__ = ["Body", "Conflict", "ControlFlow", "Event", "EventName", "Finished", "Guard", "Operation"]
+__all__ = ["RESULT_LOST", "Body", "Conflict", "ControlFlow", "Event", "EventName", "Finished", "Guard", "Operation"]
+
+RESULT_LOST = "result lost"
+"""How the reason of a completion begins whose result could not be kept."""
 
 _OUR_OWN = (LeaseLost, StoreUnavailable)
 """What a body raises when it asks its attempt. Recorded as an outcome and replayed, it would look like an
@@ -200,6 +203,7 @@ class Guard:
             self._quietly(operation, attempt.release)
             raise
         else:
+            attempt.patience = 0  # to wait for a store that is away would change when the task ends
             self._quietly(operation, lambda: self._complete(operation, attempt, value))
             return value
         finally:
@@ -300,7 +304,7 @@ class Guard:
                 if instead is None:
                     raise
                 return instead
-            finished = self._complete(operation, attempt, value)
+            finished = attempt.unstruck(lambda: self._complete(operation, attempt, value))
             attempt.raise_struck()
             return finished
         finally:
@@ -314,7 +318,8 @@ class Guard:
         write = _or_less(
             lambda: attempt.complete(kept.encoded, kept.lost), lambda error: attempt.complete(None, str(error))
         )
-        instead = self._settled(operation, attempt, write, EventName.COMPLETED, kept.lost or "")
+        lost = f"{RESULT_LOST}: {kept.lost}" if kept.lost else ""
+        instead = self._settled(operation, attempt, write, EventName.COMPLETED, lost)
         return instead or Finished(kept.value)
 
     def _end(self, operation: Operation, attempt: Attempt, error: BaseException) -> Finished | None:

@@ -154,6 +154,7 @@ class Policy:
         """
         if hasattr(owner, "on_bound") and not hasattr(owner, "idempotency_policy"):
             owner.on_bound = classmethod(_refuse_without_base)
+            owner.__call__ = _refuse_to_run  # type: ignore[method-assign]  # Celery has registered it by then
 
     def _require(self, option: str, holds: bool, remedy: str) -> None:
         if not holds:
@@ -250,6 +251,11 @@ _ENDS_ITS_PROCESS = (
     "ends a process or a thread, or takes in what does: replayed, it would end every worker that meets the record; "
     "name types that derive from Exception"
 )
+
+
+def _refuse_to_run(task: object, *args: object, **kwargs: object) -> None:
+    _refuse_without_base(type(task), None)
+
 
 _MODES: Mapping[Mode, str] = {
     "enforce": "calls with the same idempotency key are one operation",

@@ -11,7 +11,7 @@ nor the group on a retry; :func:`continued` does.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 from functools import lru_cache
 from hashlib import sha256
@@ -38,6 +38,7 @@ __all__ = [
     "carrying",
     "checked_key",
     "continued",
+    "count_in",
     "deliveries",
     "headers_of",
     "is_fifo",
@@ -92,15 +93,24 @@ def with_key_in_headers(task: Task, options: Mapping[str, Any]) -> dict[str, Any
     """
     merged = dict(options)
     headers = merged.get("headers") or {}
-    misspelt = [*filter(_looks_like_key, merged), *(each for each in headers if _letters(each) == "idempotencykey")]
-    for name in misspelt:
-        if name != KEY_HEADER:
-            raise PolicyError(str(name), "...", f"{task.name}: Celery would ignore it; write idempotency_key='...'")
+    _refuse_misspelt(merged, headers, task.name)
+    explicit_key(headers, task.name)
     if KEY_HEADER in merged:
         explicit = checked_key(merged.pop(KEY_HEADER), task.name)
         merged["headers"] = {**headers, KEY_HEADER: explicit}
         merged["headers"].pop(IDENTITY_HEADER, None)
     return merged
+
+
+def explicit_key(headers: Mapping[str, Any], task: str) -> str | None:
+    """The key among ``headers``, if there is one; raises as :func:`checked_key` does."""
+    return checked_key(headers[KEY_HEADER], task) if KEY_HEADER in headers else None
+
+
+def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) -> None:
+    for name in (*filter(_looks_like_key, options), *(each for each in headers if _letters(each) == "idempotencykey")):
+        if name != KEY_HEADER:
+            raise PolicyError(str(name), "...", f"{task}: nobody reads it; write idempotency_key='...'")
 
 
 @lru_cache(1000)
@@ -169,11 +179,17 @@ def wire_form(task: Task, args: Any, kwargs: Any, serializer: str | None = None)
     return received[0], received[1]
 
 
-def headers_of(request: Context) -> Mapping[str, Any]:
-    """The headers of a delivery, with a key that was given to ``send_task``: Celery makes it a property."""
-    headers = request.headers or {}
-    given = (request.properties or {}).get(KEY_HEADER)
-    return headers if given is None or KEY_HEADER in headers else {**headers, KEY_HEADER: given}
+def headers_of(request: Context, task: str) -> Mapping[str, Any]:
+    """The headers of a delivery, with a key that was given to ``send_task``: Celery makes it a property.
+
+    Raises:
+        PolicyError: A publisher that nobody could tell has misspelt it.
+    """
+    headers, properties = request.headers or {}, request.properties or {}
+    _refuse_misspelt(properties, headers, task)
+    if KEY_HEADER in properties and KEY_HEADER not in headers:
+        return {**headers, KEY_HEADER: properties[KEY_HEADER]}
+    return headers
 
 
 def carrying(identity: Identity, scope: str, task_id: str) -> str:
@@ -216,7 +232,7 @@ def continued(request: Context, options: Mapping[str, Any], identity: str | None
         "MessageGroupId": (request.properties or {}).get("MessageGroupId"),
     }
     merged = {**{name: value for name, value in kept.items() if value is not None}, **options}
-    ours = {name: value for name, value in headers_of(request).items() if name in HEADERS}
+    ours = {name: value for name, value in headers_of(request, "").items() if name in HEADERS}
     if identity is not None:
         ours[IDENTITY_HEADER] = identity
     given = merged.get("headers")
@@ -228,7 +244,17 @@ def deliveries(request: Context) -> int:
     """How often the operation's message was delivered, this time included, as far as the broker tells."""
     message = ((request.properties or {}).get("delivery_info") or {}).get("sqs_message") or {}
     received = (message.get("Attributes") or {}).get("ApproximateReceiveCount") or 1
-    return int((request.headers or {}).get(DELIVERIES_HEADER) or 0) + int(received)
+    return count_in(request.headers or {}, DELIVERIES_HEADER) + int(received)
+
+
+def count_in(headers: Mapping[str, Any], name: str) -> int:
+    """The count in a header; 0 where a publisher has put something else there."""
+    found = headers.get(name)
+    return found if type(found) is int and 0 <= found < _ENDLESS else 0
+
+
+_ENDLESS = 1_000_000
+"""More deliveries than any message has."""
 
 
 def is_fifo(request: Context) -> bool:
@@ -250,5 +276,5 @@ def _deduplication_id(task: Task, args: Any, kwargs: Any, options: Mapping[str, 
     key = task.idempotency_identity(*received, headers=headers, task_id=task_id).key
     if any(options.get(each) for each in _WAITED_FOR):
         key = f"{key}\0{task_id}"
-    repeats = (options.get("retries") or 0, headers.get(CONFLICTS_HEADER, 0), headers.get(OUTAGES_HEADER, 0))
+    repeats = (options.get("retries") or 0, *(count_in(headers, each) for each in (CONFLICTS_HEADER, OUTAGES_HEADER)))
     return f"{sha256(key.encode()).hexdigest()}:{':'.join(map(str, repeats))}"

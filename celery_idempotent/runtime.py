@@ -39,8 +39,8 @@ _MEANINGS = {
 _RELAY_EVERY = 1.0
 """Seconds; one small query each, and as much as a message may wait."""
 
-_MAX_NAMESPACE = 64
-"""Bytes; there must be room for a scope, a generation and 64 digits in a key of 2048."""
+_NAMESPACE = re.compile("[A-Za-z0-9._-]{1,64}")
+"""There must be room for a scope, a generation and 64 digits in a key of 2048 bytes."""
 
 _VISIBILITY_TIMEOUT = {"sqs": 1800, "redis": 3600}
 """Seconds; kombu's defaults (kombu 5.7, transport/SQS and transport/redis)."""
@@ -136,9 +136,9 @@ class Runtime:
         namespace = self._app.conf.get("idempotency_namespace")
         if namespace is None:
             return ""
-        if not isinstance(namespace, str) or not 1 <= len(namespace.encode()) <= _MAX_NAMESPACE or ":" in namespace:
+        if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
             raise PolicyError(
-                "idempotency_namespace", repr(namespace), f"must be a text of 1 to {_MAX_NAMESPACE} bytes without ':'"
+                "idempotency_namespace", repr(namespace), "must be 1 to 64 letters, digits, dots, dashes or underscores"
             )
         return f"{namespace}:"
 

@@ -10,8 +10,17 @@ from typing import Any
 
 import click
 from celery import Celery, bootsteps
+from celery._state import connect_on_app_finalize
 
-from celery_idempotent.errors import IdempotencyError, IdempotencyWarning, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.binding import body_signature, check_policy, is_builtin, named
+from celery_idempotent.errors import (
+    IdempotencyError,
+    IdempotencyWarning,
+    PolicyError,
+    StoreMisconfigured,
+    StoreUnavailable,
+)
+from celery_idempotent.policy import Policy
 from celery_idempotent.runtime import runtime_of
 from celery_idempotent.store import VerifiableStore
 from celery_idempotent.stores.memory import MemoryStore
@@ -23,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
     """Refuses to start a worker whose store cannot work."""
+
+    def include_if(self, parent: Any) -> bool:
+        """Only where something is to be protected, or somebody thinks so."""
+        return bool(_idempotent_tasks(parent.app)) or parent.app.conf.get("idempotency_policy") is not None
 
     def create(self, parent: Any) -> None:
         """Check the store before the pool forks, so that every child inherits what its clock taught us.
@@ -53,6 +66,7 @@ def check(app: Celery, pool: str) -> None:
     """
     app.finalize(auto=True)
     runtime = runtime_of(app)
+    _check_tasks(app, runtime.default_policy)
     store = runtime.store
     _ = runtime.codec, runtime.default_policy, runtime.namespace, runtime.relay_every
     if isinstance(store, MemoryStore) and not pool.endswith((".solo", ".thread")):
@@ -66,6 +80,28 @@ def check(app: Celery, pool: str) -> None:
         store.verify()
 
 
+def _check_tasks(app: Celery, default: Policy) -> None:
+    tasks = _idempotent_tasks(app)
+    if not tasks and app.conf.get("idempotency_policy") is not None:
+        raise PolicyError(
+            "idempotency_policy",
+            "Policy(...)",
+            "no task of the app is idempotent, so nothing is protected; write base=IdempotentTask, or for all tasks "
+            'Celery(..., task_cls="celery_idempotent:IdempotentTask")',
+        )
+    for task in tasks:
+        if task.idempotent is None:
+            with named(task.name):
+                check_policy(default, body_signature(type(task)))
+
+
+def _idempotent_tasks(app: Celery) -> list[Any]:
+    return [each for each in app.tasks.values() if hasattr(each, "idempotency_policy") and not is_builtin(type(each))]
+
+
 def check_at_start(app: Celery) -> None:
     """Have every worker of ``app`` check its store when it starts; safe to repeat."""
     app.steps["worker"].add(StoreCheck)
+
+
+connect_on_app_finalize(check_at_start)

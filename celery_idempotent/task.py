@@ -19,9 +19,9 @@ from kombu.utils.uuid import uuid
 
 from celery_idempotent import binding, conflicts, publishing, signals
 from celery_idempotent.attempt import Attempt
-from celery_idempotent.deliveries import Delivery, Requests, arrived, at_once, delivery_of
+from celery_idempotent.deliveries import Delivery, Requests, arrived, arrived_list, at_once, delivery_of
 from celery_idempotent.errors import LeaseLost, PolicyError, StoreUnavailable
-from celery_idempotent.guard import Body, Conflict, Event, EventName, Guard, Operation
+from celery_idempotent.guard import RESULT_LOST, Body, Conflict, Event, EventName, Guard, Operation
 from celery_idempotent.handle import AttemptHandle, Unprotected, current_attempt, executed_by, execution, passing
 from celery_idempotent.handlers import tell_of_bodies_only
 from celery_idempotent.heartbeat import heartbeat
@@ -30,6 +30,7 @@ from celery_idempotent.outbox import relay_at_start
 from celery_idempotent.policy import Policy
 from celery_idempotent.printable import one_line
 from celery_idempotent.protected import Protected
+from celery_idempotent.record import bounded
 from celery_idempotent.runtime import CONTROL_FLOW, NOTHING_BEGUN, runtime_of
 from celery_idempotent.startup import check_at_start
 
@@ -78,6 +79,7 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
     """The task's policy; None for the app's ``idempotency_policy``, or the defaults."""
 
     _call_signature: ClassVar[CallSignature | None] = None
+    _refusal: ClassVar[PolicyError | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -86,26 +88,36 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         binding.refuse_unsupported_body(cls)
         binding.refuse_misplaced_policy(cls)
         tell_of_bodies_only(cls)
-        if not hasattr(cls.__call__, "_is_gate"):
-            cls.__call__ = _behind_the_gate(cls)  # type: ignore[method-assign]
+        _guard_calls(cls)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Check the policy against the task's signature and the broker; called by Celery."""
         super().on_bound(app)
-        if binding.is_builtin(cls.name):
+        if binding.is_builtin(cls):
             return
-        binding.refuse_misplaced_policy(cls)  # annotations can bring one, and handlers, too
-        tell_of_bodies_only(cls)
-        if cls.idempotent is not None:
-            binding.check_policy(cls.idempotent, binding.body_signature(cls))
-        binding.refuse_unknown_settings(app)
+        try:
+            cls._check(app)
+        except PolicyError as error:
+            cls._refusal = error  # Celery has registered the task already, and would run it when it is used again
+            raise
+        cls._refusal = None
+        tell_of_bodies_only(cls)  # annotations can bring handlers, and a __call__
+        _guard_calls(cls)
         cls.Request = binding.request_class(cls)
-        if not isinstance(cls.request_stack, Requests):
+        if not isinstance(vars(cls).get("request_stack"), Requests):  # a subclass of a bound class has that one's
             cls.request_stack = Requests(lambda: cls._app._tasks.get(cls.name))
         check_at_start(app)
         relay_at_start(app)
         binding.warn_about_delivery(cls, app)
+
+    @classmethod
+    def _check(cls, app: Celery) -> None:
+        with binding.named(cls.name):
+            binding.refuse_misplaced_policy(cls)  # annotations can bring one
+            if cls.idempotent is not None:
+                binding.check_policy(cls.idempotent, binding.body_signature(cls))
+            binding.refuse_unknown_settings(app)
 
     @property
     def attempt(self) -> AttemptHandle:
@@ -143,7 +155,6 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         carried = publishing.carried(headers, scope, task_id)
         if carried is not None:
             return carried
-        explicit = headers.get(publishing.KEY_HEADER)
         # Every tick of beat sends the same arguments and means another operation.
         is_tick = policy.key == WHOLE_CALL and bool(headers.get("celery_beat_task"))
         return identify(
@@ -152,20 +163,20 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             task=self.name,
             key=policy.key_selector,
             fingerprint=policy.fingerprint_selector,
-            explicit=None if explicit is None else publishing.checked_key(explicit, self.name),
+            explicit=publishing.explicit_key(headers, self.name),
             occurrence=task_id if is_tick else None,
         )
 
     def idempotency_identity_of(self, request: Context) -> Identity:
         """The identity of the delivery of ``request``; raises as above."""
-        headers = publishing.headers_of(request)
+        headers = publishing.headers_of(request, self.name)
         return self.idempotency_identity(request.args, request.kwargs, headers=headers, task_id=request.id or "")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body, or answer with its recorded outcome; Celery's worker calls this for every delivery."""
         return self._passed(IdempotentMixin, super().__call__, args, kwargs)
 
-    __call__._is_gate = True  # type: ignore[attr-defined]
+    __call__._is_gate = __call__  # type: ignore[attr-defined]
 
     def _passed(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Come by the ``__call__`` of ``layer``: the outermost is the gate, the others are on the way to the body."""
@@ -175,11 +186,13 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             if order.index(layer) > order.index(around.layer):
                 with passing(around, layer):
                     return call(*args, **kwargs)
-        if binding.is_builtin(self.name):
+        if binding.is_builtin(type(self)):
             return call(*args, **kwargs)
         return self._gate(layer, call, args, kwargs)
 
     def _gate(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._refusal is not None:
+            raise self._refusal
         request, around = self.request, execution()
         map_of = _map_around() if request.called_directly else None
         if map_of is not None and (around is None or around.item_of != map_of.request.id):
@@ -206,9 +219,11 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             return value
 
         try:
-            return self._as_policy_says(self, delivery.identity, body)
+            value = self._as_policy_says(self, delivery.identity, body)
         except _Retried as retried:
             return retried.value
+        delivery.is_completed = self.idempotency_policy.mode == "enforce"
+        return value
 
     def _begun(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         request = self.request
@@ -219,12 +234,14 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
 
     def _item(self, map_of: Task, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An item of ``map``, ``starmap`` or ``chunks``: an operation of its own, as if it had been sent by itself."""
-        if publishing.KEY_HEADER in publishing.headers_of(map_of.request):
+        given = publishing.headers_of(map_of.request, map_of.name)
+        if publishing.KEY_HEADER in given:
             raise PolicyError(
                 "idempotency_key",
-                repr(map_of.request.id),
+                repr(given[publishing.KEY_HEADER]),
                 f"{map_of.name}: each item is an operation of its own; publish a group of signatures with keys",
             )
+        arrived_list(map_of.request)
         identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
 
         def body(attempt: Attempt | None) -> Any:
@@ -264,7 +281,7 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             operation = self._operation(executed, identity())
             guard = self._guard(executed.request, observed=True)
         except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
-            reason = type(error).__name__ if self.idempotency_policy.redact_errors else error
+            reason = type(error).__name__ if self.idempotency_policy.redact_errors else repr(error)
             told = map(one_line, (self.name, executed.request.id, reason))
             logger.warning("idempotency.not_observed task=%s task_id=%s reason=%s", *told)
             return body(None)
@@ -352,6 +369,12 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         return Guard(runtime.store, codec, heartbeat, CONTROL_FLOW, report)
 
 
+def _guard_calls(cls: type) -> None:
+    # functools.wraps copies attributes, so a mark alone may be a copy.
+    if getattr(cls.__call__, "_is_gate", None) is not cls.__call__:
+        cls.__call__ = _behind_the_gate(cls)  # type: ignore[method-assign]
+
+
 def _behind_the_gate(cls: type) -> Callable[..., Any]:
     """The author's ``__call__`` of ``cls`` as a part of the body, whether it asks ``super()`` or calls ``self.run``."""
     own = cls.__call__
@@ -360,7 +383,7 @@ def _behind_the_gate(cls: type) -> Callable[..., Any]:
     def gate(self: IdempotentMixin, *args: Any, **kwargs: Any) -> Any:
         return self._passed(cls, partial(own, self), args, kwargs)
 
-    gate._is_gate = True  # type: ignore[attr-defined]
+    gate._is_gate = gate  # type: ignore[attr-defined]
     return gate
 
 
@@ -391,14 +414,14 @@ def _report(task: IdempotentMixin, request: Context, observed: bool, event: Even
     delivery = delivery_of(request)
     if delivery is not None and event.name in _ANSWERS and not observed:
         delivery.is_answered = True
-    level = _LEVELS.get(event.name, logging.INFO)
+    level = logging.WARNING if event.reason.startswith(RESULT_LOST) else _LEVELS.get(event.name, logging.INFO)
     if logger.isEnabledFor(level):
         logger.log(
             level,
             "idempotency.%s task=%s task_id=%s key=%s token=%s observed=%s reason=%s",
             event.name,
             one_line(task.name),
-            one_line(request.id),
+            one_line(bounded(request.id or "")),
             one_line(event.key),
             event.fencing_token,
             observed,

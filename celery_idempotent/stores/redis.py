@@ -233,7 +233,7 @@ class RedisStore:
         self, operation: str, key: str, expected: str, revision: str, forget_at: str, *fields: bytes
     ) -> tuple[bool, Mapping[bytes, bytes]]:
         """What the script did: whether it wrote, and otherwise what is stored."""
-        arguments = (1, self._redis_key(key), _encoded(expected), _encoded(revision), forget_at, *fields)
+        arguments = (self._redis_key(key), _encoded(expected), _encoded(revision), forget_at, *fields)
         asked_at = self._clock.before_asking()
         now, written, *stored = self._ask(operation, lambda client: self._call(client, *arguments))
         self._clock.learn(now, asked_at)
@@ -243,10 +243,13 @@ class RedisStore:
         return bool(written), dict(zip(fields, fields, strict=True))
 
     def _call(self, client: Client, *arguments: Any) -> Any:
+        # hiredis 3.5 crashes the process where a signal's handler raises while it writes a number; a cluster's client
+        # counts the keys by it, before hiredis sees it.
+        keys: Any = 1 if isinstance(client, RedisCluster) else b"1"
         try:
-            return self._send(client, "EVALSHA", _SCRIPT_SHA, *arguments)
+            return self._send(client, "EVALSHA", _SCRIPT_SHA, keys, *arguments)
         except NoScriptError:
-            return self._send(client, "EVAL", _SCRIPT, *arguments)
+            return self._send(client, "EVAL", _SCRIPT, keys, *arguments)
 
     def _send(self, client: Client, *command: Any) -> Any:
         if not self._wait_replicas:
@@ -259,7 +262,7 @@ class RedisStore:
         """The reply, once enough replicas have what was written; WAIT is about the connection that wrote."""
         with server.pipeline(transaction=False) as pipeline:
             pipeline.execute_command(*command)
-            pipeline.execute_command("WAIT", self._wait_replicas, round(self._wait_timeout * 1000))
+            pipeline.execute_command("WAIT", str(self._wait_replicas), str(round(self._wait_timeout * 1000)))
             # Raised by the pipeline itself, an error would quote the request.
             reply, acknowledged = _raised(pipeline.execute(raise_on_error=False))
         _, written, *_ = reply

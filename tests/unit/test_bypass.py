@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import wraps
 from threading import Thread
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -15,8 +18,11 @@ from celery.worker.request import Request
 from celery_idempotent import IdempotentMixin, IdempotentTask, InFlight, KeyMissing, Policy, PolicyError
 from celery_idempotent.publishing import KEY_HEADER
 from celery_idempotent.received import Received
-from celery_idempotent.record import Status
+from celery_idempotent.record import Record, Status
+from celery_idempotent.startup import StoreCheck, check
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import FaultyStore
+from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import Ended, an_app, deliver, published, redeliver, settle
 
 
@@ -417,7 +423,7 @@ def test_two_services_on_one_store_are_kept_apart_by_a_namespace() -> None:
     assert {record.app for record in store.scan()} == {"shop", "depot"}
 
 
-@pytest.mark.parametrize("namespace", ["", "a:b", 7, "x" * 65])
+@pytest.mark.parametrize("namespace", ["", "a:b", 7, "x" * 65, " ", "b\n"])
 def test_unusable_namespace_is_refused(namespace: Any) -> None:
     """It stands before every key."""
     app = an_app(idempotency_namespace=namespace)
@@ -495,3 +501,236 @@ def test_task_that_was_never_registered_is_guarded(app: Celery) -> None:
     task.app.tasks.pop(task.name)
 
     assert deliver(task, "o-1").value == "charged"
+
+
+def test_task_class_of_a_registered_one_is_another_task(app: Celery) -> None:
+    """Celery lets it inherit the stack of requests; its identity is its own, with its own scope and policy."""
+    done = []
+
+    class Charge(IdempotentTask):
+        name = _name()
+        idempotent = Policy("order_id")
+
+        def run(self, order_id: int) -> str:
+            done.append("charge")
+            return "charged"
+
+    app.register_task(Charge())
+
+    class Refund(Charge):
+        name = _name()
+        idempotent = Policy("refund_id")
+
+        def run(self, refund_id: int) -> str:
+            done.append("refund")
+            return "refunded"
+
+    app.register_task(Refund())
+
+    assert deliver(app.tasks[Charge.name], 1).value == "charged"
+    assert deliver(app.tasks[Refund.name], 1).value == "refunded"
+    assert done == ["charge", "refund"]
+
+
+def test_copied_mark_of_the_gate_opens_no_way_around_it(app: Celery) -> None:
+    """``functools.wraps`` copies what stands on the function that it is given."""
+    runs = []
+
+    class Wrapping(IdempotentTask):
+        @wraps(IdempotentTask.__call__)
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.run(*args, **kwargs)
+
+    def charge(order_id: str) -> None:
+        runs.append(order_id)
+
+    task = app.task(base=Wrapping, name=_name(), shared=False)(charge)
+    for _ in range(2):
+        deliver(task, "o-1")
+
+    assert runs == ["o-1"]
+
+
+def test_call_that_annotations_bring_is_behind_the_gate(app: Celery) -> None:
+    """It is set when the task is bound."""
+    runs = []
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def charge(order_id: str) -> None:
+        runs.append(order_id)
+
+    name = _name()
+    app.conf.task_annotations = {name: {"__call__": call}}
+    task = app.task(base=IdempotentTask, name=name, shared=False)(charge)
+    for _ in range(2):
+        deliver(task, "o-1")
+
+    assert runs == ["o-1"]
+
+
+def test_task_of_the_users_may_have_a_name_like_celerys(app: Celery) -> None:
+    """Celery's own are told by where they come from, not by their name alone."""
+    runs = []
+
+    def charge(order_id: str) -> None:
+        runs.append(order_id)
+
+    task = app.task(base=IdempotentTask, name=f"celery.{_name()}", shared=False)(charge)
+    for _ in range(2):
+        deliver(task, "o-1")
+
+    assert runs == ["o-1"]
+
+
+@pytest.mark.parametrize("option", ["on_takeover", "lease", "retain", "remember", "max_takeovers"])
+def test_field_of_a_policy_as_an_option_is_refused(app: Celery, option: str) -> None:
+    """Celery would make an attribute of it, and the task would run under the defaults."""
+
+    def charge(order_id: str) -> None: ...
+
+    with pytest.raises(PolicyError, match=rf"write idempotent=Policy\({option}=...\)"):
+        app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False, **{option: 5})(charge)
+
+
+def test_refusal_holds_each_time(app: Celery) -> None:
+    """Celery registers a task before it binds it, so what was refused once is there when it is used again."""
+    runs = []
+
+    def charge(order_id: str) -> None:
+        runs.append(order_id)
+
+    plain, wrong = _name(), _name()
+    for name, options, remedy in (
+        (plain, {"idempotent": Policy()}, "write base=IdempotentTask"),
+        (wrong, {"idempotent": Policy("order"), "base": IdempotentTask}, "is no argument of the task"),
+    ):
+        with pytest.raises(PolicyError, match=remedy):
+            app.task(name=name, shared=False, lazy=False, **options)(charge)
+        for _ in range(2):
+            ended = deliver(app._tasks[name], "o-1")
+            assert isinstance(ended.value, PolicyError)
+    assert runs == []
+
+
+def test_refusal_names_the_task(app: Celery) -> None:
+    """An app has many, and a lazy one is bound far from where it is written."""
+
+    def charge(order_id: str) -> None: ...
+
+    name = _name()
+    with pytest.raises(PolicyError, match=f"{name}: 'order' is no argument"):
+        app.task(name=name, shared=False, base=IdempotentTask, lazy=False, idempotent=Policy("order"))(charge)
+
+
+def test_field_of_a_policy_as_a_setting_is_told_where_it_belongs() -> None:
+    """Not into the settings."""
+    app = an_app(idempotency_lease=5)
+
+    def charge(order_id: str) -> None: ...
+
+    with pytest.raises(PolicyError, match=r"write it in Policy\(lease=...\)"):
+        app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False)(charge)
+
+
+def test_policy_of_an_app_without_idempotent_tasks_stops_its_worker() -> None:
+    """Somebody thinks that they are protected."""
+    app = an_app(idempotency_policy=Policy("order_id"))
+
+    def charge(order_id: str) -> None: ...
+
+    app.task(name=_name(), shared=False)(charge)
+
+    with pytest.raises(PolicyError, match="no task of the app is idempotent"):
+        check(app, "celery.concurrency.solo")
+    assert StoreCheck.include_if(Mock(), SimpleNamespace(app=app))
+    assert not StoreCheck.include_if(Mock(), SimpleNamespace(app=an_app()))
+
+
+def test_policy_of_an_app_that_does_not_fit_a_task_stops_its_worker() -> None:
+    """Each delivery would fail."""
+    app = an_app(idempotency_policy=Policy("order_id"))
+
+    def fits(order_id: str) -> None: ...
+
+    def charge(order: str) -> None: ...
+
+    app.task(name=_name(), shared=False, base=IdempotentTask)(fits)
+    name = _name()
+    app.task(name=name, shared=False, base=IdempotentTask)(charge)
+
+    with pytest.raises(PolicyError, match=f"{name}: 'order_id' is no argument"):
+        check(app, "celery.concurrency.solo")
+
+
+@pytest.mark.parametrize(
+    ("published", "error"),
+    [
+        ({"headers": {"idempotency_key": None}}, KeyMissing),
+        ({"headers": {"idempotency_key": ""}}, KeyMissing),
+        ({"headers": {"idempotency_key": 5}}, PolicyError),
+        ({"headers": {"Idempotency-Key": "k"}}, PolicyError),
+        ({"headers": {}, "properties": {"idempotency_key": None}}, KeyMissing),
+        ({"headers": {}, "properties": {"idempotencykey": "k"}}, PolicyError),
+    ],
+)
+def test_key_that_cannot_be_used_is_refused_by_the_worker(
+    app: Celery, published: dict[str, Any], error: type[Exception]
+) -> None:
+    """A publisher in another language, and ``send_task``, have nobody else to tell them."""
+
+    def charge(order_id: str) -> None:
+        raise AssertionError
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask)(charge)
+
+    assert isinstance(deliver(task, "o-1", request=published).value, error)
+    if published["headers"]:
+        with pytest.raises(error):
+            task.apply_async(("o-1",), headers=published["headers"])
+
+
+def test_items_are_published_again_as_they_came(app: Celery) -> None:
+    """The bodies of the items before have changed them, and a changed item would be another operation."""
+    store: MemoryStore = app.conf.idempotency_store
+    runs = []
+
+    def charge(order: dict[str, Any]) -> int:
+        runs.append(order["id"])
+        order["charge"] = "c-1"
+        return int(order["id"])
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask)(charge)
+    running = next(iter(_claim_of(task, {"id": 2}, store)))
+    task.map([{"id": 1}, {"id": 2}]).apply_async()
+    (message,) = published(app)
+
+    assert redeliver(app, message).state == "RETRY"
+    (again,) = published(app)
+    store.delete(running.key, running.revision)
+    assert redeliver(app, again).value == [1, 2]
+    assert runs == [1, 2]
+
+
+def _claim_of(task: Task, order: dict[str, Any], store: MemoryStore) -> Iterator[Record]:
+    now = store.now()
+    claim = replace(a_record(), key=task.idempotency_key_for(order), fingerprint=None, lease_until=now + 60_000)
+    store.swap(claim, None)
+    yield claim
+
+
+@pytest.mark.parametrize("header", ["idempotency", "idempotency_conflicts", "idempotency_deliveries"])
+@pytest.mark.parametrize("value", ["yes", -4, [1]])
+def test_header_of_a_stranger_ends_no_delivery(app: Celery, header: str, value: Any) -> None:
+    """Celery makes attributes of headers, and anybody may write them."""
+    app.conf.idempotency_store = FaultyStore(app.conf.idempotency_store, "request lost", "request lost")
+
+    def charge(order_id: str) -> str:
+        return "charged"
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask)(charge)
+
+    ended = deliver(task, "o-1", request={"headers": {header: value}, header: value})
+
+    assert settle(app, task, ended).value == "charged"

@@ -246,3 +246,16 @@ def test_handlers_may_be_static(app: Celery) -> None:
         deliver(task, "o-1")
 
     assert told == ["charged"]
+
+
+def test_result_that_celery_cannot_encode_is_no_failure_of_the_body(app: Celery) -> None:
+    """Celery reports a failure; the effect has happened and is recorded, so nobody is told to make up for it."""
+    app.conf.result_backend_transport_options = {}
+
+    def charge(self: Any, order_id: str) -> Any:
+        return object()
+
+    task = _task(app, charge)
+
+    assert deliver(task, "o-1").state == "FAILURE"
+    assert task.told == ["before_start"]

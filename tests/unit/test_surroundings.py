@@ -569,3 +569,56 @@ def test_safe_to_retry_still_releases(scene: Scene) -> None:
         scene.run(body, on_takeover="refuse")
 
     assert scene.record.status is Status.RELEASED
+
+
+class Grudging:
+    """A result in whose encoding a signal strikes once: a serialiser's author would say that it cannot be encoded."""
+
+    def __init__(self) -> None:
+        self.strikes = 1
+
+    def __json__(self) -> str:
+        if self.strikes:
+            self.strikes = 0
+            raise SoftTimeLimit
+        return "charged"
+
+
+def test_limit_during_the_encoding_of_a_result_costs_no_outcome(scene: Scene) -> None:
+    """kombu takes it for an error of the serialiser; what cannot be encoded fails twice."""
+    assert scene.run(lambda attempt: Grudging()) == Finished("charged")
+    assert scene.run(lambda attempt: "again") == Finished("charged")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_limit_between_two_lines_after_the_body_leaves_its_outcome(
+    scene: Scene, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the completion is sent, or when it is stored and noted: it is made again, and counts once."""
+    complete, strikes = scene.guard._complete, [SoftTimeLimit()]
+
+    def struck(*args: Any) -> Any:
+        if strikes and moment == "before":
+            raise strikes.pop()
+        finished = complete(*args)
+        if strikes:
+            raise strikes.pop()
+        return finished
+
+    monkeypatch.setattr(scene.guard, "_complete", struck)
+
+    with pytest.raises(SoftTimeLimit):
+        scene.run(lambda attempt: "charged")
+
+    assert scene.record.status is Status.COMPLETED
+    assert "lease_lost" not in scene.names
+
+
+def test_observing_does_not_wait_for_a_store_that_is_away_at_the_end(scene: Scene) -> None:
+    """The task ends when its body does."""
+    scene.store.faults.extend(["none", "request lost", "request lost", "request lost", "request lost"])
+    slept: list[float] = []
+    scene.clock.on_sleep = slept.append
+
+    assert scene.observe(lambda attempt: "done") == "done"
+    assert slept == []
