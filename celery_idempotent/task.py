@@ -213,7 +213,12 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         def body(attempt: Attempt | None) -> Any:
             delivery.body_began = True
             with executed_by(self._handle(attempt, delivery.identity), self.name, request.id, layer):
-                value = self._begun(call, args, kwargs)
+                try:
+                    value = self._begun(call, args, kwargs)
+                except BaseException as error:
+                    if attempt is not None and delivery.is_retried:
+                        attempt.excused = error  # the retry is on its way, and shall not meet this as an outcome
+                    raise
             if attempt is not None and delivery.is_retried:
                 raise _Retried(value)
             return value

@@ -362,6 +362,23 @@ def test_retry_that_is_not_thrown_releases_and_runs_again(app: Celery, store: Me
     assert [record.status for record in store.scan()] == [Status.COMPLETED]
 
 
+def test_failure_after_a_retry_that_is_not_thrown_is_no_outcome(app: Celery, store: MemoryStore) -> None:
+    """The retry is on its way, and runs the body, as under Celery."""
+
+    def fulfil(self: Any, order_id: str) -> str:
+        if self.request.retries == 0:
+            self.retry(throw=False, countdown=0)
+            raise LookupError
+        return "done"
+
+    task = _task(app, fulfil, policy=Policy(remember=(LookupError,), on_takeover="refuse"))
+
+    assert deliver(task, "o-1").state == "FAILURE"
+    assert [record.status for record in store.scan()] == [Status.RELEASED]
+    (message,) = published(app)
+    assert redeliver(app, message) == Ended("SUCCESS", "done")
+
+
 def test_key_given_to_send_task_counts_where_the_broker_keeps_it(app: Celery, store: MemoryStore) -> None:
     """Celery takes it for a property of the message."""
     task = _task(app, lambda self, order_id: order_id)
