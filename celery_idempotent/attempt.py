@@ -495,7 +495,9 @@ class Attempt:
         current = self._record
         if current.status is not Status.IN_PROGRESS:
             # An attempt ends once, and what it wrote last is final, also for itself: unless this is that very write.
-            return Written() if transition(current).revision == current.revision else Lost()
+            again = transition(current)
+            timed = replace(current, updated_at=again.updated_at, expires_at=again.expires_at)
+            return Written() if again == timed else Lost()
         expected: str | None = current.revision
         for _ in range(_MAX_RACES):
             write = transition(current)

@@ -51,10 +51,10 @@ LAYERS: list[dict[str, set[str]]] = [
     {
         "runtime": {"celery", "kombu"},
         "resolution": {"celery"},
-        "startup": {"celery", "click"},
         "deliveries": {"celery"},
         "received": {"celery"},
         "binding": {"celery"},
+        "startup": {"celery", "click"},
         "signals": {"celery"},
         "handlers": {"celery"},
         "publishing": {"celery", "kombu"},

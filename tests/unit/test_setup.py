@@ -242,7 +242,7 @@ def test_provision_and_check(command: Any, app: Celery) -> None:
     [
         ("idempotency_store", None, "idempotency_store=None: set it to a store or its URL"),
         ("idempotency_policy", "refuse", "idempotency_policy='refuse': must be a Policy"),
-        ("idempotency_namespace", "a:b", "idempotency_namespace='a:b': must be a text of 1 to 64 bytes"),
+        ("idempotency_namespace", "a:b", "idempotency_namespace='a:b': must be 1 to 64 letters"),
         ("idempotency_relay", "often", "idempotency_relay='often': must be seconds between two looks"),
         ("result_serializer", "pickle", "outcomes in it could never be replayed"),
         ("idempotency_store", _Checked(StoreMisconfigured("s", "PutItem", "no table")), "no table"),
