@@ -47,6 +47,16 @@ def test_step_is_made_with_the_key_of_a_delivery(app: Celery) -> None:
     assert [each.fencing_token > 0 for each in seen] == [False, False, True]
 
 
+def test_block_before_effects_is_a_block(app: Celery) -> None:
+    """There is no claim to release; what is raised in it passes through."""
+
+    def body(attempt: Any) -> str:
+        with attempt.before_effects():
+            return "checked"
+
+    assert _task(app, body)("o-1") == "checked"
+
+
 def test_step_at_most_once_is_made_all_the_same(app: Celery) -> None:
     """Nothing is recorded, so nothing is in doubt; a mistaken argument is told as in a delivery."""
     task = _task(app, lambda attempt: attempt.step("text", lambda step: "sent", on_takeover="refuse"), mode="off")
