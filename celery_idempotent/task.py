@@ -320,9 +320,7 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         So does ``retry(throw=False)`` when the body goes on: its value is the delivery's result, and no outcome.
         """
         returned = super().retry(*args, **options)
-        delivery = delivery_of(self.request)
-        if delivery is not None:
-            delivery.is_retried = True
+        arrived(self, self.request).is_retried = True
         return returned
 
     def signature_from_request(self, request: Any = None, *positional: Any, **options: Any) -> Any:

@@ -624,6 +624,18 @@ def test_refusal_names_the_task(app: Celery) -> None:
         app.task(name=name, shared=False, base=IdempotentTask, lazy=False, idempotent=Policy("order"))(charge)
 
 
+def test_refusal_names_the_task_once(app: Celery) -> None:
+    """Where the message has the name already, it is not said again."""
+
+    def charge(order_id: str) -> None: ...
+
+    with pytest.raises(PolicyError, match="^idempotant=.*: charge: nothing reads it"):
+        app.task(name="charge", shared=False, base=IdempotentTask, lazy=False, idempotant=Policy())(charge)
+    app.conf.task_annotations = {"charge": {"idempotent": 5}}
+    with pytest.raises(PolicyError, match="^idempotent=5: must be a Policy: charge"):
+        app.task(name="charge", shared=False, base=IdempotentTask, lazy=False)(charge)
+
+
 def test_field_of_a_policy_as_a_setting_is_told_where_it_belongs() -> None:
     """Not into the settings."""
     app = an_app(idempotency_lease=5)

@@ -262,6 +262,24 @@ def test_replaced_task_is_another_operation(app: Celery, store: MemoryStore) -> 
     assert {record.key for record in store.scan()} == {task.idempotency_key_for(0), task.idempotency_key_for(1)}
 
 
+def test_delivery_without_an_identity_can_be_published_again(app: Celery) -> None:
+    """By its author, who may know what to add; it carries nothing."""
+
+    class Again(IdempotentTask):
+        def on_failure(self, *args: Any) -> None:
+            self.signature_from_request(kwargs={"order_id": "o-1"}).apply_async()
+
+    def charge(order_id: str | None = None) -> str | None:
+        return order_id
+
+    task = app.task(base=Again, name=f"task-{uuid4()}", shared=False, idempotent=Policy("order_id"))(charge)
+
+    assert deliver(task).state == "FAILURE"
+    (message,) = published(app)
+    assert IDENTITY_HEADER not in message.headers
+    assert redeliver(app, message).value == "o-1"
+
+
 def test_forwarded_headers_give_no_identity_away(app: Celery, store: MemoryStore) -> None:
     """People forward all headers to what they publish, for tracing; each of those messages is its own operation."""
 
