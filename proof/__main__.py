@@ -18,8 +18,9 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from proof import page
-from proof.explorer import Exploration, Program, Violation, explore
-from proof.mutants import MUTANTS, NOT_ENOUGH, PROGRAMS, judge
+from proof.explorer import Exploration, Violation, explore
+from proof.mutants import MUTANTS, judge
+from proof.programs import NOT_ENOUGH, PROGRAMS, Program
 from proof.table import CONTROL, FOLDER, Row, as_table, read, save
 from proof.targets import ALL, DURABLE, TARGETS, start, why_not
 
@@ -34,7 +35,7 @@ SEED = 20261121
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How far a program is explored; renewals multiply the worlds, so there the scope is smaller."""
+    """How far a program is explored; what each delivery does multiplies the worlds, so there the scope is smaller."""
 
     program: Program
     deliveries: int
@@ -44,8 +45,21 @@ class Scope:
 def scopes(quick: bool) -> list[Scope]:
     """What is explored: in minutes, or in seconds."""
     if quick:
-        return [Scope(program, 2, program.few_faults) for program in PROGRAMS]
-    return [Scope(program, *((2, 2) if program.few_faults == 1 else (3, 2))) for program in PROGRAMS]
+        return [Scope(program, program.deliveries, program.few_faults) for program in PROGRAMS]
+    return [Scope(program, *_far(program)) for program in PROGRAMS]
+
+
+def _far(program: Program) -> tuple[int, int]:
+    """How many deliveries, and how many ordinary faults."""
+    if not program.ordinary_faults:
+        return 3, 0
+    match program.few_faults:
+        case 0:
+            return 2, 1
+        case 1:
+            return program.deliveries, 2
+        case _:
+            return 3, 2
 
 
 @click.group()
@@ -108,9 +122,9 @@ def explorer(quick: bool) -> None:
         console.print(f"{name} (a control): {way}")
     _keep("explorer", {"explorations": [_exploration(each) for each in found], "controls": controls})
     for each in found:
-        missing = each.program.faults - set(each.reached)
-        if missing:
-            raise click.ClickException(f"{each.program.name}: never reached {', '.join(missing)}, so it proves nothing")
+        if each.missed:
+            missed = ", ".join(sorted(each.missed))
+            raise click.ClickException(f"{each.program.name}: never reached {missed}, so it proves nothing")
 
 
 @main.command()
@@ -128,7 +142,7 @@ def mutants() -> None:
 @_stores(ALL)
 @click.option("--examples", default=500, show_default=True, help="Runs of 30 steps in each store.")
 def oracle(stores: tuple[str, ...], examples: int) -> None:
-    """Every store beside an oracle of forty lines; stores that are broken on purpose must be noticed."""
+    """Every store beside a small oracle; stores that are broken on purpose must be noticed."""
     from proof import broken_stores
     from proof.flaws import STORE_FLAWS
 

@@ -239,7 +239,7 @@ def _judged(
         *_too_few(promise, effects, is_unknown=is_unknown),
         *_too_many(promise, effects, excused=_excused(evidence, delivered)),
         *_without_outcome(evidence, operation),
-        *_contradictions(record, rows),
+        *_contradictions(record, rows, may_be_unknown=promise is Promise.AT_MOST_ONCE and bool(hit)),
         *_unknowns(promise, is_unknown=is_unknown, is_hit=bool(hit)),
     )
     return Judgement(
@@ -285,7 +285,7 @@ def _is_over(record: Record | None) -> bool:
     return record is not None and record.status in {Status.COMPLETED, Status.FAILED, Status.UNKNOWN}
 
 
-def _contradictions(record: Record | None, rows: Sequence[Row]) -> Iterator[str]:
+def _contradictions(record: Record | None, rows: Sequence[Row], *, may_be_unknown: bool) -> Iterator[str]:
     told = {row.reference for row in rows if row.what == "told"}
     kept = {json.loads(record.result)} if record and record.result and record.status is Status.COMPLETED else set()
     if len(told | kept) > 1:
@@ -293,8 +293,8 @@ def _contradictions(record: Record | None, rows: Sequence[Row]) -> Iterator[str]
     if told and not kept:
         yield "a caller was told a success, and the record does not say so"
     failures = {row.reference for row in rows if row.what == "told failure"}
-    if record and record.status is Status.UNKNOWN:
-        failures -= {"OutcomeUnknown"}
+    if may_be_unknown:
+        failures -= {"OutcomeUnknown"}  # also where its owner, stopped for a while, has recorded an outcome since
     if failures:
         yield f"its callers were told {sorted(failures)}"
 

@@ -43,7 +43,7 @@ from example_project.embedded import EmbeddedAws
 from proof.flaws import FLAWS
 from proof.fleet import Progress, fan_out, job, report
 from proof.table import Row
-from proof.verdicts import CODEC, FINAL, PROMISES, Promise, Remembered, Tally, Told, Verdict, operation, snapshot, tell
+from proof.verdicts import CODEC, FINAL, PROMISES, Promise, Remembered, Tally, Told, Verdict, ending, operation, tell
 from proof.wire import ORDER, Wire
 
 if TYPE_CHECKING:
@@ -358,7 +358,7 @@ class _Task:
         self.effects: list[tuple[str, int]] = []
         self.begun: list[int] = []
         self.claims: dict[int, tuple[int, str]] = {}
-        self.finals: dict[str, Status] = {}
+        self.finals: list[Record] = []
         self.told: list[Told] = []
         self.problems: list[str] = []
         self._world = world
@@ -425,7 +425,7 @@ class _Task:
             if known != (stored.fencing_token, stored.owner) and stored.status is not Status.UNKNOWN:
                 self.problems.append(f"attempt {stored.attempts} is {known} and {stored.fencing_token, stored.owner}")
             if stored.status in FINAL:
-                self.finals[snapshot(stored)] = stored.status
+                self.finals.append(stored)
 
     def _strike(self, strike: Strike) -> str:
         self.faults[strike.fault.replace("-", " ")] += 1
@@ -499,7 +499,12 @@ _CLEAN_RUN = "a clean delivery ran the body"
 def _audit(task: _Task, clean: list[Told]) -> Verdict:
     plan = task.plan
     effects = len({receipt for receipt, _ in task.effects}) if plan.promise.keyed else len(task.effects)
-    status = list(task.finals.values())[-1] if task.finals else None
+    try:
+        end = ending(task.finals)
+    except ValueError as changed:
+        end = task.finals[-1]
+        task.problems.append(str(changed))
+    status = end.status if end else None
     faults = {kind: count for kind, count in task.faults.items() if count}
     unexplained = status is Status.UNKNOWN and not faults and plan.program is not Program.EXITS
     return Verdict(
@@ -535,9 +540,7 @@ def _problems(task: _Task, clean: list[Told], effects: int, status: Status | Non
         yield "an outcome was reported and the record says UNKNOWN"
     if len(set(clean)) > 1 or not _ends_well(clean[0], task.plan):
         yield f"clean deliveries were told {clean}"
-    if len(task.finals) > 1:
-        yield f"a final state was changed: {list(task.finals)}"
-    if not task.finals:
+    if status is None:
         yield "the operation has no end"
     if status is Status.UNKNOWN and task.plan.promise.on_takeover == "rerun":
         yield "UNKNOWN where it may run again"

@@ -69,7 +69,7 @@ def _script(right: str, wrong: str) -> Callable[[RedisStore], Store]:
 
     def undo(store: RedisStore) -> Store:
         send: Any = store._send
-        store._call = lambda client, *arguments: send(client, "EVAL", broken, *arguments)  # type: ignore[method-assign]
+        store._call = lambda client, *arguments: send(client, "EVAL", broken, 1, *arguments)  # type: ignore[method-assign]
         return store
 
     return undo

@@ -1,4 +1,4 @@
-"""A hypothesis state machine: any store, driven through the protocol, beside an oracle of forty lines.
+"""A hypothesis state machine: any store, driven through the protocol, beside a small oracle.
 
 The oracle knows nothing of revisions, decisions or settlements. It is the protocol told once more, as a
 person would tell it, and after every step replies and stored record must agree with it.
@@ -33,6 +33,11 @@ from celery_idempotent.testing.faults import Fault
 __all__ = ["run_machine"]
 
 LEASE, GRACE, RETAIN = 60_000, 1_000, 600_000
+
+_MAX_TAKEOVERS = 2
+"""Few, so that random runs come that far."""
+
+_OUTCOMES = (Status.COMPLETED, Status.FAILED)
 
 _START = 4_000_000_000_000
 """Milliseconds; in the year 2096, as a server that deletes expired records by its own clock must not do so here."""
@@ -81,7 +86,7 @@ class _Held:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Claims, endings, renewals, faults and clock moves on one key."""
+    """Claims, endings, renewals, faults, losses and clock moves on one key."""
 
     make_store: Callable[[], Store]
     attempts = Bundle("attempts")
@@ -92,6 +97,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = _Clocked(type(self).make_store(), self.clock)
         self.key = f"machine:{new_nonce()}"
         self.told: _Told | None = None
+        #: By holder, what is told of it since its last write: it writes that again where a store forgets.
+        self.remembered: dict[int, _Told] = {}
+        self.holders: dict[str, int] = {}
         self.count = 0
 
     @rule(target=attempts, fingerprint=st.sampled_from("aaab"), refuse=st.booleans(), fault=_FAULTS)
@@ -104,7 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
         told = self._counted()
         if told and told.fingerprint != fingerprint:
             assert isinstance(decision, KeyReused)
-        elif told is None or told.status is Status.RELEASED or (self._is_over(told) and not refuse):
+        elif told is None or told.status is Status.RELEASED or (self._may_be_taken_over(told) and not refuse):
             assert isinstance(decision, Run)
             return self._granted(decision, fingerprint, told)
         elif told.status is Status.IN_PROGRESS and not self._is_over(told):
@@ -135,36 +143,36 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             assert before is not None  # an expired record needs a second swap, which met no fault
         self.store.faults.clear()
-        self._adopt()
+        if self.store.get(self.key) != before:
+            self._adopt()
 
     def _adopt(self) -> None:
-        """Take over into the oracle what an unanswered claim left behind: it may be anything or nothing."""
+        """Take over into the oracle what landed without an answer."""
         record = self.store.get(self.key)
-        if record is None or record.status is not Status.IN_PROGRESS:
-            return
+        assert record is not None
         self.count += 1
         self.told = _Told(
-            Status.IN_PROGRESS,
-            -self.count,
+            record.status,
+            self.holders.get(record.owner, -self.count),
             record.fencing_token,
             record.lease_until,
             record.fingerprint or "",
             record.attempts,
             record.takeovers,
+            record.result,
+            record.expires_at,
         )
 
     @rule(held=attempts, fault=_FAULTS)
     def renew(self, held: _Held, fault: Fault) -> None:
-        """A renewal extends the lease of the holder and touches nobody else's."""
+        """A renewal extends the lease of the holder, and touches nobody else's and nothing that is not there."""
+        told = None if held.attempt.is_over else self._held_by(held, Status.IN_PROGRESS)
         self.store.faults.append(fault)
         held.attempt.renew()
         self.store.faults.clear()
-        if self._holds(held):
-            assert self.told is not None
-            assert not held.attempt.is_over
-            self.told = replace(self.told, lease_until=self.clock.now() + LEASE)
-        else:
-            assert held.attempt.is_over
+        assert held.attempt.is_over is (told is None)
+        if self.told and told:
+            self._wrote(held, replace(told, lease_until=self.clock.now() + LEASE))
 
     @rule(held=consumes(attempts), fault=_FAULTS, value=st.sampled_from(["1", "null", '""', "[]"]))
     def complete(self, held: _Held, fault: Fault, value: str) -> None:
@@ -193,19 +201,18 @@ class StoreMachine(RuleBasedStateMachine):
     def _end(
         self, held: _Held, fault: Fault, status: Status, act: Callable[[], object], result: str | bytes | None
     ) -> None:
+        told = self._held_by(held, status)
         self.store.faults.append(fault)
         try:
             answer = act()
         except LeaseLost:
             answer = None
         self.store.faults.clear()
-        if self._holds(held):
+        if told:
             assert isinstance(answer, Written)
-            assert self.told is not None
-            final = status in (Status.COMPLETED, Status.FAILED)
-            forget_at = -((self.clock.now() + RETAIN) // -1000) if final else None
-            lease_until = self.clock.now() if status is Status.RELEASED else self.told.lease_until
-            self.told = replace(self.told, status=status, result=result, forget_at=forget_at, lease_until=lease_until)
+            forget_at = -((self.clock.now() + RETAIN) // -1000) if status in _OUTCOMES else None
+            lease_until = self.clock.now() if status is Status.RELEASED else told.lease_until
+            self._wrote(held, replace(told, status=status, result=result, forget_at=forget_at, lease_until=lease_until))
         elif self.told and self.told.status is Status.COMPLETED:
             assert isinstance(answer, Superseded)
             assert answer.record.result == self.told.result
@@ -233,6 +240,8 @@ class StoreMachine(RuleBasedStateMachine):
         told = self.told
         assert told is not None
         self.clock.milliseconds = max(self.clock.milliseconds, told.lease_until + GRACE)
+        if not self._may_be_taken_over(told):
+            return
         successor = self._granted(self._won(told.fingerprint), told.fingerprint, told)
         self._end(successor, fault, Status.COMPLETED, lambda: successor.attempt.complete(_RESULT), _RESULT.data)
 
@@ -246,8 +255,9 @@ class StoreMachine(RuleBasedStateMachine):
         """A request thought lost arrives after all; it finds its revision gone and changes nothing, or it is first."""
         if self.store.late:
             before = self.store.get(self.key)
-            self.store.store.swap(*self.store.late.pop())
-            if before is None:
+            late, expected = self.store.late.pop()
+            self.store.store.swap(late, expected)
+            if (before.revision if before else None) == expected:
                 self._adopt()
 
     @rule()
@@ -257,6 +267,15 @@ class StoreMachine(RuleBasedStateMachine):
         if record is not None and self.told is not None and self._counted() is None:
             assert self.store.delete(self.key, record.revision)
             self.told = None
+
+    @precondition(lambda self: self.told is not None)
+    @rule()
+    def store_forgets(self) -> None:
+        """A fail-over to a copy that is behind, or an operator's hand: the record is gone before its time."""
+        record = self.store.get(self.key)
+        assert record is not None
+        assert self.store.delete(self.key, record.revision)
+        self.told = None
 
     @invariant()
     def stored_record_is_as_told(self) -> None:
@@ -299,6 +318,7 @@ class StoreMachine(RuleBasedStateMachine):
             lease=LEASE,
             grace=GRACE,
             on_takeover="refuse" if refuse else "rerun",
+            max_takeovers=_MAX_TAKEOVERS,
             task="t",
             task_id="id",
             worker="w",
@@ -308,7 +328,7 @@ class StoreMachine(RuleBasedStateMachine):
         now = self.clock.now()
         previous = self.told.token if self.told else 0
         self.count += 1
-        self.told = _Told(
+        told_now = _Told(
             Status.IN_PROGRESS,
             self.count,
             max(previous + 1, now),
@@ -325,7 +345,13 @@ class StoreMachine(RuleBasedStateMachine):
             claimed_at=self.clock.monotonic(),
             clock=self.clock,
         )
-        return _Held(self.count, attempt)
+        held = _Held(self.count, attempt)
+        self.holders[decision.record.owner] = held.number
+        self._wrote(held, told_now)
+        return held
+
+    def _wrote(self, held: _Held, told: _Told) -> None:
+        self.told = self.remembered[held.number] = told
 
     def _counted(self) -> _Told | None:
         """What is told, unless its outcome is forgotten by now."""
@@ -336,8 +362,15 @@ class StoreMachine(RuleBasedStateMachine):
     def _is_over(self, told: _Told) -> bool:
         return told.status is Status.IN_PROGRESS and self.clock.now() >= told.lease_until + GRACE
 
-    def _holds(self, held: _Held) -> bool:
-        return self.told is not None and self.told.holder == held.number and self.told.status is Status.IN_PROGRESS
+    def _may_be_taken_over(self, told: _Told) -> bool:
+        return self._is_over(told) and told.takeovers < _MAX_TAKEOVERS
+
+    def _held_by(self, held: _Held, status: Status) -> _Told | None:
+        """What ``held`` may go on from to ``status``: what is its own, also where the store has forgotten it."""
+        if self.told is None:
+            return self.remembered[held.number]
+        goes_on = self.told.status is Status.IN_PROGRESS or (self.told.status is Status.UNKNOWN and status in _OUTCOMES)
+        return self.told if goes_on and self.told.holder == held.number else None
 
 
 def run_machine(

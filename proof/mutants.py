@@ -5,31 +5,34 @@ this protocol. Each is put into the running code by replacing one function.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any
 from unittest import mock
 
 from hypothesis import Phase
 
-from celery_idempotent import attempt, guard, protected, protocol, steps
+from celery_idempotent import attempt, guard, protected, protocol, publishing, steps
 from celery_idempotent.attempt import Attempt
-from celery_idempotent.errors import LeaseLost, StoreUnavailable
+from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.guard import Guard
-from celery_idempotent.policy import Policy
 from celery_idempotent.protected import Protected
-from celery_idempotent.protocol import Ending, Lost, Rebase, Request, Superseded, Written
+from celery_idempotent.protocol import Ending, Lost, Rebase, Request, Superseded, Vanished, Written
 from celery_idempotent.record import Record, Status
 from celery_idempotent.steps import Call, Doubt, Step, Terms
 from celery_idempotent.steps import Finished as StepFinished
 from celery_idempotent.store import Store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreContract
-from proof.explorer import ALONE, ANY, Declined, Effect, Program, Violation, explore
+from proof.explorer import Violation, explore
 from proof.machine import run_machine
+from proof.programs import PROGRAMS, Program
+from proof.scripted import ANY
 
-__all__ = ["MUTANTS", "NOT_ENOUGH", "PROGRAMS", "Mutant", "Verdict", "judge"]
+__all__ = ["MUTANTS", "Mutant", "Verdict", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Mutant:
     Args:
         name: What is broken.
         seen_in: Where this, or its like, was seen.
-        replacements: By owner and attribute, what takes its place.
+        replacements: By owner and attribute, the function that takes its place.
     """
 
     name: str
@@ -47,12 +50,36 @@ class Mutant:
     replacements: tuple[tuple[Any, str, Any], ...]
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Within the block the production code has this mistake."""
+    def applied(self) -> Iterator[Counter[str]]:
+        """Within the block the production code has this mistake.
+
+        Returns:
+            By attribute, how often its replacement was called.
+
+        Raises:
+            LookupError: An owner has no such attribute, or it is the replacement itself: nothing would be broken.
+        """
+        calls = Counter[str]()
         with ExitStack() as stack:
             for owner, attribute, replacement in self.replacements:
-                stack.enter_context(mock.patch.object(owner, attribute, replacement))
-            yield
+                if vars(owner).get(attribute, replacement) is replacement:
+                    raise LookupError(f"{self.name}: {owner.__name__}.{attribute} is not there to be replaced")
+                stack.enter_context(mock.patch.object(owner, attribute, _counting(replacement, attribute, calls)))
+            yield calls
+
+    @property
+    def attributes(self) -> set[str]:
+        """What it replaces."""
+        return {attribute for _, attribute, _ in self.replacements}
+
+
+def _counting(replacement: Callable[..., Any], attribute: str, calls: Counter[str]) -> Callable[..., Any]:
+    @wraps(replacement)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls[attribute] += 1
+        return replacement(*args, **kwargs)
+
+    return counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +246,83 @@ def _believed(self: Attempt, revision: str) -> bool:
     return True
 
 
+def _derived_anew(headers: Any, scope: str, task_id: str) -> None:
+    return None
+
+
+def _rewritten_unconditionally(store: Store, new: Record, expected: str | None) -> Record | None:
+    return _swap(store, new, ANY if expected is None and new.status is not Status.IN_PROGRESS else expected)
+
+
+def _vanished_given_up(write: Record, stored: Record | None) -> Any:
+    settlement = _settle(write, stored)
+    return Lost() if isinstance(settlement, Vanished) else settlement
+
+
+def _unknown_left_by_anybody(write: Record, stored: Record | None) -> Any:
+    if stored is not None and stored.status is Status.UNKNOWN and write.status in _OUTCOMES:
+        return Rebase(stored)
+    return _settle(write, stored)
+
+
+def _unknown_left_by_any_write(write: Status, stored: Status) -> bool:
+    return stored in (Status.IN_PROGRESS, Status.UNKNOWN)
+
+
+def _unknown_never_left(write: Status, stored: Status) -> bool:
+    return stored is Status.IN_PROGRESS
+
+
+def _never_poison(record: Record, request: Request) -> bool:
+    return False
+
+
+def _poison_early(record: Record, request: Request) -> bool:
+    return _is_poison(replace(record, takeovers=record.takeovers + 1), request)
+
+
+def _poison_late(record: Record, request: Request) -> bool:
+    return _is_poison(replace(record, takeovers=record.takeovers - 1), request)
+
+
+def _given_up_when_struck(self: Attempt, act: Callable[[], Any]) -> Any:
+    return act()
+
+
+def _completion_anew(self: Attempt, revision: str, *kept: Any) -> Callable[[Record], Record]:
+    return lambda record: _completion(self, attempt.new_nonce(), *kept)(record)
+
+
+def _failed_with_steps(record: Record, *args: Any, **kwargs: Any) -> Record:
+    return replace(_failed(record, *args, **kwargs), steps=record.steps)
+
+
+def _any_error_excused(self: Guard, operation: Any, attempt: Attempt, error: BaseException) -> Any:
+    if attempt.excused is not None:
+        attempt.excused = error
+    return _end(self, operation, attempt, error)
+
+
+@contextmanager
+def _excused_after_effects(self: Protected) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        self.attempt.excused = error
+        raise
+
+
+def _unreadable_is_an_outage(self: Guard, operation: Any, on_takeover: Any) -> Any:
+    try:
+        return _claimed_by(self, operation, on_takeover)
+    except StoreMisconfigured as error:
+        raise StoreUnavailable("world", "claim", str(error)) from error
+
+
+def _time_taken_for_granted(self: Attempt) -> None:
+    pass
+
+
 _swap = attempt._swap
 _commit = Attempt.commit
 _ending = protocol.ending
@@ -232,6 +336,11 @@ _claimed = protocol._claimed
 _reclaimed = protocol._reclaimed
 _renewed = protocol.renewed
 _is_forgotten = protocol.is_forgotten
+_is_poison = protocol._is_poison
+_failed = protocol.failed
+_completion = Attempt._completion
+_end = Guard._end
+_claimed_by = Guard._claimed
 
 _OUTCOMES = {Status.COMPLETED, Status.FAILED}
 
@@ -290,14 +399,48 @@ MUTANTS = (
         "celery-heimdall, AWS Powertools 8090",
         ((Guard, "_result", _replayed_without_looking),),
     ),
+    Mutant(
+        "identity derived anew on a retry",
+        "an earlier version",
+        ((publishing, "carried", _derived_anew),),
+    ),
+    Mutant(
+        "vanished record written without a condition",
+        "AWS Powertools _update_record",
+        ((attempt, "_swap", _rewritten_unconditionally),),
+    ),
+    Mutant("vanished record given up", "an earlier version", ((attempt, "settle", _vanished_given_up),)),
+    Mutant("UNKNOWN left by who was not its owner", "forgotten case", ((attempt, "settle", _unknown_left_by_anybody),)),
+    Mutant("UNKNOWN left by a renewal", "forgotten case", ((protocol, "_may_follow", _unknown_left_by_any_write),)),
+    Mutant("owner's late outcome thrown away", "an earlier version", ((protocol, "_may_follow", _unknown_never_left),)),
+    Mutant("poison for ever", "an earlier version", ((protocol, "_is_poison", _never_poison),)),
+    Mutant("poison one takeover early", "off by one", ((protocol, "_is_poison", _poison_early),)),
+    Mutant("poison one takeover late", "off by one", ((protocol, "_is_poison", _poison_late),)),
+    Mutant("struck write given up", "an earlier version", ((Attempt, "unstruck", _given_up_when_struck),)),
+    Mutant("every try of a completion is another write", "lost nonce", ((Attempt, "_completion", _completion_anew),)),
+    Mutant("steps kept in a failure", "an earlier version", ((attempt, "failed", _failed_with_steps),)),
+    Mutant("any error excused by before_effects()", "forgotten case", ((Guard, "_end", _any_error_excused),)),
+    Mutant(
+        "before_effects() after an effect", "forgotten case", ((Protected, "before_effects", _excused_after_effects),)
+    ),
+    Mutant(
+        "unreadable answer taken for an outage", "an earlier version", ((Guard, "_claimed", _unreadable_is_an_outage),)
+    ),
+    Mutant("claim born expired", "an earlier version", ((Attempt, "ensure_time", _time_taken_for_granted),)),
 )
 
 
 def judge(mutant: Mutant) -> Verdict:
-    """Show ``mutant`` to the explorer, the store contract and the property machine, cheapest first."""
+    """Show ``mutant`` to the explorer, the store contract and the property machine, cheapest first.
+
+    Raises:
+        LookupError: Something was noticed that is not of the mutant's making, as its code never ran.
+    """
     for by, look in _LOOKS:
-        with mutant.applied():
+        with mutant.applied() as calls:
             evidence = look()
+        if evidence and not mutant.attributes <= set(calls):
+            raise LookupError(f"{mutant.name}: {by} tells {evidence}, and never called {mutant.attributes}")
         if evidence:
             return Verdict(mutant, by, evidence)
     return Verdict(mutant, "", "")
@@ -317,21 +460,26 @@ def _contract() -> str:
     return ""
 
 
-def _explorer(programs: Sequence[Program]) -> str:
-    for program in programs:
+def _explored(scopes: Iterable[tuple[Program, int]]) -> str:
+    for program, faults in scopes:
         try:
-            explore(program, deliveries=2, faults=program.few_faults)
+            explore(program, deliveries=program.deliveries, faults=faults)
         except Violation as violation:
             return f"{program.name}: {violation.rule} ({len(violation.trace)} steps)"
     return ""
 
 
+def _shallow() -> str:
+    return _explored((each, 0) for each in PROGRAMS if each.few_faults or not each.ordinary_faults)
+
+
 def _simple() -> str:
-    return _explorer([each for each in PROGRAMS if each.few_faults > 1])
+    return _explored((each, each.few_faults) for each in PROGRAMS if each.few_faults > 1)
 
 
 def _elaborate() -> str:
-    return _explorer([each for each in PROGRAMS if each.few_faults == 1])
+    rest = (each for each in PROGRAMS if each.few_faults < 2)
+    return _explored((each, each.few_faults) for each in sorted(rest, key=lambda each: each.few_faults))
 
 
 def _properties() -> str:
@@ -345,26 +493,9 @@ def _properties() -> str:
 
 
 _LOOKS = (
+    ("explorer", _shallow),
     ("contract", _contract),
     ("explorer", _simple),
     ("properties", _properties),
     ("explorer", _elaborate),
 )
-
-PROGRAMS = (
-    Program(Policy(on_takeover="refuse")),
-    Program(Policy(on_takeover="refuse"), raises=Declined),
-    Program(Policy(on_takeover="rerun")),
-    Program(Policy(on_takeover="rerun"), raises=Declined),
-    Program(Policy(on_takeover="rerun", remember=(Declined,)), raises=Declined),
-    Program(Policy(on_takeover="rerun"), renews=True),
-    Program(Policy(on_takeover="refuse"), renews=True),
-    *(Program(Policy(), effect=effect) for effect in Effect if effect not in {Effect.BARE, *ALONE}),
-    Program(Policy(), effect=Effect.STEP, raises=Declined),
-    Program(Policy(), effect=Effect.REFUSED_STEP, raises=Declined),
-)
-"""What the explorer runs: both promises, with and without renewals, with results and with failures, and every way
-to have an effect."""
-
-NOT_ENOUGH = tuple(Program(Policy(), effect=effect, claims_once=True) for effect in ALONE)
-"""What is often taken for enough: the explorer shows how it is not."""

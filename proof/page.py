@@ -23,33 +23,61 @@ _INTERLEAVINGS = """
 ## Every interleaving
 
 `proof/explorer.py` drives the production decision table, attempt and guard, not a model of them, through every
-interleaving of a few deliveries of one key. At every step the world may kill a delivery before its request is sent or
-with the request on the way (it lands at any later time, or never), lose a reply or a request, put the store out of
-reach, or end the running lease. Worlds that were seen before are not explored twice.
+interleaving of a few deliveries of one operation. At every step the world may kill a delivery before its request is
+sent or with the request on the way (it lands at any later time, or never), lose a reply or a request, put the store out
+of reach, or end the running lease. Worlds that were seen before are not explored twice.
 
-In every world: no final state changes; the fencing token grows with every claim; an attempt ends only its own claim;
-all reported results are equal; nothing is reported done without an effect; under `refuse` there is at most one
-effect; a clean delivery afterwards always gets an answer that fits; and if nobody was hindered, somebody ran.
+Deliveries are all alike. So each of them may be a message of its own, or the same message that a broker gives again
+because the worker's parent died while the body lives on: the worlds are the same, and a test says so. Who knows for
+certain that a child is dead can end its lease, which any step may do, over the dead and over the living.
+
+In every world: no final state changes, save that the owner of what became UNKNOWN may record its outcome; the fencing
+token grows with every claim; an attempt ends only its own claim; an outcome is given up only to somebody who took over;
+what may run again is given up only after `max_takeovers`; all reported results are equal; nothing is reported done
+without an effect; under `refuse` there is at most one effect; a clean delivery afterwards always gets an answer that
+fits; and if nobody was hindered, somebody ran.
 
 "Most effects" over 1 is what `rerun` means: an attempt died, or slept through its lease, after its effect. For a step
 under `refuse`, a step whose receiver honours its key, a fenced step, a commit and a transaction it must be 1. There a
 call to the receiver, too, may be lost with its caller or land at any later time. Two controls stand beside them, half a
 fenced step each: a fencing token alone, and a probe alone. The explorer must find the way to two effects, and does.
+
+Some programs meet more than that:
+
+- *Retrying*: the body has its effect by a step whose receiver honours its key, writes into its own argument, and asks
+  for a retry. The library's own task makes the identities of the two messages, and they are one: one record, one
+  effect, whether the key is derived from all arguments or from a path.
+- *Struck*: an exception of somebody else's, such as a soft time limit, is raised in any write: before it is sent, amid
+  it (it lands at any later time), or after it, and that twice in one world. A body that came to its end has its outcome
+  recorded before its delivery ends with that exception. (The third in one write is taken for the store's own.)
+- *Forgetful store*: what is not finished is forgotten at any moment, as by a fail-over to a copy that is behind. A
+  delivery that meets no other has one body and one effect and reports it, by whatever kind of effect, though the store
+  forgets twice; only a transaction that was open goes with its server, has no effect and reports none. Where another
+  delivery comes meanwhile, the first claim after the loss wins, and nothing is written without a condition. There a
+  bare effect and a step happen twice, under `refuse`, too: the record was all that knew of the first. A commit, a
+  transaction, a fenced step, and a step whose receiver honours its key do not. For that, a fenced step needs the
+  store's clock to go on: two claims of one millisecond, one of them on its way while the store forgets the other,
+  have one token. An *outcome* that is forgotten is not among these worlds: the operation is then a new one.
+- *1 takeover*: after `max_takeovers` the operation is UNKNOWN, and its last owner may still complete it.
+- *Excusing*: a body uses `before_effects()` as it must not: it raises another exception after its effect, or enters the
+  block too late. Under `refuse` neither runs again.
+- *Unreadable*: an answer that cannot be read runs no body, with `on_outage="run"`, either.
 """
 
 _MUTANTS = """
 ## Mistakes that are noticed
 
 Each row is a change to the production code, of a kind that was seen in a published library or made on the way here. It
-must be noticed by the explorer, the store contract or the property tests; a survivor fails the build.
+must be noticed by the explorer, the store contract or the property tests; a survivor fails the build, and so does a
+change that nothing would call.
 """
 
 _STORES = """
 ## Every store
 
 A state machine (`proof/machine.py`) drives each store, on a real server, through claims, renewals, endings, lost
-messages, late writes and moving clocks, and compares every reply and the stored record with an oracle of forty lines
-that knows nothing of stores.
+messages, late writes, forgotten records and moving clocks, and compares every reply and the stored record with an
+oracle that knows nothing of stores.
 """
 
 _BROKEN_STORES = """
@@ -94,7 +122,8 @@ A server killed by SIGKILL is not a power failure: what the operating system hol
 `tests/crash/test_synced.py` watches the system calls of each server, and of a process that uses SQLite: it syncs its
 file before it answers. Disks that lie are their owner's business.
 
-The explorer's worlds have one effect for each delivery. The soak's broker is SQS only: from a Redis, kombu loses the
+The explorer's worlds have one effect for each delivery. It knows no heartbeat of its own: a body that renews stands for
+it. The soak's broker is SQS only: from a Redis, kombu loses the
 message that a killed worker is fetching, which no library can undo.
 """
 

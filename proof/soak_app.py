@@ -55,7 +55,7 @@ app = Celery("soak")
 app.conf.update(settings.celery())
 app.conf.idempotency_store = store()
 
-RERUN = Policy(key="operation", lease=LEASE, backoff=BACKOFF, backoff_max=BACKOFF_MAX)
+RERUN = Policy(key="operation", lease=LEASE, backoff=BACKOFF, backoff_max=BACKOFF_MAX, max_takeovers=None)
 REFUSE = Policy(key="operation", lease=LEASE, backoff=BACKOFF, backoff_max=BACKOFF_MAX, on_takeover="refuse")
 
 

@@ -15,7 +15,20 @@ from celery_idempotent.protocol import OnTakeover
 from celery_idempotent.record import Record, Status
 from proof.table import Row
 
-__all__ = ["CODEC", "FINAL", "PROMISES", "Promise", "Remembered", "Tally", "Told", "Verdict", "operation", "tell"]
+__all__ = [
+    "CODEC",
+    "FINAL",
+    "PROMISES",
+    "Promise",
+    "Remembered",
+    "Tally",
+    "Told",
+    "Verdict",
+    "ending",
+    "operation",
+    "snapshot",
+    "tell",
+]
 
 CODEC = Codec("json", frozenset({"application/json"}))
 FINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.UNKNOWN})
@@ -108,6 +121,22 @@ def tell(guard: Guard, delivered: Operation, body: Body) -> Told:
 def snapshot(record: Record) -> str:
     """All of a record, to be compared."""
     return repr(sorted(record.to_fields().items()))
+
+
+def ending(finals: Iterable[Record]) -> Record | None:
+    """The one end of an operation of which ``finals`` were seen, in any order.
+
+    UNKNOWN may be left, for what its owner recorded after all. None: it has no end.
+
+    Raises:
+        ValueError: A final state was changed otherwise.
+    """
+    different = {snapshot(each): each for each in finals}
+    unknown = [each for each in different.values() if each.status is Status.UNKNOWN]
+    outcomes = [each for each in different.values() if each.status is not Status.UNKNOWN]
+    if max(len(unknown), len(outcomes), len({each.owner for each in different.values()})) > 1:
+        raise ValueError(f"a final state was changed: {list(different)}")
+    return next(iter((*outcomes, *unknown)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from example_project.ledger import Row
 from proof import soak
 from proof.audit import Evidence, Judgement, Nemesis, Promise, judge, judge_effects
 from proof.targets import DURABLE
+from proof.verdicts import ending
 
 OPERATION = "o"
 PID = 7
@@ -166,6 +167,29 @@ def test_callers_that_are_told_different_things_are_seen() -> None:
     assert judged(*CLEAN, drained=record(result="o by 2")).broken
     assert judged(*CLEAN, drained=record(Status.UNKNOWN), promise=Promise.AT_MOST_ONCE, nemeses=(killed(12),)).broken
     assert judged(*CLEAN, row("told failure", 30, reference="ResultLost")).broken
+
+
+def test_owner_that_comes_back_may_have_an_outcome_after_somebody_was_told_that_it_is_unknown() -> None:
+    """A stopped child goes on: only where UNKNOWN may be told, and only if a nemesis explains it."""
+    refused = row("told failure", 13.5, reference="OutcomeUnknown")
+    stopped = (killed(12),)
+
+    assert judged(*CLEAN, refused, promise=Promise.AT_MOST_ONCE, nemeses=stopped).broken == ()
+    assert judged(*CLEAN, refused, promise=Promise.AT_MOST_ONCE).broken
+    assert judged(*CLEAN, refused, promise=Promise.EXACTLY_ONCE, nemeses=stopped).broken
+
+
+def test_unknown_is_the_one_final_state_that_may_be_left_and_only_by_its_owner() -> None:
+    """Whatever the order in which both were seen."""
+    unknown, completed = record(Status.UNKNOWN), replace(record(), revision="r2")
+
+    assert ending([]) is None
+    assert ending([unknown, unknown]) == unknown
+    for finals in ([unknown, completed], [completed, unknown]):
+        assert ending(finals) == completed
+    for changed in (replace(completed, owner="b"), replace(unknown, revision="r3")):
+        with pytest.raises(ValueError, match="a final state was changed"):
+            ending([unknown, completed, changed])
 
 
 def test_systems_without_records_are_judged_by_their_effects() -> None:

@@ -1,0 +1,219 @@
+"""What deliveries do under the explorer, and what the world may do to them."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from celery_idempotent.policy import Policy
+
+__all__ = ["ALONE", "NOT_ENOUGH", "PROGRAMS", "Declined", "Effect", "Fault", "Program"]
+
+
+class Declined(Exception):
+    """What a body raises where a program says so."""
+
+
+class Fault(StrEnum):
+    """What the world may do to a delivery's request, to a delivery, or to its record."""
+
+    KILLED_BEFORE_SEND = "killed before send"
+    KILLED_IN_FLIGHT = "killed, request in flight"
+    KILLED_AFTER_EFFECT = "killed after effect"
+    REPLY_LOST = "reply lost"
+    REQUEST_LOST = "request lost"
+    REQUEST_LATE = "request in flight, sender goes on"
+    CUT_OFF = "store out of reach from here on"
+    CALL_IN_FLIGHT = "killed, call in flight"
+    CALL_LATE = "call timed out and lands later"
+    STRUCK_BEFORE_SEND = "exception strikes before send"
+    STRUCK_IN_FLIGHT = "exception strikes, request in flight"
+    STRUCK_AFTER_WRITE = "exception strikes, reply on the way"
+    FORGOTTEN = "store forgets what is not finished"
+    UNREADABLE = "answer cannot be read"
+
+
+_OF_CALLS = {Fault.CALL_IN_FLIGHT, Fault.CALL_LATE}
+
+_STRIKES = {
+    Fault.STRUCK_BEFORE_SEND: "before",
+    Fault.STRUCK_IN_FLIGHT: "amid",
+    Fault.STRUCK_AFTER_WRITE: "after",
+}
+"""By a soft time limit, say, as an exception that is raised wherever the thread is; it is not the store's own."""
+
+_EARLY, _LATE = tuple(_STRIKES)[:2], tuple(_STRIKES)[1:]
+
+_ORDINARY = set(Fault) - {*_STRIKES, Fault.FORGOTTEN, Fault.UNREADABLE}
+
+
+class Effect(StrEnum):
+    """How a body has its effect."""
+
+    BARE = "bare"
+    STEP = "step"
+    REFUSED_STEP = "step under refuse"
+    KEYED_STEP = "step, receiver honours its key"
+    WINDOWED_STEP = "step under refuse, receiver honours its key"
+    FENCED_STEP = "fenced step"
+    TOKEN_ALONE = "fencing token alone"
+    PROBE_ALONE = "probe without a fence"
+    COMMIT = "commit"
+    TRANSACTION = "transaction"
+
+
+_ONCE_WITHOUT_A_RECORD = {
+    Effect.COMMIT,
+    Effect.TRANSACTION,
+    Effect.KEYED_STEP,
+    Effect.WINDOWED_STEP,
+    Effect.FENCED_STEP,
+}
+"""Where a second effect is a broken promise even if the store forgot what was not finished: the receiver remembers."""
+
+_ONCE = {*_ONCE_WITHOUT_A_RECORD, Effect.REFUSED_STEP}
+"""Where a second effect is a broken promise, whatever the policy says."""
+
+ALONE = (Effect.TOKEN_ALONE, Effect.PROBE_ALONE)
+"""Half of what a fenced step does, which is not enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What every delivery does, and what may happen to it.
+
+    Args:
+        policy: The task's policy.
+        renews: Whether the body renews its lease before its effect, as the heartbeat does for a long one.
+        raises: What the body raises after its effect, if it raises.
+        effect: How it has its effect.
+        claims_once: Whether it is claimed that there is at most one; by default where it is promised.
+        besides: What may happen beside the ordinary faults, each as often as it is named.
+        retries: Whether the body of the message changes its argument after its effect and asks for a retry; that
+            of the retried message returns.
+        excuses: How the body uses ``before_effects()``: it catches what leaves the block, has its effect, and
+            raises ``"another"`` exception; or it enters the block ``"too late"``, after its effect.
+        one_message: Whether all deliveries are of one message, or each of its own.
+        deliveries: How many a quick look takes.
+    """
+
+    policy: Policy
+    renews: bool = False
+    raises: type[Exception] | None = None
+    effect: Effect = Effect.BARE
+    claims_once: bool | None = None
+    besides: tuple[Fault, ...] = ()
+    retries: bool = False
+    excuses: Literal["", "another", "too late"] = ""
+    one_message: bool = False
+    deliveries: int = 2
+
+    @property
+    def at_most_once(self) -> bool:
+        """Whether a second effect breaks a rule."""
+        if self.claims_once is not None:
+            return self.claims_once
+        if Fault.FORGOTTEN in self.besides:
+            return self.effect in _ONCE_WITHOUT_A_RECORD
+        return self.policy.on_takeover == "refuse" or self.effect in _ONCE
+
+    @property
+    def faults(self) -> set[Fault]:
+        """What the world may do to its deliveries."""
+        return self.ordinary_faults | set(self.besides)
+
+    @property
+    def ordinary_faults(self) -> set[Fault]:
+        """What it may do of that as often as faults are given to it."""
+        if self.policy.on_outage == "run":
+            return set()  # each of them may be an outage, and its body is not protected
+        match self.effect:
+            case Effect.BARE:
+                return _ORDINARY - _OF_CALLS
+            case Effect.COMMIT | Effect.TRANSACTION:
+                return _ORDINARY - _OF_CALLS - {Fault.KILLED_AFTER_EFFECT}
+            case _:
+                return _ORDINARY
+
+    @property
+    def few_faults(self) -> int:
+        """How many faults a quick look takes: fewer where each delivery does more, or more may happen to it."""
+        if not self.ordinary_faults or self.retries:
+            return 0
+        is_small = self.effect in {Effect.BARE, Effect.COMMIT} and not self.renews
+        if self.besides:
+            return 1 if is_small else 0
+        return 2 if self.deliveries == 2 and (is_small or self.effect is Effect.TRANSACTION) else 1
+
+    @property
+    def has_outcome(self) -> bool:
+        """Whether what the body does is recorded: a result, or a failure that counts as one."""
+        policy = self.policy
+        return self.raises is None or policy.on_takeover == "refuse" or self.raises in policy.remember
+
+    @property
+    def name(self) -> str:
+        """For the report."""
+        parts: list[str] = [self.policy.on_takeover]
+        parts += [] if self.policy.max_takeovers == Policy.max_takeovers else [f"{self.policy.max_takeovers} takeover"]
+        parts += [] if self.effect is Effect.BARE else [self.effect]
+        parts += ["renewing"] if self.renews else []
+        parts += ["retrying"] if self.retries else []
+        parts += ["key by path"] if self.policy.key != Policy.key else []
+        parts += ["failing"] if self.raises else []
+        parts += ["remembering"] if self.policy.remember else []
+        parts += [f"excusing {self.excuses}"] if self.excuses else []
+        parts += ["forgetful store"] if Fault.FORGOTTEN in self.besides else []
+        struck = " and ".join(_STRIKES[each] for each in self.besides if each in _STRIKES)
+        parts += [f"struck {struck}"] if struck else []
+        parts += ["unreadable"] if Fault.UNREADABLE in self.besides else []
+        return ", ".join(parts)
+
+
+_FORGOTTEN = (Fault.FORGOTTEN,)
+
+PROGRAMS = (
+    Program(Policy(on_takeover="refuse")),
+    Program(Policy(on_takeover="refuse"), raises=Declined),
+    Program(Policy(on_takeover="rerun")),
+    Program(Policy(on_takeover="rerun"), raises=Declined),
+    Program(Policy(on_takeover="rerun", remember=(Declined,)), raises=Declined),
+    Program(Policy(on_takeover="rerun"), renews=True),
+    Program(Policy(on_takeover="refuse"), renews=True),
+    *(Program(Policy(), effect=effect) for effect in Effect if effect not in {Effect.BARE, *ALONE}),
+    Program(Policy(), effect=Effect.STEP, raises=Declined),
+    Program(Policy(), effect=Effect.REFUSED_STEP, raises=Declined),
+    Program(Policy(remember=(Declined,)), effect=Effect.STEP, raises=Declined),
+    # A body that never ends is not run for ever.
+    Program(Policy(max_takeovers=1), deliveries=3),
+    # A retry is the same operation, whatever its body has done to the arguments.
+    Program(Policy(), effect=Effect.KEYED_STEP, retries=True),
+    Program(Policy(key="order.id"), effect=Effect.KEYED_STEP, retries=True),
+    # The author's word is for what leaves the block, and for nothing after an effect.
+    Program(Policy(on_takeover="refuse"), raises=Declined, excuses="another"),
+    Program(Policy(on_takeover="refuse"), effect=Effect.STEP, raises=Declined, excuses="too late"),
+    # A store that forgets.
+    Program(Policy(on_takeover="refuse"), besides=_FORGOTTEN),
+    Program(Policy(), besides=_FORGOTTEN),
+    Program(Policy(), raises=Declined, besides=_FORGOTTEN),
+    Program(Policy(), renews=True, besides=_FORGOTTEN),
+    Program(Policy(), effect=Effect.REFUSED_STEP, besides=_FORGOTTEN),
+    Program(Policy(), effect=Effect.KEYED_STEP, besides=_FORGOTTEN),
+    Program(Policy(), effect=Effect.FENCED_STEP, besides=_FORGOTTEN),
+    Program(Policy(), effect=Effect.COMMIT, besides=_FORGOTTEN),
+    Program(Policy(), effect=Effect.TRANSACTION, besides=_FORGOTTEN),
+    # Somebody else's exceptions in a write.
+    Program(Policy(), besides=_EARLY),
+    Program(Policy(), besides=_LATE),
+    Program(Policy(on_takeover="refuse"), besides=_EARLY),
+    Program(Policy(on_takeover="refuse"), raises=Declined, besides=_LATE),
+    Program(Policy(), effect=Effect.REFUSED_STEP, besides=_LATE),
+    Program(Policy(), effect=Effect.COMMIT, besides=_LATE),
+    Program(Policy(), effect=Effect.TRANSACTION, besides=_LATE),
+    # An answer that cannot be read is no outage.
+    Program(Policy(on_takeover="refuse", on_outage="run"), besides=(Fault.UNREADABLE,)),
+)
+"""What the explorer runs: both promises, with and without renewals, with results and with failures, every way to have
+an effect, and every kind of trouble that comes from around a delivery."""
+
+NOT_ENOUGH = tuple(Program(Policy(), effect=effect, claims_once=True) for effect in ALONE)
+"""What is often taken for enough: the explorer shows how it is not."""
