@@ -477,8 +477,8 @@ class Attempt:
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever it is, raise_struck() raises it after the write
                 self._struck = error
-        assert self._struck is not None
-        raise self._struck
+        self.raise_struck()
+        raise AssertionError("unreachable")
 
     def _require_ours(self, settlement: Written | Superseded | Lost) -> None:
         if not isinstance(settlement, Written):

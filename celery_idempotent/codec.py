@@ -87,10 +87,13 @@ class Codec:
     def keep(self, value: Any) -> "Kept":
         """``value`` as it is recorded and as it reads back; never raises, as the effect has happened."""
         try:
-            encoded = self.encode(value)
-            return Kept(encoded, self.decode(encoded), None)
+            return _again(lambda: self._kept(value))
         except Exception as error:  # noqa: BLE001 - nothing about a result may undo its effect
             return Kept(None, value, f"not encodable: {self.told(error)}")
+
+    def _kept(self, value: Any) -> "Kept":
+        encoded = self.encode(value)
+        return Kept(encoded, self.decode(encoded), None)
 
     def told(self, error: BaseException) -> str:
         """What may be kept and logged of what ``error`` says; its type where its text may not."""

@@ -200,11 +200,11 @@ class Guard:
             self._announce(operation, attempt)
             value = body(attempt)
         except BaseException:
-            self._quietly(operation, attempt.release)
+            self._quietly(operation, attempt, attempt.release)
             raise
         else:
             attempt.patience = 0  # to wait for a store that is away would change when the task ends
-            self._quietly(operation, lambda: self._complete(operation, attempt, value))
+            self._quietly(operation, attempt, lambda: self._complete(operation, attempt, value))
             return value
         finally:
             self._heartbeat.stop(attempt)
@@ -221,9 +221,10 @@ class Guard:
         self._report(operation, decision)
         return None
 
-    def _quietly(self, operation: Operation, end: Callable[[], object]) -> None:
+    def _quietly(self, operation: Operation, attempt: Attempt, end: Callable[[], object]) -> None:
         try:
             end()
+            attempt.raise_struck()
         except Exception as error:  # noqa: BLE001 - as above
             self._emit(EventName.STORE_UNAVAILABLE, operation, None, describe(error))
 
@@ -241,6 +242,7 @@ class Guard:
         except StoreUnavailable:
             # A body whose lease nobody renews would soon run beside another.
             self._try(operation, attempt, attempt.release)
+            attempt.raise_struck()
             raise
         return attempt
 
@@ -345,29 +347,35 @@ class Guard:
                 )
                 return self._settled(operation, attempt, write, EventName.FAILED, type(error).__name__)
             case Ending.RELEASE:
-                return self._given_back(operation, attempt, error)
+                return self._without_outcome(
+                    operation, attempt, error, attempt.release, EventName.RELEASED, type(error).__name__
+                )
             case Ending.GIVE_UP:
                 reason = (
                     error.reason
                     if isinstance(error, OutcomeUnknown) and not policy.redact_errors
                     else f"{type(error).__name__} ended attempt {attempt.number}"
                 )
-                self._try(
-                    operation,
-                    attempt,
-                    _or_less(lambda: attempt.give_up(reason), lambda _: attempt.give_up(type(error).__name__)),
-                )
-                self._emit_of(EventName.OUTCOME_UNKNOWN, operation, attempt, reason)
-                return None
+                give_up = _or_less(lambda: attempt.give_up(reason), lambda _: attempt.give_up(type(error).__name__))
+                return self._without_outcome(operation, attempt, error, give_up, EventName.OUTCOME_UNKNOWN, reason)
             case unreachable:
                 assert_never(unreachable)
 
-    def _given_back(self, operation: Operation, attempt: Attempt, error: BaseException) -> Finished | None:
-        settlement = self._try(operation, attempt, attempt.release)
+    def _without_outcome(
+        self,
+        operation: Operation,
+        attempt: Attempt,
+        error: BaseException,
+        write: Callable[[], Written | Superseded | Lost],
+        event: EventName,
+        reason: str,
+    ) -> Finished | None:
+        """End a claim whose body has no outcome; the one to report instead of ``error``, if another recorded it."""
+        settlement = self._try(operation, attempt, write)
         if settlement is None:
             return None
         if isinstance(settlement, Written):
-            self._emit_of(EventName.RELEASED, operation, attempt, type(error).__name__)
+            self._emit_of(event, operation, attempt, reason)
             return None
         self._emit_of(EventName.LEASE_LOST, operation, attempt, "taken over before the body raised")
         if not isinstance(error, Exception) or isinstance(error, self._steering):

@@ -213,7 +213,7 @@ class Protected:
         return self._finished(step, value)
 
     def _finished(self, step: Step, value: T) -> T:
-        kept = self.codec.keep(value)
+        kept = self.attempt.unstruck(lambda: self.codec.keep(value))
         try:
             self.attempt.finish_step(step.name, Finished(kept.encoded, kept.lost))
         except RecordTooLarge as error:

@@ -1,12 +1,14 @@
 """What a guard meets besides its store: signals in a write, clocks that stand, heartbeats that cannot start, poison."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from celery_idempotent.attempt import Attempt
+from celery_idempotent.codec import Codec
 from celery_idempotent.errors import (
     LeaseLost,
     OutcomeUnknown,
@@ -622,3 +624,101 @@ def test_observing_does_not_wait_for_a_store_that_is_away_at_the_end(scene: Scen
 
     assert scene.observe(lambda attempt: "done") == "done"
     assert slept == []
+
+
+def test_exit_while_an_observed_body_is_recorded_is_an_exit(scene: Scene) -> None:
+    """What observing must not change, too: a worker that is told to end ends."""
+    strike(scene, Status.COMPLETED, error=SystemExit)
+
+    with pytest.raises(SystemExit):
+        scene.observe(lambda attempt: "charged")
+
+    assert scene.record.status is Status.COMPLETED
+
+
+def test_error_of_the_store_that_the_body_survives_does_not_come_back(scene: Scene) -> None:
+    """It was raised where it happened, once."""
+
+    def body(handle: Protected) -> str:
+        with pytest.raises(TypeError):
+            handle.step("charge", lambda step: strike(scene, Status.IN_PROGRESS, times=3, error=TypeError))
+        return "without it"
+
+    assert scene.perform(body) == Finished("without it")
+
+
+def test_doubt_about_what_another_has_completed_is_none(scene: Scene) -> None:
+    """The outcome that is recorded counts, and nobody is told to resolve it."""
+
+    def body(attempt: Attempt | None) -> None:
+        assert attempt is not None
+        scene.steal()
+        raise OutcomeUnknown(attempt.key, "a step may have had its effect")
+
+    assert scene.run(body) == Finished("theirs")
+    assert scene.names == ["claimed", "lease_lost"]
+
+
+def test_limit_while_a_step_is_forgotten_is_raised_after_it(scene: Scene) -> None:
+    """The body is interrupted there, and does not go on to the next effect."""
+    reached = []
+
+    def body(handle: Protected) -> None:
+        def call(step: Any) -> None:
+            strike(scene, Status.IN_PROGRESS)
+            raise SafeToRetry
+
+        with suppress(SafeToRetry):
+            handle.step("charge", call, on_takeover="refuse")
+        reached.append("the next effect")
+
+    with pytest.raises(SoftTimeLimit):
+        scene.perform(body)
+
+    assert reached == []
+    assert scene.record.steps == {}
+
+
+def test_exit_while_a_claim_that_nobody_could_renew_is_given_back_is_an_exit(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outage of the heartbeat would only postpone the delivery, and the process would go on."""
+
+    def refuse(attempt: Attempt) -> None:
+        raise StoreUnavailable("m", "heartbeat", "no thread")
+
+    monkeypatch.setattr(scene.guard._heartbeat, "start", refuse)
+    strike(scene, Status.RELEASED, error=SystemExit)
+
+    with pytest.raises(SystemExit):
+        scene.run(lambda attempt: "charged")
+
+    assert scene.record.status is Status.RELEASED
+    assert scene.runs == 0
+
+
+def test_exit_while_the_result_of_a_step_is_encoded_makes_the_step_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its call has returned, so it is recorded before the process ends."""
+    keep, exits, calls = Codec.keep, [SystemExit], []
+
+    def struck(self: Codec, value: Any) -> Any:
+        if exits:
+            raise exits.pop()
+        return keep(self, value)
+
+    monkeypatch.setattr(Codec, "keep", struck)
+
+    def call(step: Any) -> str:
+        calls.append(step.key)
+        return "charged"
+
+    def body(handle: Protected) -> Any:
+        return handle.step("charge", call)
+
+    with pytest.raises(SystemExit):
+        scene.perform(body)
+
+    assert scene.perform(body) == Finished("charged")
+    assert len(calls) == 1
