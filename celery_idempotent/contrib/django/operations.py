@@ -25,7 +25,7 @@ class CreateTables(Operation):
     reversible = True
 
     def state_forwards(self, app_label: str, state: ProjectState) -> None:
-        """Nothing: the model stands beside this operation in the migration."""
+        """Nothing: models and fields stand beside this operation in the migration."""
 
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
@@ -45,21 +45,16 @@ class CreateTables(Operation):
             _execute(schema_editor, *map(DropTable, _TABLES))
 
 
-class CompleteTables(Operation):
+class CompleteTables(CreateTables):
     """Adds to tables that an earlier version has made what they lack; those of this version lack nothing."""
-
-    reduces_to_sql = True
-    reversible = True
-
-    def state_forwards(self, app_label: str, state: ProjectState) -> None:
-        """Nothing: the fields stand beside this operation in the migration."""
 
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
         """Add what is missing."""
         if _is_wanted(app_label, schema_editor):
-            for table in _TABLES:
+            # In the order in which a transaction of a body writes to them, or the two would wait for each other.
+            for table in reversed(_TABLES):
                 _execute(schema_editor, *_lacking(schema_editor, table))
 
     def database_backwards(
