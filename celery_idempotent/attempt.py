@@ -89,6 +89,10 @@ def effect_key(key: str, name: str) -> str:
     return sha256(f"{key}\0{name}".encode()).hexdigest()
 
 
+def _ends_the_process(error: BaseException | None) -> bool:
+    return error is not None and not isinstance(error, Exception)
+
+
 def claim(store: Store, request: Request) -> Run | Verdict:
     """Ask for the right to run: ``Run`` means it was granted and is stored; the rest says why not.
 
@@ -476,7 +480,8 @@ class Attempt:
             except (IdempotencyError, RecordTooLarge, WriteFailed):
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever it is, raise_struck() raises it after the write
-                self._struck = error
+                # A limit that follows an exit must not take its place.
+                self._struck = self._struck if _ends_the_process(self._struck) else error
         self.raise_struck()
         raise AssertionError("unreachable")
 

@@ -106,6 +106,7 @@ class Protected:
                 what, "inside before_effects()", "make it after the block, which says that nothing has begun"
             )
         self._stretch = _Stretch.AMONG_EFFECTS
+        self.attempt.excused = None  # an error of before, raised again now, is none of before
 
     def step(
         self,

@@ -89,6 +89,22 @@ def test_process_exit_during_the_completion_completes_first(scene: Scene) -> Non
     assert scene.record.status is Status.COMPLETED
 
 
+def test_limit_that_follows_an_exit_does_not_take_its_place(scene: Scene) -> None:
+    """The process is to end, whatever strikes after that."""
+    strikes: list[BaseException] = [SoftTimeLimit(), SystemExit()]
+
+    def before(record: Record) -> None:
+        if record.status is Status.COMPLETED and strikes:
+            raise strikes.pop()
+
+    scene.store.before_swap = before
+
+    with pytest.raises(SystemExit):
+        scene.run(lambda attempt: "charged")
+
+    assert scene.record.status is Status.COMPLETED
+
+
 def test_limit_during_a_pause_between_tries_of_a_completion_waits_for_it(scene: Scene) -> None:
     """A store that is away for a while, and a limit that strikes while the completion waits for it."""
     scene.store.faults.extend(["none", "request lost", "request lost"])
@@ -473,6 +489,23 @@ class TestBeforeEffects:
             with pytest.raises((TypeError, ValueError)):
                 fresh.perform(body, on_takeover="refuse")
             assert fresh.record.status is Status.FAILED
+
+    def test_error_of_the_block_that_is_raised_after_an_effect_is_final_under_refuse(self, scene: Scene) -> None:
+        """It may be the same object; something has begun since."""
+
+        def body(handle: Protected) -> None:
+            try:
+                with handle.before_effects():
+                    raise TypeError("inside")
+            except TypeError as error:
+                saved = error
+            handle.step("charge", lambda step: "charged")
+            raise saved
+
+        with pytest.raises(TypeError):
+            scene.perform(body, on_takeover="refuse")
+
+        assert scene.record.status is Status.FAILED
 
     def test_attempt_that_dies_in_the_block_is_unknown_under_refuse(self, scene: Scene) -> None:
         """Nothing recorded that it was in the block, so nobody may trust that it was."""
