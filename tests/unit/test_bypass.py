@@ -15,7 +15,7 @@ from celery import Celery, Task, group
 from celery.contrib.testing.mocks import task_message_from_sig
 from celery.worker.request import Request
 
-from celery_idempotent import IdempotentMixin, IdempotentTask, InFlight, KeyMissing, Policy, PolicyError
+from celery_idempotent import IdempotentMixin, IdempotentTask, InFlight, KeyMissing, Policy, PolicyError, publishing
 from celery_idempotent.publishing import KEY_HEADER
 from celery_idempotent.received import Received
 from celery_idempotent.record import Record, Status
@@ -401,6 +401,7 @@ def test_key_given_to_a_whole_group_is_refused(app: Celery) -> None:
     assert [each.headers[KEY_HEADER] for each in published(app)] == ["k-1", "k-2"]
     for _ in range(1001):
         group(task.s("o-1")).apply_async(idempotency_key="k")
+    assert len(publishing._members) == publishing._MEMBERS
 
 
 def test_two_services_on_one_store_are_kept_apart_by_a_namespace() -> None:

@@ -228,6 +228,39 @@ def test_claim_born_expired_is_renewed_before_the_body(scene: Scene) -> None:
     assert scene.run(body).value == 60_000
 
 
+@pytest.mark.parametrize(("behind", "left"), [(0, 60_000), (29_000, 31_000), (31_000, 60_000)])
+def test_claim_whose_lease_is_half_over_is_renewed_before_the_body(scene: Scene, behind: int, left: int) -> None:
+    """The heartbeat comes after a third; what is left must last until then, with room for a try that fails."""
+    scene.store.before_swap = lambda record: None
+    swap, once = scene.store.swap, [behind]
+
+    def slow(new: Record, expected: str | None) -> Record | None:
+        stored = swap(new, expected)
+        scene.clock.advance(once.pop() if once else 0)
+        return stored
+
+    scene.store.swap = slow  # type: ignore[method-assign]
+
+    assert scene.run(lambda attempt: scene.record.lease_until - scene.store.now()).value == left
+
+
+def test_store_that_needs_somebody_is_not_asked_for_minutes(scene: Scene) -> None:
+    """No pause mends a missing permission: the completion fails at once, and nothing is reported as done."""
+    slept: list[float] = []
+    scene.clock.on_sleep = slept.append
+
+    def refuse(record: Record) -> None:
+        if record.status is Status.COMPLETED:
+            raise StoreMisconfigured("s", "write", "no permission")
+
+    scene.store.before_swap = refuse
+
+    with pytest.raises(StoreMisconfigured):
+        scene.run(lambda attempt: "charged")
+
+    assert slept == []
+
+
 def test_claim_that_was_lost_before_its_body_asks_who_took_over(scene: Scene) -> None:
     """A worker that stalls between its claim and its body runs nothing, and gets its successor's outcome."""
     stolen: list[bool] = []
