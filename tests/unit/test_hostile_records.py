@@ -31,6 +31,8 @@ from celery_idempotent import (
     signals,
 )
 from celery_idempotent.runtime import runtime_of
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_completion, a_record
 from tests.support.deliveries import an_app, deliver
 
@@ -239,3 +241,20 @@ def test_redacting_is_said_by_a_truth_value() -> None:
     """A mistyped policy is refused where it is written."""
     with pytest.raises(PolicyError, match="redact_errors='yes': must be True or False"):
         Policy(redact_errors="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("mode", "state", "runs"), [("enforce", "RETRY", 0), ("observe", "SUCCESS", 1)])
+def test_missing_permission_is_no_outage(mode: Any, state: str, runs: int) -> None:
+    """Under ``on_outage="run"`` nothing runs over an answer that cannot be read; who observes changes nothing."""
+    calls: list[int] = []
+    app = an_app()
+    app.conf.idempotency_store = store = FaultyStore(MemoryStore())
+    task = _task(app, Policy(on_outage="run", mode=mode), lambda: calls.append(1))
+
+    def refuse(record: Record) -> None:
+        raise StoreMisconfigured("s", "PutItem", "not granted")
+
+    store.before_swap = refuse
+
+    assert deliver(task).state == state
+    assert len(calls) == runs

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 from click.testing import CliRunner, Result
 
-from celery_idempotent import IdempotentTask, OutcomeUnknown, Policy, PolicyError, Status, verdicts
+from celery_idempotent import IdempotentTask, OutcomeUnknown, Policy, PolicyError, Status, StoreMisconfigured, verdicts
 from celery_idempotent.cli import idempotency
 from celery_idempotent.codec import Codec
 from celery_idempotent.record import Record
@@ -186,3 +186,14 @@ def test_command_asks_before_it_releases(app: Celery, store: MemoryStore, clock:
 
     assert (answered.exit_code, "Did you check the receiver" in answered.output) == (1, True)
     assert isinstance(deliver(app.tasks["charge"]).value, OutcomeUnknown)
+
+
+def test_verdict_over_a_damaged_step_is_refused() -> None:
+    """Whether it had ended nobody can tell, so it is neither forgotten nor kept; the record stays as it is."""
+    store = MemoryStore()
+    record = replace(a_record(), status=Status.UNKNOWN, steps={"charge": {"text": 7}})
+    store.swap(record, None)
+
+    with pytest.raises(StoreMisconfigured, match="is damaged: ValueError: no state of a step"):
+        verdicts.rerun(store, record.key)
+    assert store.get(record.key) == record
