@@ -482,8 +482,9 @@ class Attempt:
             except BaseException as error:  # noqa: BLE001 - whatever it is, raise_struck() raises it after the write
                 # A limit that follows an exit must not take its place.
                 self._struck = self._struck if _ends_the_process(self._struck) else error
-        self.raise_struck()
-        raise AssertionError("unreachable")
+        struck, self._struck = self._struck, None
+        assert struck is not None
+        raise struck
 
     def _require_ours(self, settlement: Written | Superseded | Lost) -> None:
         if not isinstance(settlement, Written):
