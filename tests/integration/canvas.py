@@ -42,8 +42,6 @@ def app_of(kind: str, server: str) -> Celery:
     url = f"{server}/{DATABASE[kind]}"
     app = Celery("canvas", broker=url, backend=url, task_cls=TASK_CLASS[kind], set_as_current=False)
     app.conf.update(
-        idempotency_store=f"{server}/{STORE}",
-        idempotency_policy=Policy(**canvas_tasks.QUICK),
         task_acks_late=True,
         task_reject_on_worker_lost=True,
         worker_prefetch_multiplier=1,
@@ -51,6 +49,8 @@ def app_of(kind: str, server: str) -> Celery:
         broker_connection_retry_on_startup=True,
         accept_content=["json", "pickle"],
     )
+    if kind == "idempotent":
+        app.conf.update(idempotency_store=f"{server}/{STORE}", idempotency_policy=Policy(**canvas_tasks.QUICK))
     for body, policy, options in canvas_tasks.TASKS:
         own = {} if policy is None or kind == "plain" else {"idempotent": policy}
         app.task(name=body.__name__, lazy=False, shared=False, **{"bind": True, **own, **options})(body)
