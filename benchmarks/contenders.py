@@ -27,11 +27,11 @@ from celery.app.trace import setup_worker_optimizations
 from benchmarks.environment import Servers
 from benchmarks.payloads import order, result_of
 from celery_idempotent import IdempotentTask, Policy
-from celery_idempotent.guard import Conflict, Guard, Operation
-from celery_idempotent.heartbeat import heartbeat
-from celery_idempotent.runtime import CONTROL_FLOW, runtime_of
-from celery_idempotent.store import Store
-from celery_idempotent.stores.dynamodb import _CONFIG, DynamoDBStore
+from celery_idempotent.engine.guard import Conflict, Guard, Operation
+from celery_idempotent.engine.heartbeat import heartbeat
+from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores.dynamodb.store import _CONFIG, DynamoDBStore
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient

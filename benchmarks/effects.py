@@ -18,13 +18,13 @@ from benchmarks.environment import Servers
 from benchmarks.places import Place, places
 from benchmarks.report import Goal, Grid, Section
 from celery_idempotent import Policy
-from celery_idempotent.attempt import Attempt
-from celery_idempotent.guard import Guard, Operation
-from celery_idempotent.heartbeat import heartbeat
-from celery_idempotent.keys import Identity
-from celery_idempotent.protected import Protected
-from celery_idempotent.runtime import CONTROL_FLOW, runtime_of
-from celery_idempotent.store import CommittingStore, Store, TransactionalStore
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.guard import Guard, Operation
+from celery_idempotent.engine.heartbeat import heartbeat
+from celery_idempotent.engine.protected import Protected
+from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.store import CommittingStore, Store, TransactionalStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 

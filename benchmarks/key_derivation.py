@@ -16,7 +16,7 @@ from benchmarks.payloads import SIZES, order, size_of
 from benchmarks.report import Goal, Grid, Section
 from benchmarks.stats import Spread, shuffled, spread
 from celery_idempotent import IdempotentTask, Policy
-from celery_idempotent.keys import Spec
+from celery_idempotent.protocol.keys import Spec
 from celery_idempotent.stores.memory import MemoryStore
 
 __all__ = ["measure"]

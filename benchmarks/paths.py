@@ -11,10 +11,10 @@ from typing import Any
 from benchmarks.contenders import GuardedCall
 from benchmarks.payloads import order, result_of
 from celery_idempotent import Policy
-from celery_idempotent.attempt import claim, new_nonce
-from celery_idempotent.guard import Conflict
-from celery_idempotent.protocol import Request
-from celery_idempotent.store import Store
+from celery_idempotent.engine.attempt import claim, new_nonce
+from celery_idempotent.engine.guard import Conflict
+from celery_idempotent.protocol.operation import Request
+from celery_idempotent.protocol.store import Store
 
 __all__ = ["LEASE", "PATHS", "Body", "Count", "Failure", "Found", "expect_failure", "library_paths"]
 

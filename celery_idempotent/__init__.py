@@ -4,7 +4,7 @@ PYTEST_DONT_REWRITE: or pytest warns where this was imported before it, as the p
 """
 
 from celery_idempotent._version import __version__
-from celery_idempotent.effects import AtLeastOnce, AtMostOnce, Committed, Fenced, Keyed
+from celery_idempotent.engine.handle import AttemptHandle, current_attempt
 from celery_idempotent.errors import (
     IdempotencyError,
     IdempotencyWarning,
@@ -21,13 +21,13 @@ from celery_idempotent.errors import (
     StoreUnavailable,
     WriteRefused,
 )
-from celery_idempotent.handle import AttemptHandle, current_attempt
-from celery_idempotent.policy import Policy
-from celery_idempotent.record import Record, Status
-from celery_idempotent.resolution import resolve
-from celery_idempotent.store import Store
+from celery_idempotent.integration.resolution import resolve
+from celery_idempotent.integration.task import IdempotentMixin, IdempotentTask
+from celery_idempotent.protocol.effects import AtLeastOnce, AtMostOnce, Committed, Fenced, Keyed
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
-from celery_idempotent.task import IdempotentMixin, IdempotentTask
 
 __all__ = [
     # the task

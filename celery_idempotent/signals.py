@@ -7,9 +7,18 @@ They never get arguments or results, and what they raise is logged by Celery and
 All are sent by the thread that executes the task.
 """
 
-from celery.utils.dispatch import Signal
-
-from celery_idempotent.guard import EventName
+from celery_idempotent.integration.signals import (
+    claimed,
+    completed,
+    conflicted,
+    failed,
+    lease_lost,
+    outcome_unknown,
+    released,
+    replayed,
+    store_unavailable,
+    taken_over,
+)
 
 __all__ = [
     "claimed",
@@ -23,49 +32,3 @@ __all__ = [
     "store_unavailable",
     "taken_over",
 ]
-
-_ARGUMENTS = {"key", "fencing_token", "task_id", "reason", "observed"}
-
-claimed = Signal(name="claimed", providing_args=_ARGUMENTS)
-"""An attempt owns the key; its body runs next."""
-
-replayed = Signal(name="replayed", providing_args=_ARGUMENTS)
-"""A recorded outcome was given again; the body did not run."""
-
-conflicted = Signal(name="conflicted", providing_args=_ARGUMENTS)
-"""Another delivery is running the operation, or the key belongs to other arguments; the body did not run."""
-
-taken_over = Signal(name="taken_over", providing_args=_ARGUMENTS)
-"""The claim follows an attempt that never ended; its effects may have happened. Comes after ``claimed``."""
-
-completed = Signal(name="completed", providing_args=_ARGUMENTS)
-"""The result is recorded. ``reason`` says so if it could not be kept."""
-
-failed = Signal(name="failed", providing_args=_ARGUMENTS)
-"""A failure is recorded as the outcome."""
-
-released = Signal(name="released", providing_args=_ARGUMENTS)
-"""The body raised and the claim was given back; ``reason`` is the exception's type."""
-
-lease_lost = Signal(name="lease_lost", providing_args=_ARGUMENTS)
-"""Somebody took over while the body ran. If you see these often, tasks or machines stop for whole leases."""
-
-outcome_unknown = Signal(name="outcome_unknown", providing_args=_ARGUMENTS)
-"""Nobody can tell whether the effect happened. Page somebody: only a person can resolve it."""
-
-store_unavailable = Signal(name="store_unavailable", providing_args=_ARGUMENTS)
-"""The store gave no certain answer. At a claim nothing runs, unless ``on_outage="run"``; later, nothing is
-reported as done."""
-
-BY_EVENT: dict[EventName, Signal] = {
-    EventName.CLAIMED: claimed,
-    EventName.REPLAYED: replayed,
-    EventName.CONFLICTED: conflicted,
-    EventName.TAKEN_OVER: taken_over,
-    EventName.COMPLETED: completed,
-    EventName.FAILED: failed,
-    EventName.RELEASED: released,
-    EventName.LEASE_LOST: lease_lost,
-    EventName.OUTCOME_UNKNOWN: outcome_unknown,
-    EventName.STORE_UNAVAILABLE: store_unavailable,
-}

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery.signals import task_postrun, task_prerun, worker_ready
 
-from celery_idempotent import signals
+from celery_idempotent.integration import signals
 from example_project.ledger import Ledger, Row
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from celery_idempotent.record import Record, Status
+from celery_idempotent.protocol.record import Record, Status
 from example_project.ledger import Row
 
 __all__ = [

@@ -7,7 +7,7 @@ from contextlib import closing
 from hypothesis import Phase
 
 from celery_idempotent.errors import StoreMisconfigured
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.testing import StoreContract
 from proof.crash_sweep import sweep

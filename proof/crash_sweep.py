@@ -32,11 +32,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from uuid import uuid4
 
-from celery_idempotent.attempt import Attempt
-from celery_idempotent.guard import ControlFlow, Event, Guard
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Store
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.guard import ControlFlow, Event, Guard
+from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing import StoreWrapper
@@ -136,7 +136,7 @@ class LaterStore(StoreWrapper):
         self._ahead = ahead
 
     def now(self) -> int:
-        """See :meth:`celery_idempotent.store.Store.now`."""
+        """See :meth:`celery_idempotent.stores.Store.now`."""
         return self.store.now() + self._ahead
 
 

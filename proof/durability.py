@@ -25,11 +25,11 @@ from uuid import uuid4
 
 import psycopg
 
-from celery_idempotent.attempt import Attempt
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.guard import ControlFlow, Event, EventName, Guard
+from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.errors import IdempotencyWarning
-from celery_idempotent.guard import ControlFlow, Event, EventName, Guard
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis, Server
 from proof.table import CONTROL, Row

@@ -23,14 +23,14 @@ from uuid import uuid4
 
 from sqlalchemy import Column, MetaData, String, Table, func, insert, select
 
-from celery_idempotent.attempt import Attempt
-from celery_idempotent.guard import ControlFlow, Guard
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.policy import Policy
-from celery_idempotent.protected import Protected
-from celery_idempotent.record import Record, Status
-from celery_idempotent.steps import Step
-from celery_idempotent.store import CommittingStore, OutboxMessage, Store, Transaction, TransactionalStore
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.guard import ControlFlow, Guard
+from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.engine.protected import Protected
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.steps import Step
+from celery_idempotent.protocol.store import CommittingStore, OutboxMessage, Store, Transaction, TransactionalStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.sql import SQLStore

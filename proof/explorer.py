@@ -1,7 +1,7 @@
 """Every interleaving of a few deliveries of one operation, under every fault, on the production code.
 
-Nothing is modelled but the world around the library: :func:`~celery_idempotent.attempt.claim`,
-:class:`~celery_idempotent.attempt.Attempt` and :class:`~celery_idempotent.guard.Guard` run as they are. A
+Nothing is modelled but the world around the library: :func:`~celery_idempotent.engine.attempt.claim`,
+:class:`~celery_idempotent.engine.attempt.Attempt` and :class:`~celery_idempotent.engine.guard.Guard` run as they are. A
 delivery stops at each thing it asks of the world (a swap, its effect); the explorer chooses what happens.
 Worlds that were seen before are not explored again.
 
@@ -20,7 +20,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from celery_idempotent.record import Record, Status
+from celery_idempotent.protocol.record import Record, Status
 from proof.programs import Effect, Fault, Program
 from proof.scripted import ANY, FENCED_OFF, START, Answer, Call, Deliveries, Ended, Look, Swap
 

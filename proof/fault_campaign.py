@@ -1,6 +1,6 @@
 """Faults between worker and store, request by request, at scale.
 
-Deliveries are real: :class:`~celery_idempotent.guard.Guard`, its store, boto3 and HTTP, through a proxy that
+Deliveries are real: :class:`~celery_idempotent.engine.guard.Guard`, its store, boto3 and HTTP, through a proxy that
 does to each request what its plan says (:mod:`proof.wire`). The deliveries of one task are threads; before
 each request that leaves and before each effect they wait for their turn, so that a plan fixes the whole
 course of its task: who goes when, which request meets which fault, when leases end, when a request that was
@@ -31,12 +31,12 @@ from uuid import uuid4
 import botocore.endpoint
 from botocore.retries.quota import RetryQuota
 
-from celery_idempotent.attempt import Attempt
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.guard import ControlFlow, Event, EventName, Guard
+from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.errors import SafeToRetry
-from celery_idempotent.guard import ControlFlow, Event, EventName, Guard
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing import StoreWrapper
 from example_project.embedded import EmbeddedAws

@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import bindparam, literal_column, or_, update
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Store
-from celery_idempotent.stores import redis as redis_module
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores.redis import store as redis_module
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql_schema import KEY
+from celery_idempotent.stores.sql.schema import KEY
 from celery_idempotent.testing import StoreWrapper
 
 __all__ = ["FLAWS", "STORE_FLAWS", "StoreFlaw"]

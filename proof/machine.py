@@ -21,12 +21,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_idempotent.attempt import Attempt, Superseded, Written, claim, new_nonce
-from celery_idempotent.codec import Encoded
+from celery_idempotent.engine.attempt import Attempt, Superseded, Written, claim, new_nonce
 from celery_idempotent.errors import LeaseLost, StoreUnavailable
-from celery_idempotent.protocol import InFlight, KeyReused, Replay, ReplayFailure, Request, Run, Unknown
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.operation import InFlight, KeyReused, Replay, ReplayFailure, Request, Run, Unknown
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing import FakeClock, FaultyStore
 from celery_idempotent.testing.faults import Fault
 

@@ -15,16 +15,19 @@ from unittest import mock
 
 from hypothesis import Phase
 
-from celery_idempotent import attempt, guard, protected, protocol, publishing, steps
-from celery_idempotent.attempt import Attempt
+from celery_idempotent.engine import attempt, guard, protected
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.guard import Guard
+from celery_idempotent.engine.protected import Protected
 from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.guard import Guard
-from celery_idempotent.protected import Protected
-from celery_idempotent.protocol import Ending, Lost, Rebase, Request, Superseded, Vanished, Written
-from celery_idempotent.record import Record, Status
-from celery_idempotent.steps import Call, Doubt, Step, Terms
-from celery_idempotent.steps import Finished as StepFinished
-from celery_idempotent.store import Store
+from celery_idempotent.integration import publishing
+from celery_idempotent.protocol import operation as protocol
+from celery_idempotent.protocol import steps
+from celery_idempotent.protocol.operation import Ending, Lost, Rebase, Request, Superseded, Vanished, Written
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.steps import Call, Doubt, Step, Terms
+from celery_idempotent.protocol.steps import Finished as StepFinished
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreContract
 from proof.explorer import Violation, explore

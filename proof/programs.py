@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from celery_idempotent.policy import Policy
+from celery_idempotent.protocol.policy import Policy
 
 __all__ = ["ALONE", "NOT_ENOUGH", "PROGRAMS", "Declined", "Effect", "Fault", "Program"]
 

@@ -17,19 +17,19 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent import attempt as attempt_module
-from celery_idempotent import guard as guard_module
-from celery_idempotent.attempt import Attempt
-from celery_idempotent.codec import Codec
-from celery_idempotent.deliveries import arrived
+from celery_idempotent.engine import attempt as attempt_module
+from celery_idempotent.engine import guard as guard_module
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.guard import Body, Conflict, ControlFlow, Finished, Guard, Operation
+from celery_idempotent.engine.protected import Protected
 from celery_idempotent.errors import KeyReused, LeaseLost, OutcomeUnknown, PolicyError, StoreMisconfigured
 from celery_idempotent.errors import StoreUnavailable as NoAnswer
-from celery_idempotent.guard import Body, Conflict, ControlFlow, Finished, Guard, Operation
-from celery_idempotent.keys import Identity
-from celery_idempotent.protected import Protected
-from celery_idempotent.record import Record
-from celery_idempotent.steps import Step
-from celery_idempotent.store import OutboxMessage, Transaction
+from celery_idempotent.integration.deliveries import arrived
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.steps import Step
+from celery_idempotent.protocol.store import OutboxMessage, Transaction
 from celery_idempotent.stores.memory import MemoryStore
 from proof.programs import Declined, Effect, Fault, Program
 

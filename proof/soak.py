@@ -35,8 +35,8 @@ from urllib.parse import urlsplit
 
 from celery import Celery
 
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from example_project.embedded import EmbeddedAws, Server
 from example_project.ledger import Ledger

@@ -14,7 +14,7 @@ from celery import Celery
 from celery.signals import task_failure, task_postrun, task_prerun, task_success, worker_process_init, worker_ready
 
 from celery_idempotent import IdempotentTask, Policy, signals
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from example_project.gateway import Gateway

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
-from celery_idempotent.codec import Codec
+from celery_idempotent.engine.guard import Body, Finished, Guard, Operation
 from celery_idempotent.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
-from celery_idempotent.guard import Body, Finished, Guard, Operation
-from celery_idempotent.keys import Identity
-from celery_idempotent.policy import Policy
-from celery_idempotent.protocol import OnTakeover
-from celery_idempotent.record import Record, Status
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.operation import OnTakeover
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record, Status
 from proof.table import Row
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Stores, opened from a URL in the shape Celery users know."""
+"""Stores, opened from a URL in the shape Celery users know; and what somebody needs to write one."""
 
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -7,10 +7,38 @@ from typing import cast
 
 from celery_idempotent.errors import IdempotencyError, PolicyError
 from celery_idempotent.printable import scheme_of
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.store import (
+    CommittingStore,
+    Outbox,
+    OutboxMessage,
+    PurgeableStore,
+    RecordTooLarge,
+    Store,
+    TakenMessage,
+    Transaction,
+    TransactionalStore,
+    VerifiableStore,
+    WaitingMessage,
+    WriteFailed,
+)
 from celery_idempotent.stores.reading import readable
 
-__all__ = ["open_store", "readable"]
+__all__ = [
+    "CommittingStore",
+    "Outbox",
+    "OutboxMessage",
+    "PurgeableStore",
+    "RecordTooLarge",
+    "Store",
+    "TakenMessage",
+    "Transaction",
+    "TransactionalStore",
+    "VerifiableStore",
+    "WaitingMessage",
+    "WriteFailed",
+    "open_store",
+    "readable",
+]
 
 _SQL = dict.fromkeys(
     ("postgresql", "mysql", "mariadb", "sqlite", "db"), ("celery_idempotent.stores.sql", "SQLStore", "sql")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self
 
-from celery_idempotent.protocol import is_forgotten
-from celery_idempotent.record import Record, Status
+from celery_idempotent.protocol.operation import is_forgotten
+from celery_idempotent.protocol.record import Record, Status
 
 __all__ = ["MemoryStore"]
 
@@ -35,11 +35,11 @@ class MemoryStore:
         return "memory://"
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.store.Store.swap`."""
+        """See :meth:`celery_idempotent.stores.Store.swap`."""
         return self.swap_with(new, expected, ())
 
     def swap_with(self, new: Record, expected: str | None, writes: Sequence[Mapping[str, Any]]) -> Record | None:
-        """See :meth:`celery_idempotent.store.CommittingStore.swap_with`; ``writes`` are kept and go nowhere."""
+        """See :meth:`celery_idempotent.stores.CommittingStore.swap_with`; ``writes`` are kept and go nowhere."""
         with self._lock:
             stored = self._records.get(new.key)
             if (stored.revision if stored else None) != expected:
@@ -49,18 +49,18 @@ class MemoryStore:
             return new
 
     def get(self, key: str) -> Record | None:
-        """See :meth:`celery_idempotent.store.Store.get`."""
+        """See :meth:`celery_idempotent.stores.Store.get`."""
         with self._lock:
             return self._records.get(key)
 
     def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
-        """See :meth:`celery_idempotent.store.Store.scan`."""
+        """See :meth:`celery_idempotent.stores.Store.scan`."""
         with self._lock:
             records = list(self._records.values())
         return (each for each in records if status in (None, each.status) and task in (None, each.task))
 
     def delete(self, key: str, expected: str) -> bool:
-        """See :meth:`celery_idempotent.store.Store.delete`."""
+        """See :meth:`celery_idempotent.stores.Store.delete`."""
         with self._lock:
             stored = self._records.get(key)
             if stored is None or stored.revision != expected:
@@ -69,7 +69,7 @@ class MemoryStore:
             return True
 
     def purge(self, limit: int) -> int:
-        """See :meth:`celery_idempotent.store.PurgeableStore.purge`."""
+        """See :meth:`celery_idempotent.stores.PurgeableStore.purge`."""
         now = self.now()
         with self._lock:
             forgotten = list(islice((each.key for each in self._records.values() if is_forgotten(each, now)), limit))

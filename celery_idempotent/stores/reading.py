@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.printable import one_line
-from celery_idempotent.record import Record
+from celery_idempotent.protocol.record import Record
 
 __all__ = ["readable"]
 

@@ -1,4 +1,4 @@
-"""The contracts of what a store may offer beyond :class:`~celery_idempotent.store.Store`; each beside its own protocol.
+"""The contracts of what a store may offer beyond :class:`~celery_idempotent.stores.Store`; each has its protocol.
 
 A store that offers a capability gets a second subclass, with the same fixture ``store``.
 """
@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import PurgeableStore, Store, VerifiableStore
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import PurgeableStore, Store, VerifiableStore
 from celery_idempotent.testing.contract import a_record, a_rival
 from celery_idempotent.testing.parallel import race
 
@@ -28,7 +28,7 @@ class _Verifiable(Store, VerifiableStore, Protocol):
 
 
 class PurgeableContract:
-    """Tests of :class:`~celery_idempotent.store.PurgeableStore`; needs a fixture ``store`` with a provisioned one."""
+    """Tests of :class:`~celery_idempotent.stores.PurgeableStore`; needs a fixture ``store`` with a provisioned one."""
 
     def test_purge_deletes_forgotten_outcomes_only(self, store: _Purgeable) -> None:
         """Outcomes past their expiry go; others stay, as does whatever has no expiry, its lease long over."""
@@ -69,7 +69,7 @@ class PurgeableContract:
 
 
 class VerifiableContract:
-    """Tests of :class:`~celery_idempotent.store.VerifiableStore`; needs fixtures ``store`` and ``misconfigured_store``.
+    """Tests of :class:`~celery_idempotent.stores.VerifiableStore`; needs ``store`` and ``misconfigured_store``.
 
     The second is one that cannot work until somebody changes something: without its table, for instance, or
     without the permission to write.

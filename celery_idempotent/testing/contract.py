@@ -37,10 +37,10 @@ from itertools import cycle, pairwise
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from celery_idempotent.attempt import new_nonce
+from celery_idempotent.engine.attempt import new_nonce
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.record import SCHEMA, Record, Status
-from celery_idempotent.store import RecordTooLarge, Store
+from celery_idempotent.protocol.record import SCHEMA, Record, Status
+from celery_idempotent.protocol.store import RecordTooLarge, Store
 from celery_idempotent.testing.history import RecordedKey, is_linearizable, shown
 from celery_idempotent.testing.parallel import ending, in_children, race, wait_until
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 from celery import Task
 
 from celery_idempotent.errors import IdempotencyError, OutcomeUnknown
-from celery_idempotent.policy import Policy
-from celery_idempotent.task import IdempotentMixin
+from celery_idempotent.integration.task import IdempotentMixin
+from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.testing.deliveries import Deliveries, Ended
 from celery_idempotent.testing.rehearsal import Rehearsal, RehearsalStore, Row
 from celery_idempotent.testing.stores import installed

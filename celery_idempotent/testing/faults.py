@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import CommittingStore, Store
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import CommittingStore, Store
 
 __all__ = ["Fault", "FaultyStore", "StoreWrapper"]
 
@@ -24,31 +24,31 @@ class StoreWrapper:
         self.store = store
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.store.Store.swap`."""
+        """See :meth:`celery_idempotent.stores.Store.swap`."""
         return self.store.swap(new, expected)
 
     def get(self, key: str) -> Record | None:
-        """See :meth:`celery_idempotent.store.Store.get`."""
+        """See :meth:`celery_idempotent.stores.Store.get`."""
         return self.store.get(key)
 
     def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
-        """See :meth:`celery_idempotent.store.Store.scan`."""
+        """See :meth:`celery_idempotent.stores.Store.scan`."""
         return self.store.scan(status=status, task=task)
 
     def delete(self, key: str, expected: str) -> bool:
-        """See :meth:`celery_idempotent.store.Store.delete`."""
+        """See :meth:`celery_idempotent.stores.Store.delete`."""
         return self.store.delete(key, expected)
 
     def now(self) -> int:
-        """See :meth:`celery_idempotent.store.Store.now`."""
+        """See :meth:`celery_idempotent.stores.Store.now`."""
         return self.store.now()
 
     def provision(self) -> None:
-        """See :meth:`celery_idempotent.store.Store.provision`."""
+        """See :meth:`celery_idempotent.stores.Store.provision`."""
         self.store.provision()
 
     def close(self) -> None:
-        """See :meth:`celery_idempotent.store.Store.close`."""
+        """See :meth:`celery_idempotent.stores.Store.close`."""
         self.store.close()
 
 
@@ -69,11 +69,11 @@ class FaultyStore(StoreWrapper):
         self.before_swap: Callable[[Record], None] = lambda record: None
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.store.Store.swap`; raises ``StoreUnavailable`` as planned."""
+        """See :meth:`celery_idempotent.stores.Store.swap`; raises ``StoreUnavailable`` as planned."""
         return self._faulted(new, lambda: self.store.swap(new, expected))
 
     def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
-        """See :meth:`celery_idempotent.store.CommittingStore.swap_with`; raises ``StoreUnavailable`` as planned."""
+        """See :meth:`celery_idempotent.stores.CommittingStore.swap_with`; raises ``StoreUnavailable`` as planned."""
         assert isinstance(self.store, CommittingStore)
         committing = self.store
         return self._faulted(new, lambda: committing.swap_with(new, expected, writes))

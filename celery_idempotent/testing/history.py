@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from celery_idempotent.record import Record
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import Store
 
 __all__ = ["Call", "RecordedKey", "is_linearizable", "shown"]
 
@@ -103,7 +103,7 @@ class RecordedKey:
         self.calls: list[Call] = []
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.store.Store.swap`."""
+        """See :meth:`celery_idempotent.stores.Store.swap`."""
         assert new.key == self.key
         self._written[new.revision] = new
         started = time.monotonic_ns()
@@ -112,14 +112,14 @@ class RecordedKey:
         return reply
 
     def get(self) -> Record | None:
-        """See :meth:`celery_idempotent.store.Store.get`."""
+        """See :meth:`celery_idempotent.stores.Store.get`."""
         started = time.monotonic_ns()
         reply = self._whole(self._store.get(self.key))
         self._note("get", None, None, _revision(reply), started)
         return reply
 
     def delete(self, expected: str) -> bool:
-        """See :meth:`celery_idempotent.store.Store.delete`."""
+        """See :meth:`celery_idempotent.stores.Store.delete`."""
         started = time.monotonic_ns()
         reply = self._store.delete(self.key, expected)
         self._note("delete", None, expected, reply, started)

@@ -13,11 +13,11 @@ from typing import Any, Literal, NoReturn
 from uuid import uuid4
 
 from celery_idempotent.errors import PolicyError, StoreUnavailable
-from celery_idempotent.record import Record, Status
-from celery_idempotent.steps import Begun, from_plain
-from celery_idempotent.store import OutboxMessage, Store, Transaction, TransactionalStore
+from celery_idempotent.integration.task import IdempotentMixin
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.steps import Begun, from_plain
+from celery_idempotent.protocol.store import OutboxMessage, Store, Transaction, TransactionalStore
 from celery_idempotent.stores import open_store
-from celery_idempotent.task import IdempotentMixin
 from celery_idempotent.testing.deliveries import Deliveries, Ended, Message, WorkerDied, nothing
 from celery_idempotent.testing.stores import FakeStore
 
@@ -108,12 +108,12 @@ class RehearsalStore(FakeStore):
         raise WorkerDied
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.store.Store.swap`."""
+        """See :meth:`celery_idempotent.stores.Store.swap`."""
         what = self._checkpoint(new) if new.status is Status.IN_PROGRESS else _WRITES[new.status]
         return self._fated(new, what, partial(super().swap, new, expected))
 
     def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
-        """See :meth:`celery_idempotent.store.CommittingStore.swap_with`; ``writes`` are kept in :attr:`committed`."""
+        """See :meth:`celery_idempotent.stores.CommittingStore.swap_with`; ``writes`` are kept in :attr:`committed`."""
         return self._fated(new, "the commit", partial(super().swap_with, new, expected, writes))
 
     def begin(self, using: Any = None) -> Transaction:
@@ -195,7 +195,7 @@ class RehearsalStore(FakeStore):
 
 
 class _RehearsedTransaction:
-    """See :class:`celery_idempotent.store.Transaction`. The user's rows are in a database, the record is in memory.
+    """See :class:`celery_idempotent.stores.Transaction`. The user's rows are in a database, the record is in memory.
 
     They are written together all the same: a worker's death is acted, so nothing comes between.
     """
@@ -208,11 +208,11 @@ class _RehearsedTransaction:
 
     @property
     def connection(self) -> Any:
-        """See :class:`celery_idempotent.store.Transaction`."""
+        """See :class:`celery_idempotent.stores.Transaction`."""
         return self._own.connection
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.store.Transaction.swap`."""
+        """See :meth:`celery_idempotent.stores.Transaction.swap`."""
         stored = self._store.get(new.key)
         if expected is None or stored is None or stored.revision != expected:
             return stored
@@ -220,11 +220,11 @@ class _RehearsedTransaction:
         return new
 
     def enqueue(self, message: OutboxMessage) -> None:
-        """See :meth:`celery_idempotent.store.Transaction.enqueue`."""
+        """See :meth:`celery_idempotent.stores.Transaction.enqueue`."""
         self._own.enqueue(message)
 
     def commit(self) -> None:
-        """See :meth:`celery_idempotent.store.Transaction.commit`."""
+        """See :meth:`celery_idempotent.stores.Transaction.commit`."""
         assert self._write is not None, "swap() comes before commit()"
         try:
             self._store.commit(*self._write, self._commit)
@@ -233,7 +233,7 @@ class _RehearsedTransaction:
                 self._own.rollback()
 
     def rollback(self) -> None:
-        """See :meth:`celery_idempotent.store.Transaction.rollback`."""
+        """See :meth:`celery_idempotent.stores.Transaction.rollback`."""
         self._own.rollback()
 
     def _commit(self) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from celery import Celery
 
-from celery_idempotent.record import Record
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.clock import FakeClock
 from celery_idempotent.testing.faults import Fault, FaultyStore

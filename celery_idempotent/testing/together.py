@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from celery_idempotent.attempt import new_nonce
+from celery_idempotent.engine.attempt import new_nonce
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import (
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import (
     CommittingStore,
     Outbox,
     OutboxMessage,
@@ -61,7 +61,7 @@ class UsersRows(Protocol):
     """What a user does in ``attempt.transaction``."""
 
     def insert(self, connection: Any) -> None:
-        """Insert a row by :attr:`celery_idempotent.store.Transaction.connection`."""
+        """Insert a row by :attr:`celery_idempotent.stores.Transaction.connection`."""
 
     def count(self) -> int:
         """How many rows everybody sees."""
@@ -80,7 +80,7 @@ class _WithOutbox(Store, TransactionalStore, Outbox, Protocol):
 
 
 class CommittingContract:
-    """Tests of :class:`~celery_idempotent.store.CommittingStore`; needs fixtures ``store`` and ``writes``.
+    """Tests of :class:`~celery_idempotent.stores.CommittingStore`; needs fixtures ``store`` and ``writes``.
 
     The second is :class:`UsersWrites`, to the same database.
     """
@@ -142,7 +142,7 @@ class CommittingContract:
 
 
 class TransactionalContract:
-    """Tests of :class:`~celery_idempotent.store.TransactionalStore`; needs fixtures ``store`` and ``rows``.
+    """Tests of :class:`~celery_idempotent.stores.TransactionalStore`; needs fixtures ``store`` and ``rows``.
 
     The second is :class:`UsersRows`, in the same database.
     """
@@ -212,7 +212,7 @@ class TransactionalContract:
 
 
 class OutboxContract:
-    """Tests of :class:`~celery_idempotent.store.Outbox`, of a store that is also transactional; needs a fixture
+    """Tests of :class:`~celery_idempotent.stores.Outbox`, of a store that is also transactional; needs a fixture
     ``store``. It may hold messages of others, which are deleted.
     """
 

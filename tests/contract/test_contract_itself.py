@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 import pytest
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import RecordTooLarge, Store
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import RecordTooLarge, Store
 from celery_idempotent.stores import readable
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import (

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.record import Record
-from celery_idempotent.store import OutboxMessage, TakenMessage, WaitingMessage, WriteFailed
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import OutboxMessage, TakenMessage, WaitingMessage, WriteFailed
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import CommittingContract, OutboxContract, TransactionalContract
 

@@ -16,13 +16,13 @@ from click.testing import CliRunner
 from sqlalchemy import text
 
 from celery_idempotent import IdempotentTask, Policy, Record, Status
-from celery_idempotent.cli import idempotency
 from celery_idempotent.errors import StoreMisconfigured
-from celery_idempotent.record import SCHEMA
-from celery_idempotent.store import Store
-from celery_idempotent.stores.dynamodb import ATTRIBUTES, DynamoDBStore
+from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.protocol.record import SCHEMA
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores.dynamodb.store import ATTRIBUTES, DynamoDBStore
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.sql_statements import UnreadableRow
+from celery_idempotent.stores.sql.statements import UnreadableRow
 from celery_idempotent.testing.contract import a_completion, a_record, a_rival
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
 from tests.support.deliveries import an_app, deliver

@@ -13,8 +13,8 @@ import pytest
 from botocore.config import Config
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.record import Record
-from celery_idempotent.store import RecordTooLarge, Store, VerifiableStore
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import RecordTooLarge, Store, VerifiableStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing import OutageContract, StoreContract, VerifiableContract

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import make_url
 
 from celery_idempotent.errors import IdempotencyWarning
-from celery_idempotent.store import VerifiableStore
+from celery_idempotent.protocol.store import VerifiableStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.exposure import leaves_machine, weakness_of
 from celery_idempotent.stores.sql import SQLStore

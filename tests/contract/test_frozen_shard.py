@@ -6,9 +6,9 @@ from uuid import uuid4
 
 from redis.cluster import RedisCluster
 
-from celery_idempotent.attempt import Attempt, claim
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.protocol import Run
+from celery_idempotent.engine.attempt import Attempt, claim
+from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.protocol.operation import Run
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
 from example_project.embedded import EmbeddedRedisCluster

@@ -11,10 +11,10 @@ import pytest
 import redis
 from redis.cluster import RedisCluster
 
-from celery_idempotent.attempt import new_nonce
+from celery_idempotent.engine.attempt import new_nonce
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import RecordTooLarge, Store, VerifiableStore
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import RecordTooLarge, Store, VerifiableStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.testing import OutageContract, StoreContract

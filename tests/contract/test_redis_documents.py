@@ -9,9 +9,10 @@ import pytest
 import redis
 
 from celery_idempotent.errors import StoreMisconfigured
-from celery_idempotent.record import Record, Status
-from celery_idempotent.stores import open_store, redis_url
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores.redis import url as redis_url
 from celery_idempotent.testing.contract import a_record, a_rival
 from example_project.embedded import EmbeddedRedis, EmbeddedRedisCluster
 from tests.support.documents import DOCS, code, table

@@ -10,9 +10,9 @@ import pytest
 import redis
 from redis.cluster import RedisCluster
 
-from celery_idempotent.attempt import new_nonce
+from celery_idempotent.engine.attempt import new_nonce
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.record import Record, Status
+from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.testing.contract import a_record, a_rival

@@ -15,10 +15,10 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 from redis.retry import Retry
 
 from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.record import Record
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.redis_errors import trouble_of
+from celery_idempotent.stores.redis.errors import trouble_of
 from celery_idempotent.testing.contract import a_record
 from example_project.embedded import EmbeddedRedis, EmbeddedRedisCluster
 from example_project.embedded.redis import DURABLE

@@ -13,7 +13,7 @@ from redis.credentials import CredentialProvider
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.redis_url import read_url
+from celery_idempotent.stores.redis.url import read_url
 
 SECRET = "5ecret"
 

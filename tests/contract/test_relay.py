@@ -24,7 +24,7 @@ from redis import Redis
 from sqlalchemy import update
 
 from celery_idempotent import outbox
-from celery_idempotent.store import OutboxMessage
+from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing.parallel import race
 from example_project.embedded import EmbeddedAws, EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from celery_idempotent.store import PurgeableStore, Store, VerifiableStore
+from celery_idempotent.protocol.store import PurgeableStore, Store, VerifiableStore
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import OutageContract, PurgeableContract, StoreContract, VerifiableContract
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from celery_idempotent.attempt import Attempt, claim, new_nonce
-from celery_idempotent.codec import Encoded
+from celery_idempotent.engine.attempt import Attempt, claim, new_nonce
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.protocol import InFlight, Replay, Request, Run
-from celery_idempotent.record import Record, Status
+from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.operation import InFlight, Replay, Request, Run
+from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing.contract import a_record, a_rival
 from celery_idempotent.testing.parallel import in_children, race
@@ -700,7 +700,7 @@ def test_purges_and_claims_at_once_lose_nothing(store: SQLStore) -> None:
 
 def test_long_scan_reads_in_pages(store: SQLStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """No statement reads more than a page; every record is found once, in every combination of filters."""
-    monkeypatch.setattr("celery_idempotent.stores.sql_statements._PAGE", 3)
+    monkeypatch.setattr("celery_idempotent.stores.sql.statements._PAGE", 3)
     records = [replace(a_record(), task="ab"[n % 2], status=list(Status)[n % 5]) for n in range(20)]
     for record in records:
         store.swap(record, None)

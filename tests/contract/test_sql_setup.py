@@ -20,12 +20,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, event, inspect, make_url, text
 
-from celery_idempotent.attempt import new_nonce
+from celery_idempotent.engine.attempt import new_nonce
 from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.record import Status
-from celery_idempotent.store import OutboxMessage, RecordTooLarge
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql_schema import OUTBOX, TABLE, ddl, metadata, outbox_table, records_table
+from celery_idempotent.stores.sql.schema import OUTBOX, TABLE, ddl, metadata, outbox_table, records_table
 from celery_idempotent.testing.contract import a_record, a_rival
 from celery_idempotent.testing.parallel import in_children, race
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres

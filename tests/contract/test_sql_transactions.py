@@ -25,12 +25,12 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, declarative_base
 
-from celery_idempotent.attempt import new_nonce
+from celery_idempotent.engine.attempt import new_nonce
 from celery_idempotent.errors import PolicyError, StoreUnavailable
-from celery_idempotent.record import Status
-from celery_idempotent.store import Outbox, OutboxMessage, TransactionalStore
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.store import Outbox, OutboxMessage, TransactionalStore
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql_transaction import SQLTransaction
+from celery_idempotent.stores.sql.transaction import SQLTransaction
 from celery_idempotent.testing import OutboxContract, TransactionalContract
 from celery_idempotent.testing.contract import a_claim, a_completion
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres

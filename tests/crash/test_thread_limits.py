@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from celery_idempotent.attempt import Attempt
-from celery_idempotent.guard import Conflict, Finished
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.guard import Conflict, Finished
 from celery_idempotent.stores import open_store
 from tests.support.at_the_limit import LEASE, deliver
 

@@ -23,12 +23,12 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import clear_url_caches
 
 from celery_idempotent import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.codec import Encoded
 from celery_idempotent.contrib.django.store import DjangoStore
-from celery_idempotent.record import Record, Status
-from celery_idempotent.steps import Begun, Finished, to_plain
-from celery_idempotent.store import RecordTooLarge
-from celery_idempotent.stores.sql_schema import TABLE
+from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.steps import Begun, Finished, to_plain
+from celery_idempotent.protocol.store import RecordTooLarge
+from celery_idempotent.stores.sql.schema import TABLE
 from celery_idempotent.testing.contract import a_record
 from tests.django.project import urls
 from tests.django.project.shop.tasks import refund

@@ -17,8 +17,8 @@ from celery_idempotent.contrib.django.models import IdempotencyOutbox
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.outbox import relay
-from celery_idempotent.record import Status
-from celery_idempotent.store import Outbox, OutboxMessage
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.store import Outbox, OutboxMessage
 from celery_idempotent.testing import OutboxContract, TransactionalContract, assert_effect_once
 from celery_idempotent.testing.contract import a_claim, a_completion, a_record
 from example_project.embedded import EmbeddedPostgres

@@ -21,8 +21,8 @@ from django.db.backends.signals import connection_created
 
 from celery_idempotent import IdempotentTask, Policy, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.contrib.django.store import DjangoStore, _inherited, _leave_to_parent
-from celery_idempotent.record import Status
-from celery_idempotent.store import RecordTooLarge, Store
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.store import RecordTooLarge, Store
 from celery_idempotent.testing import StoreContract
 from celery_idempotent.testing.contract import a_record
 from celery_idempotent.testing.parallel import in_children, race

@@ -15,9 +15,9 @@ from sqlalchemy import URL, create_engine, inspect
 from celery_idempotent import StoreMisconfigured
 from celery_idempotent.contrib.django.models import IdempotencyRecord
 from celery_idempotent.contrib.django.store import DjangoStore
-from celery_idempotent.record import Status
+from celery_idempotent.protocol.record import Status
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql_schema import TABLE, ddl
+from celery_idempotent.stores.sql.schema import TABLE, ddl
 from celery_idempotent.testing.contract import a_record, a_rival
 from tests.support.sql_databases import as_before, written_as_before
 

@@ -13,7 +13,7 @@ from django.utils.functional import empty
 
 from celery_idempotent import PolicyError, open_store
 from celery_idempotent.contrib.django.store import DjangoStore
-from celery_idempotent.runtime import runtime_of
+from celery_idempotent.integration.settings import runtime_of
 from tests.django.databases import configured, sqlite
 
 ROOT = Path(__file__).parent.parent.parent

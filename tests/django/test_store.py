@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from celery_idempotent.contrib.django.store import DjangoStore
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing import OutageContract, PurgeableContract, StoreContract, VerifiableContract
 from tests.django.databases import configured, on_mariadb, on_postgresql
 

@@ -14,7 +14,7 @@ from django.test import Client, TestCase, TransactionTestCase
 from celery_idempotent import IdempotentTask, Policy, StoreMisconfigured, current_attempt
 from celery_idempotent.contrib.django.models import IdempotencyRecord
 from celery_idempotent.contrib.django.store import DjangoStore
-from celery_idempotent.record import Record
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.testing.contract import a_record
 from tests.django.project.shop.models import Charge
 from tests.django.project.shop.tasks import charge

@@ -19,8 +19,8 @@ from pytest_celery import (
     CeleryWorkerContainer,
 )
 
-from celery_idempotent.record import Record
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import Store
 from tests.support import ledger, waiting
 from tests.support.ledger import Row
 from tests.support.waiting import wait_until

@@ -18,7 +18,7 @@ from celery import Celery
 from pytest_celery import RedisTestBackend
 from pytest_docker_tools import build, container, fxtr, network
 
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from example_project.embedded import EmbeddedRedis
 from tests.integration.canvas import KINDS, Canvas, canvas_of

@@ -8,8 +8,8 @@ import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
 from celery_idempotent.errors import OutcomeUnknown
-from celery_idempotent.record import Status
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.store import Store
 from tests.integration.cluster import (
     IdempotentSetup,
     leases_may_be_longer,

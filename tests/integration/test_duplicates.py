@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from celery_idempotent.errors import KeyReused
-from celery_idempotent.record import Status
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.store import Store
 from tests.integration.cluster import IdempotentSetup, on_redis, record_of
 from tests.integration.idempotent_tasks import FALSY, charge, falsy, refund, ship
 from tests.support.fault_proxy import FaultProxy

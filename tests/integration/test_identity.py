@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_idempotent.record import Status
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.store import Store
 from tests.integration.cluster import IdempotentSetup, on_redis, record_of
 from tests.integration.idempotent_tasks import charge, fulfil
 from tests.support.fault_proxy import FaultProxy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.store import Store
 from tests.integration.cluster import IdempotentSetup, on_redis, record_of
 from tests.integration.idempotent_tasks import charge
 from tests.support.fault_proxy import FaultProxy

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery.signals import task_success
 
-from celery_idempotent.signals import BY_EVENT
+from celery_idempotent.integration.signals import BY_EVENT
 from tests.support.ledger import record
 
 PROPERTIES = ("DelaySeconds", "MessageGroupId")

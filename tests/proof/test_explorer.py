@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from celery_idempotent import protocol
-from celery_idempotent.policy import Policy
+from celery_idempotent.protocol import operation as protocol
+from celery_idempotent.protocol.policy import Policy
 from proof.explorer import Exploration, Violation, explore
 from proof.mutants import MUTANTS, Mutant, judge
 from proof.programs import NOT_ENOUGH, PROGRAMS, Effect, Fault, Program

@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from celery_idempotent.attempt import Attempt, claim
-from celery_idempotent.guard import Body, Conflict, ControlFlow, Finished, Guard, Operation
-from celery_idempotent.heartbeat import heartbeat
-from celery_idempotent.keys import Identity
-from celery_idempotent.policy import Policy
-from celery_idempotent.protocol import Request, Run
-from celery_idempotent.record import Record
-from celery_idempotent.store import Store
+from celery_idempotent.engine.attempt import Attempt, claim
+from celery_idempotent.engine.guard import Body, Conflict, ControlFlow, Finished, Guard, Operation
+from celery_idempotent.engine.heartbeat import heartbeat
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.operation import Request, Run
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore

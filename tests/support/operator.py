@@ -11,11 +11,11 @@ from uuid import uuid4
 from click.testing import CliRunner, Result
 
 from celery_idempotent import IdempotentTask, Policy, Status
-from celery_idempotent.cli import idempotency
-from celery_idempotent.runtime import runtime_of
-from celery_idempotent.store import Store, TransactionalStore
+from celery_idempotent.engine.transaction import message_of
+from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.protocol.store import Store, TransactionalStore
 from celery_idempotent.testing.contract import a_completion, a_record
-from celery_idempotent.transactions import message_of
 from tests.support.deliveries import an_app
 
 ELSEWHERE = {"provision"}

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.attempt import Attempt
-from celery_idempotent.codec import Codec
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.guard import ControlFlow, Event, Guard, Operation
+from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.engine.protected import Protected
 from celery_idempotent.errors import SafeToRetry
-from celery_idempotent.guard import ControlFlow, Event, Guard, Operation
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.keys import Identity
-from celery_idempotent.policy import Policy
-from celery_idempotent.protected import Protected
-from celery_idempotent.record import Record
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
 

@@ -13,10 +13,10 @@ from uuid import uuid4
 
 from sqlalchemy import Boolean, Column, Connection, Engine, MetaData, Table, create_engine, insert, make_url, text
 
-from celery_idempotent.record import Record
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql_schema import KEY
-from celery_idempotent.stores.sql_statements import row_of
+from celery_idempotent.stores.sql.schema import KEY
+from celery_idempotent.stores.sql.statements import row_of
 from example_project.embedded import Server
 
 

@@ -12,9 +12,9 @@ from uuid import uuid4
 
 from celery import Task
 
-from celery_idempotent.record import Record, Status
-from celery_idempotent.steps import Begun, from_plain
-from celery_idempotent.store import (
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.steps import Begun, from_plain
+from celery_idempotent.protocol.store import (
     CommittingStore,
     Outbox,
     OutboxMessage,
@@ -128,43 +128,43 @@ class StagedStore(StoreWrapper):
         setattr(store, "now", lambda: now() + stage.ahead)  # noqa: B010 - it is a method
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.store.Store.swap`; the points are ``claim``, ``begin NAME`` and so on."""
+        """See :meth:`celery_idempotent.stores.Store.swap`; the points are ``claim``, ``begin NAME`` and so on."""
         return self._stage.ask(self._point_of(new), lambda: self.store.swap(new, expected))
 
     def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
-        """See :meth:`celery_idempotent.store.CommittingStore.swap_with`; the point ``commit``."""
+        """See :meth:`celery_idempotent.stores.CommittingStore.swap_with`; the point ``commit``."""
         assert isinstance(self.store, CommittingStore)
         committing = self.store
         return self._stage.ask("commit", lambda: committing.swap_with(new, expected, writes))
 
     def begin(self, using: Any = None) -> Transaction:
-        """See :meth:`celery_idempotent.store.TransactionalStore.begin`; ``transaction`` and points within."""
+        """See :meth:`celery_idempotent.stores.TransactionalStore.begin`; ``transaction`` and points within."""
         assert isinstance(self.store, TransactionalStore)
         transactional = self.store
         return _StagedTransaction(self._stage.ask("transaction", lambda: transactional.begin(using)), self._stage)
 
     def enqueue(self, message: OutboxMessage, using: Any) -> None:
-        """See :meth:`celery_idempotent.store.Outbox.enqueue`."""
+        """See :meth:`celery_idempotent.stores.Outbox.enqueue`."""
         self._outbox.enqueue(message, using)
 
     def take(self, limit: int, hold: int) -> list[TakenMessage]:
-        """See :meth:`celery_idempotent.store.Outbox.take`; the point ``take``."""
+        """See :meth:`celery_idempotent.stores.Outbox.take`; the point ``take``."""
         return self._stage.ask("take", lambda: self._outbox.take(limit, hold))
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """See :meth:`celery_idempotent.store.Outbox.forget`; the point ``forget``."""
+        """See :meth:`celery_idempotent.stores.Outbox.forget`; the point ``forget``."""
         self._stage.ask("forget", lambda: self._outbox.forget(numbers))
 
     def give_back(self, messages: Sequence[TakenMessage]) -> None:
-        """See :meth:`celery_idempotent.store.Outbox.give_back`; the point ``give back``."""
+        """See :meth:`celery_idempotent.stores.Outbox.give_back`; the point ``give back``."""
         self._stage.ask("give back", lambda: self._outbox.give_back(messages))
 
     def postpone(self, message: TakenMessage, pause: int, reason: str) -> None:
-        """See :meth:`celery_idempotent.store.Outbox.postpone`; the point ``postpone``."""
+        """See :meth:`celery_idempotent.stores.Outbox.postpone`; the point ``postpone``."""
         self._stage.ask("postpone", lambda: self._outbox.postpone(message, pause, reason))
 
     def waiting(self, limit: int) -> list[WaitingMessage]:
-        """See :meth:`celery_idempotent.store.Outbox.waiting`."""
+        """See :meth:`celery_idempotent.stores.Outbox.waiting`."""
         return self._outbox.waiting(limit)
 
     @property

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from celery_idempotent.attempt import Attempt, Superseded, Written, claim, new_nonce
-from celery_idempotent.codec import Encoded
+from celery_idempotent.engine.attempt import Attempt, Superseded, Written, claim, new_nonce
 from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.protocol import (
+from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.operation import (
     InFlight,
     Lost,
     Replay,
@@ -18,9 +18,9 @@ from celery_idempotent.protocol import (
     completed,
     released,
 )
-from celery_idempotent.record import Record, Status
-from celery_idempotent.steps import Finished
-from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.steps import Finished
+from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
 from celery_idempotent.testing.contract import a_record

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_idempotent.record import Record, Status
+from celery_idempotent.protocol.record import Record, Status
 from example_project.ledger import Row
 from proof import soak
 from proof.audit import Evidence, Judgement, Nemesis, Promise, judge, judge_effects

@@ -19,10 +19,10 @@ from moto import mock_aws
 from moto.core import set_initial_no_auth_action_count
 
 from celery_idempotent import IdempotentTask, Policy, Status, StoreUnavailable
-from celery_idempotent.attempt import Attempt
-from celery_idempotent.cli import idempotency
-from celery_idempotent.record import Record
-from celery_idempotent.stores.dynamodb import _METHODS, DynamoDBStore
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.stores.dynamodb.store import _METHODS, DynamoDBStore
 from tests.support.deliveries import an_app, deliver
 from tests.support.documents import DOCS, table
 from tests.support.operator import operate, refused

@@ -13,8 +13,8 @@ from sqlalchemy import create_engine, make_url, text
 from benchmarks.bare import bare_key, bare_redis, bare_sql
 from benchmarks.contenders import Contender
 from benchmarks.payloads import order, result_of
-from celery_idempotent.record import Status
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
 

@@ -16,7 +16,7 @@ from celery.result import AsyncResult
 from kombu.exceptions import EncodeError
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError, Status
-from celery_idempotent.binding import body_signature, refuse_unfinished
+from celery_idempotent.integration.binding import body_signature, refuse_unfinished
 from tests.support.deliveries import an_app, deliver
 
 

@@ -15,11 +15,12 @@ from celery import Celery, Task, group
 from celery.contrib.testing.mocks import task_message_from_sig
 from celery.worker.request import Request
 
-from celery_idempotent import IdempotentMixin, IdempotentTask, InFlight, KeyMissing, Policy, PolicyError, publishing
-from celery_idempotent.publishing import KEY_HEADER
-from celery_idempotent.received import Received
-from celery_idempotent.record import Record, Status
-from celery_idempotent.startup import StoreCheck, check
+from celery_idempotent import IdempotentMixin, IdempotentTask, InFlight, KeyMissing, Policy, PolicyError
+from celery_idempotent.integration import publishing
+from celery_idempotent.integration.publishing import KEY_HEADER
+from celery_idempotent.integration.received import Received
+from celery_idempotent.integration.startup import StoreCheck, check
+from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_record
@@ -448,7 +449,7 @@ def test_request_class_of_the_users_is_kept(app: Celery) -> None:
     own = app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False, Request=MyRequest)(send)
     telling = app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False, Request=Received)(send)
 
-    assert plain.Request == "celery_idempotent.received:Received"
+    assert plain.Request == "celery_idempotent.integration.received:Received"
     assert issubclass(own.Request, MyRequest)
     assert telling.Request is Received
     own.apply_async(("o-1",))

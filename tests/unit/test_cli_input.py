@@ -9,7 +9,7 @@ from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_idempotent import IdempotentTask, Policy, Status
-from celery_idempotent.cli import idempotency
+from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import an_app
 

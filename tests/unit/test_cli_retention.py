@@ -13,8 +13,8 @@ from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_idempotent import Record, Status
-from celery_idempotent.cli import idempotency
-from celery_idempotent.store import PurgeableStore
+from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.protocol.store import PurgeableStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreWrapper
 from celery_idempotent.testing.contract import a_record

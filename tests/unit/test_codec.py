@@ -9,8 +9,8 @@ import pytest
 from celery.exceptions import WorkerShutdown
 from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
 
-from celery_idempotent.codec import Codec, Encoded, describe
 from celery_idempotent.errors import ReplayedFailure
+from celery_idempotent.protocol.codec import Codec, Encoded, describe
 
 JSON = Codec("json", frozenset({"application/json"}))
 

@@ -9,7 +9,7 @@ from celery.exceptions import Reject, Retry
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, InFlight, LeaseLost, Policy, StoreUnavailable
-from celery_idempotent.record import Record
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from tests.support.deliveries import Ended, an_app, deliver, published
@@ -69,7 +69,7 @@ def test_rabbitmqs_death_headers_stay_behind(app: Celery) -> None:
 
 def test_delay_is_bounded_by_lease_backoff_and_broker(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the longest draw the delay is the smallest of the holder's lease, the backoff, and half the visibility."""
-    monkeypatch.setattr("celery_idempotent.conflicts.random.random", lambda: 1.0)
+    monkeypatch.setattr("celery_idempotent.integration.postpone.random.random", lambda: 1.0)
     for policy, visibility, conflicts, expected in (
         (Policy(lease=60, backoff=5), None, 0, 5.0),
         (Policy(lease=60, backoff=5), None, 2, 20.0),
@@ -107,8 +107,8 @@ def test_redelivery_of_the_running_message_is_never_dropped(app: Celery, on_conf
 @pytest.mark.parametrize("on_conflict", ["raise", "skip"])
 def test_member_of_a_group_or_chord_is_never_dropped(app: Celery, on_conflict: Any, waiting: dict[str, Any]) -> None:
     """A chord waits for every member: skipping one would keep it waiting for ever."""
-    from celery_idempotent.conflicts import conflict
-    from celery_idempotent.guard import Conflict
+    from celery_idempotent.engine.guard import Conflict
+    from celery_idempotent.integration.postpone import conflict
 
     @app.task(base=IdempotentTask, shared=False, name="t.member")
     def member() -> None: ...
@@ -189,7 +189,7 @@ def test_lost_lease_is_put_off_and_then_meets_the_outcome(app: Celery) -> None:
     """A zombie's delivery reports nothing; when it comes back it gets its successor's result."""
     from dataclasses import replace
 
-    from celery_idempotent.protocol import completed
+    from celery_idempotent.protocol.operation import completed
 
     store: MemoryStore = app.conf.idempotency_store
 

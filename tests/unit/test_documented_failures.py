@@ -23,9 +23,9 @@ from celery_idempotent import (
     StoreUnavailable,
     current_attempt,
 )
-from celery_idempotent import task as task_module
-from celery_idempotent.guard import Guard
-from celery_idempotent.record import Record
+from celery_idempotent.engine.guard import Guard
+from celery_idempotent.integration import task as task_module
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
 from tests.support.deliveries import Ended, an_app, deliver
@@ -211,7 +211,7 @@ def _limit_strikes(scene: Scene) -> None:
 
 def _no_thread(scene: Scene) -> None:
     error = StoreUnavailable("memory", "heartbeat", "can't start new thread")
-    with patch("celery_idempotent.task.heartbeat.start", side_effect=error):
+    with patch("celery_idempotent.integration.task.heartbeat.start", side_effect=error):
         assert _state(scene.deliver()) == "RETRY"
     assert scene.status is Status.RELEASED
 

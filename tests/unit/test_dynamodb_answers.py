@@ -13,8 +13,8 @@ from botocore.parsers import ResponseParserError
 from botocore.stub import Stubber
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.record import Status
-from celery_idempotent.store import RecordTooLarge, WriteFailed
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing.contract import a_record
 
@@ -116,7 +116,7 @@ def test_provisioning_waits_for_the_table_and_completes_what_is_missing(
     server: Stubber, store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table that is being created is waited for; TTL that is on is left on; recovery is asked for."""
-    monkeypatch.setattr("celery_idempotent.stores.dynamodb.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("celery_idempotent.stores.dynamodb.store.time.sleep", lambda seconds: None)
     table = {"KeySchema": [{"AttributeName": "idempotencyKey", "KeyType": "HASH"}]}
     server.add_response("create_table", {})
     server.add_response("describe_table", {"Table": {**table, "TableStatus": "CREATING"}})

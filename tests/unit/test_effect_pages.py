@@ -33,8 +33,8 @@ from celery_idempotent import (
     open_store,
     outbox,
 )
-from celery_idempotent.effects import promise
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.effects import promise
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.effects import (
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.protocol.effects import (
     AtLeastOnce,
     AtMostOnce,
     Committed,
@@ -16,9 +17,8 @@ from celery_idempotent.effects import (
     promise,
     readable,
 )
-from celery_idempotent.errors import PolicyError
-from celery_idempotent.policy import Policy
-from celery_idempotent.steps import Terms, terms_of
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.steps import Terms, terms_of
 
 DAY = timedelta(days=1)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.attempt import Attempt
-from celery_idempotent.codec import Codec
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.guard import Conflict, Finished
 from celery_idempotent.errors import (
     InFlight,
     KeyReused,
@@ -18,9 +18,9 @@ from celery_idempotent.errors import (
     SafeToRetry,
     StoreUnavailable,
 )
-from celery_idempotent.guard import Conflict, Finished
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import RecordTooLarge
 from tests.support.scene import JSON, Again, Elsewhere, Scene
 
 

@@ -8,7 +8,7 @@ from celery import Celery, Task
 from celery.signals import task_retry, task_success
 
 from celery_idempotent import IdempotentMixin, IdempotentTask, KeyReused, Policy
-from celery_idempotent.record import Record
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.testing import FaultyStore
 from tests.support.deliveries import an_app, deliver, published, redeliver
 
@@ -145,7 +145,7 @@ def test_body_whose_outcome_another_recorded_tells_nobody(app: Celery) -> None:
     store = app.conf.idempotency_store
     from dataclasses import replace
 
-    from celery_idempotent.protocol import completed
+    from celery_idempotent.protocol.operation import completed
 
     def charge(self: Any, order_id: str) -> str:
         record: Record = next(store.scan())

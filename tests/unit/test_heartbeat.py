@@ -13,13 +13,13 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-import celery_idempotent.heartbeat as heartbeat_module
-from celery_idempotent.attempt import Attempt, Written, claim
-from celery_idempotent.codec import Encoded
+import celery_idempotent.engine.heartbeat as heartbeat_module
+from celery_idempotent.engine.attempt import Attempt, Written, claim
+from celery_idempotent.engine.heartbeat import Heartbeat, heartbeat
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.heartbeat import Heartbeat, heartbeat
-from celery_idempotent.protocol import Run
-from celery_idempotent.record import Record
+from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.operation import Run
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from tests.support.waiting import wait_until
@@ -401,7 +401,7 @@ def test_a_thread_that_is_dead_is_replaced_by_the_next_attempt(store: FaultyStor
     beats = Heartbeat(clock)
     running = _attempt(store)
     beats.start(running)
-    log, deadly = logging.getLogger("celery_idempotent.heartbeat"), _Deadly()
+    log, deadly = logging.getLogger("celery_idempotent.engine.heartbeat"), _Deadly()
     log.addHandler(deadly)
     try:
         clock.pending.append(KeyboardInterrupt())

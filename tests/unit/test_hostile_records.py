@@ -28,9 +28,9 @@ from celery_idempotent import (
     StoreMisconfigured,
     StoreUnavailable,
     current_attempt,
-    signals,
 )
-from celery_idempotent.runtime import runtime_of
+from celery_idempotent.integration import signals
+from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_completion, a_record

@@ -11,8 +11,8 @@ from celery.signals import task_prerun
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, Policy, StoreUnavailable
-from celery_idempotent.publishing import DELIVERIES_HEADER, IDENTITY_HEADER, KEY_HEADER
-from celery_idempotent.record import Record, Status
+from celery_idempotent.integration.publishing import DELIVERIES_HEADER, IDENTITY_HEADER, KEY_HEADER
+from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from tests.support.deliveries import Ended, an_app, deliver, published, redeliver, settle
@@ -432,7 +432,7 @@ def test_message_that_cannot_be_published_again_goes_back_without_a_hot_loop(
 ) -> None:
     """The broker delivers it at once, so what lies in the message waits a moment first."""
     slept: list[float] = []
-    monkeypatch.setattr("celery_idempotent.conflicts.time.sleep", slept.append)
+    monkeypatch.setattr("celery_idempotent.integration.postpone.time.sleep", slept.append)
     task = _task(app, lambda self, order_id: order_id)
     app.conf.idempotency_store = FaultyStore(store, "request lost", "request lost")
 

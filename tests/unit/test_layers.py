@@ -1,165 +1,196 @@
-"""Imports point downwards only; read from the source, so that no import can hide."""
+"""Imports point downwards only; read from the source, so that no import can hide: lazy, relative, or of a name."""
 
 import ast
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import celery_idempotent
 
 ROOT = Path(celery_idempotent.__file__).parent
+GROUND = {"errors", "printable", "_version"}
+"""Beside the package's face at the root, what every room may use."""
 
-LAYERS: list[dict[str, set[str]]] = [
-    # Within a layer, a module may import those that stand before it.
-    {"printable": set(), "errors": set(), "record": set(), "_version": set()},
-    {
-        "store": set(),
-        "protocol": set(),
-        "paths": {"jmespath"},
-        "keys": {"jmespath", "pydantic_core"},
-        "codec": {"kombu"},
-        "effects": set(),
-        "policy": set(),
-        "steps": set(),
-    },
-    {
-        "stores.clock": set(),
-        "stores.reading": set(),
-        "stores.exposure": set(),
-        "stores.memory": set(),
-        "stores.dynamodb_writes": {"boto3"},
-        "stores.dynamodb": {"boto3", "botocore", "mypy_boto3_dynamodb"},
-        "stores.sql_schema": {"sqlalchemy"},
-        "stores.sql_statements": {"sqlalchemy"},
-        "stores.sql_drivers": {"psycopg", "sqlalchemy"},
-        "stores.sql_outbox": {"sqlalchemy"},
-        "stores.sql_transaction": {"sqlalchemy"},
-        "stores.sql_checks": {"sqlalchemy"},
-        "stores.sql": {"sqlalchemy"},
-        "stores.redis_url": {"redis"},
-        "stores.redis_errors": {"redis"},
-        "stores.redis": {"redis"},
-        "stores": set(),
-    },
-    {
-        "attempt": set(),
-        "heartbeat": set(),
-        "guard": {"kombu"},
-        "transactions": set(),
-        "protected": {"kombu"},
-        "handle": set(),
-        "verdicts": set(),
-    },
-    {
-        "runtime": {"celery", "kombu"},
-        "resolution": {"celery"},
-        "deliveries": {"celery"},
-        "received": {"celery"},
-        "binding": {"celery"},
-        "startup": {"celery", "click"},
-        "signals": {"celery"},
-        "handlers": {"celery"},
-        "publishing": {"celery", "kombu"},
-        "conflicts": {"celery", "kombu"},
-        "outbox": {"celery", "kombu"},
-        "task": {"celery", "kombu"},
-        "cli": {"celery", "click", "kombu"},
-    },
-    {
-        "contrib": set(),
-        "contrib.django": set(),
-        "contrib.django.transactions": {"django"},
-        "contrib.django.store": {"celery", "django", "sqlalchemy"},
-        "contrib.django.fields": {"django"},
-        "contrib.django.operations": {"django", "sqlalchemy"},
-        "contrib.django.templatetags": set(),
-        "contrib.django.templatetags.celery_idempotent": {"django"},
-        "contrib.django.migrations": set(),
-        "contrib.django.migrations.0001_initial": {"django"},
-        "contrib.django.migrations.0002_complete_tables": {"django"},
-        "contrib.django.models": {"django"},
-        "contrib.django.project": {"celery", "django"},
-        "contrib.django.display": set(),
-        "contrib.django.forms": {"django"},
-        "contrib.django.checks": {"django"},
-        "contrib.django.apps": {"django"},
-        "contrib.django.admin": {"django"},
-    },
-    {"": set()},
-]
-"""From the ground up: by layer its modules, and the packages beyond the standard library they may import."""
+MAY_USE: dict[str, set[str]] = {
+    "protocol": set(),
+    "engine": {"protocol"},
+    "stores": {"protocol"},
+    "integration": {"protocol", "engine", "stores"},
+    "contrib": {"protocol", "engine", "stores", "integration"},
+    "testing": {"protocol", "engine", "stores", "integration"},
+}
+"""The rooms from the ground up, and the rooms below each that it may import from."""
 
-HALVES = (set(LAYERS[2]), {"attempt", "heartbeat", "guard", "transactions", "protected", "handle", "verdicts"})
-"""Two halves of one level: stores know nothing of attempts, attempts nothing of any store."""
+FACES = {
+    "__init__": {"protocol", "engine", "stores", "integration"},
+    "signals": {"integration"},
+    "outbox": {"integration"},
+}
+"""Modules at the root that hand on what is public and define nothing."""
 
-PURE = {"printable", "record", "errors", "protocol", "policy", "paths", "keys", "store"}
-FORBIDDEN_IN_PURE = {"time", "random", "secrets", "os", "socket", "threading", "logging"}
+PACKAGES: dict[str, set[str]] = {
+    "errors": set(),
+    "printable": set(),
+    "_version": set(),
+    "__init__": set(),
+    "signals": set(),
+    "outbox": set(),
+    "protocol": set(),
+    "protocol.paths": {"jmespath"},
+    "protocol.keys": {"jmespath", "pydantic_core"},
+    "protocol.codec": {"kombu"},
+    "engine": {"kombu"},
+    "stores": set(),
+    "stores.dynamodb": {"boto3", "botocore", "mypy_boto3_dynamodb"},
+    "stores.redis": {"redis"},
+    "stores.sql": {"psycopg", "sqlalchemy"},
+    "integration": {"celery", "click", "kombu"},
+    "contrib": set(),
+    "contrib.django": {"celery", "django", "sqlalchemy"},
+    "testing": {"celery", "kombu", "pytest", "sqlalchemy"},
+}
+"""By the longest prefix: the packages beyond the standard library that may be imported. A driver is known to its store
+alone, Celery to the rooms above the engine."""
 
-
-def _imports(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {each.name for each in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            if node.module == "celery_idempotent":
-                found |= {f"celery_idempotent.{each.name}" for each in node.names}
-    return found
+IMPURE = {"time", "random", "secrets", "os", "socket", "threading", "logging"}
+"""What reads a clock, draws a number, keeps a thread or does I/O: not in the protocol, nor on the ground."""
 
 
 def _modules() -> dict[str, Path]:
-    found = {}
-    for path in ROOT.rglob("*.py"):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip(".")
-        if not name.startswith("testing"):
-            found[name] = path
-    return found
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
 
 
-def test_every_module_has_a_layer() -> None:
-    """A new module must be given its place."""
-    assert set(_modules()) == {name for layer in LAYERS for name in layer}
+MODULES = _modules()
 
 
-def test_imports_point_downwards() -> None:
-    """No module imports one of a higher layer, or one of its own that stands after it."""
-    below: set[str] = set()
-    for layer in LAYERS:
-        for name in layer:
-            own = {
-                each.removeprefix("celery_idempotent").lstrip(".")
-                for each in _imports(_modules()[name])
-                if each.split(".")[0] == "celery_idempotent"
-            } & set(_modules())
-            assert own - {""} <= below, f"{name} imports upwards: {own - below}"
-            below.add(name)
+def _imports(name: str, source: str) -> Iterator[str]:
+    """The absolute name of everything that a module imports, wherever in it: of ``from a import b`` it is ``a.b``."""
+    package = ["celery_idempotent", *name.split(".")][:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{origin}.{each.name}" for each in node.names)
 
 
-def test_the_halves_do_not_know_each_other() -> None:
-    """Attempts and stores meet only in the Store protocol."""
-    for half, other in (HALVES, HALVES[::-1]):
-        for name in half:
-            used = {each.removeprefix("celery_idempotent.") for each in _imports(_modules()[name])}
-            assert not used & other, name
+def _imports_of(name: str) -> set[str]:
+    return set(_imports(name, MODULES[name].read_text()))
 
 
-def test_only_declared_packages_are_imported() -> None:
-    """Celery is imported by the top layer alone, a driver by its own store alone, and nothing else at all."""
-    import sys
-
-    for layer in LAYERS:
-        for name, allowed in layer.items():
-            roots = {each.split(".")[0] for each in _imports(_modules()[name])}
-            assert roots - set(sys.stdlib_module_names) - {"celery_idempotent"} <= allowed, name
+def _room(name: str) -> str:
+    """The folder that a module or an import is in; at the root, its own name."""
+    return name.split(".")[0]
 
 
-def test_the_pure_part_has_no_clock_randomness_or_io() -> None:
+def _own(imports: set[str]) -> set[str]:
+    return {
+        each.removeprefix("celery_idempotent").lstrip(".")
+        for each in imports
+        if each.split(".")[0] == "celery_idempotent"
+    }
+
+
+def _refused(name: str, imports: set[str]) -> set[str]:
+    """The imports that point upwards, sideways or to the package's face."""
+    room = _room(name)
+    allowed = MAY_USE[room] | {room} if room in MAY_USE else FACES.get(name, set())
+    return {each for each in _own(imports) if _room(each) not in allowed | GROUND}
+
+
+def _circles(rooms: dict[str, set[str]]) -> set[str]:
+    """The modules that import themselves by way of others."""
+    reached = {name: set(used) for name, used in rooms.items()}
+    for middle in rooms:
+        for name in rooms:
+            if middle in reached[name]:
+                reached[name] |= reached[middle]
+    return {name for name in rooms if name in reached[name]}
+
+
+def _module_of(imported: str) -> str | None:
+    """The module that ``a.b.c`` is in or is."""
+    parts = imported.split(".")
+    for length in range(len(parts), 0, -1):
+        name = ".".join(parts[:length])
+        if name in MODULES:
+            return name
+        if f"{name}.__init__" in MODULES:
+            return f"{name}.__init__"
+    return None
+
+
+def test_every_module_has_a_room() -> None:
+    """What stands at the root is a face or the ground; everything else is in a room."""
+    rooms = {_room(name) for name in MODULES}
+    assert rooms == {*MAY_USE, *FACES, *GROUND}
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_imports_point_downwards(name: str) -> None:
+    """A module imports from its own room and from those below, and never from the package's face."""
+    assert not _refused(name, _imports_of(name))
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Within a room, too, there is an order."""
+    used = {
+        name: {module for each in _own(_imports_of(name)) if (module := _module_of(each)) not in (None, name)}
+        for name in MODULES
+        if not name.endswith("__init__")
+    }
+    assert not _circles({name: {str(each) for each in uses} for name, uses in used.items()})
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_only_declared_packages_are_imported(name: str) -> None:
+    """A driver is imported by its own store alone, Celery above the engine, and nothing else at all."""
+    prefixes = [prefix for prefix in PACKAGES if name == prefix or name.startswith(f"{prefix}.")]
+    allowed = PACKAGES[max(prefixes, key=len)]
+    roots = {each.split(".")[0] for each in _imports_of(name)}
+    assert roots - set(sys.stdlib_module_names) - {"celery_idempotent"} <= allowed
+
+
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if _room(name) in {"protocol", *GROUND}))
+def test_the_pure_part_has_no_clock_randomness_or_io(name: str) -> None:
     """What decides takes the time and every nonce as an argument."""
-    for name in PURE:
-        roots = {each.split(".")[0] for each in _imports(_modules()[name])}
-        assert not roots & FORBIDDEN_IN_PURE, name
+    assert not {each.split(".")[0] for each in _imports_of(name)} & IMPURE
 
 
-def test_testing_is_imported_by_nobody() -> None:
-    """The test kit stands beside the library, not under it."""
-    for name, path in _modules().items():
-        assert not any(each.startswith("celery_idempotent.testing") for each in _imports(path)), name
+@pytest.mark.parametrize("name", sorted(FACES))
+def test_a_face_defines_nothing(name: str) -> None:
+    """It only hands on names, so that whoever looks for a thing finds it in its room."""
+    body = ast.parse(MODULES[name].read_text()).body
+    assert all(isinstance(node, ast.Import | ast.ImportFrom | ast.Expr | ast.Assign) for node in body)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("protocol.keys", "def f():\n    import celery_idempotent"),
+        ("protocol.keys", "from celery_idempotent import Policy"),
+        ("protocol.keys", "from .. import engine"),
+        ("protocol.keys", "from ..engine import attempt"),
+        ("protocol.keys", "def f():\n    from celery_idempotent.stores import open_store"),
+        ("engine.guard", "from celery_idempotent import stores"),
+        ("engine.guard", "import celery_idempotent.stores.memory"),
+        ("stores.memory", "from celery_idempotent.engine.attempt import Attempt"),
+        ("stores.sql.store", "from ...integration import task"),
+        ("integration.task", "from celery_idempotent.testing import FakeClock"),
+        ("integration.task", "from celery_idempotent import signals"),
+        ("contrib.django.store", "from celery_idempotent.testing import FakeClock"),
+        ("signals", "from celery_idempotent.testing import FakeClock"),
+        ("errors", "from celery_idempotent.protocol.record import Record"),
+    ],
+)
+def test_an_import_cannot_hide(name: str, source: str) -> None:
+    """Lazy and relative ones count, and so does the package's face."""
+    assert _refused(name, set(_imports(name, source)))
+
+
+def test_a_circle_is_found() -> None:
+    """Of three modules, and not of those that only lead to it."""
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == {"a", "b", "c"}

@@ -22,11 +22,12 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import Engine, case, create_engine, update
 from sqlalchemy.orm import Session
 
-from celery_idempotent import IdempotentTask, PolicyError, StoreUnavailable, outbox
-from celery_idempotent.cli import idempotency
-from celery_idempotent.codec import Codec
-from celery_idempotent.runtime import runtime_of
-from celery_idempotent.store import OutboxMessage
+from celery_idempotent import IdempotentTask, PolicyError, StoreUnavailable
+from celery_idempotent.integration import outbox
+from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.sql import SQLStore
 from tests.support.deliveries import an_app, deliver, published
 from tests.support.waiting import wait_until
@@ -262,7 +263,7 @@ def test_look_ends_before_others_can_take_what_it_has(
     publish = outbox._publish
     monkeypatch.setattr(outbox, "_HOLD", 60_000)
     clock = [0.0]
-    monkeypatch.setattr("celery_idempotent.outbox.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("celery_idempotent.integration.outbox.time.monotonic", lambda: clock[0])
 
     def slow(*arguments: Any) -> None:
         clock[0] += 31
@@ -341,7 +342,7 @@ def test_command_looks_again_until_it_is_interrupted(
             raise KeyboardInterrupt
         _waiting(app, engine, f"o-{len(pauses)}")
 
-    monkeypatch.setattr("celery_idempotent.cli.time.sleep", pause)
+    monkeypatch.setattr("celery_idempotent.integration.cli.time.sleep", pause)
     result = _command(app, "--every", "7")
 
     assert result.output.startswith("published 1\npublished 1\n")

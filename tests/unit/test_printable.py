@@ -14,12 +14,12 @@ from click.testing import CliRunner
 from sqlalchemy import create_engine
 
 from celery_idempotent import IdempotentTask, Policy, Record, StoreUnavailable, outbox, signals
-from celery_idempotent.attempt import Attempt, claim
-from celery_idempotent.cli import idempotency
-from celery_idempotent.heartbeat import Heartbeat
+from celery_idempotent.engine.attempt import Attempt, claim
+from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol import Run
-from celery_idempotent.store import OutboxMessage
+from celery_idempotent.protocol.operation import Run
+from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import FaultyStore

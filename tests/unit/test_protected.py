@@ -9,8 +9,9 @@ from uuid import uuid4
 import pytest
 from celery import Celery
 
-from celery_idempotent.codec import Codec
-from celery_idempotent.effects import Fenced
+from celery_idempotent.engine.guard import Finished
+from celery_idempotent.engine.protected import Protected
+from celery_idempotent.engine.transaction import derived_id
 from celery_idempotent.errors import (
     LeaseLost,
     OutcomeUnknown,
@@ -20,14 +21,13 @@ from celery_idempotent.errors import (
     StoreUnavailable,
     WriteRefused,
 )
-from celery_idempotent.guard import Finished
-from celery_idempotent.protected import Protected
-from celery_idempotent.record import Record, Status
-from celery_idempotent.steps import Step
-from celery_idempotent.store import RecordTooLarge, WriteFailed
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.effects import Fenced
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.steps import Step
+from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreWrapper
-from celery_idempotent.transactions import derived_id
 from tests.support.deliveries import published
 from tests.support.scene import Again, Scene
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_idempotent.protocol import (
+from celery_idempotent.protocol.operation import (
     Ending,
     GiveUp,
     InFlight,
@@ -29,7 +29,7 @@ from celery_idempotent.protocol import (
     renewed,
     settle,
 )
-from celery_idempotent.record import Record, Status
+from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.testing.contract import a_record
 
 NOW = 1_800_000_100_000

@@ -7,8 +7,8 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, KeyMissing, Policy
-from celery_idempotent.conflicts import _postpone
-from celery_idempotent.publishing import CONFLICTS_HEADER
+from celery_idempotent.integration.postpone import _postpone
+from celery_idempotent.integration.publishing import CONFLICTS_HEADER
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_conflict_on_a_standard_queue_is_delayed_by_sqs(
     charge.push_request(
         id="a", args=[7], kwargs={}, called_directly=False, delivery_info={"exchange": "", "routing_key": "standard"}
     )
-    monkeypatch.setattr("celery_idempotent.conflicts.random.random", lambda: 0.3)
+    monkeypatch.setattr("celery_idempotent.integration.postpone.random.random", lambda: 0.3)
     with pytest.raises(Retry):
         _postpone(charge, Policy(backoff=5), CONFLICTS_HEADER, KeyMissing("t", "x"), bounds=())
     charge.pop_request()

@@ -41,15 +41,15 @@ from celery_idempotent import (
     signals,
     stores,
 )
-from celery_idempotent import task as task_module
-from celery_idempotent.cli import idempotency
-from celery_idempotent.guard import EventName
-from celery_idempotent.keys import canonical
-from celery_idempotent.publishing import HEADERS, KEY_HEADER
-from celery_idempotent.record import Record
+from celery_idempotent.engine.guard import EventName
+from celery_idempotent.integration import task as task_module
+from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.integration.publishing import HEADERS, KEY_HEADER
+from celery_idempotent.protocol.keys import canonical
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.stores.sql_schema import OUTBOX, TABLE
+from celery_idempotent.stores.sql.schema import OUTBOX, TABLE
 from celery_idempotent.testing import FakeClock, FaultyStore
 from tests.support.deliveries import an_app, deliver, published
 from tests.support.documents import DOCS, DOCUMENTS, ROOT, anchors, code, execute_block, table, words

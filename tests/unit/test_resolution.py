@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent import IdempotentTask, OutcomeUnknown, PolicyError, Status, resolve, verdicts
-from celery_idempotent.runtime import runtime_of
-from celery_idempotent.steps import Step
+from celery_idempotent import IdempotentTask, OutcomeUnknown, PolicyError, Status, resolve
+from celery_idempotent.engine import operator
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.protocol.steps import Step
 from tests.support.deliveries import an_app
 
 
@@ -78,7 +79,7 @@ def test_release_leaves_a_begun_step_in_doubt(app: Celery, phone: _Phone, in_dou
     left_behind = replace(unknown, status=Status.IN_PROGRESS, revision="left behind", lease_until=0)
     store.swap(left_behind, unknown.revision)
 
-    released = verdicts.release(store, key, grace=0)
+    released = operator.release(store, key, grace=0)
 
     assert "sms" in released.steps
     with pytest.raises(OutcomeUnknown):

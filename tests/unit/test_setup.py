@@ -24,9 +24,9 @@ from celery_idempotent import (
     StoreUnavailable,
     open_store,
 )
-from celery_idempotent.cli import idempotency
-from celery_idempotent.runtime import runtime_of
-from celery_idempotent.startup import StoreCheck
+from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.startup import StoreCheck
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_record
@@ -94,7 +94,8 @@ def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
     import sys
 
     monkeypatch.setitem(sys.modules, "boto3", None)
-    monkeypatch.delitem(sys.modules, "celery_idempotent.stores.dynamodb", raising=False)
+    for module in ("celery_idempotent.stores.dynamodb", "celery_idempotent.stores.dynamodb.store"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
 
     with pytest.raises(PolicyError, match=r'pip install "celery-idempotent\[dynamodb\]"'):
         open_store("dynamodb://@eu-west-1/t")
@@ -339,7 +340,7 @@ def test_verdict_does_not_overwrite_a_change_meanwhile(app: Celery) -> None:
     """A record that changed since it was read keeps its change."""
     from dataclasses import replace
 
-    from celery_idempotent import verdicts
+    from celery_idempotent.engine import operator
 
     class Changing(MemoryStore):
         def get(self, key: str) -> Any:
@@ -353,4 +354,4 @@ def test_verdict_does_not_overwrite_a_change_meanwhile(app: Celery) -> None:
     store.swap(record, None)
 
     with pytest.raises(PolicyError, match="meanwhile"):
-        verdicts.rerun(store, record.key)
+        operator.rerun(store, record.key)

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql_drivers import is_dead
+from celery_idempotent.stores.sql.drivers import is_dead
 from celery_idempotent.testing.contract import a_record
 
 

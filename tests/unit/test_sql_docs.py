@@ -7,10 +7,10 @@ import re
 import pytest
 
 from celery_idempotent.stores import open_store
-from celery_idempotent.stores.sql import _POOL_SIZE, _TIMEOUT, SQLStore
-from celery_idempotent.stores.sql_drivers import _DRIVERS, _RECYCLE
-from celery_idempotent.stores.sql_schema import ddl
-from celery_idempotent.stores.sql_statements import _STALE_ANSWERS
+from celery_idempotent.stores.sql.drivers import _DRIVERS, _RECYCLE
+from celery_idempotent.stores.sql.schema import ddl
+from celery_idempotent.stores.sql.statements import _STALE_ANSWERS
+from celery_idempotent.stores.sql.store import _POOL_SIZE, _TIMEOUT, SQLStore
 from tests.support.documents import DOCS, code, table
 
 PAGE = DOCS / "sql.md"

@@ -13,9 +13,9 @@ from pymysql.converters import escape_bytes, escape_string
 from sqlalchemy import Executable
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.record import SCHEMA, Record, Status
-from celery_idempotent.stores.sql_schema import DIALECTS, KEY, records
-from celery_idempotent.stores.sql_statements import (
+from celery_idempotent.protocol.record import SCHEMA, Record, Status
+from celery_idempotent.stores.sql.schema import DIALECTS, KEY, records
+from celery_idempotent.stores.sql.statements import (
     DuplicateKey,
     Parameters,
     Reply,

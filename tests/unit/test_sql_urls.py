@@ -12,9 +12,8 @@ from sqlalchemy import URL, create_engine, make_url
 
 from celery_idempotent import open_store
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.stores import sql_drivers
-from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql_schema import OUTBOX, TABLE, metadata, outbox, records
+from celery_idempotent.stores.sql import SQLStore, drivers
+from celery_idempotent.stores.sql.schema import OUTBOX, TABLE, metadata, outbox, records
 
 PG = "postgresql+psycopg://app:very-secret@db.example:6432/shop"
 
@@ -52,10 +51,10 @@ def _installed(*modules: str) -> Any:
 
 def test_url_without_a_driver_takes_the_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has only psycopg2 or mysqlclient need not say so."""
-    monkeypatch.setattr(sql_drivers, "find_spec", _installed("psycopg2", "MySQLdb"))
+    monkeypatch.setattr(drivers, "find_spec", _installed("psycopg2", "MySQLdb"))
 
-    assert sql_drivers.connectable(make_url("postgresql://h/d")).drivername == "postgresql+psycopg2"
-    assert sql_drivers.connectable(make_url("mariadb://h/d")).drivername == "mariadb+mysqldb"
+    assert drivers.connectable(make_url("postgresql://h/d")).drivername == "postgresql+psycopg2"
+    assert drivers.connectable(make_url("mariadb://h/d")).drivername == "mariadb+mysqldb"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_url_without_a_driver_takes_the_one_that_is_there(monkeypatch: pytest.Mo
 )
 def test_missing_driver_says_what_to_install(url: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the setting is read, not where the first task runs."""
-    monkeypatch.setattr(sql_drivers, "find_spec", _installed())
+    monkeypatch.setattr(drivers, "find_spec", _installed())
 
     with pytest.raises(PolicyError) as raised:
         open_store(url)
@@ -132,7 +131,7 @@ def test_default_table_is_the_one_for_alembic() -> None:
 
 def test_module_that_alembic_is_given_has_every_table() -> None:
     """Importing it alone is enough: what is not in its metadata, autogenerate would not create, or even drop."""
-    program = "from celery_idempotent.stores.sql_schema import metadata; print(*sorted(metadata.tables))"
+    program = "from celery_idempotent.stores.sql.schema import metadata; print(*sorted(metadata.tables))"
 
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
@@ -221,14 +220,14 @@ def test_timeouts_reach_the_driver_and_the_query_counts_more(url: str, settings:
     """What a driver is told besides its URL; a setting of the user's is not touched, options are added to."""
     parsed = make_url(url)
 
-    assert sql_drivers._SETTINGS[parsed.drivername](parsed.query, 2.5) == settings
+    assert drivers._SETTINGS[parsed.drivername](parsed.query, 2.5) == settings
 
 
 def test_every_driver_that_is_accepted_has_its_timeouts() -> None:
     """Otherwise a server that hangs would be waited for as long as it pleases."""
-    accepted = {f"{dialect}+{name}" for dialect, drivers in sql_drivers._DRIVERS.items() for name in drivers}
+    accepted = {f"{dialect}+{name}" for dialect, names in drivers._DRIVERS.items() for name in names}
 
-    assert accepted == set(sql_drivers._SETTINGS)
+    assert accepted == set(drivers._SETTINGS)
 
 
 def test_traceback_of_a_refused_url_has_no_password() -> None:

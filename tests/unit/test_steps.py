@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent.codec import Encoded
-from celery_idempotent.protocol import OnTakeover
-from celery_idempotent.steps import (
+from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.operation import OnTakeover
+from celery_idempotent.protocol.steps import (
     Begin,
     Begun,
     Call,

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.attempt import Attempt
-from celery_idempotent.codec import Codec
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.guard import Conflict, Event, Finished
+from celery_idempotent.engine.protected import Protected
 from celery_idempotent.errors import (
     LeaseLost,
     OutcomeUnknown,
@@ -17,10 +18,9 @@ from celery_idempotent.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
-from celery_idempotent.guard import Conflict, Event, Finished
-from celery_idempotent.protected import Protected
-from celery_idempotent.record import Record, Status, bounded
-from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.record import Record, Status, bounded
+from celery_idempotent.protocol.store import RecordTooLarge
 from tests.support.scene import Again, Scene
 
 

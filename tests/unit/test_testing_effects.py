@@ -15,10 +15,12 @@ from celery.exceptions import Reject
 from sqlalchemy import Column, MetaData, String, Table, create_engine, func, select
 from sqlalchemy.orm import Session
 
-from celery_idempotent import AtMostOnce, IdempotencyWarning, IdempotentTask, Keyed, Policy, attempt, protocol
+from celery_idempotent import AtMostOnce, IdempotencyWarning, IdempotentTask, Keyed, Policy
+from celery_idempotent.engine import attempt
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.protocol import Replay, Request, Run, Written
-from celery_idempotent.record import Record, Status
+from celery_idempotent.protocol import operation as protocol
+from celery_idempotent.protocol.operation import Replay, Request, Run, Written
+from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore

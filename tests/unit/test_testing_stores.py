@@ -6,8 +6,8 @@ import pytest
 from celery import Celery
 
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.record import Status
-from celery_idempotent.store import Store
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing import FakeStore
 from celery_idempotent.testing.contract import a_record
 from celery_idempotent.testing.stores import installed

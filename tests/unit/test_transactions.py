@@ -6,15 +6,15 @@ from typing import Any, Literal
 import pytest
 from celery import Celery
 
-from celery_idempotent.codec import Encoded
+from celery_idempotent.engine.guard import Finished
+from celery_idempotent.engine.protected import Protected
+from celery_idempotent.engine.transaction import derived_id
 from celery_idempotent.errors import LeaseLost, PolicyError, ResultLost, StoreUnavailable
-from celery_idempotent.guard import Finished
-from celery_idempotent.protected import Protected
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import OutboxMessage, RecordTooLarge
+from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
-from celery_idempotent.transactions import derived_id
 from tests.support.scene import JSON, Scene
 
 Fate = Literal["committed", "committed, reply lost", "undone, reply lost", "refused"]

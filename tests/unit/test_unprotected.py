@@ -7,8 +7,8 @@ import pytest
 from celery import Celery, Task
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError, StoreUnavailable
-from celery_idempotent.record import Record
-from celery_idempotent.steps import Step
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.steps import Step
 from celery_idempotent.testing import FakeStore
 from tests.support.deliveries import an_app, deliver, published
 

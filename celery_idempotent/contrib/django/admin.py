@@ -1,7 +1,7 @@
 """The admin page: look at records, release claims, and resolve outcomes that are UNKNOWN.
 
-Nothing is edited here. A verdict is given by :mod:`celery_idempotent.verdicts` on the record that the person saw,
-so a record that changed meanwhile keeps its change.
+Nothing is edited here. A verdict is given by :mod:`celery_idempotent.engine.operator` on the record that the person
+saw, so a record that changed meanwhile keeps its change.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +20,14 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 
-from celery_idempotent import verdicts
 from celery_idempotent.contrib.django import display, project
 from celery_idempotent.contrib.django.forms import ReleaseForm, ResolveForm
 from celery_idempotent.contrib.django.models import IdempotencyRecord
+from celery_idempotent.engine import operator
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import one_line
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import RecordTooLarge
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import RecordTooLarge
 
 __all__ = ["IdempotencyRecordAdmin"]
 
@@ -360,14 +360,14 @@ class IdempotencyRecordAdmin(_Admin):
         store, key, revision = project.store_of_admin(), row.record.key, given["revision"]
         if given["verdict"] == "rerun":
             done = "Resolved: it did not happen. The next delivery runs the task; if there is none, publish it again."
-            self._give(request, row, done, lambda: verdicts.rerun(store, key, seen_revision=revision))
+            self._give(request, row, done, lambda: operator.rerun(store, key, seen_revision=revision))
             return
         codec, retain = project.runtime().codec, project.policy_of(row.record).retain_ms
         self._give(
             request,
             row,
             "Resolved: it happened. Later deliveries get the result.",
-            lambda: verdicts.completed(store, codec, key, given["value"], retain=retain, seen_revision=revision),
+            lambda: operator.completed(store, codec, key, given["value"], retain=retain, seen_revision=revision),
         )
 
     def _release(self, request: HttpRequest, row: IdempotencyRecord, revision: str) -> None:
@@ -375,7 +375,7 @@ class IdempotencyRecordAdmin(_Admin):
 
         def release() -> Record:
             grace = project.policy_of(row.record).grace_ms
-            return verdicts.release(store, row.record.key, grace=grace, seen_revision=revision)
+            return operator.release(store, row.record.key, grace=grace, seen_revision=revision)
 
         self._give(
             request,

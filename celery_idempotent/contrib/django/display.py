@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from celery_idempotent.printable import one_line
-from celery_idempotent.steps import Begun, from_plain
+from celery_idempotent.protocol.steps import Begun, from_plain
 
 __all__ = ["duration", "json_text", "outcome", "short_key", "size", "step_states", "utc", "utc_short"]
 

@@ -8,14 +8,14 @@ from django.db import models
 from celery_idempotent.contrib.django.fields import KeyField
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.printable import one_line
-from celery_idempotent.record import Record
-from celery_idempotent.stores.sql_schema import KEY, OUTBOX, TABLE
-from celery_idempotent.stores.sql_statements import record_of
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.stores.sql.schema import KEY, OUTBOX, TABLE
+from celery_idempotent.stores.sql.statements import record_of
 
 __all__ = ["IdempotencyOutbox", "IdempotencyRecord"]
 
 _REFUSAL = (
-    "idempotency records are changed by compare-and-swap alone; give a verdict by celery_idempotent.verdicts, "
+    "idempotency records are changed by compare-and-swap alone; give a verdict by celery_idempotent.engine.operator, "
     "on the admin page, or by: celery -A <your app> idempotency"
 )
 
@@ -32,7 +32,7 @@ class _ReadOnlyQuerySet(models.QuerySet["IdempotencyRecord"]):
 
 
 class IdempotencyRecord(models.Model):
-    """One idempotency key and all that is known about it; see :class:`celery_idempotent.record.Record`."""
+    """One idempotency key and all that is known about it; see :class:`celery_idempotent.protocol.record.Record`."""
 
     key = KeyField(primary_key=True, db_column=KEY)
     status = models.CharField(max_length=16)

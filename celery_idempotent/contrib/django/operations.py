@@ -10,7 +10,7 @@ from sqlalchemy import Table
 from sqlalchemy.schema import DDLElement, DropTable
 
 from celery_idempotent.contrib.django.store import dialect_of
-from celery_idempotent.stores.sql_schema import completion, creation, outbox, records
+from celery_idempotent.stores.sql.schema import completion, creation, outbox, records
 
 __all__ = ["CompleteTables", "CreateTables"]
 

@@ -7,10 +7,10 @@ from django.db import DEFAULT_DB_ALIAS
 
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.policy import Policy
-from celery_idempotent.record import Record
-from celery_idempotent.runtime import Runtime, runtime_of
-from celery_idempotent.task import IdempotentMixin
+from celery_idempotent.integration.settings import Runtime, runtime_of
+from celery_idempotent.integration.task import IdempotentMixin
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record
 
 __all__ = ["idempotent_tasks", "policy_of", "runtime", "store_of_admin", "why_records_are_elsewhere"]
 

@@ -31,14 +31,14 @@ from sqlalchemy.engine.interfaces import Dialect
 from celery_idempotent.contrib.django.transactions import DjangoTransaction
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import scheme_of
-from celery_idempotent.record import Record, Status
-from celery_idempotent.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
 from celery_idempotent.stores.clock import ServerClock
-from celery_idempotent.stores.sql_checks import try_out, warn_of_exposure, warn_of_losses
-from celery_idempotent.stores.sql_drivers import explained, gave_way, is_dead, is_duplicate
-from celery_idempotent.stores.sql_outbox import OutboxStatements
-from celery_idempotent.stores.sql_schema import outbox, records
-from celery_idempotent.stores.sql_statements import (
+from celery_idempotent.stores.sql.checks import try_out, warn_of_exposure, warn_of_losses
+from celery_idempotent.stores.sql.drivers import explained, gave_way, is_dead, is_duplicate
+from celery_idempotent.stores.sql.outbox import OutboxStatements
+from celery_idempotent.stores.sql.schema import outbox, records
+from celery_idempotent.stores.sql.statements import (
     MYSQL_GREETING,
     SERVER_NOW,
     DuplicateKey,
@@ -106,7 +106,7 @@ class DjangoStore:
         return f"django://{self.alias}"
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.store.Store.swap`."""
+        """See :meth:`celery_idempotent.stores.Store.swap`."""
         return self._statements.swap(self._asking("swap"), new, expected)
 
     def swap_on(self, connection: BaseDatabaseWrapper, new: Record, expected: str | None) -> Record | None:
@@ -115,7 +115,7 @@ class DjangoStore:
             return self._statements.swap(partial(self._execute, connection), new, expected)
 
     def begin(self, using: Any = None) -> DjangoTransaction:
-        """See :meth:`celery_idempotent.store.TransactionalStore.begin`; an ``atomic()`` block, for models and cursors.
+        """See :meth:`celery_idempotent.stores.TransactionalStore.begin`; an ``atomic()`` block, for models and cursors.
 
         Args:
             using: Nothing: the connection is the thread's own.
@@ -125,7 +125,7 @@ class DjangoStore:
         return DjangoTransaction(self, connection, partial(_give_back, connection, was_open))
 
     def enqueue(self, message: OutboxMessage, using: Any = None) -> None:
-        """See :meth:`celery_idempotent.store.Outbox.enqueue`; in the ``atomic()`` block around it, or at once."""
+        """See :meth:`celery_idempotent.stores.Outbox.enqueue`; in the ``atomic()`` block around it, or at once."""
         self._refuse_using(using)
         now = self.now()
         with self._borrowed("enqueue") as connection:
@@ -133,23 +133,23 @@ class DjangoStore:
             self._outbox.enqueue(partial(self._execute, connection), message, now)
 
     def take(self, limit: int, hold: int) -> list[TakenMessage]:
-        """See :meth:`celery_idempotent.store.Outbox.take`."""
+        """See :meth:`celery_idempotent.stores.Outbox.take`."""
         return self._outbox.take(self._asking("take"), limit, self.now(), hold)
 
     def give_back(self, messages: Sequence[TakenMessage]) -> None:
-        """See :meth:`celery_idempotent.store.Outbox.give_back`."""
+        """See :meth:`celery_idempotent.stores.Outbox.give_back`."""
         self._outbox.give_back(self._asking("give_back"), messages)
 
     def postpone(self, message: TakenMessage, pause: int, reason: str) -> None:
-        """See :meth:`celery_idempotent.store.Outbox.postpone`."""
+        """See :meth:`celery_idempotent.stores.Outbox.postpone`."""
         self._outbox.postpone(self._asking("postpone"), message, self.now() + pause, reason)
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """See :meth:`celery_idempotent.store.Outbox.forget`."""
+        """See :meth:`celery_idempotent.stores.Outbox.forget`."""
         self._outbox.forget(self._asking("forget"), numbers)
 
     def waiting(self, limit: int) -> list[WaitingMessage]:
-        """See :meth:`celery_idempotent.store.Outbox.waiting`."""
+        """See :meth:`celery_idempotent.stores.Outbox.waiting`."""
         return self._outbox.waiting(self._asking("waiting"), limit)
 
     @contextmanager
@@ -163,27 +163,27 @@ class DjangoStore:
             raise explained(cause, repr(self), operation, creation=creation) from cause
 
     def get(self, key: str) -> Record | None:
-        """See :meth:`celery_idempotent.store.Store.get`; inside a transaction, what that transaction sees."""
+        """See :meth:`celery_idempotent.stores.Store.get`; inside a transaction, what that transaction sees."""
         return self._statements.get(self._asking("get"), key)
 
     def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
-        """See :meth:`celery_idempotent.store.Store.scan`; in the order of the keys, by many short statements."""
+        """See :meth:`celery_idempotent.stores.Store.scan`; in the order of the keys, by many short statements."""
         return self._statements.scan(self._asking("scan"), status=status, task=task)
 
     def delete(self, key: str, expected: str) -> bool:
-        """See :meth:`celery_idempotent.store.Store.delete`."""
+        """See :meth:`celery_idempotent.stores.Store.delete`."""
         return self._statements.delete(self._asking("delete"), key, expected)
 
     def purge(self, limit: int) -> int:
-        """See :meth:`celery_idempotent.store.PurgeableStore.purge`."""
+        """See :meth:`celery_idempotent.stores.PurgeableStore.purge`."""
         return self._statements.purge(self._asking("purge"), limit, self.now())
 
     def now(self) -> int:
-        """See :meth:`celery_idempotent.store.Store.now`; on SQLite, which has no server, this machine's clock."""
+        """See :meth:`celery_idempotent.stores.Store.now`; on SQLite, which has no server, this machine's clock."""
         return time.time_ns() // 1_000_000 if self._dialect.name == "sqlite" else self._clock.now()
 
     def verify(self) -> None:
-        """See :meth:`celery_idempotent.store.VerifiableStore.verify`; writes records and takes them back.
+        """See :meth:`celery_idempotent.stores.VerifiableStore.verify`; writes records and takes them back.
 
         Warns of settings under which the server forgets what it has acknowledged.
         """

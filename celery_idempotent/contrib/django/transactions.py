@@ -8,8 +8,8 @@ from django.db import Error, IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.record import Record
-from celery_idempotent.store import OutboxMessage
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import OutboxMessage
 
 __all__ = ["DjangoTransaction"]
 
@@ -29,7 +29,7 @@ class _Undone(Exception):
 
 
 class DjangoTransaction:
-    """See :class:`celery_idempotent.store.Transaction`; an ``atomic(durable=True)`` block on Django's connection.
+    """See :class:`celery_idempotent.stores.Transaction`; an ``atomic(durable=True)`` block on Django's connection.
 
     Args:
         store: Whose record is written.
@@ -51,7 +51,7 @@ class DjangoTransaction:
         self._depth = len(connection.savepoint_ids)
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.store.Transaction.swap`."""
+        """See :meth:`celery_idempotent.stores.Transaction.swap`."""
         if not self.connection.in_atomic_block or len(self.connection.savepoint_ids) != self._depth:
             raise PolicyError(
                 "transaction", "not at its own level", "end every atomic() of yours before: return tx.done(...)"
@@ -65,11 +65,11 @@ class DjangoTransaction:
         return self._store.swap_on(self.connection, new, expected)
 
     def enqueue(self, message: OutboxMessage) -> None:
-        """See :meth:`celery_idempotent.store.Transaction.enqueue`."""
+        """See :meth:`celery_idempotent.stores.Transaction.enqueue`."""
         self._store.enqueue(message, None)
 
     def commit(self) -> None:
-        """See :meth:`celery_idempotent.store.Transaction.commit`.
+        """See :meth:`celery_idempotent.stores.Transaction.commit`.
 
         Callbacks of ``transaction.on_commit`` run after it. The outcome is certain by then, so one that raises is
         logged by Django and changes nothing.
@@ -97,7 +97,7 @@ class DjangoTransaction:
             self._close()
 
     def rollback(self) -> None:
-        """See :meth:`celery_idempotent.store.Transaction.rollback`."""
+        """See :meth:`celery_idempotent.stores.Transaction.rollback`."""
         undone = _Undone()
         try:
             self._atomic.__exit__(_Undone, undone, None)

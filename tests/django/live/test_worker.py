@@ -14,7 +14,7 @@ from celery.result import AsyncResult
 from django.db import connections
 
 from celery_idempotent.contrib.django.store import DjangoStore
-from celery_idempotent.record import Status
+from celery_idempotent.protocol.record import Status
 from celery_idempotent.testing.contract import a_record
 from example_project.embedded import EmbeddedRedis
 from tests.django.databases import migrated, postgresql, sqlite

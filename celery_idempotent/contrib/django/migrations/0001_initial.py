@@ -1,4 +1,4 @@
-"""The tables as :mod:`celery_idempotent.stores.sql_schema` describes them, and their models."""
+"""The tables as :mod:`celery_idempotent.stores.sql.schema` describes them, and their models."""
 
 from django.db import migrations, models
 

@@ -1,0 +1,263 @@
+"""The heartbeat: renews the leases of long attempts, in daemon threads of its own.
+
+Two threads live as long as the process. The coordinator sleeps until the first third of the earliest lease is over,
+starts a thread for each renewal that is due, and waits for none of them. The reserve renews what no thread can be
+started for. So an attempt that has begun is renewed even in a process that has reached its limit of threads, and one
+that ends within a third of its lease costs a dictionary entry.
+
+Threads are started by ``_thread``. ``threading.Thread.start`` waits until the new thread says that it runs, and that
+is for ever if the thread dies of a MemoryError before it can (python/cpython#140746).
+
+An attempt is captured when it begins. Celery's request, which is local to another thread, is never looked at.
+"""
+
+import _thread
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+
+from celery_idempotent.engine.attempt import Attempt, Clock
+from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.printable import one_line
+
+__all__ = ["Heartbeat", "heartbeat"]
+
+logger = logging.getLogger(__name__)
+
+_RENEWALS_PER_LEASE = 3
+_RETRIES_PER_LEASE = 10
+"""Two renewals may fail outright, and each is retried at a tenth of the lease, before the lease is over."""
+
+_NO_THREAD = (RuntimeError, MemoryError)
+"""What starting a thread raises: the process is at a limit, or the interpreter shuts down."""
+
+_BEGINS_WITHIN = 5.0
+"""Seconds in which a new thread takes its first step, unless memory has ended meanwhile."""
+
+_LONGEST_SLEEP = 60.0
+"""Seconds. Bounds what a clock that jumps can delay; and event loops refuse to wait for years."""
+
+_PAUSE_AFTER_ERROR = 0.1
+"""Seconds, so that an error that stays does not fill the log."""
+
+
+@dataclass(slots=True)
+class _Beat:
+    attempt: Attempt
+    body: threading.Thread
+    due: float
+    """When to act: renew, or, while nobody has taken it, hand it over once more. Infinite while it is renewed."""
+    is_handed_over: bool = False
+    left: str = ""
+    """Why no thread could be started for it; the reserve renews it, unless a later thread is faster."""
+
+
+class _Resident:
+    """A daemon thread that takes one step after the other until the process ends, whatever a step raises."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+        self._begun = threading.Event()
+        self.is_alive = False
+
+    def start(self) -> None:
+        """Return when it lives; raises one of ``_NO_THREAD`` if it does not."""
+        self._begun.clear()
+        _thread.start_new_thread(self._run, ())
+        if not self._begun.wait(_BEGINS_WITHIN):
+            raise RuntimeError(f"a new thread did nothing for {_BEGINS_WITHIN:g} s")
+
+    def _run(self) -> None:
+        self.is_alive = True
+        self._begun.set()
+        try:
+            while True:
+                self._go_on()
+        finally:
+            self.is_alive = False
+
+    def _go_on(self) -> None:
+        try:
+            self._step()
+        except BaseException as error:
+            # A KeyboardInterrupt or GreenletExit, too, would leave every running attempt without renewals.
+            with suppress(Exception):
+                logger.exception("idempotency.heartbeat_failed reason=%s", _described(error))
+            time.sleep(_PAUSE_AFTER_ERROR)
+
+
+class Heartbeat:
+    """Renews every attempt given to :meth:`start` until :meth:`stop`, a loss, or the death of its thread.
+
+    An attempt has one renewal under way at most, and none waits for that of another attempt. A renewal that hangs keeps
+    its own attempt from recording how it ended, because each write expects the revision of the one before. What bounds
+    that is the time that the store allows for a request.
+
+    Args:
+        clock: The local clock in seconds; only its intervals matter.
+    """
+
+    def __init__(self, clock: Clock = time) -> None:
+        self._clock = clock
+        self._beats: dict[Attempt, _Beat] = {}
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._any_left = threading.Condition(self._lock)
+        self._sleeps_until = 0.0
+        self._staffing = threading.Lock()
+        self._coordinator = _Resident(self._hand_over_due)
+        self._reserve = _Resident(self._renew_left)
+
+    def start(self, attempt: Attempt) -> None:
+        """Keep the lease of ``attempt``, which the calling thread executes, from now on.
+
+        Raises:
+            StoreUnavailable: No thread can be started for it. Nothing is renewed, so run nothing; the next call tries
+                anew.
+        """
+        now = self._clock.monotonic()
+        beat = _Beat(attempt, threading.current_thread(), now + attempt.lease / _RENEWALS_PER_LEASE)
+        if not (self._coordinator.is_alive and self._reserve.is_alive):
+            self._staff(attempt)
+        with self._lock:
+            self._beats[attempt] = beat
+            if not now < self._sleeps_until <= beat.due:
+                self._changed.notify()
+
+    def stop(self, attempt: Attempt) -> None:
+        """Stop renewing ``attempt``, without waiting for a renewal that is under way; safe to repeat."""
+        with self._lock:
+            self._beats.pop(attempt, None)
+
+    def _staff(self, attempt: Attempt) -> None:
+        with self._staffing:
+            for resident in (self._coordinator, self._reserve):
+                if not resident.is_alive:
+                    self._engage(resident, attempt)
+
+    def _engage(self, resident: _Resident, attempt: Attempt) -> None:
+        try:
+            resident.start()
+        except _NO_THREAD as error:
+            raise StoreUnavailable(
+                repr(attempt.store),
+                "heartbeat",
+                f"no thread can be started to renew the lease: {_described(error)}; "
+                "give the worker more threads (ulimit -u, pids.max) or memory, or lower its concurrency",
+            ) from error
+
+    def _hand_over_due(self) -> None:
+        for beat in self._wait_for_due():
+            try:
+                _thread.start_new_thread(self._renew, (beat,))
+            except _NO_THREAD as error:
+                self._leave(beat, _described(error))
+
+    def _wait_for_due(self) -> list[_Beat]:
+        with self._lock:
+            while not (due := self._due_now()):
+                self._sleeps_until = min((beat.due for beat in self._beats.values()), default=inf)
+                self._changed.wait(min(self._sleeps_until - self._clock.monotonic(), _LONGEST_SLEEP))
+            return due
+
+    def _due_now(self) -> list[_Beat]:
+        now = self._clock.monotonic()
+        due = [beat for beat in self._beats.values() if beat.due <= now]
+        for beat in due:
+            beat.is_handed_over = True
+            beat.due = now + beat.attempt.lease / _RETRIES_PER_LEASE
+        return due
+
+    def _leave(self, beat: _Beat, reason: str) -> None:
+        with self._lock:
+            if beat.is_handed_over:  # and not taken meanwhile, by a thread that was started earlier and is slow
+                beat.left = reason
+                self._any_left.notify()
+
+    def _renew_left(self) -> None:
+        with self._lock:
+            while not (left := [beat for beat in self._beats.values() if beat.left]):
+                self._any_left.wait()
+            beat = min(left, key=lambda each: each.due)
+            reason, beat.left = beat.left, ""
+        try:
+            key = beat.attempt.key
+            logger.warning(
+                "idempotency.renewal_delayed key=%s reason=no thread can be started: %s", one_line(key), reason
+            )
+        finally:
+            self._renew(beat)
+
+    def _renew(self, beat: _Beat) -> None:
+        lease, asked_at = beat.attempt.lease, self._clock.monotonic()
+        if not self._take(beat):
+            return
+        is_renewed = False
+        try:
+            is_renewed = _is_renewed(beat.attempt)
+        finally:
+            # A lease runs from when it was asked for; a store that fails is given a pause.
+            again = self._clock.monotonic() + lease / _RETRIES_PER_LEASE
+            self._put_back(beat, asked_at + lease / _RENEWALS_PER_LEASE if is_renewed else again)
+
+    def _take(self, beat: _Beat) -> bool:
+        """Whether the renewal is the caller's to make, and needed at all."""
+        with self._lock:
+            if not beat.is_handed_over or self._beats.get(beat.attempt) is not beat:
+                return False
+            if not _is_alive(beat.body):
+                # A heartbeat that outlives its task would keep a dead claim alive for ever.
+                self.stop(beat.attempt)
+                return False
+            beat.due, beat.is_handed_over, beat.left = inf, False, ""
+            return True
+
+    def _put_back(self, beat: _Beat, due: float) -> None:
+        with self._lock:
+            if beat.attempt.is_over:
+                self.stop(beat.attempt)
+            beat.due = due
+            if due < self._sleeps_until:
+                self._changed.notify()
+
+
+def _is_renewed(attempt: Attempt) -> bool:
+    try:
+        attempt.renew()
+    except StoreUnavailable as error:
+        logger.warning("idempotency.renewal_failed key=%s reason=%s", one_line(attempt.key), one_line(error))
+        return False
+    except BaseException:
+        # A store with a bug, or a greenlet that is told to die, must not end the renewals.
+        logger.exception("idempotency.renewal_failed key=%s", one_line(attempt.key))
+        return False
+    return True
+
+
+def _is_alive(body: threading.Thread) -> bool:
+    """False only if it is certain. A greenlet or a thread of foreign code may be said to live when it is gone."""
+    try:
+        return body.is_alive()
+    except (AssertionError, RuntimeError):
+        return False  # how Python says it of a foreign thread
+
+
+def _described(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+heartbeat = Heartbeat()
+"""The heartbeat of this process."""
+
+
+def _start_anew() -> None:
+    # A thread does not survive a fork, and a lock may be held in the copy for ever.
+    heartbeat.__init__()  # type: ignore[misc]  # the module's one instance must stay the same object
+
+
+os.register_at_fork(after_in_child=_start_anew)

@@ -1,0 +1,116 @@
+"""An operator's word on an operation that cannot go on by itself, written by compare-and-swap as everything is."""
+
+from dataclasses import replace
+from typing import Any
+
+from celery_idempotent.engine.attempt import new_nonce
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.protocol import operation as protocol
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.record import Record, Status, damaged
+from celery_idempotent.protocol.steps import only_finished
+from celery_idempotent.protocol.store import Store
+
+__all__ = ["completed", "release", "rerun"]
+
+
+def completed(
+    store: Store, codec: Codec, key: str, result: Any, *, retain: int, seen_revision: str | None = None
+) -> Record:
+    """State that the effect of an UNKNOWN operation happened; every later delivery is answered with ``result``.
+
+    Args:
+        store: Where the record lives.
+        codec: Encodes the result.
+        key: The idempotency key.
+        result: What to replay.
+        retain: Milliseconds to replay it for.
+        seen_revision: The revision that the person looked at, where time has passed since; None: judge
+            whatever is recorded now.
+
+    Raises:
+        PolicyError: The outcome of ``key`` is not UNKNOWN, or changed meanwhile.
+        StoreUnavailable: No certain answer; look again before repeating.
+    """
+    encoded = codec.encode(result)
+    seen = _unknown(store, key, seen_revision)
+    now, revision = store.now(), new_nonce()
+    return _write(
+        store,
+        seen,
+        protocol.completed(seen, now, retain, revision, data=encoded.data, content_type=encoded.content_type),
+    )
+
+
+def rerun(store: Store, key: str, *, seen_revision: str | None = None) -> Record:
+    """State that the effect did not happen; the next delivery runs the body. Raises as :func:`completed` does.
+
+    Steps that finished stay finished. Those that began and did not end are the ones in doubt: they may run again.
+    """
+    seen = _unknown(store, key, seen_revision)
+    try:
+        undoubted = replace(seen, steps=only_finished(seen.steps))
+    except ValueError as error:
+        raise damaged(key, error, store=repr(store)) from error
+    return _write(store, seen, protocol.released(undoubted, store.now(), new_nonce()))
+
+
+def release(store: Store, key: str, *, grace: int, seen_revision: str | None = None) -> Record:
+    """Give back the claim of an attempt that ended without a word; the next delivery runs the body.
+
+    Under ``on_takeover="refuse"`` this states that the effect did not happen: the next delivery would
+    otherwise mark it UNKNOWN. Under ``"rerun"`` the next delivery runs without it, too.
+
+    Args:
+        store: Where the record lives.
+        key: The idempotency key.
+        grace: Milliseconds past the lease, of the task's policy.
+        seen_revision: As for :func:`completed`.
+
+    Raises:
+        PolicyError: The lease or its grace is not over, so that a body may be alive; or nothing is in
+            progress; or the record changed meanwhile.
+        StoreUnavailable: No certain answer; look again before repeating.
+    """
+    seen = _recorded(store, key, seen_revision)
+    now = store.now()
+    if seen.status is Status.UNKNOWN:
+        raise PolicyError("key", repr(key), "its outcome is UNKNOWN; check the receiver, then resolve it")
+    if seen.status is not Status.IN_PROGRESS:
+        raise PolicyError("key", repr(key), f"only what is IN_PROGRESS can be released; it is {seen.status}")
+    remaining = seen.lease_until + grace - now
+    if remaining > 0:
+        raise PolicyError(
+            "key",
+            repr(key),
+            f"the body may be alive on {seen.worker}: its lease and grace run for another {remaining} ms; "
+            "release it when they are over",
+        )
+    return _write(store, seen, protocol.released(seen, now, new_nonce()))
+
+
+def _unknown(store: Store, key: str, seen_revision: str | None) -> Record:
+    seen = _recorded(store, key, seen_revision)
+    if seen.status is not Status.UNKNOWN:
+        raise PolicyError("key", repr(key), f"only an UNKNOWN outcome takes a verdict; it is {seen.status}")
+    return seen
+
+
+def _recorded(store: Store, key: str, seen_revision: str | None) -> Record:
+    seen = store.get(key)
+    if seen is None:
+        raise PolicyError("key", repr(key), "nothing is recorded under it")
+    if seen_revision not in (None, seen.revision):
+        raise _changed(key)
+    return seen
+
+
+def _write(store: Store, seen: Record, new: Record) -> Record:
+    stored = store.swap(new, seen.revision)
+    if stored is None or stored.revision != new.revision:
+        raise _changed(new.key)
+    return stored
+
+
+def _changed(key: str) -> PolicyError:
+    return PolicyError("key", repr(key), "somebody else changed the record meanwhile; look again")

@@ -1,0 +1,130 @@
+"""A body's transaction: the user's statements, follow-up messages, and the record, committed together."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import UUID
+
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.protocol.codec import Codec, Kept
+from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, Transaction, TransactionalStore
+
+__all__ = ["BodyTransaction", "derived_id", "message_of", "signature_of"]
+
+T = TypeVar("T")
+
+
+def derived_id(effect_key: str) -> str:
+    """A task id for the effect of that key: the same on every attempt."""
+    return str(UUID(hex=effect_key[:32], version=4))
+
+
+def signature_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The call of ``task``, which is a task, or a signature that the arguments are added to."""
+    return task.signature(args, kwargs) if hasattr(task, "signature") else task.clone(args, kwargs)
+
+
+def message_of(signature: Any, task_id: str, codec: Codec) -> OutboxMessage:
+    """The message that publishes ``signature`` under ``task_id``; raises what encoding raises."""
+    encoded = codec.encode(dict(signature))
+    return OutboxMessage(task_id, encoded.data, encoded.content_type)
+
+
+class BodyTransaction:
+    """``with attempt.transaction() as tx:`` commits what is done in the block, or nothing of it.
+
+    Args:
+        attempt: The attempt that owns the key.
+        codec: How the result is kept.
+        message_codec: How messages are kept.
+        store: The attempt's own store, which has transactions.
+        using: A connection or session of the user's; None: one of the store's own.
+    """
+
+    def __init__(
+        self, attempt: Attempt, codec: Codec, message_codec: Codec, store: TransactionalStore, using: Any
+    ) -> None:
+        self._attempt = attempt
+        self._codec = codec
+        self._message_codec = message_codec
+        self._store = store
+        self._using = using
+        self._transaction: Transaction | None = None
+        self._kept: Kept | None = None
+        self._sent = 0
+
+    def __enter__(self) -> Self:
+        self._transaction = self._store.begin(self._using)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        transaction, self._transaction = self._open, None
+        if error is not None:
+            transaction.rollback()
+            return
+        if self._kept is None:
+            transaction.rollback()
+            raise PolicyError("transaction", "without done()", "end its block with: return tx.done(<the result>)")
+        try:
+            self._attempt.commit_in(transaction, self._kept)
+        except RecordTooLarge as too_large:
+            raise PolicyError("done", "this result", f"the record has no room for it; return less ({too_large})") from (
+                too_large
+            )
+
+    @property
+    def connection(self) -> Any:
+        """What statements are executed with: SQLAlchemy's connection, or Django's.
+
+        Raises:
+            PolicyError: The block has not begun, or is over.
+        """
+        return self._open.connection
+
+    def execute(self, statement: Any, *arguments: Any, **options: Any) -> Any:
+        """``connection.execute(...)``."""
+        return self.connection.execute(statement, *arguments, **options)
+
+    def send(self, task: Any, *args: Any, **kwargs: Any) -> str:
+        """Have a task published once the transaction is committed, and only then.
+
+        A relay publishes it, at least once, always with the same task id; a follow-up task that is idempotent
+        then has its effect once.
+
+        Args:
+            task: A task, or a signature such as ``receipt.s(order_id).set(queue="mail")``.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The task id it will have.
+
+        Raises:
+            kombu.exceptions.EncodeError: The arguments cannot be encoded.
+            StoreUnavailable: The database did not answer; let it pass.
+        """
+        signature = signature_of(task, args, kwargs)
+        self._sent += 1
+        task_id = derived_id(self._attempt.effect_key(f"celery_idempotent.send:{self._sent}"))
+        self._open.enqueue(message_of(signature, task_id, self._message_codec))
+        return task_id
+
+    def done(self, result: T) -> T:
+        """State the operation's result, to be recorded with all else in this transaction.
+
+        Returns:
+            ``result`` as a replay would return it.
+        """
+        _ = self._open
+        self._kept = self._codec.keep(result)
+        value: T = self._kept.value
+        return value
+
+    @property
+    def _open(self) -> Transaction:
+        if self._transaction is None:
+            raise PolicyError("transaction", "outside its block", "use it within: with attempt.transaction() as tx:")
+        return self._transaction

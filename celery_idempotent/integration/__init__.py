@@ -1,0 +1,1 @@
+"""The integration: the only part that knows Celery."""

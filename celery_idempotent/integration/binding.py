@@ -1,0 +1,290 @@
+"""What is checked when a task is defined and bound to its app: the earliest moment there is."""
+
+import inspect
+import warnings
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from difflib import get_close_matches
+from types import CellType, FunctionType
+from typing import Any
+
+from celery import Celery, Task
+from celery.utils.imports import symbol_by_name
+
+from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
+from celery_idempotent.integration.settings import refuse_control_flow, runtime_of
+from celery_idempotent.protocol.keys import Conversion
+from celery_idempotent.protocol.policy import Policy
+
+__all__ = [
+    "body_signature",
+    "check_policy",
+    "conversion",
+    "is_builtin",
+    "named",
+    "refuse_misplaced_policy",
+    "refuse_place",
+    "refuse_unfinished",
+    "refuse_unknown_settings",
+    "refuse_unsupported_body",
+    "request_class",
+    "warn_about_delivery",
+]
+
+
+def is_builtin(cls: type[Task]) -> bool:
+    """Whether the task is one of Celery's own, or an abstract one without a name."""
+    # With task_cls, Celery's own tasks get this base too; running celery.backend_cleanup once a week is no favour.
+    return cls.name is None or (cls.name.startswith("celery.") and cls.__module__.startswith("celery."))
+
+
+@contextmanager
+def named(task: str) -> Iterator[None]:
+    """Within the block, what is refused names the task: an app has many."""
+    try:
+        yield
+    except PolicyError as error:
+        if task in error.remedy:
+            raise
+        raise PolicyError(error.option, error.value, f"{task}: {error.remedy}") from error
+
+
+def refuse_place(cls: type, mixin: type) -> None:
+    """Refuse a class in which a base of Celery's goes before the mixin: every delivery would go around the guard.
+
+    Raises:
+        PolicyError: The mixin is not first.
+    """
+    for base in cls.__mro__[: cls.__mro__.index(mixin)]:
+        if issubclass(base, Task) and not issubclass(base, mixin):
+            raise PolicyError(
+                "base",
+                cls.__name__,
+                f"{base.__name__} goes before {mixin.__name__}, so nothing would be protected; "
+                f"write class {cls.__name__}({mixin.__name__}, {base.__name__})",
+            )
+
+
+def refuse_misplaced_policy(cls: type) -> None:
+    """Refuse an ``idempotent`` that is no policy, and a policy under another name: Celery takes any option.
+
+    Raises:
+        PolicyError: It is misplaced.
+    """
+    remedy = f"must be a Policy: {cls.__name__}(idempotent=Policy(key=...))"
+    given = getattr(cls, "idempotent", None)
+    if given is not None and not isinstance(given, Policy):
+        raise PolicyError("idempotent", repr(given), remedy)
+    for name, value in vars(cls).items():
+        if isinstance(value, Policy) and name != "idempotent":
+            raise PolicyError(name, "Policy(...)", f"{cls.__name__}: nothing reads it; the option is called idempotent")
+        if name in _POLICY_ALONE and not isinstance(value, property | FunctionType):
+            raise PolicyError(
+                name, repr(value), f"{cls.__name__}: nothing reads it; write idempotent=Policy({name}=...)"
+            )
+
+
+_POLICY_ALONE = {each.name for each in fields(Policy)} - {"key", "scope", "version", "mode", "effects", "grace"}
+"""Fields of a policy whose names a task has no other use for."""
+
+SETTINGS = ("idempotency_store", "idempotency_policy", "idempotency_namespace", "idempotency_relay")
+
+
+def refuse_unknown_settings(app: Celery) -> None:
+    """Refuse a setting that looks like one of ours and is none, as nothing would read it.
+
+    Raises:
+        PolicyError: There is one; the message has its right name.
+    """
+    prefix = (getattr(app.conf, "prefix", None) or "").lower()
+    for found in app.conf.keys():  # noqa: SIM118 - iterating over the settings themselves leaves some out
+        name = str(found).lower()
+        if prefix and not name.startswith(prefix):
+            # Another library's, unless it has the very name of one of ours.
+            is_misplaced = name in SETTINGS and app.conf.get(name) is None
+        else:
+            name = name.removeprefix(prefix)
+            is_misplaced = name.startswith("idempot") and (name not in SETTINGS or (not prefix and found != name))
+        if is_misplaced:
+            field = name.partition("_")[2]
+            if field in {each.name for each in fields(Policy)}:
+                raise PolicyError(str(found), "...", f"nothing reads this setting; write it in Policy({field}=...)")
+            (nearest,) = get_close_matches(name, SETTINGS, 1, 0)
+            right = f"{prefix}{nearest}".upper() if prefix else nearest
+            raise PolicyError(str(found), "...", f"nothing reads this setting; is it {right}?")
+
+
+def request_class(cls: type[Task]) -> Any:
+    """The class that a worker makes of a message of the task: the task's own, and one that tells its content type."""
+    if cls.Request == Task.Request:
+        return "celery_idempotent.integration.received:Received"  # by name: publishers need nothing of Celery's worker
+    own = symbol_by_name(cls.Request)
+    if hasattr(own, "tells_content_type"):
+        return cls.Request
+    from celery_idempotent.integration.received import TellsContentType
+
+    return type(own.__name__, (TellsContentType, own), {})
+
+
+def refuse_unsupported_body(cls: type) -> None:
+    """Refuse a body whose effect would come after its claim was completed.
+
+    Raises:
+        PolicyError: ``run`` is async or a generator.
+    """
+    body: Any = getattr(cls, "run", cls)
+    while _is_a_frame_around(body):
+        body = body.__wrapped__
+    for each in (body, getattr(body, "__call__", None)):  # noqa: B004 - an object's own, to look at
+        if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
+            raise PolicyError("base", cls.__name__, f"an async body {_LATE}; {_AWAIT}")
+        if inspect.isgeneratorfunction(each):
+            raise PolicyError("base", cls.__name__, f"a generator {_LATE}; {_ITERATE}")
+
+
+def refuse_unfinished(value: Any, task: str) -> None:
+    """Refuse what a body returned, if the body has still to run: nobody would ever run it.
+
+    Call it before anything is recorded. A decorator, a partial, a callable object or ``return helper()`` may return
+    such a thing from what looks like a plain function. It is closed, so that Python does not warn of it, too.
+
+    Args:
+        value: What the body returned.
+        task: Name of the task, for messages.
+
+    Raises:
+        PolicyError: It is a coroutine or another awaitable, or a generator. What the body did before it returned has
+            happened; nothing of what it returned has.
+    """
+    if isinstance(value, Coroutine | Generator):
+        with suppress(Exception):
+            value.close()
+    if isinstance(value, Awaitable | Generator | AsyncGenerator):
+        remedy = _AWAIT if isinstance(value, Awaitable) else _ITERATE
+        raise PolicyError(
+            "base", task, f"its body returned an unfinished {type(value).__name__}, which {_LATE}; {remedy}"
+        )
+
+
+_LATE = "runs only after its claim was completed, if at all"
+_AWAIT = "write def, and asyncio.run(...) in the body"
+_ITERATE = "return a list"
+
+
+def _is_a_frame_around(body: Any) -> bool:
+    """Whether it is a wrapper that changes nothing about when the body runs: one of Celery's, or of contextlib's."""
+    return hasattr(body, "__wrapped__") and (_is_celerys(body) or _module_of(body) == "contextlib")
+
+
+def body_signature(cls: type[Task]) -> inspect.Signature:
+    """The signature of the task's body as callers see it, without ``self``.
+
+    That of the outermost wrapper that names its arguments; one that takes whatever comes passes it on.
+    """
+    body = cls.run
+    while hasattr(body, "__wrapped__") and _takes_anything(body):
+        body = body.__wrapped__
+    signature = inspect.signature(body, follow_wrapped=False)
+    if _is_static(cls):
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _takes_anything(function: Any) -> bool:
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except ValueError:
+        return True  # a wrapper of C's, such as lru_cache's, names nothing
+    kinds = {each.kind for each in signature.parameters.values()}
+    return not kinds.isdisjoint({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
+
+
+def check_policy(policy: Policy, signature: inspect.Signature) -> None:
+    """Refuse a policy that cannot be that of a task with this signature.
+
+    Raises:
+        PolicyError: It names an argument that the task does not have, or remembers Celery's control flow.
+    """
+    refuse_control_flow(policy)
+    policy.key_selector.check(signature)
+    if policy.fingerprint_selector is not None:
+        policy.fingerprint_selector.check(signature)
+
+
+def warn_about_delivery(cls: type[Task], app: Celery) -> None:
+    """Warn where Celery's or the broker's settings make the promise weaker than it looks."""
+    if cls.idempotent is not None and cls.idempotent.mode == "off":
+        return
+    problems = []
+    if not cls.acks_late:
+        problems.append("acks_late is off, so a task whose worker dies is lost; set task_acks_late=True")
+    elif not (cls.reject_on_worker_lost or cls.retry_on_worker_lost):
+        problems.append(
+            "reject_on_worker_lost is off, so a task whose pool process is killed is lost; "
+            "set task_reject_on_worker_lost=True"
+        )
+    runtime = runtime_of(app)
+    policy = cls.idempotent or runtime.default_policy
+    timeout = runtime.broker.visibility_timeout
+    if timeout is not None and policy.retain_ms <= timeout * 1000:
+        problems.append(
+            f"retain ({policy.retain_ms / 1000:g} s) is not longer than the broker's visibility timeout "
+            f"({timeout:g} s), so a redelivery can come after its outcome was forgotten"
+        )
+    if timeout is not None and policy.lease_ms > timeout * 1000:
+        problems.append(
+            f"lease ({policy.lease_ms / 1000:g} s) is longer than the broker's visibility timeout ({timeout:g} s), "
+            "so a redelivery after a crash has to wait for it"
+        )
+    autoretried = [each for each in getattr(cls, "autoretry_for", ()) if not issubclass(each, SafeToRetry)]
+    if policy.on_takeover == "refuse" and autoretried:
+        problems.append(
+            "autoretry_for turns exceptions into retries, and a retry runs the body again although on_takeover is "
+            "'refuse'; list only exceptions that prove that no effect had begun, or raise SafeToRetry and list that"
+        )
+    for problem in problems:
+        warnings.warn(f"{cls.name}: {problem}", IdempotencyWarning, stacklevel=_OUTSIDE)
+
+
+_OUTSIDE = 8
+"""Stack frames between the warning and the user's ``@app.task``, when a task is bound at once."""
+
+
+def conversion(cls: type[Task]) -> Conversion | None:
+    """What Celery makes of a call's arguments before it calls the body (``pydantic=True``); None if nothing."""
+    wrapper = cls.run
+    names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
+    if not (_is_celerys(wrapper) and "task_fun" in names):
+        return None
+    # Celery's own wrapper, around a body that gives its arguments back. A second reading of the annotations would
+    # convert more, less or other than Celery does, and then the key would not be that of what the body gets.
+    cells = [
+        CellType(_returned) if name == "task_fun" else cell
+        for name, cell in zip(names, wrapper.__closure__, strict=True)
+    ]
+    converted = FunctionType(wrapper.__code__, wrapper.__globals__, closure=tuple(cells))
+    if _is_static(cls):
+        return lambda args, kwargs: converted(*args, **kwargs)
+    return lambda args, kwargs: _without_self(*converted(None, *args, **kwargs))
+
+
+def _returned(*args: Any, **kwargs: Any) -> tuple[Iterable[Any], Mapping[str, Any]]:
+    return args, kwargs
+
+
+def _without_self(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[Iterable[Any], Mapping[str, Any]]:
+    return tuple(args)[1:], kwargs
+
+
+def _is_static(cls: type[Task]) -> bool:
+    return isinstance(inspect.getattr_static(cls, "run"), staticmethod)
+
+
+def _is_celerys(function: Any) -> bool:
+    return _module_of(function).startswith("celery.")
+
+
+def _module_of(function: Any) -> str:
+    # Where it was written: functools.wraps gives a wrapper the __module__ of what it wraps.
+    return str(getattr(function, "__globals__", {}).get("__name__", ""))

@@ -1,0 +1,328 @@
+"""``celery -A your_app idempotency ...``: set up the store, look into it, and give a verdict.
+
+The commands read the store itself, so they work with every broker; Celery's remote control does not reach
+workers on SQS.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+import click
+from celery import Celery
+from celery.concurrency import ALIASES
+from kombu.exceptions import OperationalError
+
+from celery_idempotent.engine import operator
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.integration import outbox, resolution, startup
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.task import IdempotentMixin
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import PurgeableStore, Store
+
+__all__ = ["idempotency"]
+
+_DIALECTS = ["postgresql", "mysql", "mariadb", "sqlite"]
+
+
+@click.group(name="idempotency")
+def idempotency() -> None:
+    """Set up, check and inspect the idempotency store."""
+
+
+@idempotency.command()
+@click.pass_context
+def provision(context: click.Context) -> None:
+    """Create the table or schema if it is missing; safe to repeat."""
+    store = _store(context)
+    with _readable_errors():
+        store.provision()
+    click.echo(f"{store!r} is ready")
+
+
+@idempotency.command()
+@click.pass_context
+def check(context: click.Context) -> None:
+    """Check tasks, settings and store as a worker does when it starts; nothing that it writes stays.
+
+    The pool is that of the setting worker_pool. A store that does not answer is an error here; a worker would start,
+    and put its tasks off until the store is back.
+    """
+    app = _app(context)
+    pool = app.conf.worker_pool
+    with _readable_errors():
+        startup.check(app, str(ALIASES.get(pool, pool)).partition(":")[0])
+        click.echo(f"{runtime_of(app).store!r} answers and can be used")
+
+
+@idempotency.command()
+@click.argument("task")
+@click.option("--args", "arguments", default="[]", help="Positional arguments, as a JSON list.")
+@click.option("--kwargs", "keywords", default="{}", help="Keyword arguments, as a JSON object.")
+@click.pass_context
+def key(context: click.Context, task: str, arguments: str, keywords: str) -> None:
+    """Print the idempotency key that a call of TASK would have."""
+    app = _app(context)
+    if task not in app.tasks:
+        raise click.BadParameter(f"{task} is no task of this app; it has: {', '.join(sorted(app.tasks))}")
+    if not isinstance(app.tasks[task], IdempotentMixin):
+        raise click.BadParameter(f"{task} is not idempotent: its base is no IdempotentTask")
+    args, kwargs = _json("--args", arguments, list), _json("--kwargs", keywords, dict)
+    with _readable_errors():
+        try:
+            click.echo(app.tasks[task].idempotency_key_for(*args, **kwargs))
+        except TypeError as error:
+            raise click.UsageError(f"{task} does not take these arguments: {error}") from error
+
+
+@idempotency.command()
+@click.argument("key")
+@click.pass_context
+def show(context: click.Context, key: str) -> None:
+    """Print all that is recorded under KEY."""
+    with _readable_errors():
+        record = _store(context).get(key)
+    if record is None:
+        raise click.ClickException(f"nothing is recorded under {key}")
+    for name, value in record.to_fields().items():
+        click.echo(f"{name:>14}  {_readable(name, value)}")
+
+
+@idempotency.command(name="list")
+@click.option("--status", type=click.Choice([str(each) for each in Status]), help="Only records in this status.")
+@click.option("--task", help="Only records of this task.")
+@click.option("--limit", default=100, show_default=True, help="At most that many records.")
+@click.pass_context
+def list_records(context: click.Context, status: str | None, task: str | None, limit: int) -> None:
+    """List records, oldest write first. Reads the whole store: mind the cost of a large table."""
+    store = _store(context)
+    records = store.scan(status=Status(status) if status else None, task=task)
+    with (
+        _readable_errors(),
+        click.progressbar(islice(records, limit), length=limit, label="reading", file=sys.stderr) as bar,
+    ):
+        found = list(bar)
+        is_all = next(records, None) is None
+    click.echo(_table(sorted(found, key=lambda record: record.updated_at)))
+    if not is_all:
+        click.echo(f"there are more than these {limit}; give --limit", err=True)
+
+
+@idempotency.command()
+@click.option("--batch", default=1000, show_default=True, type=click.IntRange(1, 10_000), help="Deleted at a time.")
+@click.option("--max", "most", default=sys.maxsize, type=click.IntRange(1), help="Stop after that many.")
+@click.option(
+    "--released-before",
+    "days",
+    type=click.FloatRange(0, min_open=True),
+    metavar="DAYS",
+    help="Delete RELEASED records, too, that were not touched for DAYS. They never expire by themselves, as they hold "
+    "the finished steps and the fingerprint of an operation that may be delivered again; both are forgotten then.",
+)
+@click.pass_context
+def purge(context: click.Context, batch: int, most: int, days: float | None) -> None:
+    """Delete outcomes that are kept no longer; safe beside workers, to be run daily.
+
+    Some stores delete them by themselves. With --released-before the whole store is read.
+    """
+    store = _store(context)
+    with _readable_errors():
+        purged = (
+            _counted("deleting outcomes", _purging(store, batch, most)) if isinstance(store, PurgeableStore) else None
+        )
+        released = None if days is None else _counted("deleting released", _deleting_released(store, days, most))
+    click.echo(f"{store!r} deletes outcomes by itself" if purged is None else f"{purged} outcomes deleted")
+    if released is not None:
+        click.echo(f"{released} released records deleted")
+
+
+@idempotency.command()
+@click.option("--dialect", type=click.Choice(_DIALECTS), help="For which database; default: that of the store.")
+@click.pass_context
+def ddl(context: click.Context, dialect: str | None) -> None:
+    """Print the statements that create the tables of an SQL store; needs no database."""
+    try:
+        from celery_idempotent.stores.sql import SQLStore
+        from celery_idempotent.stores.sql.schema import ddl as printed
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f'{error.name} is not installed; run: pip install "celery-idempotent[sql]"'
+        ) from error
+    store = _store(context) if _app(context).conf.get("idempotency_store") else None
+    tables = [store.table, store.outbox] if isinstance(store, SQLStore) else []
+    dialect = dialect or (store.dialect if isinstance(store, SQLStore) else None)
+    if dialect is None:
+        raise click.UsageError(f"idempotency_store is no SQL store; give --dialect: {', '.join(_DIALECTS)}")
+    click.echo(printed(dialect, *tables), nl=False)
+
+
+@idempotency.command()
+@click.argument("key")
+@click.option("--completed", "result", help="The effect happened; the result to replay, as JSON.")
+@click.option("--rerun", is_flag=True, help="The effect did not happen; the next delivery runs the task.")
+@click.option("--yes", is_flag=True, help="Confirm the action without prompting.")
+@click.pass_context
+def resolve(context: click.Context, key: str, result: str | None, rerun: bool, yes: bool) -> None:
+    """Give your verdict on KEY, whose outcome is UNKNOWN."""
+    if (result is None) == (not rerun):
+        raise click.UsageError("give either --completed RESULT or --rerun")
+    app = _app(context)
+    verdict = {"rerun": True} if result is None else {"completed": _json("--completed", result)}
+    if not yes:
+        click.confirm("Did you check the receiver, and is this its truth?", abort=True)
+    with _readable_errors():
+        record = resolution.resolve(key, app=app, **verdict)
+    click.echo(f"{key} is {record.status}")
+
+
+@idempotency.command()
+@click.argument("key")
+@click.confirmation_option(prompt="Did you check the receiver, and did the effect not happen?")
+@click.pass_context
+def release(context: click.Context, key: str) -> None:
+    """Give back KEY, whose attempt ended without a word: the next delivery runs the task.
+
+    Only when its lease and grace are over. Under on_takeover="refuse" you state by this that the effect did
+    not happen; under "rerun" the next delivery would run anyway.
+    """
+    runtime = runtime_of(_app(context))
+    with _readable_errors():
+        grace = runtime.policy_of(runtime.store.get(key)).grace_ms
+        record = operator.release(runtime.store, key, grace=grace)
+    click.echo(f"{key} is {record.status}")
+
+
+def _purging(store: PurgeableStore, batch: int, most: int) -> Iterator[int]:
+    """How many are deleted so far, batch by batch."""
+    total = 0
+    while total < most and (deleted := store.purge(min(batch, most - total))):
+        total += deleted
+        yield total
+
+
+def _deleting_released(store: Store, days: float, most: int) -> Iterator[int]:
+    """How many are deleted so far, one by one."""
+    total, before = 0, store.now() - round(days * 86_400_000)
+    for record in store.scan(status=Status.RELEASED):
+        if record.updated_at < before and store.delete(record.key, record.revision):
+            total += 1
+            yield total
+            if total == most:
+                return
+
+
+def _counted(label: str, totals: Iterator[int]) -> int:
+    """The last of ``totals``, which are shown while they grow."""
+    with click.progressbar(totals, label=label, item_show_func=_shown, show_percent=False, file=sys.stderr) as bar:
+        return max(bar, default=0)
+
+
+def _shown(total: int | None) -> str:
+    return str(total or 0)
+
+
+@idempotency.command()
+@click.option("--once", is_flag=True, help="Publish what waits now, and end.")
+@click.option("--every", default=1.0, show_default=True, help="Seconds between two looks.")
+@click.pass_context
+def relay(context: click.Context, once: bool, every: float) -> None:
+    """Publish messages that wait in the outbox of an SQL store. Workers do so, too, by idempotency_relay."""
+    app = _app(context)
+    with _readable_errors():
+        while True:
+            try:
+                published = outbox.relay(app)
+            except OperationalError as error:
+                raise click.ClickException(f"the broker did not answer: {error}") from error
+            if published:
+                click.echo(f"published {published}")
+            elif once:
+                return
+            else:
+                time.sleep(every)
+
+
+@idempotency.command(name="outbox")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="At most that many messages.")
+@click.pass_context
+def list_outbox(context: click.Context, limit: int) -> None:
+    """List messages that wait in the outbox, the oldest first: how often and why they failed, and their next try."""
+    store = _store(context)
+    with _readable_errors():
+        waiting = outbox.outbox_of(_app(context)).waiting(limit)
+    now = store.now()
+    rows = [("TASK ID", "AGE", "FAILURES", "NEXT TRY", "REASON")]
+    for each in waiting:
+        next_try = f"in {_duration(each.next_try - now)}" if each.next_try > now else "now"
+        rows.append((each.id, _duration(now - each.created_at), str(each.failures), next_try, each.reason or ""))
+    click.echo(_aligned([tuple(map(one_line, row)) for row in rows]))
+
+
+def _duration(milliseconds: int) -> str:
+    return str(timedelta(seconds=max(milliseconds, 0) // 1000))
+
+
+def _json(option: str, text: str, wanted: type = object) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is no JSON: {error}", param_hint=option) from error
+    if not isinstance(value, wanted):
+        raise click.BadParameter(f"{text!r} is no JSON {wanted.__name__}", param_hint=option)
+    return value
+
+
+def _app(context: click.Context) -> Celery:
+    app = context.obj.app
+    with _readable_errors():
+        app.loader.import_default_modules()
+    return app
+
+
+def _store(context: click.Context) -> Store:
+    with _readable_errors():
+        return runtime_of(_app(context)).store
+
+
+@contextmanager
+def _readable_errors() -> Iterator[None]:
+    try:
+        yield
+    except IdempotencyError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _table(records: Iterable[Record]) -> str:
+    rows: list[tuple[str, ...]] = [("STATUS", "UPDATED", "ATTEMPTS", "TASK", "KEY", "WORKER")]
+    rows += [
+        tuple(map(one_line, (each.status, _time(each.updated_at), each.attempts, each.task, each.key, each.worker)))
+        for each in records
+    ]
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _readable(name: str, value: Any) -> str:
+    if name in {"lease_until", "created_at", "updated_at"}:
+        return _time(value)
+    if name == "expires_at":
+        return _time(value * 1000)
+    return f"{len(value)} bytes" if name == "result" else one_line(value)
+
+
+def _time(milliseconds: int) -> str:
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):  # after the year 9999: a damaged clock, or a test
+        return str(milliseconds)

@@ -1,0 +1,122 @@
+"""A delivery: one message of a task, as it was when Celery began to execute it.
+
+Celery hands one set of arguments to signal receivers, to ``before_start`` and to the body, and each may change it. So
+the identity is resolved, and the arguments are kept, when the request is pushed: nothing of the author's has run then.
+"""
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+from celery import Task
+from celery.app.task import Context
+from celery.utils.threads import LocalStack
+
+from celery_idempotent.protocol.keys import Identity
+
+__all__ = ["CONTENT_TYPE", "Delivery", "Requests", "arrived", "at_once", "delivery_of"]
+
+CONTENT_TYPE = "idempotency_content_type"
+"""Attribute of a request by which a worker tells the content type of its message."""
+
+
+class Delivery:
+    """What is known of a delivery besides its message.
+
+    Args:
+        task: Name of the task whose operation it is.
+        derive: Derives its identity.
+        request: Its request.
+    """
+
+    __slots__ = ("_arguments", "body_began", "identity", "is_answered", "is_completed", "is_retried", "task")
+
+    def __init__(self, task: str, derive: Callable[[], Identity], request: Context) -> None:
+        self.task = task
+        #: Whether the body has begun, which ``before_start`` belongs to.
+        self.body_began = False
+        #: Whether the operation has its outcome, whatever Celery makes of the result.
+        self.is_completed = False
+        #: Whether the body published a retry and went on, by ``self.retry(throw=False)``.
+        self.is_retried = False
+        #: Whether the library answers in the body's place, or postpones the delivery.
+        self.is_answered = False
+        self._arguments = _copied(request)
+        #: Which effect, with which arguments.
+        self.identity = at_once(derive)
+
+    def arguments(self, request: Context) -> tuple[Any, Any]:
+        """The arguments as they came, whatever the body has done to those of ``request``."""
+        if self._arguments is None:
+            return request.args, request.kwargs
+        args, kwargs = pickle.loads(self._arguments)  # noqa: S301 - this process wrote it
+        return args, kwargs
+
+
+def at_once(derive: Callable[[], Identity]) -> Callable[[], Identity]:
+    """Derive an identity now, to be asked for later: what deriving raises, only asking raises."""
+    try:
+        identity = derive()
+    except Exception as error:  # noqa: BLE001 - a function of the author's may raise anything
+        return partial(_raise, error)
+    return lambda: identity
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _copied(request: Context) -> bytes | None:
+    if request.is_eager:
+        return None  # it is never postponed
+    try:
+        return pickle.dumps((request.args, request.kwargs), pickle.HIGHEST_PROTOCOL)
+    except Exception:  # noqa: BLE001 - a serialiser of the user's can make what pickle cannot take
+        return None
+
+
+class Requests(LocalStack):  # type: ignore[misc]  # Celery has no types
+    """A task's stack of requests, which notes each delivery before anybody else sees it.
+
+    Args:
+        task: Gives the task, once it is registered.
+    """
+
+    def __init__(self, task: Callable[[], Task | None]) -> None:
+        super().__init__()
+        self._task = task
+
+    def push(self, request: Context) -> Any:
+        """As Celery's."""
+        pushed = super().push(request)
+        task = None if request.called_directly else self._task()
+        if task is not None:
+            arrived(task, request)  # pushed already: a function as the key may ask for the request that it is for
+        return pushed
+
+
+def arrived(task: Task, request: Context) -> Delivery:
+    """The delivery of ``request``, noted at the first call."""
+    found = delivery_of(request)
+    if found is None or found.task != task.name:
+        # Celery takes attributes of a request that it does not know for headers, and does so in a copy without any.
+        request.headers = {name: each for name, each in (request.headers or {}).items() if name != CONTENT_TYPE}
+        found = request.idempotency = Delivery(task.name, partial(task.idempotency_identity_of, request), request)
+    return found
+
+
+def arrived_list(request: Context) -> None:
+    """Note the delivery of a ``map`` or ``starmap``, whose items are changed by the bodies that they are given to."""
+    if delivery_of(request) is None:
+        request.idempotency = Delivery("", _no_identity, request)
+
+
+def _no_identity() -> NoReturn:
+    raise LookupError("a list of items has no identity; each item has")
+
+
+def delivery_of(request: Context) -> Delivery | None:
+    """What was noted of the delivery of ``request``; None of a function call, and in a worker's main process."""
+    found = getattr(request, "idempotency", None)
+    return found if isinstance(found, Delivery) else None  # a header of that name is an attribute, too

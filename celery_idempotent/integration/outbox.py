@@ -1,0 +1,233 @@
+"""The outbox: messages that are published if and only if a transaction of an SQL database commits; and their relay."""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from functools import cache
+from typing import Any
+
+from celery import Celery, Signature, bootsteps
+from kombu.exceptions import DecodeError, OperationalError
+from kombu.utils.uuid import uuid
+
+from celery_idempotent.engine.transaction import message_of, signature_of
+from celery_idempotent.errors import PolicyError, StoreUnavailable
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.startup import StoreCheck
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.codec import Codec, Encoded, describe
+from celery_idempotent.protocol.store import Outbox, OutboxMessage, TakenMessage
+
+__all__ = ["Relay", "relay", "relay_at_start", "send"]
+
+logger = logging.getLogger(__name__)
+
+_HOLD = 60_000
+"""Milliseconds for which a relay has what it took. One that dies delays its messages by this, and no longer."""
+
+_FIRST_PAUSE = 1_000
+_LONGEST_PAUSE = 600_000
+"""Milliseconds before a message is tried again; doubled by every failure, until it is the longest."""
+
+_LONGEST_REASON = 300
+"""Characters that are kept of why a message was not published."""
+
+
+def send(using: Any, task: Any, *args: Any, **kwargs: Any) -> str:
+    """Have a task published once the transaction of ``using`` commits, and only then.
+
+    Args:
+        using: An SQLAlchemy connection or ORM session to the store's database; you commit it. None with a Django
+            store, which uses Django's connection and its ``atomic()`` block.
+        task: A task, or a signature such as ``ship.s(order_id).set(queue="stock")``.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        The task id it will have.
+
+    Raises:
+        PolicyError: The app's store has no outbox, or ``using`` cannot be used.
+        kombu.exceptions.EncodeError: The arguments cannot be encoded.
+        StoreUnavailable: The statement failed; roll back.
+    """
+    signature = signature_of(task, args, kwargs)
+    app = signature.app
+    message = message_of(signature, uuid(), runtime_of(app).message_codec)
+    outbox_of(app).enqueue(message, using)
+    return message.id
+
+
+def relay(app: Celery, *, limit: int = 100) -> int:
+    """Publish messages that wait in the outbox, the oldest first; return how many.
+
+    One that cannot be published is logged, and tried again after a pause that grows with every failure. It does not
+    keep others back. If the broker does not answer, the rest waits for the next call.
+
+    Args:
+        app: The Celery app.
+        limit: At most that many.
+
+    Raises:
+        PolicyError: The app's store has no outbox.
+        StoreUnavailable: The database did not answer; what was published may be published again.
+        kombu.exceptions.OperationalError: The broker did not answer.
+    """
+    look = _Look(app, limit)
+    try:
+        look.publish()
+    finally:
+        look.end()
+    return len(look.published)
+
+
+class _Look:
+    """Messages that were taken at once, and what becomes of them."""
+
+    def __init__(self, app: Celery, limit: int) -> None:
+        self._app = app
+        self._codec = runtime_of(app).message_codec
+        self._outbox = outbox_of(app)
+        self._ends_at = time.monotonic() + _HOLD / 2000
+        self._waiting = deque(self._outbox.take(limit, _HOLD))
+        self.published: list[int] = []
+
+    def publish(self) -> None:
+        """Each of them, for as long as no other relay can take them."""
+        while self._waiting and time.monotonic() < self._ends_at:
+            self._publish(self._waiting[0])
+            self._waiting.popleft()
+
+    def end(self) -> None:
+        """Delete what was published, and give back what was not tried."""
+        if self.published:
+            self._outbox.forget(self.published)
+        if self._waiting:
+            self._outbox.give_back(list(self._waiting))
+
+    def _publish(self, taken: TakenMessage) -> None:
+        try:
+            _publish(self._app, self._codec, taken.message)
+        except Exception as error:
+            reason = _reason(error)
+            if _is_of_the_broker(self._app, error):
+                # Tried again at the next look, but after the others: it may be the message's fault all the same.
+                self._outbox.postpone(taken, 0, reason)
+                raise
+            pause = _pause(taken.failures)
+            self._outbox.postpone(taken, pause, reason)
+            logger.error(
+                "idempotency.relay_failed task_id=%s failures=%d pause=%d reason=%s",
+                *(one_line(taken.message.id), taken.failures + 1, pause // 1000, reason),
+            )
+        else:
+            self.published.append(taken.number)
+
+
+def _pause(failures: int) -> int:
+    return min(_FIRST_PAUSE << min(failures, 30), _LONGEST_PAUSE)
+
+
+def _reason(error: Exception) -> str:
+    return one_line(f"{type(error).__name__}: {describe(error)}")[:_LONGEST_REASON]
+
+
+def _is_of_the_broker(app: Celery, error: Exception) -> bool:
+    """Whether every other message would meet ``error`` as well.
+
+    As ``OperationalError`` kombu reports whatever its transport counts among the errors of a connection, and some that
+    are about one queue or one message.
+    """
+    if not isinstance(error, OperationalError):
+        return False
+    cause, connection = error.__cause__, app.connection_for_write()
+    if type(cause).__name__ == "ParamValidationError":  # botocore's, of a message that it does not send
+        return False
+    return isinstance(cause, connection.connection_errors) or not isinstance(cause, connection.channel_errors)
+
+
+def outbox_of(app: Celery) -> Outbox:
+    """The outbox of the app's store.
+
+    Raises:
+        PolicyError: It has none.
+    """
+    store = runtime_of(app).store
+    if not isinstance(store, Outbox):
+        raise PolicyError("idempotency_store", repr(store), "has no outbox; that needs an SQL store")
+    return store
+
+
+def _publish(app: Celery, codec: Codec, message: OutboxMessage) -> None:
+    fields = codec.decode(Encoded(message.data, message.content_type))
+    if not isinstance(fields, dict):
+        raise DecodeError("no signature of a task")
+    Signature.from_dict(fields, app=app).apply_async(task_id=message.id)
+
+
+_looking = threading.Lock()
+"""Held while a relay's thread works. A pool process forked in the middle of that would inherit locks that nobody in it
+will ever release, such as those of the SQLite library; so a fork waits for the end of the look."""
+
+
+@cache
+def _fork_between_looks() -> None:
+    # What is registered last comes first before a fork: the look ends, and then stores close what must not be
+    # inherited. So this is not done when the module is imported, but once the store is there.
+    os.register_at_fork(before=_looking.acquire, after_in_parent=_looking.release, after_in_child=_looking.release)
+
+
+class Relay(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """Relays in a thread of the worker's main process, every ``idempotency_relay`` seconds."""
+
+    # What can be wrong with the store and the settings, StoreCheck has reported by then.
+    requires = ("celery.worker.components:Pool", StoreCheck)
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        super().__init__(parent, **kwargs)
+
+    def include_if(self, parent: Any) -> bool:
+        """Only where there is an outbox, and relaying is not switched off."""
+        runtime = runtime_of(parent.app)
+        return bool(runtime.relay_every) and isinstance(runtime.store, Outbox)
+
+    def start(self, parent: Any) -> None:
+        """Begin to relay."""
+        runtime = runtime_of(parent.app)
+        _, every = runtime.store, runtime.relay_every
+        _fork_between_looks()
+        self._thread = threading.Thread(
+            target=self._run, args=(parent.app, every), name="celery-idempotent-relay", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self, parent: Any) -> None:
+        """Stop after the messages at hand."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(10)
+
+    terminate = stop
+
+    def _run(self, app: Celery, every: float) -> None:
+        pause = 0.0
+        while not self._stopping.wait(pause):
+            pause = every
+            try:
+                with _looking:
+                    published = relay(app)
+                pause = 0.0 if published else every
+            except (StoreUnavailable, OperationalError) as error:
+                logger.warning("idempotency.relay_failed reason=%s", one_line(describe(error)))
+            except Exception:
+                # Whatever it was, the messages wait on disk, and the next look may fare better.
+                logger.exception("idempotency.relay_failed")
+
+
+def relay_at_start(app: Celery) -> None:
+    """Have every worker of ``app`` relay; safe to repeat."""
+    app.steps["worker"].add(Relay)

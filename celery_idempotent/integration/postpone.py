@@ -1,0 +1,133 @@
+"""Conflicts and outages: a delivery that cannot run now is postponed without using up its retries.
+
+``self.retry()`` would count against ``max_retries`` and, given another limit, leak it onto the shared task
+object. So the message is published again as it came, with the same ``retries``, and the delivery ends as
+Celery's ``Retry``. If that publish fails, the message itself goes back to the broker.
+"""
+
+import random
+import time
+from typing import Any, NoReturn
+
+from celery import Task
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, Retry
+from kombu.exceptions import OperationalError
+
+from celery_idempotent.engine.guard import Conflict
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.integration.deliveries import Delivery, delivery_of
+from celery_idempotent.integration.publishing import (
+    CONFLICTS_HEADER,
+    DELIVERIES_HEADER,
+    OUTAGES_HEADER,
+    count_in,
+    deliveries,
+    is_fifo,
+)
+from celery_idempotent.integration.settings import Broker, runtime_of
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import bounded
+
+__all__ = ["conflict", "outage"]
+
+_MAX_DELAY_MS = 900_000
+"""SQS delays a message by at most 900 s (SendMessage, DelaySeconds)."""
+
+_REFUSED_PAUSE = 1.0
+"""Seconds at most before a message goes back that the broker would not take anew: it comes again at once, and an error
+that lies in the message would make that a hot loop."""
+
+
+def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
+    """End a delivery that met another one in flight, as ``on_conflict`` says.
+
+    Args:
+        task: The task that Celery executes.
+        policy: The policy of the operation.
+        met: What it met.
+
+    Raises:
+        celery.exceptions.Retry: It is postponed.
+        celery.exceptions.Ignore: It is skipped.
+        celery.exceptions.Reject: It goes back to the broker, as it could not be published again.
+        InFlight: ``on_conflict="raise"``, too many conflicts, or eager.
+    """
+    request = task.request
+    if request.is_eager:
+        raise met.error
+    # The holder's own redelivery is what recovers the task if the holder dies: it is never dropped.
+    if met.task_id != bounded(request.id or ""):
+        if policy.max_conflicts is not None and _count(request, CONFLICTS_HEADER) >= policy.max_conflicts:
+            raise met.error
+        # A group or chord waits for every member.
+        if not request.group and not request.chord:
+            if policy.on_conflict == "raise":
+                raise met.error
+            if policy.on_conflict == "skip":
+                raise Ignore(str(met.error))
+    _postpone(task, policy, CONFLICTS_HEADER, met.error, bounds=(met.error.retry_after,))
+
+
+def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
+    """End a delivery that got no certain answer, or lost its lease: nothing is reported as done.
+
+    Raises:
+        celery.exceptions.Retry: It is postponed.
+        celery.exceptions.Reject: It goes back to the broker, as it could not be published again.
+        IdempotencyError: ``error`` itself, if the task runs eagerly.
+    """
+    if task.request.is_eager:
+        raise error
+    _postpone(task, policy, OUTAGES_HEADER, error, bounds=())
+
+
+def _postpone(task: Task, policy: Policy, header: str, error: IdempotencyError, *, bounds: tuple[int, ...]) -> NoReturn:
+    request, delivery = task.request, delivery_of(task.request)
+    broker = runtime_of(task.app).broker
+    count = _count(request, header)
+    delay = policy.delay_ms(count, bounds=(*bounds, *_broker_bounds(broker)), draw=random.random())  # noqa: S311
+    signature = _message_again(task, delivery, header, count + 1, _delay_options(broker, request, delay))
+    try:
+        signature.apply_async()
+    except Exception as failure:
+        if not task.acks_late:
+            raise  # the message is acknowledged already: a visible failure is all that is left
+        if not isinstance(failure, OperationalError):
+            time.sleep(min(delay / 1000, _REFUSED_PAUSE))
+        raise Reject(failure, requeue=True) from failure
+    if delivery is not None:
+        delivery.is_answered = True
+    raise Retry(str(error), exc=error, when=delay / 1000, sig=signature)
+
+
+def _message_again(task: Task, delivery: Delivery | None, header: str, count: int, options: dict[str, Any]) -> Any:
+    """The signature of the same message: its arguments as they came, whatever the body has done to them."""
+    request = task.request
+    args, kwargs = delivery.arguments(request) if delivery else (request.args, request.kwargs)
+    counters = {header: count, DELIVERIES_HEADER: deliveries(request)}
+    return task.signature_from_request(
+        request,
+        args,
+        kwargs,
+        retries=request.retries,
+        headers={**(request.as_execution_options()["headers"] or {}), **counters},
+        **options,
+    )
+
+
+def _broker_bounds(broker: Broker) -> tuple[int, ...]:
+    # A message that waits longer than the visibility timeout in a worker is delivered again, and again.
+    timeout = broker.visibility_timeout
+    return (_MAX_DELAY_MS,) if timeout is None else (_MAX_DELAY_MS, max(1, round(timeout * 500)))
+
+
+def _delay_options(broker: Broker, request: Context, delay: int) -> dict[str, Any]:
+    if broker.is_sqs and not is_fifo(request):
+        # SQS itself holds the message back, in whole seconds: no worker has to keep it in memory.
+        return {"DelaySeconds": -(delay // -1000)}
+    return {"countdown": delay / 1000}
+
+
+def _count(request: Context, header: str) -> int:
+    return count_in(request.headers or {}, header)

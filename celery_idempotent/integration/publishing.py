@@ -1,0 +1,280 @@
+"""What a message carries: the caller's key, its delivery's identity, and SQS FIFO's ids.
+
+An explicit key travels as a header, as headers survive every Celery retry and arbitrary options do not. So does the
+identity of a delivery, in all that is published on its behalf: a body that changes its arguments, or retries with
+others, means the same operation.
+
+An SQS FIFO queue drops a second message of the same deduplication id for five minutes and delivers a
+group's messages one after the other. So the id is made of the idempotency key, which lets SQS itself drop
+a double publish, and it changes with every retry, which must not be dropped. Celery keeps neither the id
+nor the group on a retry; :func:`continued` does.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
+from functools import lru_cache
+from hashlib import sha256
+from threading import Lock
+from typing import Any
+
+from celery import Task
+from celery.app.task import Context
+from kombu import serialization
+
+from celery_idempotent.errors import KeyMissing, PolicyError
+from celery_idempotent.integration.deliveries import CONTENT_TYPE
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.protocol.keys import Identity
+
+__all__ = [
+    "CONFLICTS_HEADER",
+    "DELIVERIES_HEADER",
+    "HEADERS",
+    "IDENTITY_HEADER",
+    "KEY_HEADER",
+    "OUTAGES_HEADER",
+    "carried",
+    "carrying",
+    "checked_key",
+    "continued",
+    "count_in",
+    "deliveries",
+    "headers_of",
+    "is_fifo",
+    "prepared",
+    "wire_form",
+    "with_key_in_headers",
+]
+
+KEY_HEADER = "idempotency_key"
+"""Message header with the key that the publisher gave."""
+
+IDENTITY_HEADER = "idempotency_identity"
+"""Message header with the identity of the delivery that the message was published for."""
+
+CONFLICTS_HEADER = "idempotency_conflicts"
+"""Message header that counts how often the delivery met another one in flight."""
+
+OUTAGES_HEADER = "idempotency_outages"
+"""Message header that counts how often the delivery met no store."""
+
+DELIVERIES_HEADER = "idempotency_deliveries"
+"""Message header that counts the deliveries before this message was published, as a new message starts anew with its
+broker's own count."""
+
+HEADERS = (KEY_HEADER, IDENTITY_HEADER, CONFLICTS_HEADER, OUTAGES_HEADER, DELIVERIES_HEADER)
+"""All of the library's own; they stay with the operation through every message."""
+
+_WAITED_FOR = ("link", "link_error", "chord", "chain", "group_id")
+"""Options by which something else waits for this very message; dropping it would lose what waits."""
+
+
+def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> dict[str, Any]:
+    """The options of ``apply_async`` with an explicit key moved to the headers and FIFO's id added.
+
+    Raises:
+        KeyMissing: ``idempotency_key`` was given and is null or empty.
+        PolicyError: ``idempotency_key`` is no text, is misspelt, or is given to a whole group.
+    """
+    merged = with_key_in_headers(task, options)
+    if KEY_HEADER in options:
+        _refuse_shared_key(task, options, task_id)
+    if runtime_of(task.app).broker.is_sqs and "MessageDeduplicationId" not in merged and _goes_to_fifo(task, merged):
+        merged["MessageDeduplicationId"] = _deduplication_id(task, args, kwargs, merged, task_id)
+    return merged
+
+
+def with_key_in_headers(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with an explicit key moved to the headers; raises as :func:`checked_key` does.
+
+    Raises:
+        PolicyError: An option or a header looks like a misspelt ``idempotency_key``.
+    """
+    merged = dict(options)
+    headers = merged.get("headers") or {}
+    _refuse_misspelt(merged, headers, task.name)
+    explicit_key(headers, task.name)
+    if KEY_HEADER in merged:
+        explicit = checked_key(merged.pop(KEY_HEADER), task.name)
+        merged["headers"] = {**headers, KEY_HEADER: explicit}
+        merged["headers"].pop(IDENTITY_HEADER, None)
+    return merged
+
+
+def explicit_key(headers: Mapping[str, Any], task: str) -> str | None:
+    """The key among ``headers``, if there is one; raises as :func:`checked_key` does."""
+    return checked_key(headers[KEY_HEADER], task) if KEY_HEADER in headers else None
+
+
+def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) -> None:
+    for name in (*filter(_looks_like_key, options), *(each for each in headers if _letters(each) == "idempotencykey")):
+        if name != KEY_HEADER:
+            raise PolicyError(str(name), "...", f"{task}: nobody reads it; write idempotency_key='...'")
+
+
+@lru_cache(1000)
+def _looks_like_key(option: str) -> bool:
+    letters = _letters(option)
+    return letters.startswith("idempot") or SequenceMatcher(None, letters, "idempotencykey").ratio() > _ALIKE
+
+
+@lru_cache(1000)
+def _letters(name: Any) -> str:
+    return re.sub("[^a-z]", "", str(name).lower())
+
+
+_ALIKE = 0.85
+"""Of 1: one or two letters wrong, missing or swapped."""
+
+
+def checked_key(explicit: Any, task: str) -> str:
+    """An explicit key, if it can be one.
+
+    Raises:
+        KeyMissing: It is null or empty.
+        PolicyError: It is no text.
+    """
+    if explicit is None or explicit == "":
+        raise KeyMissing(task, "the option idempotency_key")
+    if not isinstance(explicit, str):
+        raise PolicyError("idempotency_key", repr(explicit), "must be a text; write str(...) around it")
+    return explicit
+
+
+_members: dict[tuple[str, str, str], str] = {}
+"""By group, task and explicit key, the member that was published with it: the last thousand of this process."""
+
+_noting = Lock()
+
+
+def _refuse_shared_key(task: Task, options: Mapping[str, Any], task_id: str) -> None:
+    """A key given to ``group.apply_async`` reaches every member: one would run, and the others would get its result."""
+    group = options.get("group_id")
+    if group is None:
+        return
+    with _noting:
+        first = _members.setdefault((group, task.name, options[KEY_HEADER]), task_id)
+        while len(_members) > _MEMBERS:
+            del _members[next(iter(_members))]
+    if first != task_id:
+        raise PolicyError(
+            "idempotency_key",
+            repr(options[KEY_HEADER]),
+            f"{task.name}: two members of a group have it, so only one would run; give each its own: "
+            "group(task.s(...).set(idempotency_key=...), ...)",
+        )
+
+
+_MEMBERS = 1000
+
+
+def wire_form(task: Task, args: Any, kwargs: Any, serializer: str | None = None) -> tuple[Any, Any]:
+    """The arguments as a worker will get them, so that publisher and worker derive one key."""
+    serializer = serializer or task.serializer or "json"
+    if task._dump_pydantic_arguments is not None and serializer != "pickle":
+        args, kwargs = task._dump_pydantic_arguments(args, kwargs)
+    content_type, encoding, data = serialization.dumps((args or (), kwargs or {}), serializer)
+    received = serialization.loads(data, content_type, encoding, accept={content_type})
+    return received[0], received[1]
+
+
+def headers_of(request: Context, task: str) -> Mapping[str, Any]:
+    """The headers of a delivery, with a key that was given to ``send_task``: Celery makes it a property.
+
+    Raises:
+        PolicyError: A publisher that nobody could tell has misspelt it.
+    """
+    headers, properties = request.headers or {}, request.properties or {}
+    _refuse_misspelt(properties, headers, task)
+    if KEY_HEADER in properties and KEY_HEADER not in headers:
+        return {**headers, KEY_HEADER: properties[KEY_HEADER]}
+    return headers
+
+
+def carrying(identity: Identity, scope: str, task_id: str) -> str:
+    """The header by which what is published on behalf of a delivery is the same operation.
+
+    Only for the same task under the same task id, as people forward all headers to other tasks, too.
+    """
+    return ":".join((_binding(scope, task_id), identity.key.rpartition(":")[2], identity.fingerprint or ""))
+
+
+def carried(headers: Mapping[str, Any], scope: str, task_id: str) -> Identity | None:
+    """The identity that the headers carry, if they carry one of this very task and task id."""
+    found = _IDENTITY.fullmatch(str(headers.get(IDENTITY_HEADER, "")))
+    if found is None or found["binding"] != _binding(scope, task_id):
+        return None
+    return Identity(f"{scope}:{found['key']}", found["fingerprint"] or None)
+
+
+_IDENTITY = re.compile("(?P<binding>[0-9a-f]{32}):(?P<key>[0-9a-f]{64}):(?P<fingerprint>([0-9a-f]{64})?)")
+
+
+def _binding(scope: str, task_id: str) -> str:
+    return sha256(f"{scope}\0{task_id}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def continued(request: Context, options: Mapping[str, Any], identity: str | None) -> dict[str, Any]:
+    """The options for a message on behalf of the delivery of ``request``, with all that Celery would drop.
+
+    Celery keeps what stands in the headers, but drops all of them where ``options`` has some, and always drops the
+    serialiser, the compression and the message group of SQS.
+
+    Args:
+        request: The delivery's request.
+        options: Those that are given for the message.
+        identity: The delivery's identity, as :func:`carrying` writes it.
+    """
+    kept = {
+        "serializer": serialization.registry.type_to_name.get(getattr(request, CONTENT_TYPE, None)),
+        "compression": getattr(request, "compression", None),
+        "MessageGroupId": (request.properties or {}).get("MessageGroupId"),
+    }
+    merged = {**{name: value for name, value in kept.items() if value is not None}, **options}
+    ours = {name: value for name, value in headers_of(request, "").items() if name in HEADERS}
+    if identity is not None:
+        ours[IDENTITY_HEADER] = identity
+    given = merged.get("headers")
+    merged["headers"] = {**ours, **(request.as_execution_options()["headers"] if given is None else given)}
+    return merged
+
+
+def deliveries(request: Context) -> int:
+    """How often the operation's message was delivered, this time included, as far as the broker tells."""
+    message = ((request.properties or {}).get("delivery_info") or {}).get("sqs_message") or {}
+    received = (message.get("Attributes") or {}).get("ApproximateReceiveCount") or 1
+    return count_in(request.headers or {}, DELIVERIES_HEADER) + int(received)
+
+
+def count_in(headers: Mapping[str, Any], name: str) -> int:
+    """The count in a header; 0 where a publisher has put something else there."""
+    found = headers.get(name)
+    return found if type(found) is int and 0 <= found < _ENDLESS else 0
+
+
+_ENDLESS = 1_000_000
+"""More deliveries than any message has."""
+
+
+def is_fifo(request: Context) -> bool:
+    """Whether the message of ``request`` came from an SQS FIFO queue."""
+    delivery = (request.properties or {}).get("delivery_info") or request.delivery_info or {}
+    return str(delivery.get("sqs_queue") or delivery.get("routing_key") or "").endswith(".fifo")
+
+
+def _goes_to_fifo(task: Task, options: Mapping[str, Any]) -> bool:
+    queue = options.get("queue") or options.get("routing_key")
+    if queue is None:
+        queue = task.app.amqp.router.route(dict(options), task.name).get("queue")
+    return str(getattr(queue, "name", queue) or "").endswith(".fifo")
+
+
+def _deduplication_id(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> str:
+    headers = options.get("headers") or {}
+    received = wire_form(task, args, kwargs, options.get("serializer"))
+    key = task.idempotency_identity(*received, headers=headers, task_id=task_id).key
+    if any(options.get(each) for each in _WAITED_FOR):
+        key = f"{key}\0{task_id}"
+    repeats = (options.get("retries") or 0, *(count_in(headers, each) for each in (CONFLICTS_HEADER, OUTAGES_HEADER)))
+    return f"{sha256(key.encode()).hexdigest()}:{':'.join(map(str, repeats))}"

@@ -1,0 +1,24 @@
+"""A message as a worker received it: what a pool process must know of it and Celery does not tell it."""
+
+from typing import Any
+
+from celery.worker.request import Request
+
+from celery_idempotent.integration.deliveries import CONTENT_TYPE
+
+__all__ = ["Received", "TellsContentType"]
+
+
+class TellsContentType:
+    """Tells the message's content type, so that it can be published again in it."""
+
+    tells_content_type = True
+
+    def __init__(self, message: Any, *args: Any, **options: Any) -> None:
+        super().__init__(message, *args, **options)  # type: ignore[call-arg]  # of the class that this is mixed into
+        told: dict[str, Any] = self._request_dict  # type: ignore[attr-defined]  # Celery's
+        told[CONTENT_TYPE] = message.content_type
+
+
+class Received(TellsContentType, Request):  # type: ignore[misc]  # Celery has no types
+    """Celery's own, which does."""

@@ -1,0 +1,240 @@
+"""What an app's settings mean: its store, its codec, its broker. One instance per app and process tree."""
+
+import re
+import threading
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary, proxy
+
+from celery import Celery
+from celery.app import utils
+from celery.exceptions import Ignore, Reject, Retry
+from kombu.serialization import prepare_accept_content, registry
+
+from celery_idempotent.engine.guard import ControlFlow
+from celery_idempotent.errors import PolicyError, SafeToRetry
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.effects import is_duration, milliseconds
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores import open_store
+
+__all__ = ["CONTROL_FLOW", "NOTHING_BEGUN", "Broker", "Runtime", "refuse_control_flow", "runtime_of"]
+
+CONTROL_FLOW = ControlFlow(nothing_begun=(Retry,), no_outcome=(Ignore, Reject))
+"""Celery's own exceptions: ``Retry`` is the author's word that running again is right; ``Ignore``, also
+raised by ``self.replace()``, and ``Reject`` end a delivery without an outcome."""
+
+NOTHING_BEGUN: tuple[type[BaseException], ...] = (SafeToRetry, *CONTROL_FLOW.nothing_begun)
+"""What the call of a step raises to state that it had no effect."""
+
+_MEANINGS = {
+    Retry: "says that running again is right, so it always gives the claim back",
+    Ignore: "ends a delivery without an outcome",
+    Reject: "ends a delivery without an outcome",
+}
+
+_RELAY_EVERY = 1.0
+"""Seconds; one small query each, and as much as a message may wait."""
+
+_NAMESPACE = re.compile("[A-Za-z0-9._-]{1,64}")
+"""There must be room for a scope, a generation and 64 digits in a key of 2048 bytes."""
+
+_VISIBILITY_TIMEOUT = {"sqs": 1800, "redis": 3600}
+"""Seconds; kombu's defaults (kombu 5.7, transport/SQS and transport/redis)."""
+
+
+def refuse_control_flow(policy: Policy) -> None:
+    """Refuse a policy that takes Celery's control flow for an outcome.
+
+    Raises:
+        PolicyError: ``remember`` names Celery's ``Retry``, ``Ignore`` or ``Reject``, or what derives from them.
+    """
+    for each in policy.remember:
+        for kind, meaning in _MEANINGS.items():
+            if issubclass(each, kind):
+                raise PolicyError("remember", repr(policy.remember), f"{each.__name__} {meaning}; leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """What matters of the broker here.
+
+    Args:
+        driver: kombu's name of the transport's driver, such as ``"sqs"`` or ``"redis"``.
+        visibility_timeout: Seconds after which an unacknowledged message is delivered again; None where
+            the broker has no such thing.
+    """
+
+    driver: str
+    visibility_timeout: float | None
+
+    @property
+    def is_sqs(self) -> bool:
+        """Whether messages go through Amazon SQS."""
+        return self.driver == "sqs"
+
+
+class Runtime:
+    """Everything that one app's settings decide.
+
+    Args:
+        app: The Celery app.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app: Celery = proxy(app)  # the app outlives its runtime, not the other way round
+        self._opening = threading.Lock()
+        self._store: tuple[Any, Store] | None = None
+
+    @property
+    def store(self) -> Store:
+        """The store of ``idempotency_store``, opened at the first use.
+
+        Raises:
+            PolicyError: The setting is missing or unusable.
+        """
+        setting = self._app.conf.get("idempotency_store")
+        opened = self._store
+        if opened is None or opened[0] is not setting:
+            with self._opening:
+                opened = self._store = (setting, _open(setting))
+        return opened[1]
+
+    @cached_property
+    def default_policy(self) -> Policy:
+        """The policy of tasks that declare none.
+
+        Raises:
+            PolicyError: ``idempotency_policy`` is no policy, or one that could not be a task's.
+        """
+        policy = self._app.conf.get("idempotency_policy") or Policy()
+        if not isinstance(policy, Policy):
+            raise PolicyError("idempotency_policy", repr(policy), "must be a Policy")
+        refuse_control_flow(policy)
+        return policy
+
+    def policy_of(self, record: Record | None) -> Policy:
+        """The policy of the record's task, or the app's where there is no such task in it.
+
+        Raises:
+            PolicyError: ``idempotency_policy`` is no policy.
+        """
+        task = self._app.tasks.get(record.task) if record else None
+        policy: Policy = getattr(task, "idempotency_policy", self.default_policy)
+        return policy
+
+    @cached_property
+    def namespace(self) -> str:
+        """What stands before every key of the app, by ``idempotency_namespace``; empty where it is not set.
+
+        Raises:
+            PolicyError: It cannot be used.
+        """
+        namespace = self._app.conf.get("idempotency_namespace")
+        if namespace is None:
+            return ""
+        if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
+            raise PolicyError(
+                "idempotency_namespace", repr(namespace), "must be 1 to 64 letters, digits, dots, dashes or underscores"
+            )
+        return f"{namespace}:"
+
+    def scope_of(self, policy: Policy, task: str) -> str:
+        """What stands before the hash in every key of ``task``.
+
+        Raises:
+            PolicyError: The namespace cannot be used, or the task's name is too long.
+        """
+        return f"{self.namespace}{policy.scope_of(task)}"
+
+    @cached_property
+    def codec(self) -> Codec:
+        """Encodes outcomes by ``result_serializer``, decodes as Celery's result backends do, and JSON always.
+
+        Raises:
+            PolicyError: The app encodes by what it would refuse to decode.
+        """
+        conf = self._app.conf
+        setting = "accept_content" if conf.result_accept_content is None else "result_accept_content"
+        accept = _accepted(conf[setting])
+        if registry.name_to_type.get(conf.result_serializer) not in accept:
+            raise PolicyError(
+                "result_serializer",
+                repr(conf.result_serializer),
+                f"outcomes in it could never be replayed, as {setting} does not list it; add it there",
+            )
+        return Codec(conf.result_serializer, accept)
+
+    @cached_property
+    def _redacting_codec(self) -> Codec:
+        return replace(self.codec, redact_errors=True)
+
+    def codec_of(self, policy: Policy) -> Codec:
+        """How the outcomes of a task with ``policy`` are kept; raises as :attr:`codec` does."""
+        return self._redacting_codec if policy.redact_errors else self.codec
+
+    @cached_property
+    def message_codec(self) -> Codec:
+        """Encodes messages for the outbox by ``task_serializer``, which workers accept or they could not run."""
+        conf = self._app.conf
+        own = registry.name_to_type.get(conf.task_serializer, "application/json")
+        return Codec(conf.task_serializer, _accepted(conf.accept_content) | {own})
+
+    @cached_property
+    def relay_every(self) -> float:
+        """Seconds between two looks into the outbox, by ``idempotency_relay``; 0: a worker does not look.
+
+        Raises:
+            PolicyError: It is no such number.
+        """
+        every = self._app.conf.get("idempotency_relay", _RELAY_EVERY)
+        if not is_duration(every):
+            raise PolicyError("idempotency_relay", repr(every), "must be seconds between two looks, or 0 for none")
+        return milliseconds(every) / 1000
+
+    @cached_property
+    def broker(self) -> Broker:
+        """What matters of the broker that the app publishes to; connects to nothing."""
+        driver = self._app.connection_for_write().transport.driver_type
+        options = self._app.conf.broker_transport_options or {}
+        return Broker(driver, options.get("visibility_timeout", _VISIBILITY_TIMEOUT.get(driver)))
+
+
+def _hide_store_from_reports() -> None:
+    """Have ``celery report`` and ``inspect conf`` hide the store's URL, which can hold a password.
+
+    Celery hides settings by their names, as of Django's, and asks nobody; this is the list that it keeps.
+    """
+    known = utils.HIDDEN_SETTINGS
+    utils.HIDDEN_SETTINGS = re.compile(f"{known.pattern}|IDEMPOTENCY_STORE", known.flags)
+
+
+_hide_store_from_reports()
+
+
+def _accepted(setting: Any) -> frozenset[str]:
+    return frozenset(prepare_accept_content(setting) | {"application/json"})
+
+
+def _open(setting: Any) -> Store:
+    if setting is None:
+        raise PolicyError(
+            "idempotency_store",
+            "None",
+            "set it to a store or its URL, such as dynamodb://@eu-west-1/idempotency (under a settings namespace "
+            "CELERY it is called CELERY_IDEMPOTENCY_STORE)",
+        )
+    return open_store(setting)
+
+
+_runtimes: "WeakKeyDictionary[Celery, Runtime]" = WeakKeyDictionary()
+
+
+def runtime_of(app: Celery) -> Runtime:
+    """The runtime of ``app``."""
+    app = app._get_current_object() if hasattr(app, "_get_current_object") else app
+    found = _runtimes.get(app)
+    return found if found is not None else _runtimes.setdefault(app, Runtime(app))

@@ -1,0 +1,107 @@
+"""What is checked when a worker starts, before it takes a message.
+
+A bootstep, because a receiver of Celery's start-up signals cannot stop a worker: its exceptions are logged
+and forgotten.
+"""
+
+import logging
+import warnings
+from typing import Any
+
+import click
+from celery import Celery, bootsteps
+from celery._state import connect_on_app_finalize
+
+from celery_idempotent.errors import (
+    IdempotencyError,
+    IdempotencyWarning,
+    PolicyError,
+    StoreMisconfigured,
+    StoreUnavailable,
+)
+from celery_idempotent.integration.binding import body_signature, check_policy, is_builtin, named
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.store import VerifiableStore
+from celery_idempotent.stores.memory import MemoryStore
+
+__all__ = ["StoreCheck", "check_at_start"]
+
+logger = logging.getLogger(__name__)
+
+
+class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
+    """Refuses to start a worker whose store cannot work."""
+
+    def include_if(self, parent: Any) -> bool:
+        """Only where something is to be protected, or somebody thinks so."""
+        return bool(_idempotent_tasks(parent.app)) or parent.app.conf.get("idempotency_policy") is not None
+
+    def create(self, parent: Any) -> None:
+        """Check the store before the pool forks, so that every child inherits what its clock taught us.
+
+        Raises:
+            click.ClickException: The store or the settings cannot work; the message says what to do.
+        """
+        try:
+            check(parent.app, parent.pool_cls.__module__)
+        except IdempotencyError as error:
+            if isinstance(error, StoreMisconfigured) or not isinstance(error, StoreUnavailable):
+                raise click.ClickException(f"celery-idempotent: {error}") from error
+            # Starting is right: tasks are put off until the store is back, as in any later outage.
+            logger.error("idempotency.store_unavailable reason=%s", error)
+
+
+def check(app: Celery, pool: str) -> None:
+    """Check what a worker of ``app`` needs: that its tasks can be bound, its settings used, and its store, too.
+
+    Args:
+        app: The Celery app, its modules imported.
+        pool: The module of the worker's pool.
+
+    Raises:
+        PolicyError: A policy or setting cannot be used.
+        StoreMisconfigured: The store cannot work; the message names the command or permission to mend it.
+        StoreUnavailable: The store did not answer. A worker starts all the same.
+    """
+    app.finalize(auto=True)
+    runtime = runtime_of(app)
+    _check_tasks(app, runtime.default_policy)
+    store = runtime.store
+    _ = runtime.codec, runtime.default_policy, runtime.namespace, runtime.relay_every
+    if isinstance(store, MemoryStore) and not pool.endswith((".solo", ".thread")):
+        warnings.warn(
+            "idempotency_store=memory://: every process of this pool has a memory of its own, so duplicates that "
+            "reach another process run again; use another store, or --pool=threads or solo",
+            IdempotencyWarning,
+            stacklevel=2,
+        )
+    if isinstance(store, VerifiableStore):
+        store.verify()
+
+
+def _check_tasks(app: Celery, default: Policy) -> None:
+    tasks = _idempotent_tasks(app)
+    if not tasks and app.conf.get("idempotency_policy") is not None:
+        raise PolicyError(
+            "idempotency_policy",
+            "Policy(...)",
+            "no task of the app is idempotent, so nothing is protected; write base=IdempotentTask, or for all tasks "
+            'Celery(..., task_cls="celery_idempotent:IdempotentTask")',
+        )
+    for task in tasks:
+        if task.idempotent is None:
+            with named(task.name):
+                check_policy(default, body_signature(type(task)))
+
+
+def _idempotent_tasks(app: Celery) -> list[Any]:
+    return [each for each in app.tasks.values() if hasattr(each, "idempotency_policy") and not is_builtin(type(each))]
+
+
+def check_at_start(app: Celery) -> None:
+    """Have every worker of ``app`` check its store when it starts; safe to repeat."""
+    app.steps["worker"].add(StoreCheck)
+
+
+connect_on_app_finalize(check_at_start)

@@ -1,0 +1,440 @@
+"""The task class: the gate that every delivery passes, and what a task's author sees.
+
+``__call__`` is the only place where Celery lets a task be answered without running it: signal receivers
+cannot stop a task, and ``before_start`` can only raise. It sits outside ``autoretry_for``, so it sees the
+``Retry`` that a failing body has become, and outside every ``__call__`` of the author's, which is part of the body.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from celery import Celery, Task, current_task
+from celery.app.task import Context
+from celery.exceptions import Retry
+from kombu.utils.uuid import uuid
+
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.guard import RESULT_LOST, Body, Conflict, Event, EventName, Guard, Operation
+from celery_idempotent.engine.handle import AttemptHandle, Unprotected, current_attempt, executed_by, execution, passing
+from celery_idempotent.engine.heartbeat import heartbeat
+from celery_idempotent.engine.protected import Protected
+from celery_idempotent.errors import LeaseLost, PolicyError, StoreUnavailable
+from celery_idempotent.integration import binding, postpone, publishing, signals
+from celery_idempotent.integration.deliveries import Delivery, Requests, arrived, arrived_list, at_once, delivery_of
+from celery_idempotent.integration.handlers import tell_of_bodies_only
+from celery_idempotent.integration.outbox import relay_at_start
+from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, runtime_of
+from celery_idempotent.integration.startup import check_at_start
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature, Identity, identify
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import bounded
+
+__all__ = ["IdempotentMixin", "IdempotentTask"]
+
+logger = logging.getLogger("celery_idempotent")
+
+_LEVELS = {
+    EventName.CLAIMED: logging.DEBUG,
+    EventName.COMPLETED: logging.DEBUG,
+    EventName.TAKEN_OVER: logging.WARNING,
+    EventName.LEASE_LOST: logging.WARNING,
+    EventName.STORE_UNAVAILABLE: logging.WARNING,
+    EventName.OUTCOME_UNKNOWN: logging.ERROR,
+}
+"""INFO for the rest."""
+
+_ANSWERS = {EventName.REPLAYED, EventName.LEASE_LOST}
+"""After these, what Celery is told is not what this delivery's body did."""
+
+_MAPS = {"celery.map", "celery.starmap"}
+"""Celery's tasks that call another one as a function, once for each item; ``chunks`` are made of the second."""
+
+
+if TYPE_CHECKING:
+    _Base = Task
+else:
+    _Base = object
+
+
+class _Retried(Retry):  # type: ignore[misc]  # Celery has no types
+    """The body has published a retry and returned all the same: its claim is released, as by any retry."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__("retried later")
+        self.value = value
+
+
+class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no types
+    """Makes a task class of your own idempotent: ``class MyTask(IdempotentMixin, MyBase)``, mixin first.
+
+    See :class:`IdempotentTask` for what it does.
+    """
+
+    idempotent: ClassVar[Policy | None] = None
+    """The task's policy; None for the app's ``idempotency_policy``, or the defaults."""
+
+    _call_signature: ClassVar[CallSignature | None] = None
+    _refusal: ClassVar[PolicyError | None] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._call_signature = None
+        binding.refuse_place(cls, IdempotentMixin)
+        binding.refuse_unsupported_body(cls)
+        binding.refuse_misplaced_policy(cls)
+        tell_of_bodies_only(cls)
+        _guard_calls(cls)
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Check the policy against the task's signature and the broker; called by Celery."""
+        super().on_bound(app)
+        if binding.is_builtin(cls):
+            return
+        try:
+            cls._check(app)
+        except PolicyError as error:
+            cls._refusal = error  # Celery has registered the task already, and would run it when it is used again
+            raise
+        cls._refusal = None
+        tell_of_bodies_only(cls)  # annotations can bring handlers, and a __call__
+        _guard_calls(cls)
+        cls.Request = binding.request_class(cls)
+        if not isinstance(vars(cls).get("request_stack"), Requests):  # a subclass of a bound class has that one's
+            cls.request_stack = Requests(lambda: cls._app._tasks.get(cls.name))
+        check_at_start(app)
+        relay_at_start(app)
+        binding.warn_about_delivery(cls, app)
+
+    @classmethod
+    def _check(cls, app: Celery) -> None:
+        with binding.named(cls.name):
+            binding.refuse_misplaced_policy(cls)  # annotations can bring one
+            if cls.idempotent is not None:
+                binding.check_policy(cls.idempotent, binding.body_signature(cls))
+            binding.refuse_unknown_settings(app)
+
+    @property
+    def attempt(self) -> AttemptHandle:
+        """The attempt that executes this task's body; same as :func:`current_attempt`."""
+        return current_attempt()
+
+    @property
+    def idempotency_policy(self) -> Policy:
+        """The policy in force."""
+        return self.idempotent or runtime_of(self.app).default_policy
+
+    def guarantee(self) -> str:
+        """What this task promises, for people: a line for the task and one for each effect its policy declares."""
+        return self.idempotency_policy.guarantee(self.name)
+
+    def idempotency_key_for(self, *args: Any, **kwargs: Any) -> str:
+        """The key that ``delay(*args, **kwargs)`` would use; for people, logs and tools.
+
+        Raises:
+            KeyMissing: The call has no key.
+            PolicyError: An argument has no canonical form.
+            TypeError: The arguments do not fit the task.
+        """
+        return self.idempotency_identity(*publishing.wire_form(self, args, kwargs), headers={}, task_id="").key
+
+    def idempotency_identity(self, args: Any, kwargs: Any, *, headers: Mapping[str, Any], task_id: str) -> Identity:
+        """The identity of a delivery with these arguments, as they came off the wire, and headers.
+
+        Raises:
+            KeyMissing: The call has no key.
+            PolicyError: An argument has no canonical form.
+            TypeError: The arguments do not fit the task.
+        """
+        policy, scope = self.idempotency_policy, self._scope
+        carried = publishing.carried(headers, scope, task_id)
+        if carried is not None:
+            return carried
+        # Every tick of beat sends the same arguments and means another operation.
+        is_tick = policy.key == WHOLE_CALL and bool(headers.get("celery_beat_task"))
+        return identify(
+            scope,
+            self._signature().bind(args, kwargs),
+            task=self.name,
+            key=policy.key_selector,
+            fingerprint=policy.fingerprint_selector,
+            explicit=publishing.explicit_key(headers, self.name),
+            occurrence=task_id if is_tick else None,
+        )
+
+    def idempotency_identity_of(self, request: Context) -> Identity:
+        """The identity of the delivery of ``request``; raises as above."""
+        headers = publishing.headers_of(request, self.name)
+        return self.idempotency_identity(request.args, request.kwargs, headers=headers, task_id=request.id or "")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body, or answer with its recorded outcome; Celery's worker calls this for every delivery."""
+        return self._passed(IdempotentMixin, super().__call__, args, kwargs)
+
+    __call__._is_gate = __call__  # type: ignore[attr-defined]
+
+    def _passed(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Come by the ``__call__`` of ``layer``: the outermost is the gate, the others are on the way to the body."""
+        around = execution()
+        if around is not None and around.is_of(self.name, self.request.id):
+            order = type(self).__mro__
+            if order.index(layer) > order.index(around.layer):
+                with passing(around, layer):
+                    return call(*args, **kwargs)
+        if binding.is_builtin(type(self)):
+            return call(*args, **kwargs)
+        return self._gate(layer, call, args, kwargs)
+
+    def _gate(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._refusal is not None:
+            raise self._refusal
+        request, around = self.request, execution()
+        map_of = _map_around() if request.called_directly else None
+        if map_of is not None and (around is None or around.item_of != map_of.request.id):
+            return self._item(map_of, layer, call, args, kwargs)
+        if request.called_directly or (around is not None and around.is_around(self.name, request.id)):
+            return self._function(layer, call, args, kwargs)
+        return self._delivery(arrived(self, request), layer, call, args, kwargs)
+
+    def _function(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A direct call, or a body that calls itself: a function call, which no claim protects."""
+        identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
+        with executed_by(self._handle(None, identity), self.name, self.request.id, layer):
+            return call(*args, **kwargs)
+
+    def _delivery(self, delivery: Delivery, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        request = self.request
+
+        def body(attempt: Attempt | None) -> Any:
+            delivery.body_began = True
+            with executed_by(self._handle(attempt, delivery.identity), self.name, request.id, layer):
+                try:
+                    value = self._begun(call, args, kwargs)
+                except BaseException as error:
+                    if attempt is not None and delivery.is_retried:
+                        attempt.excused = error  # the retry is on its way, and shall not meet this as an outcome
+                    raise
+            if attempt is not None and delivery.is_retried:
+                raise _Retried(value)
+            return value
+
+        try:
+            value = self._as_policy_says(self, delivery.identity, body)
+        except _Retried as retried:
+            return retried.value
+        delivery.is_completed = self.idempotency_policy.mode == "enforce"
+        return value
+
+    def _begun(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        request = self.request
+        if type(self).before_start is Task.before_start:
+            return call(*args, **kwargs)
+        self.before_start(request.id, request.args, request.kwargs)
+        return call(*request.args, **request.kwargs)  # it may have changed them, as under Celery
+
+    def _item(self, map_of: Task, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """An item of ``map``, ``starmap`` or ``chunks``: an operation of its own, as if it had been sent by itself."""
+        given = publishing.headers_of(map_of.request, map_of.name)
+        if publishing.KEY_HEADER in given:
+            raise PolicyError(
+                "idempotency_key",
+                repr(given[publishing.KEY_HEADER]),
+                f"{map_of.name}: each item is an operation of its own; publish a group of signatures with keys",
+            )
+        arrived_list(map_of.request)
+        identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
+
+        def body(attempt: Attempt | None) -> Any:
+            with executed_by(self._handle(attempt, identity), self.name, None, layer, map_of.request.id):
+                return call(*args, **kwargs)
+
+        return self._as_policy_says(map_of, identity, body)
+
+    def _as_policy_says(self, executed: Task, identity: Callable[[], Identity], body: Body) -> Any:
+        match self.idempotency_policy.mode:
+            case "enforce":
+                return self._enforced(executed, identity(), body)
+            case "observe":
+                return self._observed(executed, identity, body)
+            case _:
+                return body(None)
+
+    def _enforced(self, executed: Task, identity: Identity, body: Body) -> Any:
+        policy = self.idempotency_policy
+
+        def finished(attempt: Attempt | None) -> Any:
+            value = body(attempt)
+            if attempt is not None:
+                binding.refuse_unfinished(value, self.name)
+            return value
+
+        try:
+            outcome = self._guard(executed.request, observed=False).run(self._operation(executed, identity), finished)
+        except (LeaseLost, StoreUnavailable) as error:
+            postpone.outage(executed, policy, error)
+        if isinstance(outcome, Conflict):
+            postpone.conflict(executed, policy if executed is self else replace(policy, on_conflict="retry"), outcome)
+        return outcome.value
+
+    def _observed(self, executed: Task, identity: Callable[[], Identity], body: Body) -> Any:
+        try:
+            operation = self._operation(executed, identity())
+            guard = self._guard(executed.request, observed=True)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
+            reason = type(error).__name__ if self.idempotency_policy.redact_errors else repr(error)
+            told = map(one_line, (self.name, executed.request.id, reason))
+            logger.warning("idempotency.not_observed task=%s task_id=%s reason=%s", *told)
+            return body(None)
+        return guard.observe(operation, body)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        *positional: Any,
+        **options: Any,
+    ) -> Any:
+        """As Celery's, plus ``idempotency_key``: the key of the intended effect, in place of the policy's.
+
+        Raises:
+            KeyMissing: ``idempotency_key`` is null or empty.
+            PolicyError: ``idempotency_key`` is no text, is misspelt, or was given to a whole group.
+        """
+        task_id = task_id or uuid()  # Celery would make it too late: FIFO's deduplication id may contain it
+        options = publishing.prepared(self, args, kwargs, options, task_id)
+        return super().apply_async(args, kwargs, task_id, *positional, **options)
+
+    def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
+        """As Celery's, plus ``idempotency_key``; guarded like a delivery, and a conflict raises ``InFlight``."""
+        return super().apply(args, kwargs, *positional, **publishing.with_key_in_headers(self, options))
+
+    def retry(self, *args: Any, **options: Any) -> Any:
+        """As Celery's. The retry is the same operation, whatever its arguments; it releases the claim.
+
+        So does ``retry(throw=False)`` when the body goes on: its value is the delivery's result, and no outcome.
+        """
+        returned = super().retry(*args, **options)
+        arrived(self, self.request).is_retried = True
+        return returned
+
+    def signature_from_request(self, request: Any = None, *positional: Any, **options: Any) -> Any:
+        """As Celery's, and keeps what Celery drops: the identity, the serialiser, and the message group of SQS."""
+        request = self.request if request is None else request
+        options = publishing.continued(request, options, self._carried(request))
+        return super().signature_from_request(request, *positional, **options)
+
+    def _carried(self, request: Context) -> str | None:
+        delivery = delivery_of(request)
+        if delivery is None:
+            return None
+        with suppress(Exception):  # what has no identity was never executed, and fails again
+            return publishing.carrying(delivery.identity(), self._scope, request.id or "")
+        return None
+
+    @property
+    def _scope(self) -> str:
+        return runtime_of(self.app).scope_of(self.idempotency_policy, self.name)
+
+    def _signature(self) -> CallSignature:
+        cls = type(self)
+        if cls._call_signature is None:
+            cls._call_signature = CallSignature(binding.body_signature(cls), binding.conversion(cls))
+        return cls._call_signature
+
+    def _operation(self, executed: Task, identity: Identity) -> Operation:
+        request = executed.request
+        return Operation(
+            identity=identity,
+            policy=self.idempotency_policy,
+            task=self.name,
+            task_id=request.id or "",
+            worker=request.hostname or "",
+            app=self.app.main or "",
+        )
+
+    def _handle(self, attempt: Attempt | None, identity: Callable[[], Identity]) -> AttemptHandle:
+        if attempt is None:
+            around = execution()
+            return Unprotected(identity, around.handle if around else None)
+        runtime, policy = runtime_of(self.app), self.idempotency_policy
+        return Protected(attempt, runtime.codec_of(policy), NOTHING_BEGUN, policy.effects, runtime.message_codec)
+
+    def _guard(self, request: Context, *, observed: bool) -> Guard:
+        runtime = runtime_of(self.app)
+        report = partial(_report, self, request, observed)
+        codec = runtime.codec_of(self.idempotency_policy)
+        return Guard(runtime.store, codec, heartbeat, CONTROL_FLOW, report)
+
+
+def _guard_calls(cls: type) -> None:
+    # functools.wraps copies attributes, so a mark alone may be a copy.
+    if getattr(cls.__call__, "_is_gate", None) is not cls.__call__:
+        cls.__call__ = _behind_the_gate(cls)  # type: ignore[method-assign]
+
+
+def _behind_the_gate(cls: type) -> Callable[..., Any]:
+    """The author's ``__call__`` of ``cls`` as a part of the body, whether it asks ``super()`` or calls ``self.run``."""
+    own = cls.__call__
+
+    @wraps(own)
+    def gate(self: IdempotentMixin, *args: Any, **kwargs: Any) -> Any:
+        return self._passed(cls, partial(own, self), args, kwargs)
+
+    gate._is_gate = gate  # type: ignore[attr-defined]
+    return gate
+
+
+def _map_around() -> Task | None:
+    """Celery's task that calls us for each of its items, if it does."""
+    task = current_task._get_current_object() if current_task else None
+    return task if task is not None and task.name in _MAPS and not task.request.called_directly else None
+
+
+class IdempotentTask(IdempotentMixin, Task):  # type: ignore[misc]  # Celery has no types
+    """A task whose effect happens once however often it is delivered.
+
+    Before the body runs, a conditional write claims the call's idempotency key. The result is recorded and
+    given to every duplicate; a duplicate that meets the body running is put off; if the worker dies, another
+    takes over when the lease is over. What exactly is promised for which kind of effect stands in the README.
+
+    Set it as a task's ``base``, or for a whole app with ``Celery(task_cls="celery_idempotent:IdempotentTask")``.
+    Its one option is ``idempotent=Policy(...)``. It needs a delivery that comes back when a worker dies, so set
+    ``acks_late`` and ``reject_on_worker_lost``; without them, binding it warns.
+
+    A direct call ``task(...)`` is a function call and passes through. ``apply()`` and eager mode are guarded.
+    """
+
+    abstract = True
+
+
+def _report(task: IdempotentMixin, request: Context, observed: bool, event: Event) -> None:
+    delivery = delivery_of(request)
+    if delivery is not None and event.name in _ANSWERS and not observed:
+        delivery.is_answered = True
+    level = logging.WARNING if event.reason.startswith(RESULT_LOST) else _LEVELS.get(event.name, logging.INFO)
+    if logger.isEnabledFor(level):
+        logger.log(
+            level,
+            "idempotency.%s task=%s task_id=%s key=%s token=%s observed=%s reason=%s",
+            event.name,
+            one_line(task.name),
+            one_line(bounded(request.id or "")),
+            one_line(event.key),
+            event.fencing_token,
+            observed,
+            one_line(event.reason),
+        )
+    signals.BY_EVENT[event.name].send(
+        sender=task,
+        key=event.key,
+        fencing_token=event.fencing_token,
+        task_id=request.id,
+        reason=event.reason,
+        observed=observed,
+    )

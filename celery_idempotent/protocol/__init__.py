@@ -1,0 +1,1 @@
+"""The protocol: pure decisions and values, without a clock, I/O or Celery."""

@@ -1,0 +1,160 @@
+"""The kinds of effect a body can have, and what each is promised.
+
+A policy declares them by name, ``Policy(effects={"charge": Keyed(window=timedelta(hours=24))})``. A step of that
+name then does what its declaration says, and ``task.guarantee()`` tells it to people.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, assert_never, get_args
+
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.protocol.operation import OnTakeover
+
+__all__ = [
+    "AtLeastOnce",
+    "AtMostOnce",
+    "Committed",
+    "Duration",
+    "Effect",
+    "Fenced",
+    "Keyed",
+    "check_effects",
+    "check_on_takeover",
+    "check_window",
+    "is_duration",
+    "milliseconds",
+    "promise",
+]
+
+Duration = float | timedelta
+"""Seconds, or a timedelta."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Rows or items in the store's own database, by ``attempt.commit()`` or ``attempt.transaction()``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """A receiver that honours idempotency keys, by ``attempt.step()``.
+
+    Args:
+        window: Seconds, or a timedelta, from the first call for which it does; None: for ever.
+        on_takeover: What happens to a call past the window that may have been made before.
+    """
+
+    window: Duration | None = None
+    on_takeover: OnTakeover = "rerun"
+
+    def __post_init__(self) -> None:
+        check_window(self.window)
+        check_on_takeover(self.on_takeover)
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A receiver that checks fencing tokens, by ``attempt.fenced_step()``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeastOnce:
+    """A receiver that can do neither, by ``attempt.step()``: called again when a worker died in the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtMostOnce:
+    """The same, never called again: the operation ends UNKNOWN when a worker died in the call."""
+
+
+Effect = Committed | Keyed | Fenced | AtLeastOnce | AtMostOnce
+
+
+def check_window(window: Duration | None) -> None:
+    """Refuse what is no window.
+
+    Raises:
+        PolicyError: It is none.
+    """
+    if window is not None and (not is_duration(window) or not milliseconds(window)):
+        raise PolicyError("window", repr(window), "must be seconds or a timedelta, more than 0")
+
+
+def check_on_takeover(on_takeover: object) -> None:
+    """Refuse what is neither ``rerun`` nor ``refuse``.
+
+    Raises:
+        PolicyError: It is neither.
+    """
+    if on_takeover not in get_args(OnTakeover):
+        raise PolicyError("on_takeover", repr(on_takeover), f"must be one of {get_args(OnTakeover)}")
+
+
+def check_effects(effects: Mapping[str, Any]) -> None:
+    """Refuse what is no declaration of effects.
+
+    Raises:
+        PolicyError: It is none.
+    """
+    if not isinstance(effects, Mapping) or not all(
+        isinstance(name, str) and name and isinstance(effect, Effect) for name, effect in effects.items()
+    ):
+        raise PolicyError(
+            "effects", repr(effects), "must map names of steps to Committed, Keyed, Fenced, AtLeastOnce or AtMostOnce"
+        )
+
+
+def promise(effect: Effect) -> str:
+    """What happens to the effect however often the task is delivered and whenever its workers die."""
+    match effect:
+        case Committed():
+            return "exactly once: it is committed together with the record of the operation"
+        case Keyed(window=None):
+            return "exactly once, as long as the receiver honours the step's key"
+        case Keyed(window, on_takeover):
+            assert window is not None
+            return (
+                f"exactly once within {readable(window)} of the first call, while the receiver honours the step's key; "
+                f"after that {_PAST_WINDOW[on_takeover]}"
+            )
+        case Fenced():
+            return "exactly once: earlier attempts are fenced off, and their effect is looked for before acting"
+        case AtLeastOnce():
+            return "at least once: it is repeated if a worker dies between the effect and its record"
+        case AtMostOnce():
+            return (
+                "at most once: if a worker dies between the record of its beginning and that of its end, the "
+                "operation ends UNKNOWN and a person decides"
+            )
+        case unreachable:
+            assert_never(unreachable)
+
+
+_PAST_WINDOW: Mapping[OnTakeover, str] = {
+    "rerun": "at least once",
+    "refuse": "at most once, and if in doubt the operation ends UNKNOWN",
+}
+
+
+def readable(duration: Duration) -> str:
+    """A duration as people say it: in the largest unit that is whole."""
+    seconds = milliseconds(duration) / 1000
+    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= length and seconds % length == 0:
+            count = round(seconds / length)
+            return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
+    return f"{seconds:g} s"
+
+
+def milliseconds(duration: Duration) -> int:
+    """``duration`` in milliseconds."""
+    return round((duration.total_seconds() if isinstance(duration, timedelta) else duration) * 1000)
+
+
+def is_duration(value: object) -> bool:
+    """Whether ``value`` is a finite duration that is not negative."""
+    if isinstance(value, timedelta):
+        return value >= timedelta(0)
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")

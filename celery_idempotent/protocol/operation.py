@@ -1,0 +1,397 @@
+"""The protocol: pure functions from what was seen to what happens next.
+
+No clock, no randomness, no I/O: ``now`` and every nonce are arguments. The same inputs always give the
+same decision, which is what lets all interleavings be explored without a broker, a clock or a database.
+
+Safety never depends on a lease or a clock. A lease says when somebody else may *try*; the compare-and-swap
+says who *wins*.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Literal, assert_never
+
+from celery_idempotent.protocol.record import Record, Status
+
+__all__ = [
+    "Decision",
+    "Ending",
+    "GiveUp",
+    "InFlight",
+    "KeyReused",
+    "Lost",
+    "OnTakeover",
+    "Rebase",
+    "Replay",
+    "ReplayFailure",
+    "Request",
+    "Run",
+    "Settlement",
+    "Superseded",
+    "Unknown",
+    "Vanished",
+    "Verdict",
+    "Written",
+    "checkpointed",
+    "completed",
+    "decide",
+    "ending",
+    "failed",
+    "given_up",
+    "is_forgotten",
+    "released",
+    "renewed",
+    "settle",
+]
+
+OnTakeover = Literal["rerun", "refuse"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One delivery asking for the right to run.
+
+    Args:
+        key: The idempotency key.
+        fingerprint: Hash of the declared arguments, or None if none are declared.
+        owner: Nonce of this attempt.
+        revision: Nonce of the write that the decision may lead to; fresh for every decision.
+        lease: Milliseconds the claim is good for without renewal.
+        grace: Milliseconds past the lease before a takeover, for ordinary clock error.
+        on_takeover: Whether an attempt that never ended is run again or refused.
+        max_takeovers: After how many takeovers in a row it is refused all the same; None: never.
+        task: Task name, for people.
+        task_id: Task id, for people.
+        worker: Who asks, for people.
+        app: Name of the app that asks, for people.
+    """
+
+    key: str
+    fingerprint: str | None
+    owner: str
+    revision: str
+    lease: int
+    grace: int
+    on_takeover: OnTakeover
+    task: str
+    task_id: str
+    worker: str
+    app: str = ""
+    max_takeovers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Swap ``record`` in; if that wins, the body runs. ``expected`` is the revision seen."""
+
+    record: Record
+    expected: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Swap ``record`` in: an attempt that must not be repeated never ended. Then ask again."""
+
+    record: Record
+    expected: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Somebody else's lease is running; ``retry_after`` milliseconds until it can be taken over."""
+
+    record: Record
+    retry_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The operation is completed: answer with its result."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayFailure:
+    """The operation failed for good: answer with its failure."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReused:
+    """The key belongs to a call with other arguments."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Nobody can tell whether the effect happened."""
+
+    record: Record
+
+
+Verdict = InFlight | Replay | ReplayFailure | KeyReused | Unknown
+"""Decisions that end a claim without running anything."""
+
+Decision = Run | GiveUp | Verdict
+
+
+def is_forgotten(record: Record, now: int) -> bool:
+    """Whether a record's outcome no longer counts, physically present or not (DynamoDB deletes days late)."""
+    return record.expires_at is not None and record.expires_at * 1000 <= now
+
+
+def decide(record: Record | None, request: Request, now: int) -> Decision:
+    """What a delivery does about the record it saw; the whole decision table.
+
+    Args:
+        record: What the store holds for the key, or None.
+        request: Who asks.
+        now: The store's clock in milliseconds.
+    """
+    if record is None:
+        return Run(_claimed(request, now), None)
+    if is_forgotten(record, now):
+        return Run(_claimed(request, now, token_after=record.fencing_token), record.revision)
+    if record.fingerprint and request.fingerprint and record.fingerprint != request.fingerprint:
+        return KeyReused(record)
+    match record.status:
+        case Status.COMPLETED:
+            return Replay(record)
+        case Status.FAILED:
+            return ReplayFailure(record)
+        case Status.UNKNOWN:
+            return Unknown(record)
+        case Status.RELEASED:
+            return Run(_reclaimed(record, request, now), record.revision)
+        case Status.IN_PROGRESS:
+            wait = record.lease_until + request.grace - now
+            if wait > 0:
+                return InFlight(record, wait)
+            if request.on_takeover == "rerun" and not _is_poison(record, request):
+                return Run(_reclaimed(record, request, now), record.revision)
+            return GiveUp(given_up(record, now, request.revision, _never_ended(record)), record.revision)
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _is_poison(record: Record, request: Request) -> bool:
+    return request.max_takeovers is not None and record.takeovers >= request.max_takeovers
+
+
+def _never_ended(record: Record) -> str:
+    if not record.takeovers:
+        return f"attempt {record.attempts} on {record.worker} ended without an outcome"
+    return (
+        f"{record.takeovers + 1} attempts in a row ended without an outcome, the last, number {record.attempts}, on "
+        f"{record.worker}; perhaps the task ends its worker"
+    )
+
+
+def _claimed(request: Request, now: int, token_after: int = 0) -> Record:
+    return Record(
+        key=request.key,
+        status=Status.IN_PROGRESS,
+        revision=request.revision,
+        owner=request.owner,
+        fencing_token=max(token_after + 1, now),
+        lease_until=now + request.lease,
+        fingerprint=request.fingerprint,
+        attempts=1,
+        created_at=now,
+        updated_at=now,
+        task=request.task,
+        task_id=request.task_id,
+        worker=request.worker,
+        app=request.app,
+    )
+
+
+def _reclaimed(seen: Record, request: Request, now: int) -> Record:
+    # Whether this is a takeover is written into the record: an attempt whose reply was lost
+    # must be able to read it back, or it would take itself for the first one.
+    return replace(
+        _claimed(request, now, token_after=seen.fencing_token),
+        attempts=seen.attempts + 1,
+        takeovers=seen.takeovers + 1 if seen.status is Status.IN_PROGRESS else 0,
+        created_at=seen.created_at,
+        steps=seen.steps,
+    )
+
+
+def renewed(record: Record, now: int, lease: int, revision: str) -> Record:
+    """The record with its lease extended to ``lease`` milliseconds from ``now``."""
+    return replace(record, revision=revision, lease_until=now + lease, updated_at=now)
+
+
+def checkpointed(
+    record: Record, now: int, lease: int, revision: str, *, step: str, state: Mapping[str, Any] | None
+) -> Record:
+    """The record with the state of ``step``, or without it, and its lease extended as by :func:`renewed`."""
+    steps = {name: each for name, each in record.steps.items() if name != step}
+    return replace(renewed(record, now, lease, revision), steps=steps if state is None else {**steps, step: state})
+
+
+def released(record: Record, now: int, revision: str) -> Record:
+    """The record given back: the next delivery runs at once, with the next fencing token."""
+    return replace(record, status=Status.RELEASED, revision=revision, lease_until=now, updated_at=now)
+
+
+def completed(
+    record: Record,
+    now: int,
+    retain: int,
+    revision: str,
+    *,
+    data: str | bytes | None = None,
+    content_type: str | None = None,
+    lost: str | None = None,
+) -> Record:
+    """The record with its result, kept for ``retain`` milliseconds; ``lost`` says why there is no result.
+
+    Its steps have served their purpose and are dropped.
+    """
+    return replace(
+        record,
+        status=Status.COMPLETED,
+        revision=revision,
+        updated_at=now,
+        steps={},
+        expires_at=_expiry(now, retain),
+        result=data,
+        content_type=content_type,
+        error=lost,
+    )
+
+
+def failed(
+    record: Record,
+    now: int,
+    retain: int,
+    revision: str,
+    *,
+    data: str | bytes | None = None,
+    content_type: str | None = None,
+    error: str,
+) -> Record:
+    """The record with a failure that is an outcome, kept for ``retain`` milliseconds, without its steps."""
+    return replace(
+        record,
+        status=Status.FAILED,
+        revision=revision,
+        updated_at=now,
+        steps={},
+        expires_at=_expiry(now, retain),
+        result=data,
+        content_type=content_type,
+        error=error,
+    )
+
+
+def given_up(record: Record, now: int, revision: str, reason: str) -> Record:
+    """The record marked UNKNOWN: it never expires and is never claimed until somebody resolves it."""
+    return replace(record, status=Status.UNKNOWN, revision=revision, updated_at=now, error=reason)
+
+
+def _expiry(now: int, retain: int) -> int:
+    # Rounded up: an outcome counts for at least as long as was promised.
+    return -((now + retain) // -1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The write is stored, whichever reply arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebase:
+    """The record is still this attempt's own, in a state that it may go on from; write again on top of ``record``."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Vanished:
+    """The store has forgotten the record: write it as if there had never been one. Who has claimed it since, wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """Somebody else completed the operation; ``record`` has the result that counts."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The claim is gone: write nothing, report nothing as done."""
+
+
+Settlement = Written | Rebase | Vanished | Superseded | Lost
+
+
+def settle(write: Record, stored: Record | None) -> Settlement:
+    """What became of ``write``, an owner's write after its claim, given what the store holds now."""
+    if stored is None:
+        return Vanished()
+    if stored.revision == write.revision:
+        return Written()
+    if stored.owner == write.owner and _may_follow(write.status, stored.status):
+        return Rebase(stored)
+    if stored.status is Status.COMPLETED:
+        return Superseded(stored)
+    return Lost()
+
+
+def _may_follow(write: Status, stored: Status) -> bool:
+    """Whether the owner of a record may go on from what is stored. From UNKNOWN only by its outcome: nobody else can
+    have run since, and who looks for that outcome finds it."""
+    return stored is Status.IN_PROGRESS or (stored is Status.UNKNOWN and write in (Status.COMPLETED, Status.FAILED))
+
+
+class Ending(Enum):
+    """What becomes of a claim whose body raised."""
+
+    RELEASE = "release"
+    FAIL = "fail"
+    GIVE_UP = "give up"
+
+
+def ending(
+    error: BaseException,
+    *,
+    on_takeover: OnTakeover,
+    remember: tuple[type[BaseException], ...],
+    nothing_begun: tuple[type[BaseException], ...],
+    no_outcome: tuple[type[BaseException], ...],
+    in_doubt: bool = False,
+    before_effects: bool = False,
+) -> Ending:
+    """What becomes of the claim when the body raised ``error``.
+
+    Under ``refuse`` nothing that may have begun is released.
+
+    Args:
+        error: What the body raised.
+        on_takeover: The policy's promise: at least once or at most once.
+        remember: Types that are a final outcome.
+        nothing_begun: Types by which the author states that running again is right.
+        no_outcome: Types that end a delivery without telling whether the effect happened.
+        in_doubt: Whether ``error`` says that a step of this operation may have had its effect and must not be
+            repeated.
+        before_effects: Whether it was raised where the author says that no effect had begun.
+    """
+    if in_doubt:
+        return Ending.GIVE_UP
+    if before_effects or isinstance(error, nothing_begun):
+        return Ending.RELEASE
+    if isinstance(error, remember) and not isinstance(error, no_outcome):
+        return Ending.FAIL
+    if on_takeover == "rerun":
+        return Ending.RELEASE
+    if isinstance(error, no_outcome) or not isinstance(error, Exception):
+        return Ending.GIVE_UP
+    return Ending.FAIL

@@ -1,0 +1,291 @@
+"""The policy: the one option of an idempotent task, checked where it is written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from inspect import isclass
+from typing import Literal, get_args
+
+from celery_idempotent.errors import LeaseLost, PolicyError, SafeToRetry, StoreUnavailable
+from celery_idempotent.protocol.effects import (
+    Duration,
+    Effect,
+    check_effects,
+    is_duration,
+    milliseconds,
+    promise,
+    readable,
+)
+from celery_idempotent.protocol.keys import WHOLE_CALL, Selector, Spec
+from celery_idempotent.protocol.operation import OnTakeover
+
+__all__ = ["Mode", "OnConflict", "OnOutage", "Policy"]
+
+OnConflict = Literal["retry", "raise", "skip"]
+OnOutage = Literal["retry", "run"]
+Mode = Literal["enforce", "observe", "off"]
+
+MAX_KEY_BYTES = 2048
+"""DynamoDB's limit for a partition key value (Developer Guide, "Quotas": 2048 bytes)."""
+
+_MIN_LEASE = 0.5
+"""Seconds. A shorter lease is over before a heartbeat at a third of it can be answered."""
+
+_MIN_DELAY_MS = 50
+"""Without a floor, waiting for the rest of a lease would halve it again and again before it is over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How one task is made idempotent; a value that cannot work is refused where it is written.
+
+    Durations are seconds or :class:`datetime.timedelta`.
+
+    Args:
+        key: What identifies the intended effect: a JMESPath over the arguments (``"order_id"``,
+            ``"order.id"``), a tuple of them, or a function with the task's own signature. A missing or null
+            key is :exc:`~celery_idempotent.errors.KeyMissing`, never an unprotected run. So is a null in
+            what it builds: a tuple, a multiselect, the result of a function, or a projection such as
+            ``"lines[].sku"``, of which JMESPath itself would drop the nulls. What it selects whole is data and may
+            hold nulls. Default: all arguments, so two equal calls within ``retain`` are one operation; except that
+            with this default a task sent by beat is a new operation at every tick.
+        scope: Namespace of the key; set it to survive a rename or to share keys between tasks.
+            Default: the task's name.
+        version: Generation of the key; a new one starts every operation anew.
+        fingerprint: What must be equal under one key, in the same forms as ``key``; None to compare nothing. It is
+            compared and identifies nothing, so null is a value like any other. Default: all arguments, so a new
+            parameter makes duplicates of older calls fail with :exc:`~celery_idempotent.errors.KeyReused`.
+        lease: How long a claim lasts without renewal, in seconds. A heartbeat renews it every third, so it
+            bounds recovery after a crash, not the length of a task.
+        grace: Seconds past the lease before a takeover, for ordinary clock error between machines.
+        retain: How long an outcome is replayed, in seconds from its recording. Make it longer than any
+            redelivery can take: what comes later runs again.
+        on_conflict: When another delivery is running the operation: ``"retry"`` later without using up
+            ``max_retries``, ``"raise"`` :exc:`~celery_idempotent.errors.InFlight`, or ``"skip"`` (Celery's
+            ``Ignore``). A redelivery of the running message itself, and a member of a group or chord, is
+            always retried: dropping those would lose the task when its first worker dies.
+        backoff: Bound of the first delay after a conflict, in seconds; doubles with every further one, with
+            full jitter (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
+        backoff_max: Upper bound of that delay, in seconds.
+        max_conflicts: After that many conflicts of one delivery, ``InFlight`` is raised, except for a
+            redelivery of the running message. Default: no limit.
+        on_takeover: When an attempt ended without a word: ``"rerun"`` (at least once) or ``"refuse"`` (at
+            most once; ends UNKNOWN and a person resolves it). Under ``"refuse"`` every exception of the body is
+            a final outcome, save Celery's ``Retry``, which ``autoretry_for`` raises, too, and
+            :exc:`~celery_idempotent.errors.SafeToRetry`.
+        remember: Exception types that are a final outcome: recorded and replayed. Others release the claim,
+            and the next delivery runs. What steers a delivery is never an outcome and is refused here: Celery's
+            ``Retry``, ``Ignore`` and ``Reject``, ``SafeToRetry``, ``LeaseLost``, ``StoreUnavailable``, and what
+            ends a process.
+        max_takeovers: After that many takeovers in a row the operation is UNKNOWN and a person resolves it: a body that
+            kills its worker each time does not go on for ever. None: no limit.
+        on_outage: When the store gives no answer to a claim: ``"retry"`` later and run nothing, or ``"run"``
+            unprotected. An answer that cannot be read, such as a record of a newer version, never runs the body.
+        mode: ``"enforce"``; ``"observe"`` runs everything and reports what would have been suppressed;
+            ``"off"`` does nothing.
+        redact_errors: Keep and log nothing of an exception but its type, where text or arguments of the body's can
+            hold what must not be stored, such as the number of a card. A replay is then
+            :exc:`~celery_idempotent.errors.ReplayedFailure` with the type and no message. Celery itself logs and
+            stores what the delivery that ran has raised, as it does for every task.
+        effects: By name, what the body does: :class:`~celery_idempotent.Keyed` and its like. If there are
+            any, a step of another name is an error, so that ``guarantee()`` tells all of it.
+
+    Raises:
+        PolicyError: A value cannot work; the message says which and what to write instead.
+    """
+
+    key: Spec = field(default=WHOLE_CALL, kw_only=False)
+    scope: str | None = None
+    version: int = 1
+    fingerprint: Spec | None = WHOLE_CALL
+    lease: Duration = 60
+    grace: Duration = 1
+    retain: Duration = timedelta(days=7)
+    on_conflict: OnConflict = "retry"
+    backoff: Duration = 1
+    backoff_max: Duration = 60
+    max_conflicts: int | None = None
+    on_takeover: OnTakeover = "rerun"
+    remember: tuple[type[Exception], ...] = ()
+    on_outage: OnOutage = "retry"
+    max_takeovers: int | None = 5
+    mode: Mode = "enforce"
+    redact_errors: bool = False
+    effects: Mapping[str, Effect] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for option, literal in (
+            ("on_conflict", OnConflict),
+            ("on_takeover", OnTakeover),
+            ("on_outage", OnOutage),
+            ("mode", Mode),
+        ):
+            self._require(option, getattr(self, option) in get_args(literal), f"must be one of {get_args(literal)}")
+        for option in ("lease", "grace", "retain", "backoff", "backoff_max"):
+            self._require(option, is_duration(getattr(self, option)), "must be seconds or a timedelta, not negative")
+        self._require("lease", self.lease_ms >= _MIN_LEASE * 1000, f"must be at least {_MIN_LEASE} s")
+        self._require("retain", self.retain_ms > self.lease_ms, "must be longer than the lease")
+        self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
+        self._require("backoff_max", self.backoff_max_ms >= self.backoff_ms, "must be at least backoff")
+        self._require("version", _is_count(self.version), "must be a whole number from 1")
+        self._require(
+            "max_conflicts",
+            self.max_conflicts is None or _is_count(self.max_conflicts),
+            "must be None or from 1",
+        )
+        self._require(
+            "max_takeovers",
+            self.max_takeovers is None or _is_count(self.max_takeovers),
+            "must be None or from 1",
+        )
+        self._require(
+            "remember",
+            isinstance(self.remember, tuple)
+            and all(isclass(each) and issubclass(each, BaseException) for each in self.remember),
+            "must be a tuple of exception types",
+        )
+        for each in self.remember:
+            for kind, meaning in _NEVER_AN_OUTCOME.items():
+                self._require("remember", not issubclass(each, kind), f"{each.__name__} {meaning}; leave it out")
+            self._require("remember", issubclass(each, Exception), f"{each.__name__} {_ENDS_ITS_PROCESS}")
+        self._require("scope", self.scope is None or _is_scope(self.scope), "must be a text of 1 to 1900 bytes")
+        self._require("redact_errors", isinstance(self.redact_errors, bool), "must be True or False")
+        check_effects(self.effects)
+        _ = self.key_selector, self.fingerprint_selector
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Have a Celery task that declares a policy without being idempotent refused when it is bound.
+
+        Celery takes any option, so ``@app.task(idempotent=Policy(...))`` without ``base`` would run unprotected.
+        Python tells a value the class that it is put into.
+        """
+        if hasattr(owner, "on_bound") and not hasattr(owner, "idempotency_policy"):
+            owner.on_bound = classmethod(_refuse_without_base)
+            owner.__call__ = _refuse_to_run  # type: ignore[method-assign]  # Celery has registered it by then
+
+    def _require(self, option: str, holds: bool, remedy: str) -> None:
+        if not holds:
+            raise PolicyError(option, repr(getattr(self, option)), remedy)
+
+    @cached_property
+    def key_selector(self) -> Selector:
+        """What ``key`` selects."""
+        return Selector("key", self.key)
+
+    @cached_property
+    def fingerprint_selector(self) -> Selector | None:
+        """What ``fingerprint`` selects, if it selects anything."""
+        return None if self.fingerprint is None else Selector("fingerprint", self.fingerprint, nulls=True)
+
+    @cached_property
+    def lease_ms(self) -> int:
+        """``lease`` in milliseconds."""
+        return milliseconds(self.lease)
+
+    @cached_property
+    def grace_ms(self) -> int:
+        """``grace`` in milliseconds."""
+        return milliseconds(self.grace)
+
+    @cached_property
+    def retain_ms(self) -> int:
+        """``retain`` in milliseconds."""
+        return milliseconds(self.retain)
+
+    @cached_property
+    def backoff_ms(self) -> int:
+        """``backoff`` in milliseconds."""
+        return milliseconds(self.backoff)
+
+    @cached_property
+    def backoff_max_ms(self) -> int:
+        """``backoff_max`` in milliseconds."""
+        return milliseconds(self.backoff_max)
+
+    @property
+    def outcomes(self) -> tuple[type[BaseException], ...]:
+        """Exceptions that are a final outcome, recorded and replayed; save those that steer, which never are."""
+        return self.remember if self.on_takeover == "rerun" else (Exception, *self.remember)
+
+    def delay_ms(self, postponed: int, *, bounds: tuple[int, ...], draw: float) -> int:
+        """How long to wait before the next try, in milliseconds: exponential, capped, full jitter.
+
+        Args:
+            postponed: How often this delivery was put off before.
+            bounds: Further upper bounds in milliseconds.
+            draw: A random number from 0 to 1.
+        """
+        grown = self.backoff_ms * (1 << min(postponed, 30))
+        return max(_MIN_DELAY_MS, round(draw * min(grown, self.backoff_max_ms, *bounds)))
+
+    def guarantee(self, task: str) -> str:
+        """What is promised of the task called ``task``: a line for the task, and one for each kind of effect."""
+        lines = [f"{task}: {_MODES[self.mode]}"]
+        if self.mode == "enforce":
+            lines[0] += f"; an outcome counts for {readable(self.retain)}"
+            lines += [f"  {name}: {promise(effect)}" for name, effect in self.effects.items()]
+            lines += [f"  {'anything else in the body' if self.effects else 'the body'}: {_BODY[self.on_takeover]}"]
+            lines += [f"  when the store does not answer: {_OUTAGE[self.on_outage]}"]
+        return "\n".join(lines)
+
+    def scope_of(self, task: str) -> str:
+        """The namespace and generation of the keys of the task called ``task``.
+
+        Raises:
+            PolicyError: The task's name is too long to be one.
+        """
+        scope = self.scope or task
+        if not _is_scope(scope):
+            raise PolicyError("scope", repr(scope), "the task's name is over 1900 bytes; set a shorter scope")
+        return f"{scope}:{self.version}"
+
+
+def _refuse_without_base(cls: type, app: object) -> None:
+    raise PolicyError(
+        "idempotent",
+        "Policy(...)",
+        f"{cls.__name__} would run unprotected, as its base is no IdempotentTask; write base=IdempotentTask",
+    )
+
+
+_NEVER_AN_OUTCOME: Mapping[type[Exception], str] = {
+    SafeToRetry: "says that no effect has begun, so it always gives the claim back",
+    LeaseLost: "says that another attempt owns the key, so this one can record nothing",
+    StoreUnavailable: "is an outage of the store, after which the delivery is postponed",
+}
+
+_ENDS_ITS_PROCESS = (
+    "ends a process or a thread, or takes in what does: replayed, it would end every worker that meets the record; "
+    "name types that derive from Exception"
+)
+
+
+def _refuse_to_run(task: object, *args: object, **kwargs: object) -> None:
+    _refuse_without_base(type(task), None)
+
+
+_MODES: Mapping[Mode, str] = {
+    "enforce": "calls with the same idempotency key are one operation",
+    "observe": "nothing is promised; every delivery runs, and what would have been suppressed is reported",
+    "off": "nothing is promised; every delivery runs",
+}
+
+_BODY: Mapping[OnTakeover, str] = {
+    "rerun": "exactly once unless a worker dies in it or it raises; then it runs again (at least once)",
+    "refuse": "at most once; exactly once unless a worker dies in it, and then the operation ends UNKNOWN",
+}
+
+_OUTAGE: Mapping[OnOutage, str] = {
+    "retry": "nothing runs, and the delivery is put off",
+    "run": "the body runs unprotected",
+}
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_scope(value: object) -> bool:
+    # Room for ":version:" and 64 hexadecimal digits within MAX_KEY_BYTES.
+    return isinstance(value, str) and 1 <= len(value.encode()) <= MAX_KEY_BYTES - 148

@@ -1,0 +1,242 @@
+"""Steps: what a record keeps of the effects within one operation, and what an attempt does about each.
+
+::
+
+                    nothing recorded      begun, not finished                    finished
+    rerun           call                  call                                   its result
+    refuse          record begun, call    inside the window: call; else unknown  its result
+
+Only ``refuse`` records the beginning, because only ``refuse`` needs to know that an effect may have happened.
+Inside the window the receiver still honours the step's key, so calling again is safe, whoever called before.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.effects import (
+    AtMostOnce,
+    Committed,
+    Duration,
+    Effect,
+    Fenced,
+    Keyed,
+    check_on_takeover,
+    check_window,
+    milliseconds,
+)
+from celery_idempotent.protocol.operation import OnTakeover
+
+__all__ = [
+    "Begin",
+    "Begun",
+    "Call",
+    "Doubt",
+    "Finished",
+    "Recall",
+    "Step",
+    "StepDecision",
+    "Terms",
+    "decide_step",
+    "from_plain",
+    "only_finished",
+    "terms_of",
+    "to_plain",
+]
+
+
+_MAX_NAME = 200
+"""Characters of a step's name; it stands in every write of the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step's call is given, to hand on to the receiver.
+
+    Args:
+        name: The step's name.
+        key: An idempotency key of 64 hexadecimal digits: the same on every attempt of the operation, different
+            for every other step and operation.
+        fencing_token: Larger than that of every earlier attempt; 0 where the body runs unprotected.
+    """
+
+    name: str
+    key: str
+    fencing_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The call was about to be made, by an attempt that may have made it.
+
+    Args:
+        at: When, first, in milliseconds on the store's clock.
+        attempt: Number of the attempt that recorded it.
+    """
+
+    at: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The call returned.
+
+    Args:
+        result: What it returned; None if that could not be kept.
+        lost: Why it could not be kept.
+    """
+
+    result: Encoded | None
+    lost: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Make the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Record that the call is about to be made; once that is certain, make it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Do not call: the result is known."""
+
+    finished: Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Do not call: nobody can tell whether an earlier call had its effect."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Under which promise a step is made.
+
+    Args:
+        on_takeover: What happens to a call that may have been made.
+        window: Milliseconds from the first call for which it may be made again all the same.
+    """
+
+    on_takeover: OnTakeover
+    window: int | None
+
+
+StepDecision = Call | Begin | Recall | Doubt
+
+
+def terms_of(
+    name: str,
+    on_takeover: OnTakeover | None,
+    window: Duration | None,
+    effects: Mapping[str, Effect],
+    *,
+    is_fenced: bool = False,
+) -> Terms:
+    """The terms of a step, from its own arguments or from what the policy declares of it.
+
+    Args:
+        name: The step's name.
+        on_takeover: What the step says itself; None: nothing.
+        window: Likewise, in seconds or as a timedelta.
+        effects: What the policy declares, by name.
+        is_fenced: Whether the call fences earlier attempts off and looks for their effect.
+
+    Raises:
+        PolicyError: An argument cannot be used, contradicts the declaration, or the step is not declared.
+    """
+    if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME:
+        raise PolicyError("name", repr(name), f"a step's name is a text of 1 to {_MAX_NAME} characters")
+    if on_takeover is not None:
+        check_on_takeover(on_takeover)
+    check_window(window)
+    if not effects:
+        return Terms(on_takeover or "rerun", None if window is None else milliseconds(window))
+    if name not in effects:
+        raise PolicyError("step", repr(name), f"is not among Policy(effects={{{', '.join(map(repr, effects))}}})")
+    if on_takeover is not None or window is not None:
+        raise PolicyError("step", repr(name), "Policy(effects=...) says how it is made; drop on_takeover and window")
+    match effects[name]:
+        case Keyed(declared, past_window):
+            return Terms(past_window, None if declared is None else milliseconds(declared))
+        case AtMostOnce():
+            return Terms("refuse", None)
+        # The declaration promises more than a bare step keeps.
+        case Committed():
+            raise PolicyError("step", repr(name), "is declared Committed(): use attempt.commit() or .transaction()")
+        case Fenced() if not is_fenced:
+            raise PolicyError("step", repr(name), "is declared Fenced(): use attempt.fenced_step()")
+        case _:
+            return Terms("rerun", None)
+
+
+def decide_step(name: str, seen: Begun | Finished | None, *, terms: Terms, now: int) -> StepDecision:
+    """What an attempt does about a step, given what the record says of it; the table above.
+
+    Args:
+        name: The step's name, for the reason.
+        seen: What is recorded.
+        terms: Under which promise it is made.
+        now: The store's clock in milliseconds.
+    """
+    if isinstance(seen, Finished):
+        return Recall(seen)
+    if terms.on_takeover == "rerun":
+        return Call()
+    if seen is None:
+        return Begin()
+    window = terms.window
+    if window is not None and now < seen.at + window:
+        return Call()
+    reason = f"step {name!r} began in attempt {seen.attempt} and did not end"
+    return Doubt(reason if window is None else f"{reason}, and its window of {window / 1000:g} s is over")
+
+
+def to_plain(state: Begun | Finished) -> dict[str, Any]:
+    """The state as a record keeps it: plain JSON."""
+    if isinstance(state, Begun):
+        return {"begun_at": state.at, "attempt": state.attempt}
+    if state.result is None:
+        return {"lost": state.lost}
+    data = state.result.data
+    kept = {"text": data} if isinstance(data, str) else {"base64": b64encode(data).decode()}
+    return {**kept, "content_type": state.result.content_type}
+
+
+def from_plain(plain: Mapping[str, Any] | None) -> Begun | Finished | None:
+    """The state that :func:`to_plain` wrote; None where nothing is recorded.
+
+    Raises:
+        ValueError: It is none.
+    """
+    match plain:
+        case None:
+            return None
+        case {"begun_at": int(at), "attempt": int(attempt)}:
+            return Begun(at, attempt)
+        case {"text": str(text), "content_type": str(content_type)}:
+            return Finished(Encoded(text, content_type))
+        case {"base64": str(text), "content_type": str(content_type)}:
+            return Finished(Encoded(b64decode(text, validate=True), content_type))
+        case {"lost": str(reason)}:
+            return Finished(None, reason)
+        case _:
+            raise ValueError("no state of a step that is known here")
+
+
+def only_finished(steps: Mapping[str, Any]) -> dict[str, Any]:
+    """The steps without those that began and did not end: who says that they had no effect may run them again.
+
+    Raises:
+        ValueError: The state of one cannot be read.
+    """
+    return {name: plain for name, plain in steps.items() if not isinstance(from_plain(plain), Begun)}

@@ -1,0 +1,571 @@
+"""DynamoDB: one conditional PutItem per swap, and no GetItem on any path that a task takes.
+
+``ReturnValuesOnConditionCheckFailure=ALL_OLD`` makes a failed condition answer with the stored item (AWS,
+June 2023), so a duplicate costs one request. The driver resends after a lost reply; the resend then fails
+on its own write, and the item it returns carries our own revision, which is how it is recognised.
+
+DynamoDB has no clock to ask. Its replies have a ``Date`` header of one second's resolution: as long as the
+local clock agrees with it to the second, the local clock counts; beyond that, it is corrected.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import boto3
+from botocore.client import BaseClient
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+from botocore.parsers import ResponseParserError
+
+from celery_idempotent._version import __version__
+from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.printable import scheme_of
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
+from celery_idempotent.stores.dynamodb.writes import typed
+from celery_idempotent.stores.reading import readable
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+__all__ = ["ATTRIBUTES", "DynamoDBStore"]
+
+ATTRIBUTES: Mapping[str, str] = {
+    "status": "status",
+    "revision": "revision",
+    "owner": "owner",
+    "fencing_token": "fencingToken",
+    "lease_until": "lockExpiry",
+    "fingerprint": "fingerprint",
+    "attempts": "attempts",
+    "takeovers": "takeovers",
+    "created_at": "createdAt",
+    "updated_at": "updatedAt",
+    "task": "task",
+    "task_id": "taskId",
+    "worker": "worker",
+    "app": "app",
+    "steps": "steps",
+    "result": "resultData",
+    "content_type": "contentType",
+    "error": "error",
+    "schema": "v",
+}
+"""By field of the record, the attribute that holds it; key and expiry attributes are the store's options."""
+
+_ITEM_LIMIT = 400 * 1024
+"""Bytes an item may have (DynamoDB Developer Guide, "Quotas")."""
+
+_METHODS = {
+    "PutItem": "put_item",
+    "TransactWriteItems": "transact_write_items",
+    "GetItem": "get_item",
+    "DeleteItem": "delete_item",
+    "Scan": "scan",
+    "CreateTable": "create_table",
+    "DescribeTable": "describe_table",
+    "DescribeTimeToLive": "describe_time_to_live",
+    "UpdateTimeToLive": "update_time_to_live",
+    "UpdateContinuousBackups": "update_continuous_backups",
+}
+"""By IAM action, the client's method."""
+
+_NOT_OFFERED = frozenset({"UnknownOperationException", "UnknownOperation", "InvalidAction", "NotImplemented"})
+"""How servers that imitate DynamoDB say that they lack an operation."""
+
+_CONDITION_FAILED = "ConditionalCheckFailed"
+_CONTENTION = frozenset({"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"})
+"""Reasons for a cancelled transaction that pass by themselves (API Reference, "TransactWriteItems")."""
+
+_READY_FOR_BACKUPS_WITHIN = 600.0
+"""Seconds. AWS makes a table ready for backups some time, even minutes, after it has become ACTIVE."""
+
+_CONFIG = Config(
+    connect_timeout=2,
+    read_timeout=3,
+    retries={"mode": "standard", "total_max_attempts": 3},
+    # At least the concurrency of any sane threaded worker; boto3's default of 10 would queue the rest.
+    max_pool_connections=64,
+    tcp_keepalive=True,
+    # The parameters below are built here and covered by tests; validating them again costs 8 % of a call.
+    parameter_validation=False,
+    # What CloudTrail shows. Without one botocore composes its own, twice for every request: 9 % of a call.
+    user_agent=f"celery-idempotent/{__version__} Boto3/{boto3.__version__}",
+)
+"""Seconds. botocore's defaults (60 s, 60 s) outlast a lease; three tries of these do not."""
+
+_creating_client = threading.Lock()
+os.register_at_fork(
+    before=_creating_client.acquire,
+    after_in_parent=_creating_client.release,
+    after_in_child=_creating_client.release,
+)
+
+
+class DynamoDBStore:
+    """Records as items of one DynamoDB table, one item per idempotency key.
+
+    The table needs a string partition key, and nothing else on it; :meth:`provision` creates such a table.
+    A table that has a sort key too is used with a constant in it, so that the partitions stay even.
+
+    Args:
+        table: Name or ARN of the table.
+        region: AWS Region; default: whatever boto3 finds.
+        endpoint_url: Another endpoint, such as ``http://localhost:8000``.
+        session: Your own boto3 session, for credentials and profile.
+        client: Your own DynamoDB client, or better a function that makes one. A client made before a fork
+            must not be used after it, so with a prefork worker only a function will do.
+        config: botocore settings on top of ours (2 s to connect, 3 s to read, 3 tries).
+        key_attr: Name of the partition key attribute.
+        sort_key_attr: Name of the sort key attribute, if the table has one.
+        sort_key_value: What stands in it.
+        ttl_attr: Name of the table's TTL attribute, in seconds; DynamoDB deletes outcomes past it.
+        local_clock: The local clock in milliseconds since the epoch, for tests.
+
+    Raises:
+        PolicyError: The options contradict each other.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        session: boto3.session.Session | None = None,
+        client: "DynamoDBClient | Callable[[], DynamoDBClient] | None" = None,
+        config: Config | None = None,
+        key_attr: str = "idempotencyKey",
+        sort_key_attr: str | None = None,
+        sort_key_value: str = "idempotency",
+        ttl_attr: str = "expiryTimestamp",
+        local_clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        if client is not None and (session or endpoint_url or region or config):
+            raise PolicyError("client", repr(client), "brings its own session, region, endpoint and config; drop those")
+        self.table = table
+        self._region = region
+        self._endpoint_url = endpoint_url
+        # For people: an endpoint may be written with a login.
+        self._place = (endpoint_url or region or "").removeprefix("http://").rpartition("@")[2]
+        self._session = session
+        self._given_client = client
+        self._config = _CONFIG.merge(config) if config else _CONFIG
+        self._key_attr = key_attr
+        self._sort_key_attr = sort_key_attr
+        self._sort_key_value = sort_key_value
+        self._attributes = {**ATTRIBUTES, "key": key_attr, "expires_at": ttl_attr}
+        if len({*self._attributes.values(), sort_key_attr}) != len(self._attributes) + 1:
+            raise PolicyError("key_attr, sort_key_attr, ttl_attr", repr(sorted(self._attributes.values())), "overlap")
+        self._ttl_attr = ttl_attr
+        self._local_clock = local_clock
+        self._offset = 0
+        self._date = ""
+        self._client: DynamoDBClient | None = None
+        self._client_pid = os.getpid() if client is not None else 0
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """The store that ``dynamodb://[key:secret]@region/table`` or ``...@host:port/table`` names.
+
+        Options in the query: ``key_attr``, ``sort_key_attr``, ``sort_key_value``, ``ttl_attr``, ``region``
+        and ``secure=1`` (the last two for an endpoint).
+
+        Raises:
+            PolicyError: No table, no host that can be read, or an unknown option.
+        """
+        # The secrets that AWS makes have slashes in them, and nothing else that a URL would need to escape.
+        before, _, query = url.partition("?")
+        login, _, place = before.partition("://")[2].rpartition("@")
+        key, _, secret = map(unquote, login.partition(":"))
+        try:
+            parts = urlsplit(f"dynamodb://{place}")
+            port = parts.port
+        except ValueError:  # whose text would quote a secret that looks like a port
+            raise _unusable(url, "host or port cannot be read; write dynamodb://@eu-west-1/table-name") from None
+        table = unquote(parts.path.strip("/"))
+        options: dict[str, Any] = dict(parse_qsl(query))
+        unknown = options.keys() - {
+            "key_attr",
+            "sort_key_attr",
+            "sort_key_value",
+            "ttl_attr",
+            "region",
+            "secure",
+        }
+        if not table or not parts.hostname:
+            raise _unusable(url, "write dynamodb://@eu-west-1/table-name")
+        if unknown:
+            raise _unusable(url, f"knows no option {', '.join(sorted(unknown))}")
+        secure = options.pop("secure", "0") in {"1", "true"}
+        if port or parts.hostname == "localhost":
+            host = parts.hostname if port is None else f"{parts.hostname}:{port}"
+            endpoint = f"http{'s' if secure else ''}://{host}"
+            region = options.pop("region", None) or os.environ.get("AWS_REGION") or "us-east-1"
+        else:
+            endpoint, region = None, options.pop("region", parts.hostname)
+        session = boto3.session.Session(key, secret) if key else None
+        return cls(table, region=region, endpoint_url=endpoint, session=session, **options)
+
+    def __repr__(self) -> str:
+        return f"dynamodb://@{self._place}/{self.table}"
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.stores.Store.swap`."""
+        return self._put(self._item(new), self._condition(expected), new)
+
+    def swap_with(self, new: Record, expected: str | None, writes: Sequence[Mapping[str, Any]]) -> Record | None:
+        """See :meth:`celery_idempotent.stores.CommittingStore.swap_with`; one TransactWriteItems.
+
+        ``writes`` are up to 99, as boto3's ``transact_write_items`` takes them, to tables of the same account and
+        Region. A resend whose first request was applied fails on our own record, which tells that it was.
+        """
+        record = {
+            "Put": {
+                "TableName": self.table,
+                "Item": self._item(new),
+                "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+                **self._condition(expected),
+            }
+        }
+        try:
+            self._ask("TransactWriteItems", TransactItems=[record, *typed(writes)])
+        except _Refused as refused:
+            if "size" in str(refused) and new.result is not None:
+                # Of the record or of one of the writes; without the result it turns out which.
+                raise RecordTooLarge(str(refused)) from refused
+            raise WriteFailed(None, str(refused)) from refused
+        except _Cancelled as cancelled:
+            own, *others = cancelled.reasons
+            if own.get("Code") == _CONDITION_FAILED:
+                return self._record(own["Item"]) if own.get("Item") else None
+            for position, reason in enumerate(others):
+                if reason.get("Code") not in {"None", *_CONTENTION}:
+                    raise WriteFailed(position, _described(reason)) from cancelled
+            raise StoreUnavailable(repr(self), "TransactWriteItems", "another transaction is in the way") from cancelled
+        return new
+
+    def get(self, key: str) -> Record | None:
+        """See :meth:`celery_idempotent.stores.Store.get`."""
+        reply = self._ask("GetItem", TableName=self.table, Key=self._key(key), ConsistentRead=True)
+        return self._record(reply["Item"]) if "Item" in reply else None
+
+    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+        """See :meth:`celery_idempotent.stores.Store.scan`."""
+        wanted = {"status": status, "task": task, self._sort_key_attr: self._sort_key_value}
+        filters = {name: str(value) for name, value in wanted.items() if name and value is not None}
+        parameters: dict[str, Any] = {"TableName": self.table, "ConsistentRead": True}
+        if filters:
+            parameters |= {
+                "FilterExpression": " AND ".join(f"#f{index} = :f{index}" for index in range(len(filters))),
+                "ExpressionAttributeNames": {f"#f{index}": name for index, name in enumerate(filters)},
+                "ExpressionAttributeValues": {f":f{index}": {"S": each} for index, each in enumerate(filters.values())},
+            }
+        while True:
+            page = self._ask("Scan", **parameters)
+            yield from readable(page["Items"], self._record, self._key_of)
+            if "LastEvaluatedKey" not in page:
+                return
+            parameters["ExclusiveStartKey"] = page["LastEvaluatedKey"]
+
+    def delete(self, key: str, expected: str) -> bool:
+        """See :meth:`celery_idempotent.stores.Store.delete`."""
+        try:
+            self._ask(
+                "DeleteItem",
+                TableName=self.table,
+                Key=self._key(key),
+                ConditionExpression="#revision = :expected",
+                ExpressionAttributeNames={"#revision": "revision"},
+                ExpressionAttributeValues={":expected": {"S": expected}},
+            )
+        except _ConditionFailed:
+            return False
+        return True
+
+    def now(self) -> int:
+        """See :meth:`celery_idempotent.stores.Store.now`; the local clock until a reply has shown it wrong."""
+        return self._local_clock() + self._offset
+
+    def verify(self) -> None:
+        """See :meth:`celery_idempotent.stores.VerifiableStore.verify`; a PutItem whose condition cannot hold."""
+        key = "celery-idempotent:verify"
+        condition = {
+            "ConditionExpression": "attribute_exists(#key) AND attribute_not_exists(#key)",
+            "ExpressionAttributeNames": {"#key": self._key_attr},
+        }
+        self._put(self._key(key), condition, None)
+
+    def provision(self) -> None:
+        """Create the table on demand, with TTL, and with point-in-time recovery where the server has it.
+
+        Raises:
+            StoreMisconfigured: A table of that name has another key, or a permission is missing.
+            StoreUnavailable: The server did not answer, or the table was not ready for backups in ten minutes.
+        """
+        keys = {self._key_attr: "HASH"} | ({self._sort_key_attr: "RANGE"} if self._sort_key_attr else {})
+        with suppress(_AlreadyThere):
+            self._ask(
+                "CreateTable",
+                TableName=self.table,
+                BillingMode="PAY_PER_REQUEST",
+                AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in keys],
+                KeySchema=[{"AttributeName": name, "KeyType": kind} for name, kind in keys.items()],
+            )
+        table = self._wait_until_active()
+        if {each["AttributeName"]: each["KeyType"] for each in table["KeySchema"]} != keys:
+            raise self._wrong_key("CreateTable")
+        ttl = self._ask("DescribeTimeToLive", TableName=self.table)["TimeToLiveDescription"]
+        if ttl["TimeToLiveStatus"] in {"DISABLED", "DISABLING"}:
+            self._ask(
+                "UpdateTimeToLive",
+                TableName=self.table,
+                TimeToLiveSpecification={"Enabled": True, "AttributeName": self._ttl_attr},
+            )
+        with suppress(_NotOffered):
+            self._enable_recovery()
+        self.verify()
+
+    def close(self) -> None:
+        """See :meth:`celery_idempotent.stores.Store.close`; a client given by you stays open."""
+        client, self._client = self._client, None
+        if client is not None and client is not self._given_client:
+            client.close()
+
+    def _wait_until_active(self) -> Mapping[str, Any]:
+        while True:
+            table: Mapping[str, Any] = self._ask("DescribeTable", TableName=self.table)["Table"]
+            if table["TableStatus"] in {"ACTIVE", "UPDATING"}:
+                return table
+            time.sleep(0.5)
+
+    def _enable_recovery(self) -> None:
+        give_up_at = time.monotonic() + _READY_FOR_BACKUPS_WITHIN
+        while True:
+            try:
+                self._ask(
+                    "UpdateContinuousBackups",
+                    TableName=self.table,
+                    PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True},
+                )
+                return
+            except _NotReady:
+                if time.monotonic() >= give_up_at:
+                    raise StoreUnavailable(
+                        repr(self), "UpdateContinuousBackups", "the table is not ready for backups; provision it again"
+                    ) from None
+            time.sleep(2)
+
+    def _condition(self, expected: str | None) -> dict[str, Any]:
+        if expected is None:
+            return {
+                "ConditionExpression": "attribute_not_exists(#key)",
+                "ExpressionAttributeNames": {"#key": self._key_attr},
+            }
+        return {
+            "ConditionExpression": "#revision = :expected",
+            "ExpressionAttributeNames": {"#revision": "revision"},
+            "ExpressionAttributeValues": {":expected": {"S": expected}},
+        }
+
+    def _key(self, key: str) -> dict[str, Any]:
+        item = {self._key_attr: {"S": key}}
+        if self._sort_key_attr:
+            item[self._sort_key_attr] = {"S": self._sort_key_value}
+        return item
+
+    def _item(self, record: Record) -> dict[str, Any]:
+        if len(record.result or "") > _ITEM_LIMIT:
+            raise RecordTooLarge(f"{len(record.result or '')} bytes of result; DynamoDB's limit is 400 KB an item")
+        values = record.to_fields()
+        item = self._key(values.pop("key"))
+        for name, value in values.items():
+            item[self._attributes[name]] = _attribute_value(value)
+        return item
+
+    def _record(self, item: Mapping[str, Any]) -> Record:
+        values = {name: item[each] for name, each in self._attributes.items() if each in item}
+        values["key"] = self._key_of(item)
+        return Record.from_fields(values, store=repr(self), decode=_plain_value)
+
+    def _key_of(self, item: Mapping[str, Any]) -> Any:
+        return item[self._key_attr]["S"]
+
+    def _put(self, item: Mapping[str, Any], condition: Mapping[str, Any], new: Record | None) -> Record | None:
+        try:
+            self._ask(
+                "PutItem",
+                TableName=self.table,
+                Item=item,
+                ReturnValuesOnConditionCheckFailure="ALL_OLD",
+                **condition,
+            )
+        except _ConditionFailed as failed:
+            return self._record(failed.item) if failed.item else None
+        return new
+
+    def _ask(self, operation: str, **parameters: Any) -> Any:
+        asked_at = self._local_clock()
+        try:
+            reply = getattr(self._connected(), _METHODS[operation])(**parameters)
+        except ClientError as error:
+            self._learn_time(error.response, asked_at)
+            self._raise(error, operation)
+        except (BotoCoreError, ResponseParserError) as error:
+            if isinstance(error, NoCredentialsError | NoRegionError):
+                raise StoreMisconfigured(repr(self), operation, str(error)) from error
+            raise StoreUnavailable(repr(self), operation, str(error)) from error
+        self._learn_time(reply, asked_at)
+        return reply
+
+    def _connected(self) -> "DynamoDBClient":
+        # A client whose sockets crossed a fork mixes up its replies with those of its twin.
+        pid = os.getpid()
+        if self._client is None or self._client_pid != pid:
+            with _creating_client:
+                made_meanwhile = self._client if self._client_pid == pid else None
+                self._client, self._client_pid = made_meanwhile or self._new_client(pid), pid
+        return self._client
+
+    def _new_client(self, pid: int) -> "DynamoDBClient":
+        given = self._given_client
+        if given is None:
+            session = self._session or boto3.session.Session()
+            return session.client(
+                "dynamodb", region_name=self._region, endpoint_url=self._endpoint_url, config=self._config
+            )
+        if not isinstance(given, BaseClient):
+            return given()
+        if pid != self._client_pid:
+            raise StoreMisconfigured(
+                repr(self),
+                "connect",
+                "the DynamoDB client was made before this process was forked, and its connections are shared; "
+                "pass client=a function that makes a client",
+            )
+        return given
+
+    def _learn_time(self, reply: Mapping[str, Any], asked_at: int) -> None:
+        date = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+        if date == self._date:
+            return
+        self._date = date
+        try:
+            server = round(parsedate_to_datetime(date).timestamp() * 1000)
+        except ValueError:
+            return  # a proxy or load balancer that answers in DynamoDB's place need not date its answer
+        # The server read its clock between asking and now, and cut off the fraction of the second.
+        earliest, latest = server - self._local_clock(), server + 999 - asked_at
+        self._offset = min(max(0, earliest), latest)
+
+    def _raise(self, error: ClientError, operation: str) -> NoReturn:
+        response: Mapping[str, Any] = error.response
+        details = response.get("Error", {})
+        code, message = details.get("Code", ""), details.get("Message", str(error))
+        if code == "ConditionalCheckFailedException":
+            raise _ConditionFailed(response.get("Item")) from None
+        if code == "TransactionCanceledException":
+            raise _Cancelled(response.get("CancellationReasons", [{}])) from None
+        if code == "ResourceInUseException":
+            raise _AlreadyThere from None
+        if code in _NOT_OFFERED:
+            raise _NotOffered from None
+        if code == "ContinuousBackupsUnavailableException":
+            raise _NotReady from None
+        if operation == "TransactWriteItems" and code in {"ValidationException", "ResourceNotFoundException"}:
+            raise _Refused(f"{code}: {message}") from error
+        if code == "ResourceNotFoundException":
+            problem = "there is no such table; create it with: celery -A <your app> idempotency provision"
+        elif code in {"AccessDeniedException", "AccessDenied"}:
+            is_transaction = operation == "TransactWriteItems"  # which has no action of its own
+            action = "an IAM action that a write needs" if is_transaction else f"the IAM action dynamodb:{operation}"
+            problem = f"{action} is not granted on the table; add it to the role ({message})"
+        elif code in {"UnrecognizedClientException", "InvalidSignatureException"}:
+            problem = f"AWS does not accept the credentials ({message})"
+        elif code == "ValidationException" and "size" in message.lower():
+            raise RecordTooLarge(message) from error
+        elif code == "ValidationException" and "key" in message.lower():
+            raise self._wrong_key(operation) from error
+        else:
+            raise StoreUnavailable(repr(self), operation, f"{code}: {message}") from error
+        raise StoreMisconfigured(repr(self), operation, problem) from error
+
+    def _wrong_key(self, operation: str) -> StoreMisconfigured:
+        wanted = f"partition key {self._key_attr!r} (S)"
+        if self._sort_key_attr:
+            wanted += f" and sort key {self._sort_key_attr!r} (S)"
+        return StoreMisconfigured(
+            repr(self),
+            operation,
+            f"the table's key is not {wanted}; name its attributes by key_attr and sort_key_attr, "
+            "or take another table",
+        )
+
+
+def _unusable(url: str, remedy: str) -> PolicyError:
+    return PolicyError("idempotency_store", scheme_of(url), remedy)
+
+
+class _ConditionFailed(Exception):
+    def __init__(self, item: Mapping[str, Any] | None) -> None:
+        super().__init__(item)
+        self.item = item
+
+
+class _Refused(Exception):
+    pass
+
+
+class _Cancelled(Exception):
+    def __init__(self, reasons: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(reasons)
+        self.reasons = reasons
+
+
+class _AlreadyThere(Exception):
+    pass
+
+
+class _NotOffered(Exception):
+    pass
+
+
+class _NotReady(Exception):
+    pass
+
+
+def _described(reason: Mapping[str, Any]) -> str:
+    code = str(reason.get("Code"))
+    return code if code == _CONDITION_FAILED else f"{code}: {reason.get('Message', '')}"
+
+
+def _attribute_value(value: Any) -> dict[str, Any]:
+    match value:
+        case str():
+            return {"S": value}
+        case int():
+            return {"N": str(value)}
+        case bytes():
+            return {"B": value}
+        case _:
+            return {"S": json.dumps(dict(value))}
+
+
+def _plain_value(field: str, attribute: Any) -> Any:
+    if field == "key":
+        return attribute
+    ((kind, value),) = attribute.items()
+    if kind not in _KINDS:
+        raise TypeError(f"{field} is of type {kind}")
+    return int(value) if kind == "N" else value
+
+
+_KINDS = frozenset({"S", "N", "B", "BOOL"})
+"""What :func:`_attribute_value` gives."""

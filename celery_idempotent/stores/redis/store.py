@@ -1,0 +1,518 @@
+"""Redis and Valkey: one script per swap, one round trip, one hash per record.
+
+The script compares, writes, and answers with what is stored and with the server's clock. The driver sends again
+after a lost reply; the script then recognises the record that it has written, and writes it once more.
+
+Redis acknowledges a write before it is on disk or on a replica, unless it is told otherwise, and a fail-over can
+forget what was acknowledged. ``verify`` warns of settings that lose writes; ``docs/redis.md`` says what remains.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from importlib.resources import files
+from itertools import islice
+from typing import Any, Self, TypeVar, cast
+from uuid import uuid4
+
+import redis
+from redis.cluster import RedisCluster
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    SlotNotCoveredError,
+)
+
+from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import RecordTooLarge
+from celery_idempotent.stores.clock import ServerClock
+from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, leaves_machine, warn_if_exposed, weakness_of
+from celery_idempotent.stores.reading import readable
+from celery_idempotent.stores.redis.errors import DRIVER_ERRORS, OTHER_TYPE, READ_ONLY, quotable, trouble_of
+from celery_idempotent.stores.redis.url import WAIT_TIMEOUT, Client, read_url
+
+__all__ = ["RedisStore"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_SCRIPT = files(__package__).joinpath("swap.lua").read_bytes()
+_SCRIPT_SHA = hashlib.sha1(_SCRIPT, usedforsecurity=False).hexdigest()
+
+_NUMBERS = frozenset(
+    {"fencing_token", "lease_until", "attempts", "takeovers", "created_at", "updated_at", "expires_at", "schema"},
+)
+"""Fields of a record that are kept as decimal text."""
+
+_FIELDS = {each.name.encode(): each.name for each in fields(Record)}
+"""By field of the hash, the record's."""
+
+_IS_BINARY = "result_is_binary"
+"""A hash field of its own: there if ``result`` is bytes and not text, which Redis cannot tell apart."""
+
+_STRING_LIMIT = 512 * 1024 * 1024
+"""Bytes a value may have (``proto-max-bulk-len``, by default). The server answers a larger one by hanging up."""
+
+_PAGE = 500
+"""Records that a scan reads in one round trip."""
+
+_KEYS_TO_CHOOSE_FROM = 500
+"""So many that, of fifty primaries, one gets none of them in one check out of five hundred."""
+
+_REDIRECTIONS = 3
+"""In a cluster, before a slot that is being moved counts as unavailable."""
+
+_MOVED = (AskError, ClusterDownError, SlotNotCoveredError, redis.ConnectionError, redis.TimeoutError)
+"""How a cluster's node says that it does not serve a slot, or no longer says anything; MovedError is an AskError."""
+
+
+class RedisStore:
+    """Records in Redis (6.2 or later) or Valkey: one server, the primary that sentinels name, or a cluster.
+
+    A record is a hash whose fields are those of :class:`~celery_idempotent.protocol.record.Record`, so that
+    ``redis-cli hgetall`` shows it. Only outcomes expire, and the server forgets them by itself.
+
+    Args:
+        client: A function that makes a redis-py client, called once per process; or a client, which is used
+            in every process (redis-py's pools notice a fork). Its timeouts and resends are yours; without
+            ``decode_responses``.
+        prefix: What every key of ours begins with. An ACL needs it, and so do two apps that share a database.
+        wait_replicas: How many replicas must have a record before a swap counts as certain; 0: none.
+        wait_timeout: Seconds to wait for them, less than the client's ``socket_timeout``. Fewer in that time
+            are ``StoreUnavailable``: the record is written, but could be forgotten in a fail-over.
+        name: What errors and logs call the store; without credentials.
+
+    Raises:
+        PolicyError: An option cannot be used.
+    """
+
+    def __init__(
+        self,
+        client: Client | Callable[[], Client],
+        *,
+        prefix: str = "celery-idempotent:",
+        wait_replicas: int = 0,
+        wait_timeout: float = WAIT_TIMEOUT,
+        name: str | None = None,
+    ) -> None:
+        if not prefix:
+            raise PolicyError("prefix", repr(prefix), "without one, every key of the database would be taken for ours")
+        if wait_replicas < 0:
+            raise PolicyError("wait_replicas", repr(wait_replicas), "write a number of replicas, or 0 for none")
+        if not 0.001 <= wait_timeout <= 60:
+            raise PolicyError("wait_timeout", repr(wait_timeout), "write seconds, from 0.001 to 60")
+        self._given = client
+        self._prefix = prefix
+        self._wait_replicas = wait_replicas
+        self._wait_timeout = wait_timeout
+        self._name = name or "redis://(a client of your own)"
+        self._clock = ServerClock(self._ask_time)
+        #: By process id, as sockets must not cross a fork. What a child inherits stays here unused: redis-py's
+        #: destructors wait for locks which another thread of the parent may have held.
+        self._clients: dict[int, Client] = {}
+        if not callable(client) and (problem := _unfit(client) or _unfit_for_forks(client)):
+            raise PolicyError("client", type(client).__name__, problem)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """The store that a URL names: see :mod:`celery_idempotent.stores.redis.url` and ``docs/redis.md``.
+
+        Raises:
+            PolicyError: The URL cannot be used; the message names the part and the remedy.
+        """
+        target = read_url(url)
+        return cls(target.connect, name=target.name, **target.options)
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.stores.Store.swap`."""
+        forget_at = "" if new.expires_at is None else str(new.expires_at * 1000)
+        written, stored = self._run("swap", new.key, expected or "", new.revision, forget_at, *_fields(new))
+        if written:
+            return new
+        return self._record(new.key, stored) if stored else None
+
+    def get(self, key: str) -> Record | None:
+        """See :meth:`celery_idempotent.stores.Store.get`."""
+        stored = self._ask("get", lambda client: client.hgetall(self._redis_key(key)))
+        return self._record(key, cast(dict[bytes, bytes], stored)) if stored else None
+
+    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+        """See :meth:`celery_idempotent.stores.Store.scan`. While the server resizes, it may list a record twice."""
+        pattern = re.sub(rb"([*?\[\\])", rb"\\\1", _encoded(self._prefix)) + b"*"
+        names = self._ask("scan", lambda client: client.scan_iter(match=pattern, count=_PAGE))
+        while page := self._ask("scan", lambda client: list(islice(names, _PAGE))):
+            replies = self._ask("scan", lambda client: _read(client, page))
+            found = zip(page, replies, strict=True)
+            for record in readable(found, lambda each: self._named(*each), lambda each: _legible(each[0])):
+                if status in (None, record.status) and task in (None, record.task):
+                    yield record
+
+    def delete(self, key: str, expected: str) -> bool:
+        """See :meth:`celery_idempotent.stores.Store.delete`."""
+        deleted, _ = self._run("delete", key, expected, "", "")
+        return deleted
+
+    def now(self) -> int:
+        """See :meth:`celery_idempotent.stores.Store.now`; the server's ``TIME``, which every swap's reply tells."""
+        return self._clock.now()
+
+    def provision(self) -> None:
+        """There is nothing to create; this checks as :meth:`verify` does."""
+        self.verify()
+
+    def verify(self) -> None:
+        """Claim a key of its own and complete it, already expired.
+
+        Nothing of it stays. Then warn if the server can lose writes, or if others can read them. Warnings are
+        :class:`~celery_idempotent.errors.IdempotencyWarning`.
+
+        Raises:
+            StoreMisconfigured: Login, permission, or a server that cannot be written; the message says which.
+            StoreUnavailable: The server did not answer, has no memory left, or is still loading.
+        """
+        try:
+            for key in self._ask("verify", self._keys_to_check):
+                self._ask("verify", partial(_prove_permissions, name=self._redis_key(key)))
+                self._claim_and_complete(key)
+        except StoreUnavailable as error:
+            if trouble_of(error.__cause__) is READ_ONLY:  # in the middle of work it may be a fail-over, which ends
+                raise StoreMisconfigured(error.store, error.operation, error.reason) from error.__cause__
+            raise
+        self._warn_of_losses()
+        self._warn_of_exposure()
+
+    def close(self) -> None:
+        """See :meth:`celery_idempotent.stores.Store.close`; a client given by you stays open."""
+        client = self._clients.pop(os.getpid(), None)
+        if client is not None and client is not self._given:
+            client.close()
+
+    def _keys_to_check(self, client: Client) -> Sequence[str]:
+        """Keys that nobody else has: one, and in a cluster, as far as chance leads there, one on every primary."""
+        keys = [f"celery_idempotent.verify:{uuid4().hex}" for _ in range(_KEYS_TO_CHOOSE_FROM)]
+        if isinstance(client, redis.Redis):
+            return keys[:1]
+        return list({client.get_node_from_key(self._redis_key(key)).name: key for key in keys}.values())
+
+    def _claim_and_complete(self, key: str) -> None:
+        claimed = Record(
+            key=key,
+            status=Status.COMPLETED,
+            revision=uuid4().hex,
+            owner=key,
+            fencing_token=0,
+            lease_until=0,
+            fingerprint=None,
+            attempts=1,
+            created_at=0,
+            updated_at=0,
+            task="celery_idempotent.verify",
+            task_id=key,
+            worker="",
+            error="a check of the store at a worker's start, forgotten in seconds",
+            expires_at=self.now() // 1000 + 10,
+        )
+        self.swap(claimed, None)
+        self.swap(replace(claimed, revision=uuid4().hex, error=None, expires_at=1), claimed.revision)
+
+    def _run(
+        self, operation: str, key: str, expected: str, revision: str, forget_at: str, *fields: bytes
+    ) -> tuple[bool, Mapping[bytes, bytes]]:
+        """What the script did: whether it wrote, and otherwise what is stored."""
+        arguments = (self._redis_key(key), _encoded(expected), _encoded(revision), forget_at, *fields)
+        asked_at = self._clock.before_asking()
+        now, written, *stored = self._ask(operation, lambda client: self._call(client, *arguments))
+        self._clock.learn(now, asked_at)
+        if not stored:
+            return bool(written), {}
+        fields = iter(stored[0])
+        return bool(written), dict(zip(fields, fields, strict=True))
+
+    def _call(self, client: Client, *arguments: Any) -> Any:
+        # hiredis 3.5 crashes the process where a signal's handler raises while it writes a number; a cluster's client
+        # counts the keys by it, before hiredis sees it.
+        keys: Any = 1 if isinstance(client, RedisCluster) else b"1"
+        try:
+            return self._send(client, "EVALSHA", _SCRIPT_SHA, keys, *arguments)
+        except NoScriptError:
+            return self._send(client, "EVAL", _SCRIPT, keys, *arguments)
+
+    def _send(self, client: Client, *command: Any) -> Any:
+        if not self._wait_replicas:
+            return cast(Any, client).execute_command(*command)
+        if isinstance(client, redis.Redis):
+            return self._awaited(client, *command)
+        return self._awaited_in_cluster(client, *command)
+
+    def _awaited(self, server: redis.Redis, *command: Any) -> Any:
+        """The reply, once enough replicas have what was written; WAIT is about the connection that wrote."""
+        with server.pipeline(transaction=False) as pipeline:
+            pipeline.execute_command(*command)
+            pipeline.execute_command("WAIT", str(self._wait_replicas), str(round(self._wait_timeout * 1000)))
+            # Raised by the pipeline itself, an error would quote the request.
+            reply, acknowledged = _raised(pipeline.execute(raise_on_error=False))
+        _, written, *_ = reply
+        if written and acknowledged < self._wait_replicas:
+            raise _TooFewReplicas(
+                f"{acknowledged} of {self._wait_replicas} replicas have the record after {self._wait_timeout:g} s"
+            )
+        return reply
+
+    def _awaited_in_cluster(self, cluster: RedisCluster, *command: Any) -> Any:
+        for _ in range(_REDIRECTIONS):
+            try:
+                node = cluster.get_node_from_key(command[3])
+                return self._awaited(cluster.get_redis_connection(node), *command)
+            except _MOVED:
+                # The driver finds out where the slot is now, and writes there without waiting. The next turn
+                # writes the same once more, and waits.
+                cast(Any, cluster).execute_command(*command)
+        raise redis.ConnectionError(f"the record's slot is still being moved after {_REDIRECTIONS} redirections")
+
+    def _ask(self, operation: str, call: Callable[[Client], _T]) -> _T:
+        try:
+            return call(self._connected())
+        except DRIVER_ERRORS as error:
+            raise self._failure(operation, error) from error
+
+    def _ask_time(self) -> int:
+        seconds, microseconds = self._ask("now", lambda client: client.time())
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    def _connected(self) -> Client:
+        pid = os.getpid()
+        client = self._clients.get(pid)
+        if client is None:
+            # Threads that come at once may each make one; all take the first that is stored.
+            client = self._clients.setdefault(pid, self._new_client())
+        return client
+
+    def _new_client(self) -> Client:
+        if not callable(self._given):
+            return self._given
+        client = self._given()
+        if problem := _unfit(client):
+            raise StoreMisconfigured(repr(self), "connect", f"the client made by your function {problem}")
+        return client
+
+    def _redis_key(self, key: str) -> bytes:
+        return _encoded(self._prefix + key)
+
+    def _named(self, name: bytes, stored: Mapping[bytes, bytes] | ResponseError) -> Record | None:
+        """The record that a scan has found under ``name``; None if it is gone since."""
+        if isinstance(stored, ResponseError):
+            raise self._failure("read", stored) from stored
+        return self._record(_legible(name).removeprefix(self._prefix), stored) if stored else None
+
+    def _record(self, key: str, stored: Mapping[bytes, bytes]) -> Record:
+        values: dict[str, Any] = {field: stored[name] for name, field in _FIELDS.items() if name in stored}
+        values["key"] = key
+        decode = _binary_value if _IS_BINARY.encode() in stored else _value
+        return Record.from_fields(values, store=repr(self), decode=decode)
+
+    def _failure(self, operation: str, error: BaseException) -> StoreUnavailable:
+        trouble = trouble_of(error)
+        if trouble is READ_ONLY:
+            self._drop_idle_connections()
+        reason = quotable(error)
+        if trouble is None:
+            return StoreUnavailable(repr(self), operation, reason)
+        kind = StoreMisconfigured if trouble.is_permanent else StoreUnavailable
+        return kind(repr(self), operation, f"{trouble.remedy} ({reason})")
+
+    def _drop_idle_connections(self) -> None:
+        # A primary that was demoted keeps its connections. A new connection finds its successor behind the name.
+        client = self._clients.get(os.getpid())
+        for server in _primaries(client) if client is not None else ():
+            server.connection_pool.disconnect(inuse_connections=False)
+
+    def _warn_of_losses(self) -> None:
+        losses: set[str] = set()
+        silent: set[str] = set()
+        for server in _primaries(self._connected()):
+            info = self._told("INFO", server.info, silent)
+            fsync = self._told("CONFIG GET", partial(server.config_get, "*appendfsync*"), silent)
+            losses.update(_losses(info, fsync, self._wait_replicas))
+        if silent:
+            logger.warning(
+                "idempotency.store_unchecked reason=%r refuses %s, so its settings were not all checked: "
+                "see docs/redis.md for those that lose records",
+                self,
+                " and ".join(sorted(silent)),
+            )
+        if losses:
+            warnings.warn(
+                f"idempotency_store={self!r}: the server can forget what it has acknowledged, and an effect whose "
+                f"record is forgotten can happen again. {' '.join(sorted(losses))}",
+                IdempotencyWarning,
+                stacklevel=3,
+            )
+
+    def _warn_of_exposure(self) -> None:
+        found = {self._ask("verify", partial(_exposure, server)) for server in _primaries(self._connected())}
+        worst = next(each for each in (UNENCRYPTED, UNVERIFIED, "") if each in found)
+        warn_if_exposed(
+            repr(self), worst, "write rediss:// or rediss+cluster://, and name the authority by ssl_ca_certs"
+        )
+
+    def _told(self, command: str, ask: Callable[[], Mapping[Any, Any]], silent: set[str]) -> Mapping[str, Any]:
+        try:
+            return self._ask("verify", lambda client: ask())
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, ResponseError):
+                raise
+            silent.add(command)
+            return {}
+
+
+class _TooFewReplicas(RedisError):
+    pass
+
+
+def _losses(info: Mapping[str, Any], fsync: Mapping[str, Any], wait_replicas: int) -> Iterator[str]:
+    """What a server's ``INFO`` and its ``CONFIG`` of fsync say that it may forget, and what to set instead."""
+    if info.get("aof_enabled") == 0:
+        yield "appendonly is no: a restart forgets; set appendonly yes and appendfsync always."
+    else:
+        when = fsync.get("appendfsync", "always")
+        if when != "always":
+            yield f"appendfsync is {when}: a power failure forgets the last second or more; set appendfsync always."
+        if fsync.get("no-appendfsync-on-rewrite", "no") != "no":
+            yield "no-appendfsync-on-rewrite is yes: a power failure during a rewrite forgets; set it to no."
+    policy = info.get("maxmemory_policy", "noeviction")
+    if info.get("maxmemory") and policy != "noeviction":
+        yield f"maxmemory-policy is {policy}: when memory is full, records go; set maxmemory-policy noeviction."
+    if info.get("connected_slaves") and not wait_replicas:
+        yield (
+            "Replicas are attached and none is waited for: a fail-over forgets what they did not have yet; "
+            "add wait_replicas=1 to the URL."
+        )
+
+
+def _prove_permissions(client: Client, name: bytes) -> None:
+    """Do what does nothing where there is no key: a refusal then names its command, and no check is left half done."""
+    with client.pipeline(transaction=False) as pipeline:
+        pipeline.execute_command("EVAL", "return 1", 1, name)  # as long as the script is known, only EVALSHA is used
+        pipeline.hgetall(name)
+        pipeline.hdel(name, b"")
+        pipeline.persist(name)
+        pipeline.pexpireat(name, 1)
+        _raised(pipeline.execute(raise_on_error=False))
+
+
+def _exposure(server: redis.Redis, client: Client) -> str:
+    """What is weak about a connection to ``server`` on another machine; empty if nothing is."""
+    connection = server.connection_pool.get_connection()
+    try:
+        link: Any = getattr(connection, "_sock", None)
+        return weakness_of(link) if link is not None and leaves_machine(link.fileno()) else ""
+    finally:
+        server.connection_pool.release(connection)
+
+
+def _primaries(client: Client) -> Sequence[redis.Redis]:
+    if isinstance(client, redis.Redis):
+        return [client]
+    return [client.get_redis_connection(node) for node in client.get_primaries()]
+
+
+def _read(client: Client, names: Sequence[bytes]) -> Sequence[Any]:
+    with client.pipeline(transaction=False) as pipeline:
+        for name in names:
+            pipeline.hgetall(name)
+        replies = pipeline.execute(raise_on_error=False)
+    _raised([each for each in replies if not (isinstance(each, ResponseError) and trouble_of(each) is OTHER_TYPE)])
+    return replies
+
+
+def _raised(replies: list[Any]) -> list[Any]:
+    for each in replies:
+        if isinstance(each, Exception):
+            raise each
+    return replies
+
+
+def _unfit(client: object) -> str:
+    if not isinstance(client, redis.Redis | RedisCluster):
+        return "is no redis.Redis and no redis.RedisCluster"
+    if client.get_encoder().decode_responses:
+        return "decodes replies, but results can be bytes; make it without decode_responses"
+    return ""
+
+
+def _unfit_for_forks(client: object) -> str:
+    if isinstance(client, redis.Redis) and client.connection is not None:
+        return "has a single connection, which must not cross a fork; pass a function that makes it"
+    return ""
+
+
+def _fields(record: Record) -> Iterator[bytes]:
+    for name, value in record.to_fields().items():
+        if name != "key":
+            yield name.encode()
+            yield _plain(name, value)
+    if isinstance(record.result, bytes):
+        yield _IS_BINARY.encode()
+        yield b"1"
+
+
+def _plain(name: str, value: Any) -> bytes:
+    match value:
+        case int():
+            return b"%d" % value
+        case bytes():
+            plain = value
+        case str():
+            plain = _encoded(value)
+        case _:
+            plain = json.dumps(dict(value)).encode()
+    if len(plain) > _STRING_LIMIT:
+        raise RecordTooLarge(f"{len(plain)} bytes of {name}; Redis's limit is 512 MB a value")
+    return plain
+
+
+def _value(field: str, value: Any) -> Any:
+    if field == "key":
+        return value
+    return _number(field, value) if field in _NUMBERS else _decoded(value)
+
+
+def _binary_value(field: str, value: Any) -> Any:
+    return value if field == "result" else _value(field, value)
+
+
+def _number(field: str, plain: bytes) -> int:
+    if not plain.isdigit():  # of what else ``int`` takes, nothing was written here
+        raise ValueError(f"{field} is no number")
+    return int(plain)
+
+
+def _encoded(text: str) -> bytes:
+    # Python's text may hold halves of surrogate pairs, and a record is read as it was written.
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _decoded(plain: bytes) -> str:
+    return plain.decode("utf-8", "surrogatepass")
+
+
+def _legible(name: bytes) -> str:
+    """The name of a key, for people where it is none of ours."""
+    try:
+        return _decoded(name)
+    except UnicodeDecodeError:
+        return name.decode("utf-8", "backslashreplace")

@@ -1,0 +1,456 @@
+"""What differs between the drivers of SQL databases: how to connect, how to see a dead connection, what errors mean."""
+
+import math
+import re
+import select
+from collections.abc import Callable, Generator, Mapping
+from importlib.util import find_spec
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.printable import scheme_of
+from celery_idempotent.protocol.store import RecordTooLarge
+from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, leaves_machine, weakness_of
+from celery_idempotent.stores.sql.schema import DIALECTS
+from celery_idempotent.stores.sql.statements import UnreadableRow
+
+if TYPE_CHECKING:
+    from psycopg import Connection as PsycopgConnection
+
+__all__ = [
+    "OTHER_TABLE",
+    "already_exists",
+    "cause_of",
+    "connectable",
+    "explained",
+    "exposure",
+    "gave_way",
+    "is_dead",
+    "is_duplicate",
+    "new_engine",
+    "parsed",
+    "url_of",
+]
+
+
+class _Driver(NamedTuple):
+    module: str
+    distribution: str
+
+
+_MYSQL = {"pymysql": _Driver("pymysql", "pymysql"), "mysqldb": _Driver("MySQLdb", "mysqlclient")}
+_DRIVERS = {
+    "postgresql": {
+        "psycopg": _Driver("psycopg", "psycopg[binary]"),
+        "psycopg2": _Driver("psycopg2", "psycopg2-binary"),
+        "pg8000": _Driver("pg8000", "pg8000"),
+    },
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+    "sqlite": {"pysqlite": _Driver("sqlite3", "")},
+}
+"""By dialect, the drivers that are known to work, the best first."""
+
+_RECYCLE = 300
+"""Seconds after which a connection is replaced: before the 350 s after which AWS's NAT gateways and load balancers
+silently forget an idle one."""
+
+
+def parsed(url: str) -> URL:
+    """The URL in parts.
+
+    Args:
+        url: SQLAlchemy's, or with Celery's ``db+`` before it.
+
+    Raises:
+        PolicyError: It is none.
+    """
+    try:
+        return make_url(url.removeprefix("db+"))
+    except (ArgumentError, ValueError):  # whose text would quote a password that looks like a port
+        raise PolicyError(
+            "idempotency_store",
+            scheme_of(url),
+            "no URL of a database, such as postgresql+psycopg://user:password@host/db; write special characters of "
+            "user and password as %xx",
+        ) from None
+
+
+def connectable(url: URL) -> URL:
+    """The URL with a driver that is installed: its own, or the best there is.
+
+    Raises:
+        PolicyError: The database or driver is not supported, the driver is not installed, or SQLite is not given a
+            file.
+    """
+    dialect, _, driver = url.drivername.lower().partition("+")
+    drivers = _DRIVERS.get(dialect)
+    if drivers is None:
+        raise _refused(url, f"records can be kept in {', '.join(DIALECTS)}, and not in {dialect}")
+    if not driver:
+        driver = next((name for name, each in drivers.items() if find_spec(each.module)), next(iter(drivers)))
+    if driver not in drivers:
+        raise _refused(url, f"take one of these drivers: {', '.join(f'{dialect}+{each}' for each in drivers)}")
+    if not find_spec(drivers[driver].module):
+        raise _refused(
+            url,
+            f"{drivers[driver].module} is not installed; "
+            f'run: pip install "celery-idempotent[sql]" "{drivers[driver].distribution}"',
+        )
+    if dialect == "sqlite":
+        _check_sqlite(url)
+    return url.set(drivername=f"{dialect}+{driver}")
+
+
+def _check_sqlite(url: URL) -> None:
+    if url.database in {None, "", ":memory:"} or url.query.get("mode") == "memory":
+        raise _refused(url, "every connection would have a database of its own; name a file, or take memory://")
+    if url.query and "uri" not in url.query:
+        raise _refused(url, f"SQLite knows no such option: {', '.join(url.query)}")
+
+
+def url_of(engine: object) -> URL:
+    """The URL of somebody's engine, with its driver.
+
+    Raises:
+        PolicyError: It is no engine, or one for asyncio.
+    """
+    if not isinstance(engine, Engine) or engine.dialect.is_async:
+        raise PolicyError(
+            "idempotency_store", type(engine).__name__, "must be a URL, a store, or SQLAlchemy's Engine without asyncio"
+        )
+    return engine.url.set(drivername=f"{engine.dialect.name}+{engine.driver}")
+
+
+def _refused(url: URL, remedy: str) -> PolicyError:
+    return PolicyError("idempotency_store", scheme_of(f"{url.drivername}://"), remedy)
+
+
+def new_engine(url: URL, *, timeout: float, pool_size: int) -> Engine:
+    """An engine whose statements are sent alone, in autocommit mode, and end within seconds.
+
+    Args:
+        url: From :func:`connectable`.
+        timeout: Seconds to connect, to wait for a connection of the pool, and for a statement on the server. The
+            driver itself waits one second more for the answer.
+        pool_size: Connections at most; each is opened when it is needed.
+    """
+    engine = create_engine(
+        url,
+        # No BEGIN before a statement, no COMMIT or ROLLBACK after it, no ping before: one round trip each.
+        isolation_level="AUTOCOMMIT",
+        skip_autocommit_rollback=True,
+        pool_reset_on_return=None,
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=timeout,
+        pool_recycle=_RECYCLE,
+        # The least used connections stay at the bottom, where servers close them and recycling finds them.
+        pool_use_lifo=True,
+        hide_parameters=True,
+        connect_args=_SETTINGS[url.drivername](url.query, timeout),
+    )
+    if url.drivername == "postgresql+psycopg":
+        event.listen(engine, "do_connect", _connect_with_deadline(timeout + 1))
+    for statement in _session(url.get_backend_name(), timeout):
+        event.listen(engine, "connect", _executing(statement))
+    return engine
+
+
+def _libpq(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    seconds = math.ceil(timeout)
+    ours = {
+        "connect_timeout": seconds,
+        # A server that has vanished acknowledges nothing.
+        "tcp_user_timeout": round(timeout * 1000),
+        "keepalives_idle": seconds,
+        "keepalives_interval": 1,
+        "application_name": "celery-idempotent",
+    }
+    ours = {name: value for name, value in ours.items() if name not in query}
+    return {**ours, "options": f"{_options(timeout)} {query.get('options', '')}".strip()}
+
+
+def _options(timeout: float) -> str:
+    """Settings of a session, sent with the request to connect, so that they cost no round trip."""
+    return f"-c statement_timeout={round(timeout * 1000)} -c default_transaction_isolation=read\\ committed"
+
+
+def _psycopg(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    # A prepared statement is bound to a server's session, which a pooler such as PgBouncer changes at will.
+    return {"prepare_threshold": None, **_libpq(query, timeout)}
+
+
+def _pg8000(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    ours = {"application_name": "celery-idempotent", "startup_params": {"options": _options(timeout)}}
+    return {"timeout": timeout + 1, **{name: value for name, value in ours.items() if name not in query}}
+
+
+def _mysql(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    ours = {
+        "charset": "utf8mb4",
+        "connect_timeout": math.ceil(timeout),
+        "read_timeout": math.ceil(timeout) + 1,
+        "write_timeout": math.ceil(timeout) + 1,
+    }
+    return {name: value for name, value in ours.items() if name not in query}
+
+
+def _sqlite(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    return {"timeout": timeout}
+
+
+_SETTINGS: Mapping[str, Callable[[Mapping[str, Any], float], dict[str, Any]]] = {
+    "postgresql+psycopg": _psycopg,
+    "postgresql+psycopg2": _libpq,
+    "postgresql+pg8000": _pg8000,
+    "mysql+pymysql": _mysql,
+    "mysql+mysqldb": _mysql,
+    "mariadb+pymysql": _mysql,
+    "mariadb+mysqldb": _mysql,
+    "sqlite+pysqlite": _sqlite,
+}
+"""By URL, what the driver is told when it connects. A setting in the URL's query counts more."""
+
+
+def _session(dialect: str, timeout: float) -> list[str]:
+    """What is said once on a new connection."""
+    match dialect:
+        case "mysql" | "mariadb":
+            return [
+                "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+                # Without strict mode MySQL cuts text to fit and calls it a success.
+                "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'), "
+                f"innodb_lock_wait_timeout = {math.ceil(timeout)}, lock_wait_timeout = {math.ceil(timeout)}",
+            ]
+        case "sqlite":
+            return ["PRAGMA synchronous = EXTRA"]
+        case _:
+            return []
+
+
+def _executing(statement: str) -> Callable[[Any, Any], None]:
+    def execute(dbapi_connection: Any, _record: Any) -> None:
+        cursor = dbapi_connection.cursor()
+        cursor.execute(statement)
+        cursor.close()
+
+    return execute
+
+
+def _connect_with_deadline(seconds: float) -> Callable[..., "PsycopgConnection"]:
+    """psycopg waits for an answer as long as the server's kernel says that the server lives; this does not.
+
+    From psycopg 3.2.13 on; before, it does not look up from its waiting.
+    """
+    import psycopg
+
+    def until(deadline: float, generator: Generator[Any, Any, Any], connection: "PsycopgConnection") -> Any:
+        # psycopg looks up ten times a second, and says that nothing is ready.
+        try:
+            wanted = next(generator)
+            while True:
+                ready = yield wanted
+                if not ready and monotonic() > deadline:
+                    connection.close()
+                    raise psycopg.OperationalError(f"no answer in {seconds:g} s")
+                wanted = generator.send(ready)
+        except StopIteration as end:
+            return end.value
+
+    class Connection(psycopg.Connection):
+        def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().wait(until(monotonic() + seconds, gen, self), *args, **kwargs)
+
+    def connect(_dialect: Any, _record: Any, args: Any, parameters: Any) -> "PsycopgConnection":
+        return Connection.connect(*args, **parameters)
+
+    return connect
+
+
+def is_dead(dbapi_connection: Any) -> bool:
+    """Whether the other side has closed the connection; costs one system call and no round trip.
+
+    What it does not see yet, the next statement meets as an error.
+    """
+    if getattr(dbapi_connection, "closed", False) or not getattr(dbapi_connection, "open", True):
+        return True
+    link = _link_of(dbapi_connection)
+    if link is None or not hasattr(select, "poll"):
+        return False  # SQLite has no other side; eventlet and Windows have no poll
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLIN | _PEER_CLOSED)
+    return any(events & ~select.POLLIN for _, events in poll.poll(0))
+
+
+def exposure(dbapi_connection: Any) -> str:
+    """What is weak about a connection to another machine; empty if nothing is, or if the driver does not tell.
+
+    That is mysqlclient.
+    """
+    link = _link_of(dbapi_connection)
+    if link is None or not leaves_machine(link.fileno()):
+        return ""
+    if link is not dbapi_connection:
+        return weakness_of(link)
+    if hasattr(dbapi_connection, "pgconn"):  # psycopg
+        libpq = dbapi_connection.pgconn
+        settings = {each.keyword.decode(): each.val for each in libpq.info}
+        is_encrypted, mode = libpq.ssl_in_use, (settings["sslmode"] or b"").decode()
+    else:  # psycopg2
+        libpq = dbapi_connection.info
+        is_encrypted, mode = libpq.ssl_in_use, libpq.dsn_parameters.get("sslmode")
+    if not is_encrypted:
+        return UNENCRYPTED
+    return "" if mode in {"verify-ca", "verify-full"} else UNVERIFIED
+
+
+def _link_of(dbapi_connection: Any) -> Any:
+    """What has the descriptor of the connection's socket: itself, or the socket."""
+    places = [dbapi_connection, *(getattr(dbapi_connection, name, None) for name in _SOCKETS)]
+    return next((each for each in places if hasattr(each, "fileno")), None)
+
+
+_SOCKETS = ("_usock", "_sock")
+"""Where pg8000 and PyMySQL keep their socket; what pg8000 calls ``_sock`` is a file around it."""
+
+_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
+"""Linux tells it apart from data that has come."""
+
+
+_CREATION = "celery -A <your app> idempotency provision"
+
+
+def explained(
+    error: Exception, store: str, operation: str, *, creation: str = _CREATION
+) -> StoreUnavailable | RecordTooLarge:
+    """What a driver's error means to the caller of a store; raise it ``from`` :func:`cause_of` the error.
+
+    Args:
+        error: The driver's, or SQLAlchemy's around it.
+        store: The store's name.
+        operation: What was asked of the store.
+        creation: The command that creates the table.
+    """
+    error = cause_of(error)
+    code, reason = _code(error), _reason(error)
+    if code in _TOO_LARGE:
+        return RecordTooLarge(reason)
+    if code in _READ_ONLY:
+        # A server that gave up its part in a fail-over says this, too; the next connection finds its successor.
+        kind = StoreMisconfigured if operation in _AT_LEISURE else StoreUnavailable
+        return kind(store, operation, f"the server only reads; name the primary in idempotency_store ({reason})")
+    if reason.startswith(_NOT_DECODED):
+        return UnreadableRow(store, operation, f"a row is damaged: {reason.partition(' with text ')[0]}; look at it")
+    for codes, words, remedy in _REMEDIES:
+        if code in codes or (words and words.search(reason)):
+            return StoreMisconfigured(store, operation, f"{remedy.format(creation=creation)} ({reason})")
+    return StoreUnavailable(store, operation, reason)
+
+
+def cause_of(error: Exception) -> Exception:
+    """The driver's error; SQLAlchemy's text shows statements, and with them what people have stored."""
+    return error.orig if isinstance(error, DBAPIError) and isinstance(error.orig, Exception) else error
+
+
+def is_duplicate(error: Exception) -> bool:
+    """Whether MySQL refused an INSERT because its primary key is there already."""
+    return _code(cause_of(error)) == "1062"
+
+
+def gave_way(error: BaseException | None) -> bool:
+    """Whether the database undid a statement because it could not go together with others: it may be tried again."""
+    return error is not None and _code(error) in _GAVE_WAY
+
+
+def already_exists(error: Exception) -> bool:
+    """Whether a table, column or index was there already, or was made by somebody else in the same moment."""
+    error = cause_of(error)
+    return _code(error) in _ALREADY_EXISTS or (_code(error) == "SQLITE_ERROR" and "already exists" in str(error))
+
+
+_NOT_DECODED = "Could not decode to UTF-8"
+"""How Python says that SQLite has text which is none; it goes on to quote all of it."""
+
+_AT_LEISURE = {"verify", "provision"}
+_READ_ONLY = {"25006", "1290", "1792", "1836"}
+_TOO_LARGE = {"22001", "54000", "1118", "1153", "1406", "SQLITE_TOOBIG"}
+_GAVE_WAY = {"1213", "40001", "40P01"}
+_ALREADY_EXISTS = {"42P07", "42710", "42701", "23505", "1050", "1060", "1061"}
+"""The loser of two CREATEs in the same moment is told by PostgreSQL of the table's type (42710), or of a duplicate in
+the catalogue (23505); the winner has committed by then."""
+
+OTHER_TABLE = (
+    "the table is not the one that this prints: celery -A <your app> idempotency ddl; "
+    "change it, or take another by the option table"
+)
+"""What is wrong with a table that others made."""
+
+_REMEDIES = [
+    (
+        {"42P01", "1146"},
+        re.compile("^no such table"),
+        "there is no such table; create it with: {creation}",
+    ),
+    (
+        {"42703", "1054"},
+        re.compile("no such column|has no column named"),
+        "a column is missing; a table of an earlier version gets it by: {creation}. Otherwise " + OTHER_TABLE,
+    ),
+    (
+        {"42804", "42P10", "23502", "1364"},
+        re.compile("does not match any PRIMARY KEY"),
+        OTHER_TABLE,
+    ),
+    (
+        {"3F000", "3D000", "1049"},
+        re.compile('database "[^"]*" does not exist'),
+        "there is no such database or schema",
+    ),
+    (
+        {"42501", "1044", "1142", "1143", "SQLITE_READONLY", "SQLITE_PERM"},
+        None,
+        "a permission is missing: a worker needs SELECT, INSERT and UPDATE on the table, purging also DELETE; the "
+        "outbox takes all four",
+    ),
+    (
+        {"28P01", "28000", "1045", "1698"},
+        re.compile('authentication failed|no password supplied|no pg_hba.conf entry|role "[^"]*" does not exist'),
+        "the server does not let this user in",
+    ),
+    (
+        set(),
+        re.compile("unexpected keyword argument|invalid connection option|invalid URI query|invalid dsn"),
+        "the driver does not know an option in the query of the URL",
+    ),
+    (
+        set(),
+        re.compile("unsupported startup parameter"),
+        "a pooler keeps settings from the server; tell PgBouncer: ignore_startup_parameters = options",
+    ),
+    ({"SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_CORRUPT"}, None, "the file cannot be used as a database"),
+]
+"""Codes (SQLSTATE, MySQL's error number, SQLite's name), texts where a driver gives no code, and what to do."""
+
+
+def _code(error: BaseException) -> str:
+    first = error.args[0] if error.args else None
+    if isinstance(first, int):
+        return str(first)  # PyMySQL, mysqlclient
+    if isinstance(first, dict):
+        return str(first.get("C"))  # pg8000
+    names = ("sqlstate", "pgcode", "sqlite_errorname")  # psycopg, psycopg2, sqlite3
+    code = next((found for name in names if (found := getattr(error, name, None))), "")
+    return "_".join(code.split("_")[:2])  # SQLITE_READONLY_DIRECTORY is a kind of SQLITE_READONLY
+
+
+def _reason(error: BaseException) -> str:
+    """One line; of PostgreSQL's answers without the details, which show values."""
+    message = getattr(getattr(error, "diag", None), "message_primary", None)  # psycopg, psycopg2
+    if message is None and error.args and isinstance(error.args[0], dict):
+        message = error.args[0].get("M")  # pg8000
+    return " ".join(str(message or error).split())

@@ -1,0 +1,238 @@
+"""The tables of an SQL store: importable for Alembic, printable as DDL, the same for every way to create them.
+
+::
+
+    # env.py of Alembic
+    from celery_idempotent.stores.sql.schema import metadata as idempotency
+    target_metadata = [Base.metadata, idempotency]
+
+Text is kept as it is, except for what some database cannot hold; see :mod:`celery_idempotent.stores.sql.statements`.
+Keys are compared byte by byte everywhere: no case folding, no padding, no Unicode normalisation.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.dialects.mysql import mariadb
+from sqlalchemy.engine.interfaces import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
+from sqlalchemy.sql.compiler import DDLCompiler
+
+__all__ = [
+    "DIALECTS",
+    "KEY",
+    "OUTBOX",
+    "TABLE",
+    "completion",
+    "creation",
+    "ddl",
+    "metadata",
+    "outbox",
+    "outbox_table",
+    "records",
+    "records_table",
+]
+
+TABLE = "idempotency_records"
+"""Name of the table of records, unless another is asked for."""
+
+OUTBOX = "idempotency_outbox"
+"""Name of the table of messages that stands beside it."""
+
+KEY = "idempotency_key"
+"""Column of the key; ``key`` alone is a reserved word of MySQL."""
+
+DIALECTS = ("postgresql", "mysql", "mariadb", "sqlite")
+"""By SQLAlchemy's name, the databases that a store works on."""
+
+_KEY = (
+    Text()
+    .with_variant(Text(collation="C"), "postgresql")
+    # 2048 bytes: the longest key is a scope of 1900, a generation and 64 digits; InnoDB indexes up to 3072.
+    .with_variant(mysql.VARBINARY(2048), "mysql", "mariadb")
+)
+_LONG_TEXT = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+_LONG_BYTES = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+_INNODB: dict[str, Any] = {
+    f"{dialect}_{option}": value
+    for dialect in ("mysql", "mariadb")
+    for option, value in {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}.items()
+}
+
+metadata = MetaData()
+"""Holds :data:`records` and :data:`outbox`, and nothing else."""
+
+
+def records_table(name: str, *, metadata: MetaData, schema: str | None = None) -> Table:
+    """The table of an SQL store.
+
+    Times are milliseconds since the epoch, except ``expires_at``, which is in seconds. A result stands in
+    ``result_text`` or in ``result_bytes``, as it was encoded; ``steps`` is JSON.
+
+    Args:
+        name: Its name.
+        metadata: What it is added to.
+        schema: The schema that it is in; None: the first of the connection's search path.
+    """
+    return Table(
+        name,
+        metadata,
+        Column(KEY, _KEY, primary_key=True),
+        Column("status", String(16), nullable=False),
+        Column("revision", Text, nullable=False),
+        Column("owner", Text, nullable=False),
+        Column("fencing_token", BigInteger, nullable=False),
+        Column("lease_until", BigInteger, nullable=False),
+        Column("fingerprint", Text),
+        Column("attempts", BigInteger, nullable=False),
+        Column("takeovers", BigInteger, nullable=False, server_default=text("0")),
+        Column("created_at", BigInteger, nullable=False),
+        Column("updated_at", BigInteger, nullable=False),
+        Column("task", Text, nullable=False),
+        Column("task_id", Text, nullable=False),
+        Column("worker", Text, nullable=False),
+        Column("app", Text),
+        Column("steps", _LONG_TEXT, nullable=False),
+        Column("result_text", _LONG_TEXT),
+        Column("result_bytes", _LONG_BYTES),
+        Column("content_type", Text),
+        Column("error", _LONG_TEXT),
+        Column("expires_at", BigInteger),
+        Column("schema_version", SmallInteger, nullable=False),
+        # One index for both questions that are not about a key: which outcomes are forgotten, and what is in
+        # a status. Every index costs each write; a second one would serve nobody but a person.
+        Index(f"{name}_status", "status", "expires_at"),
+        schema=schema,
+        **_INNODB,
+    )
+
+
+def outbox_table(name: str, *, metadata: MetaData, schema: str | None = None) -> Table:
+    """The table of messages that wait to be published.
+
+    Times are milliseconds since the epoch. A message stands in ``data_text`` or in ``data_bytes``, as it was encoded.
+
+    Args:
+        name: Its name.
+        metadata: What it is added to.
+        schema: The schema that it is in; None: the first of the connection's search path.
+    """
+    return Table(
+        name,
+        metadata,
+        # In the order of writing, more or less: what is written first is published first. No identity, although the
+        # sequence of PostgreSQL needs a right of its own: elsewhere Alembic would find it missing for ever.
+        Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+        Column("task_id", String(64), nullable=False),
+        Column("data_text", _LONG_TEXT),
+        Column("data_bytes", _LONG_BYTES),
+        Column("content_type", Text, nullable=False),
+        Column("created_at", BigInteger, nullable=False),
+        Column("taken_until", BigInteger, nullable=False),
+        Column("taken_by", String(32)),
+        Column("failures", BigInteger, nullable=False, server_default=text("0")),
+        Column("reason", Text),
+        schema=schema,
+        **_INNODB,
+    )
+
+
+records = records_table(TABLE, metadata=metadata)
+"""The table of records under its default name."""
+
+outbox = outbox_table(OUTBOX, metadata=metadata)
+"""The table of messages under its default name."""
+
+
+def creation(table: Table = records) -> Sequence[DDLElement]:
+    """What creates ``table`` with its indexes, to be executed in order."""
+    return [CreateTable(table), *(CreateIndex(each) for each in table.indexes)]
+
+
+def completion(
+    table: Table, dialect: str, columns: Mapping[str, bool], indexes: Collection[str | None]
+) -> Sequence[DDLElement]:
+    """What a table of that name lacks, to be executed in order; workers of the version before can go on with it.
+
+    Args:
+        table: The table as it must be.
+        dialect: One of :data:`DIALECTS`.
+        columns: The columns that are there, and of each whether whoever inserts a row must give it a value.
+        indexes: Names of the indexes that are there.
+    """
+    missing = [each for each in table.c if each.name not in columns]
+    if not {each.name for each in missing} <= _LATER_COLUMNS:
+        return []  # a table of somebody else's
+    former = _WITHOUT_A_VALUE[dialect] if columns.get(_FORMER_COLUMN) else ()
+    return [
+        *(_Alteration(table, each) for each in former),
+        *(_Alteration(table, each) for each in missing),
+        *(CreateIndex(each) for each in table.indexes if each.name not in indexes),
+    ]
+
+
+_LATER_COLUMNS = {"takeovers", "app", "failures", "reason"}
+"""What tables of the version before lack. Each has a default or may be null, for the workers that do not know it."""
+
+_FORMER_COLUMN = "takeover"
+"""What the table of records had in its place. It stays, for the workers that still write it."""
+
+_WITHOUT_A_VALUE: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("postgresql", "mysql", "mariadb"), (f"ALTER COLUMN {_FORMER_COLUMN} SET DEFAULT FALSE",)),
+    # SQLite changes no column that is there.
+    "sqlite": (f"DROP COLUMN {_FORMER_COLUMN}", f"ADD COLUMN {_FORMER_COLUMN} BOOLEAN DEFAULT FALSE NOT NULL"),
+}
+"""By dialect, what lets a row be inserted without a value for that column."""
+
+
+class _Alteration(DDLElement):
+    def __init__(self, table: Table, change: "str | Column[Any]") -> None:
+        self.table = table
+        self.change = change
+
+
+@compiles(_Alteration)
+def _altered(element: _Alteration, compiler: DDLCompiler, **_: Any) -> str:
+    change = element.change
+    if isinstance(change, Column):
+        change = f"ADD COLUMN {compiler.get_column_specification(change)}"
+    return f"ALTER TABLE {compiler.preparer.format_table(element.table)} {change}"
+
+
+def ddl(dialect: str, *tables: Table) -> str:
+    """The same as text, ending in a line feed.
+
+    Args:
+        dialect: One of :data:`DIALECTS`.
+        tables: The tables to create; none given: :data:`records` and :data:`outbox`.
+    """
+    elements = [each for table in tables or (records, outbox) for each in creation(table)]
+    compiled = (str(each.compile(dialect=_dialect(dialect))).strip() for each in elements)
+    return "".join(f"{each};\n" for each in compiled).replace("\t", "    ").replace(" \n", "\n")
+
+
+def _dialect(name: str) -> Dialect:
+    kinds = {
+        "postgresql": postgresql.dialect,
+        "mysql": mysql.dialect,
+        "mariadb": mariadb.MariaDBDialect,
+        "sqlite": sqlite.dialect,
+    }
+    dialect: Dialect = kinds[name]()
+    return dialect

@@ -1,0 +1,374 @@
+"""What an SQL store says to its database, apart from saying it: statements, and records as rows and back.
+
+:class:`Statements` turns every question to a store into SQLAlchemy statements and hands each to the caller's
+``execute``, so the same words go through an SQLAlchemy connection, a connection inside somebody's transaction, or
+another library's cursor. Nothing here connects, commits, or reads a clock::
+
+    statements = Statements(records, "postgresql")
+
+    def execute(statement: Executable, parameters: Parameters) -> Reply: ...
+
+    stored = statements.swap(execute, new, expected)
+
+What ``execute`` must do:
+
+* run one statement with its named parameters, and nothing else: no ``BEGIN``, no ``COMMIT``. Run it in autocommit
+  mode, or inside a transaction whose end it leaves to somebody else;
+* return all rows by column name and the number of rows written (:class:`Reply`). Values may be what the driver
+  gives: whole numbers for booleans, ``memoryview`` for bytes;
+* raise :class:`DuplicateKey` if the database reports a primary key that is there already (MySQL's error 1062; the
+  other databases are asked in a way that does not end in an error), and turn every other error of the driver into
+  ``StoreUnavailable``, ``StoreMisconfigured`` or ``RecordTooLarge``;
+* raise :class:`UnreadableRow` if the driver cannot decode what stands in the table;
+* read the clock off the reply: where a row has a column :data:`SERVER_NOW`, it is the server's time in milliseconds;
+* on MySQL, refuse what exceeds ``max_allowed_packet`` (:data:`MYSQL_GREETING`, :func:`bytes_on_the_wire`).
+
+A swap is one statement on PostgreSQL. Elsewhere it is one if it wins; if it does not, a second one reads why.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Executable,
+    Select,
+    Table,
+    Text,
+    Update,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    literal,
+    literal_column,
+    select,
+    update,
+)
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.types import TypeEngine
+
+from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.stores.reading import readable
+from celery_idempotent.stores.sql.schema import KEY
+
+__all__ = [
+    "MYSQL_GREETING",
+    "SERVER_NOW",
+    "DuplicateKey",
+    "Execute",
+    "Parameters",
+    "Reply",
+    "Row",
+    "Statements",
+    "UnreadableRow",
+    "bytes_on_the_wire",
+    "record_of",
+    "row_of",
+]
+
+SERVER_NOW = "server_now"
+"""Column of a reply that tells the server's time, in milliseconds since the epoch, cut off."""
+
+Row = Mapping[str, Any]
+Parameters = Mapping[str, Any]
+
+
+class Reply(NamedTuple):
+    """What a statement was answered."""
+
+    #: The rows it returned, by column name.
+    rows: Sequence[Row]
+    #: How many rows it wrote; without meaning where it returned rows.
+    written: int
+
+
+class Execute(Protocol):
+    """Runs one statement; the module's docstring says what is expected of it."""
+
+    def __call__(self, statement: Executable, parameters: Parameters, /) -> Reply:
+        """The answer to ``statement``."""
+
+
+class UnreadableRow(StoreMisconfigured):
+    """The driver cannot make anything of what stands in a row."""
+
+
+class DuplicateKey(Exception):
+    """The database refused an INSERT because its primary key is there already."""
+
+
+_STALE_ANSWERS = 100
+"""Answers in a row that cannot be true before a swap gives up. Every one of them means that somebody else wrote in the
+same moment, so a database that is asked as it should be never gets near it."""
+
+_PAGE = 200
+"""Records that a scan reads at a time."""
+
+_OUTCOMES = (str(Status.COMPLETED), str(Status.FAILED))
+_WON = "won"
+
+
+def _clock(expression: str) -> ColumnElement[int]:
+    return literal_column(expression, BigInteger).label(SERVER_NOW)
+
+
+_CLOCKS: Mapping[str, Sequence[ColumnElement[int]]] = {
+    "postgresql": [_clock("CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS BIGINT)")],
+    # UNIX_TIMESTAMP(NOW(3)) would be ambiguous in the hour that daylight saving time repeats.
+    "mysql": [_clock("timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(3)) DIV 1000")],
+    "sqlite": [],
+}
+"""By dialect, the column that tells the time; SQLite has no server whose time could differ."""
+
+MYSQL_GREETING = select(*_CLOCKS["mysql"], literal_column("@@max_allowed_packet").label("max_allowed_packet"))
+"""What to ask a new connection to MySQL: the time, and the largest statement that it takes, in bytes."""
+
+
+class Statements:
+    """The questions of a store, as statements for one kind of database.
+
+    Args:
+        table: From :func:`celery_idempotent.stores.sql.schema.records_table`.
+        dialect: One of :data:`celery_idempotent.stores.sql.schema.DIALECTS`.
+        store: The store's name, for errors.
+    """
+
+    def __init__(self, table: Table, dialect: str, store: str) -> None:
+        self._table = table
+        self._key = table.c[KEY]
+        self._store = store
+        self._is_mysql = dialect in {"mysql", "mariadb"}
+        self._text: TypeEngine[Any] = mysql.VARBINARY() if self._is_mysql else Text()
+        self._clock = _CLOCKS["mysql" if self._is_mysql else dialect]
+        self._answers_at_once = dialect == "postgresql"
+        self._claim: Executable = self._insert(dialect)
+        self._replace: Executable = self._update()
+        if self._answers_at_once:
+            self._claim, self._replace = self._with_answer(self._claim), self._with_answer(self._replace)
+        self._delete = delete(table).where(*self._at_expected())
+        self._get = select(*self._clock, table).where(self._key == bindparam("key"))
+        # A locking read sees what is committed now, even in a transaction that began before.
+        self._look = self._get.with_for_update(read=True) if self._is_mysql else self._get
+
+    def swap(self, execute: Execute, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.stores.Store.swap`."""
+        parameters = {**row_of(new), "key": self._as_compared(new.key)}
+        if expected is not None:
+            parameters["expected"] = self._as_compared(expected)
+        swap_once = self._swap_in_one if self._answers_at_once else self._swap_in_two
+        for _ in range(_STALE_ANSWERS):
+            stored = swap_once(execute, new, expected, parameters)
+            # Had there been what was expected, the swap would have won: what was seen is of before somebody
+            # else's write, and the swap came after it.
+            if (stored.revision if stored else None) != expected:
+                return stored
+        raise StoreUnavailable(
+            self._store,
+            "swap",
+            f"{_STALE_ANSWERS} answers in a row showed what a swap that lost cannot have met; "
+            "are reads sent to a replica?",
+        )
+
+    def get(self, execute: Execute, key: str) -> Record | None:
+        """See :meth:`celery_idempotent.stores.Store.get`."""
+        return self._found(execute(self._get, {"key": self._as_compared(key)}))
+
+    def scan(self, execute: Execute, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+        """See :meth:`celery_idempotent.stores.Store.scan`; in the order of the keys, by many short statements."""
+        page = select(self._table).order_by(self._key)
+        if status is not None:
+            page = page.where(self._table.c.status == str(status))
+        if task is not None:
+            page = page.where(self._equals("task", literal(self._as_compared(task), self._text)))
+        rest = page
+        while rows := self._page(execute, rest):
+            yield from readable(rows, partial(self._whole, execute, page), _key_of)
+            rest = page.where(self._key > rows[-1][KEY])
+
+    def _page(self, execute: Execute, rest: Select[Any]) -> Sequence[Row]:
+        """The next rows; of a page with one that the driver cannot fetch, the keys alone."""
+        try:
+            return execute(rest.limit(_PAGE), {}).rows
+        except UnreadableRow:
+            return execute(rest.with_only_columns(self._key).limit(_PAGE), {}).rows
+
+    def _whole(self, execute: Execute, page: Select[Any], row: Row) -> Record | None:
+        """The record of a row, which is fetched now where there is only its key."""
+        if len(row) > 1:
+            return record_of(row, store=self._store)
+        return self._found(execute(page.where(self._key == row[KEY]), {}))
+
+    def delete(self, execute: Execute, key: str, expected: str) -> bool:
+        """See :meth:`celery_idempotent.stores.Store.delete`."""
+        parameters = {"key": self._as_compared(key), "expected": self._as_compared(expected)}
+        return execute(self._delete, parameters).written == 1
+
+    def purge(self, execute: Execute, limit: int, now: int) -> int:
+        """See :meth:`celery_idempotent.stores.PurgeableStore.purge`.
+
+        Args:
+            execute: Runs a statement.
+            limit: At most that many are deleted.
+            now: The server's time in milliseconds.
+        """
+        table = self._table
+        forgotten = (
+            select(self._key, table.c.revision)
+            .where(table.c.status.in_(_OUTCOMES), table.c.expires_at <= now // 1000)
+            .limit(limit)
+        )
+        if not self._is_mysql:
+            keys = forgotten.with_only_columns(self._key)
+            if self._answers_at_once:
+                # A row that somebody is writing is passed over, and one that has changed since the statement began
+                # is looked at again. As a CTE it is asked once, so that the limit holds.
+                doomed = keys.with_for_update(skip_locked=True).cte("doomed")
+                keys = select(doomed.c[KEY])
+            return execute(delete(table).where(self._key.in_(keys)), {}).written
+        # MySQL would lock by the index first and by the key second; a swap does it the other way round, and
+        # both would wait for each other. A revision is never used twice, so it stands for all of the condition.
+        found = execute(forgotten, {}).rows
+        if not found:
+            return 0
+        at_found = (
+            self._key.in_([each[KEY] for each in found]),
+            table.c.revision.in_([each["revision"] for each in found]),
+        )
+        return execute(delete(table).where(*at_found), {}).written
+
+    def now(self, execute: Execute) -> int:
+        """The server's time in milliseconds; not for SQLite, which has no server."""
+        return int(execute(select(*self._clock), {}).rows[0][SERVER_NOW])
+
+    def _insert(self, dialect: str) -> "mysql.Insert | postgresql.Insert | sqlite.Insert":
+        values = {KEY: bindparam("key"), **self._new_values()}
+        if self._is_mysql:
+            # MySQL's own ways to go on after a duplicate hide other errors, or leave in doubt who has won.
+            return mysql.insert(self._table).values(values)
+        dialect_insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+        return dialect_insert(self._table).values(values).on_conflict_do_nothing(index_elements=[self._key])
+
+    def _update(self) -> Update:
+        return update(self._table).where(*self._at_expected()).values(self._new_values())
+
+    def _at_expected(self) -> tuple[ColumnElement[bool], ...]:
+        return self._key == bindparam("key"), self._equals("revision", bindparam("expected", type_=self._text))
+
+    def _new_values(self) -> dict[str, Any]:
+        return {each.name: bindparam(f"new_{each.name}") for each in self._table.c if each.name != KEY}
+
+    def _with_answer(self, write: Any) -> Executable:
+        """The write, and in one row: whether it won, what there is if it did not, and the time."""
+        written = write.returning(self._table.c.revision).cte("written")
+        won = exists(select(written.c.revision))
+        answer = select(literal_column("1")).subquery("answer")
+        found = answer.outerjoin(self._table, and_(self._key == bindparam("key"), ~won))
+        return select(*self._clock, won.label(_WON), self._table).select_from(found)
+
+    def _swap_in_one(
+        self, execute: Execute, new: Record, expected: str | None, parameters: Parameters
+    ) -> Record | None:
+        (row,) = execute(self._claim if expected is None else self._replace, parameters).rows
+        if row[_WON]:
+            return new
+        return None if row[KEY] is None else record_of(row, store=self._store)
+
+    def _swap_in_two(
+        self, execute: Execute, new: Record, expected: str | None, parameters: Parameters
+    ) -> Record | None:
+        try:
+            if execute(self._claim if expected is None else self._replace, parameters).written == 1:
+                return new
+        except DuplicateKey:
+            pass
+        return self._found(execute(self._look, {"key": parameters["key"]}))
+
+    def _found(self, reply: Reply) -> Record | None:
+        return record_of(reply.rows[0], store=self._store) if reply.rows else None
+
+    def _equals(self, column: str, value: ColumnElement[Any]) -> ColumnElement[bool]:
+        """Equal byte by byte. MySQL takes no notice of spaces at the end, except in bytes."""
+        text = self._table.c[column]
+        return (cast(text, self._text) if self._is_mysql else text) == value
+
+    def _as_compared(self, text: str) -> str | bytes:
+        return _stored(text).encode() if self._is_mysql else _stored(text)
+
+
+def row_of(record: Record) -> dict[str, Any]:
+    """The parameters that write ``record``, all but its key: by ``new_`` and the column's name."""
+    is_text = isinstance(record.result, str)
+    values = {
+        **{name: getattr(record, name) for name in _SAME},
+        "steps": json.dumps(dict(record.steps)),
+        "result_text": record.result if is_text else None,
+        "result_bytes": None if is_text else record.result,
+        "schema_version": record.schema,
+    }
+    return {f"new_{name}": _stored(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def record_of(row: Row, *, store: str) -> Record:
+    """The record that stands in ``row``.
+
+    Raises:
+        StoreMisconfigured: A newer version wrote it, or it is damaged.
+    """
+    values = {name: value for name, value in row.items() if value is not None}
+    found = {name: values[name] for name in _SAME if name in values}
+    found["key"], found["schema"] = values[KEY], values.get("schema_version")
+    found["steps"], found["result"] = values.get("steps"), values.get("result_text", values.get("result_bytes"))
+    return Record.from_fields(found, store=store, decode=_loaded)
+
+
+def bytes_on_the_wire(parameters: Parameters) -> int:
+    """What a statement with ``parameters`` takes at most where a driver writes them into its text, as for MySQL.
+
+    A server that is sent more than its ``max_allowed_packet`` hangs up, which looks like any other lost connection.
+    """
+    values = parameters.values()
+    texts = sum(len(each.encode()) for each in values if isinstance(each, str))
+    return _STATEMENT + 2 * (texts + sum(len(each) for each in values if isinstance(each, bytes)))
+
+
+_STATEMENT = 4096
+"""Bytes; more than the text of any statement here, with its numbers."""
+
+_SAME = [each.name for each in fields(Record) if each.name not in {"key", "steps", "result", "schema"}]
+"""Fields whose column has their name and holds their value."""
+
+# PostgreSQL refuses NUL, and every encoder a lone surrogate; the escape character makes room for itself.
+_UNSTORABLE = re.compile("[\0\x1b\ud800-\udfff]")
+_ESCAPED = re.compile("\x1b([0-9a-f]{4})")
+
+
+def _stored(text: str) -> str:
+    """Any text, as one that every database holds; nearly always the same."""
+    return _UNSTORABLE.sub(lambda found: f"\x1b{ord(found[0]):04x}", text)
+
+
+def _loaded(field: str, value: Any) -> Any:
+    """What was stored; drivers differ in how they give bytes and truth values."""
+    if isinstance(value, memoryview | bytearray):
+        value = bytes(value)
+    if field == "key" and isinstance(value, bytes):
+        value = value.decode()
+    return _ESCAPED.sub(_unescaped, value) if isinstance(value, str) else value
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return chr(int(found[1], 16))
+
+
+def _key_of(row: Row) -> object:
+    """The key, as far as it can be read."""
+    key = row[KEY]
+    return key if isinstance(key, str) else bytes(key).decode(errors="backslashreplace")
