@@ -39,14 +39,14 @@ $(SYSTEM) $(MARIADB): $(INSTALLED)
 demo worker: $(if $(filter mariadb,$(EXAMPLE_STORE)),$(MARIADB))
 
 demo: $(INSTALLED)  ## plain Celery and IdempotentTask side by side, under fire: make demo STORE=redis BROKER=redis
-	$(BIN)/python -m example_project.demo
-	$(BIN)/python -m example_project.kinds.demo
+	$(BIN)/python -m lab.demo
+	$(BIN)/python -m lab.kinds
 
 worker: $(INSTALLED)  ## only a worker of the example, with the same STORE and BROKER, which it embeds
-	$(BIN)/python -m example_project.worker
+	$(BIN)/python -m lab.demo.worker
 
 publish: $(INSTALLED)  ## only a publisher of the example, with the same STORE and BROKER as the worker
-	$(BIN)/python -m example_project.publish
+	$(BIN)/python -m lab.demo.publish
 
 test: lint types unit evidence integration  ## everything CI runs
 
@@ -69,13 +69,13 @@ integration: $(SYSTEM)
 	$(BIN)/pytest tests/integration tests/django/live -n 2
 
 prove: $(SYSTEM)  ## attack the code and every store: interleavings, mutants, kills at every point, faults, peers
-	$(BIN)/python -m proof all
+	$(BIN)/python -m lab.proof all
 
 soak: $(SYSTEM)  ## real workers under fire: make soak MINUTES=5 SEED=1 STORE=redis
-	$(BIN)/python -m proof soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1) --store $(or $(STORE),dynamodb)
+	$(BIN)/python -m lab.proof soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1) --store $(or $(STORE),dynamodb)
 
 bench: $(SYSTEM)  ## what it costs: each store, peers on the same Redis; one part only: make bench PART=stores
-	$(BIN)/python -m benchmarks $(PART)
+	$(BIN)/python -m lab.benchmarks $(PART)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

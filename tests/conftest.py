@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from example_project.embedded import (
+from lab.embedded import (
     EmbeddedAws,
     EmbeddedMariaDB,
     EmbeddedPostgres,

@@ -24,7 +24,7 @@ from celery_idempotent.stores.dynamodb.store import ATTRIBUTES, DynamoDBStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.sql.statements import UnreadableRow
 from celery_idempotent.testing.contract import a_completion, a_record, a_rival
-from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
+from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
 from tests.support.deliveries import an_app, deliver
 from tests.support.redis_servers import administrator
 from tests.support.sql_databases import Database

@@ -20,7 +20,7 @@ from celery_idempotent.protocol.store import VerifiableStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.exposure import leaves_machine, weakness_of
 from celery_idempotent.stores.sql import SQLStore
-from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
+from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
 from tests.support.certificates import Certificates, new_certificates
 from tests.support.tcp_proxy import TcpProxy
 

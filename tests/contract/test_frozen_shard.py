@@ -11,7 +11,7 @@ from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.protocol.operation import Run
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
-from example_project.embedded import EmbeddedRedisCluster
+from lab.embedded import EmbeddedRedisCluster
 from tests.support.redis_servers import paused, settings
 from tests.support.waiting import wait_until
 from tests.unit.test_attempt import _request

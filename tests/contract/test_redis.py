@@ -19,7 +19,7 @@ from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.testing import OutageContract, StoreContract
 from celery_idempotent.testing.contract import a_completion, a_record, a_rival
-from example_project.embedded import EmbeddedRedis, EmbeddedRedisCluster
+from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
 from tests.support.redis_servers import GROUP, HOST, EmbeddedSentinel, administrator, replica_of, settings
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until

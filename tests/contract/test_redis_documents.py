@@ -14,7 +14,7 @@ from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis import url as redis_url
 from celery_idempotent.testing.contract import a_record, a_rival
-from example_project.embedded import EmbeddedRedis, EmbeddedRedisCluster
+from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
 from tests.support.documents import DOCS, code, table
 from tests.support.operator import operate, refused
 from tests.support.redis_servers import GROUP, HOST, EmbeddedSentinel, a_user, administrator

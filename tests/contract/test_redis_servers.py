@@ -16,8 +16,8 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.testing.contract import a_record, a_rival
-from example_project.embedded import EmbeddedRedis, EmbeddedRedisCluster
-from example_project.embedded.redis import DURABLE
+from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
+from lab.embedded.redis import DURABLE
 from tests.support.certificates import Certificates, new_certificates
 from tests.support.redis_servers import (
     GROUP,

@@ -20,8 +20,8 @@ from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.errors import trouble_of
 from celery_idempotent.testing.contract import a_record
-from example_project.embedded import EmbeddedRedis, EmbeddedRedisCluster
-from example_project.embedded.redis import DURABLE
+from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
+from lab.embedded.redis import DURABLE
 from tests.support.redis_servers import HOST, a_user, administrator, paused, replica_of, settings
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until

@@ -27,8 +27,8 @@ from celery_idempotent import outbox
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing.parallel import race
-from example_project.embedded import EmbeddedAws, EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
-from example_project.embedded.aws import REGION
+from lab.embedded import EmbeddedAws, EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
+from lab.embedded.aws import REGION
 from tests.support.sql_databases import Database
 from tests.support.waiting import wait_until
 

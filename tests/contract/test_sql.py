@@ -12,7 +12,7 @@ from sqlalchemy import Engine, create_engine
 from celery_idempotent.protocol.store import PurgeableStore, Store, VerifiableStore
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import OutageContract, PurgeableContract, StoreContract, VerifiableContract
-from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
+from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
 from tests.support.sql_databases import Database
 
 

@@ -23,7 +23,7 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing.contract import a_record, a_rival
 from celery_idempotent.testing.parallel import in_children, race
-from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
+from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
 from tests.support.documents import DOCS, table
 from tests.support.sql_databases import Database, process_behind, stopped
 from tests.support.tcp_proxy import TcpProxy

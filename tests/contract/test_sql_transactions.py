@@ -33,7 +33,7 @@ from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql.transaction import SQLTransaction
 from celery_idempotent.testing import OutboxContract, TransactionalContract
 from celery_idempotent.testing.contract import a_claim, a_completion
-from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
+from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
 
 
 class _Place:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from proof.crash_sweep import Result, sweep
-from proof.table import Row
-from proof.targets import ALL
-from proof.verdicts import PROMISES
+from lab.proof.crash_sweep import Result, sweep
+from lab.proof.table import Row
+from lab.proof.targets import ALL
+from lab.proof.verdicts import PROMISES
 from tests.support.stores import a_store
 
 POINTS = {

@@ -4,9 +4,9 @@ import pytest
 
 from celery_idempotent import open_store
 from celery_idempotent.errors import IdempotencyWarning
-from proof import durability
-from proof.targets import DURABLE, TARGETS
-from proof.verdicts import PROMISES
+from lab.proof import durability
+from lab.proof.targets import DURABLE, TARGETS
+from lab.proof.verdicts import PROMISES
 from tests.support.stores import a_store
 
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from proof.effects_sweep import Kind, Sweep, kinds_of, sweep
-from proof.targets import start, why_not
+from lab.proof.effects_sweep import Kind, Sweep, kinds_of, sweep
+from lab.proof.targets import start, why_not
 from tests.support.documents import ROOT
 
 STORES = ("dynamodb", "sqlite", "postgres")
@@ -70,8 +70,8 @@ def test_every_point_was_died_at(swept: dict[Kind, Sweep]) -> None:
 
 
 def test_command_ends_well_where_only_the_control_repeats() -> None:
-    """``python -m proof effects`` fails on a broken promise, and on a control that noticed nothing."""
-    command = [sys.executable, "-m", "proof", "effects", "--quick", "--store", "sqlite"]
+    """``python -m lab.proof effects`` fails on a broken promise, and on a control that noticed nothing."""
+    command = [sys.executable, "-m", "lab.proof", "effects", "--quick", "--store", "sqlite"]
 
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
 

@@ -11,9 +11,9 @@ from botocore.config import Config
 from celery_idempotent.engine.attempt import new_nonce
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing.contract import a_record
-from proof.fault_campaign import SINGLES, Fault, Operation, Result, campaign, plans
-from proof.fleet import CREDENTIALS
-from proof.wire import ORDER, Wire
+from lab.proof.fault_campaign import SINGLES, Fault, Operation, Result, campaign, plans
+from lab.proof.fleet import CREDENTIALS
+from lab.proof.wire import ORDER, Wire
 
 SEED = 7
 

@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 import psutil
 import psycopg
 
-from example_project.embedded import EmbeddedPostgres
+from lab.embedded import EmbeddedPostgres
 from tests.support.waiting import wait_until
 
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from proof.crash_sweep import sweep, why_no_ptrace
-from proof.verdicts import PROMISES
+from lab.proof.crash_sweep import sweep, why_no_ptrace
+from lab.proof.verdicts import PROMISES
 from tests.support.stores import a_store
 
 _REASON = why_no_ptrace()

@@ -6,10 +6,10 @@ from contextlib import closing
 import pytest
 
 from celery_idempotent import open_store
-from proof.crash_sweep import why_no_ptrace
-from proof.durability import CONTROLS
-from proof.synced import is_synced_first, is_synced_first_by_its_writer
-from proof.targets import DURABLE
+from lab.proof.crash_sweep import why_no_ptrace
+from lab.proof.durability import CONTROLS
+from lab.proof.synced import is_synced_first, is_synced_first_by_its_writer
+from lab.proof.targets import DURABLE
 from tests.support.stores import a_store
 
 _REASON = why_no_ptrace()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from proof.fault_campaign import Fault
-from proof.wire import ORDER, Wire
+from lab.proof.fault_campaign import Fault
+from lab.proof.wire import ORDER, Wire
 
 # By order: how often the server applied the request, and what its sender saw.
 DEEDS: dict[str, tuple[int, int | type[Exception]]] = {

@@ -13,8 +13,8 @@ import pymysql
 from django.core.management import call_command
 from django.db import connections
 
-from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres
-from example_project.embedded.server import HOST
+from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
+from lab.embedded.server import HOST
 
 Settings = Mapping[str, Any]
 

@@ -21,7 +21,7 @@ from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Outbox, OutboxMessage
 from celery_idempotent.testing import OutboxContract, TransactionalContract, assert_effect_once
 from celery_idempotent.testing.contract import a_claim, a_completion, a_record
-from example_project.embedded import EmbeddedPostgres
+from lab.embedded import EmbeddedPostgres
 from tests.django.databases import migrated, postgresql
 from tests.django.project.shop.models import Charge
 from tests.django.project.shop.tasks import book, receipt

@@ -26,7 +26,7 @@ from celery_idempotent.protocol.store import RecordTooLarge, Store
 from celery_idempotent.testing import StoreContract
 from celery_idempotent.testing.contract import a_record
 from celery_idempotent.testing.parallel import in_children, race
-from example_project.embedded import EmbeddedPostgres
+from lab.embedded import EmbeddedPostgres
 from tests.django.databases import configured, migrated, postgresql, sqlite
 from tests.django.server import Server
 from tests.support.deliveries import an_app, deliver

@@ -21,7 +21,7 @@ from celery.states import SUCCESS
 from redis import Redis
 
 from celery_idempotent import Policy
-from example_project import tether
+from lab import tether
 from tests.support.ledger import Ledger, record
 from tests.support.waiting import wait_until
 

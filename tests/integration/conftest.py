@@ -20,7 +20,7 @@ from pytest_docker_tools import build, container, fxtr, network
 
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
-from example_project.embedded import EmbeddedRedis
+from lab.embedded import EmbeddedRedis
 from tests.integration.canvas import KINDS, Canvas, canvas_of
 from tests.integration.cluster import (
     AWS_PORT,

@@ -7,9 +7,9 @@ import time
 import pytest
 import redis
 
-from benchmarks.worker_app import Kind, Setup
-from benchmarks.workers import standing_by
-from example_project.embedded import EmbeddedRedis
+from lab.benchmarks.worker_app import Kind, Setup
+from lab.benchmarks.workers import standing_by
+from lab.embedded import EmbeddedRedis
 
 pytestmark = pytest.mark.worker
 

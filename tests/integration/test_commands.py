@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from example_project.embedded import EmbeddedRedis
+from lab.embedded import EmbeddedRedis
 from tests.support.waiting import wait_until
 
 CELERY = Path(sys.executable).with_name("celery")

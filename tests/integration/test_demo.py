@@ -18,11 +18,11 @@ from celery import Celery
 
 from celery_idempotent import open_store
 from celery_idempotent.testing.contract import a_record
-from example_project.embedded import EmbeddedAws
-from example_project.queues import queue_length
-from example_project.servers import BROKERS, STORES, TABLE, Servers
-from example_project.settings import Settings
-from example_project.tether import ROOT
+from lab.demo.queues import queue_length
+from lab.demo.settings import Settings
+from lab.embedded import EmbeddedAws
+from lab.servers import BROKERS, STORES, TABLE, Servers
+from lab.tether import ROOT
 
 pytestmark = [
     pytest.mark.worker,
@@ -47,7 +47,7 @@ def place() -> Iterator[Path]:
 def demo(place: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The demonstration, in an environment by which its descendants can be recognised."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "example_project.demo", "--folder", str(place / "demo"), *arguments],
+        [sys.executable, "-m", "lab.demo", "--folder", str(place / "demo"), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -178,13 +178,13 @@ def test_worker_and_publisher_with_the_same_names_find_each_other(tmp_path: Path
 def worker_and_publisher(variables: dict[str, str]) -> None:
     """Run both, each with `variables`, and hold what they say against what was published."""
     environ = {**os.environ, **variables}
-    command = [sys.executable, "-m", "example_project.worker"]
+    command = [sys.executable, "-m", "lab.demo.worker"]
     with subprocess.Popen(command, cwd=ROOT, env=environ, start_new_session=True) as worker:
         try:
             settings = Settings.from_environ(variables)
             ledger = settings.folder / "ledger.jsonl"
             eventually(lambda: ledger.exists() and '"ready"' in ledger.read_text(), "the worker never started")
-            command = [sys.executable, "-m", "example_project.publish", "--orders", "3", "--duplicates"]
+            command = [sys.executable, "-m", "lab.demo.publish", "--orders", "3", "--duplicates"]
             publisher = subprocess.run(
                 command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False
             )
@@ -209,7 +209,7 @@ def eventually(condition: Callable[[], bool], otherwise: str, timeout: float = 6
 def test_every_kind_of_effect_keeps_its_promise_under_fire() -> None:
     """Six receivers, processes killed at random around each effect; plain Celery repeats, the tools do not."""
     ended = subprocess.run(
-        [sys.executable, "-m", "example_project.kinds.demo", "--orders", "25"],
+        [sys.executable, "-m", "lab.kinds", "--orders", "25"],
         capture_output=True,
         text=True,
         cwd=ROOT,

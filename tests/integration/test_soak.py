@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from example_project.tether import ROOT
-from proof import soak, table
-from proof.soak_fleet import Freezer
+from lab.proof import soak, table
+from lab.proof.soak_fleet import Freezer
+from lab.tether import ROOT
 from tests.integration.test_demo import MARK, processes
 from tests.support.waiting import wait_until
 
@@ -70,7 +70,9 @@ def test_a_soak_that_is_interrupted_leaves_no_process(tmp_path: Path, how: signa
     """Not even one that a nemesis has just stopped: its timer wakes it up, and it finds its parent gone."""
     # A shell starts background jobs, such as this whole test run may be one, with SIGINT ignored.
     obey = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    call = f"{obey}; from pathlib import Path; from proof import soak; soak.run(1, 7, print, Path({str(tmp_path)!r}))"
+    call = (
+        f"{obey}; from pathlib import Path; from lab.proof import soak; soak.run(1, 7, print, Path({str(tmp_path)!r}))"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", call], stdout=subprocess.DEVNULL, cwd=ROOT, env={**os.environ, MARK: str(tmp_path)}
     )

@@ -6,10 +6,10 @@ import pytest
 
 from celery_idempotent.protocol import operation as protocol
 from celery_idempotent.protocol.policy import Policy
-from proof.explorer import Exploration, Violation, explore
-from proof.mutants import MUTANTS, Mutant, judge
-from proof.programs import NOT_ENOUGH, PROGRAMS, Effect, Fault, Program
-from proof.scripted import Deliveries
+from lab.proof.explorer import Exploration, Violation, explore
+from lab.proof.mutants import MUTANTS, Mutant, judge
+from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Effect, Fault, Program
+from lab.proof.scripted import Deliveries
 
 PLAIN = (Program(Policy()), Program(Policy(on_takeover="refuse")), Program(Policy(), effect=Effect.COMMIT))
 

@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from proof.line import Line
+from lab.proof.line import Line
 from tests.support.waiting import wait_until
 
 REVISION, OTHER = "1" * 32, "2" * 32

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import Phase
 
 from celery_idempotent.stores.memory import MemoryStore
-from proof.broken_stores import follow, judge
-from proof.flaws import STORE_FLAWS
-from proof.machine import run_machine
-from proof.targets import ALL
+from lab.proof.broken_stores import follow, judge
+from lab.proof.flaws import STORE_FLAWS
+from lab.proof.machine import run_machine
+from lab.proof.targets import ALL
 from tests.support.stores import a_store
 
 EXAMPLES = {"redis": 50, "sqlite": 50}

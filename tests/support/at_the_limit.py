@@ -29,7 +29,7 @@ from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
-from proof.verdicts import CODEC
+from lab.proof.verdicts import CODEC
 from tests.support.waiting import wait_until
 
 LEASE = 1.5

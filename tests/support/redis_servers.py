@@ -14,8 +14,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from example_project.embedded import EmbeddedRedis
-from example_project.embedded.redis import DURABLE
+from lab.embedded import EmbeddedRedis
+from lab.embedded.redis import DURABLE
 from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"

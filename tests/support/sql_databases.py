@@ -17,7 +17,7 @@ from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql.schema import KEY
 from celery_idempotent.stores.sql.statements import row_of
-from example_project.embedded import Server
+from lab.embedded import Server
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from proof.targets import Site, start, why_not
+from lab.proof.targets import Site, start, why_not
 
 
 @contextmanager
 def a_store(name: str) -> Iterator[Site]:
-    """A new store of one of :data:`proof.targets.ALL`; without its server the test is skipped, or fails in CI."""
+    """A new store of one of :data:`lab.proof.targets.ALL`; without its server the test is skipped, or fails in CI."""
     if reason := why_not(name):
         verdict = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         verdict(f"{name}: {reason}")

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from celery_idempotent.protocol.record import Record, Status
-from example_project.ledger import Row
-from proof import soak
-from proof.audit import Evidence, Judgement, Nemesis, Promise, judge, judge_effects
-from proof.targets import DURABLE
-from proof.verdicts import ending
+from lab.demo.ledger import Row
+from lab.proof import soak
+from lab.proof.audit import Evidence, Judgement, Nemesis, Promise, judge, judge_effects
+from lab.proof.targets import DURABLE
+from lab.proof.verdicts import ending
 
 OPERATION = "o"
 PID = 7

@@ -10,13 +10,13 @@ import pytest
 import redis
 from sqlalchemy import create_engine, make_url, text
 
-from benchmarks.bare import bare_key, bare_redis, bare_sql
-from benchmarks.contenders import Contender
-from benchmarks.payloads import order, result_of
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
-from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
+from lab.benchmarks.bare import bare_key, bare_redis, bare_sql
+from lab.benchmarks.contenders import Contender
+from lab.benchmarks.payloads import order, result_of
+from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
 
 
 def _claims_completes_and_replays(bare: Contender, store: Store) -> None:

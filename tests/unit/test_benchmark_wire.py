@@ -10,10 +10,10 @@ import pytest
 import redis
 from sqlalchemy import Connection, create_engine, text
 
-from benchmarks import wire
-from benchmarks.places import _tapped_cluster, _traced_sqlite
-from benchmarks.wire import Tap, trips_during
-from example_project.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis, EmbeddedRedisCluster
+from lab.benchmarks import wire
+from lab.benchmarks.places import _tapped_cluster, _traced_sqlite
+from lab.benchmarks.wire import Tap, trips_during
+from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis, EmbeddedRedisCluster
 
 
 def test_redis_commands_are_trips_and_a_pipeline_is_one(redis_server: EmbeddedRedis) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.stats import Spread, ratios, shuffled, spread
+from lab.benchmarks.stats import Spread, ratios, shuffled, spread
 
 
 def test_spread_is_median_and_quartiles() -> None:

@@ -141,9 +141,9 @@ def test_the_image_has_what_the_example_imports() -> None:
     """Every import at the head of a module; later ones belong to servers that are embedded. And each store's driver."""
     (line,) = (each for each in (ROOT / "example_project" / "Dockerfile").read_text().splitlines() if "pip" in each)
     installed = set(re.findall(r"\w+", line))
-    with_the_library = {"celery", "kombu", "click", "celery_idempotent", "example_project"}
+    with_the_library = {"celery", "kombu", "click", "celery_idempotent", "lab"}
     brought_by = {"boto3": "dynamodb", "redis": "redis", "pymysql": "pymysql", "rich": "rich", "sqlalchemy": "sql"}
-    needed = _imports(ROOT / "example_project") - set(sys.stdlib_module_names) - with_the_library
+    needed = _imports(ROOT / "lab" / "demo") - set(sys.stdlib_module_names) - with_the_library
     assert {brought_by[each] for each in needed} <= installed
     assert {urlsplit(address).scheme.split("+")[-1] for _, address in ADDRESSES} <= installed
 

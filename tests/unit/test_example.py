@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 import pytest
 
-from example_project import audit, faults, orders
-from example_project import settings as settings_module
-from example_project.gateway import Gateway
-from example_project.ledger import Ledger, Row
-from example_project.servers import BROKERS, STORES, Servers
-from example_project.settings import LEASE, SLOW_BODY, VISIBILITY_TIMEOUT, Settings
+from lab.demo import audit, faults, orders
+from lab.demo import settings as settings_module
+from lab.demo.gateway import Gateway
+from lab.demo.ledger import Ledger, Row
+from lab.demo.settings import LEASE, SLOW_BODY, VISIBILITY_TIMEOUT, Settings
+from lab.servers import BROKERS, STORES, Servers
 
 ORDER = "order-0000"
 EFFECTS = ("charge_card", "reserve_stock", "send_receipt")
@@ -153,7 +153,7 @@ class TestSettings:
     def test_a_server_that_is_not_installed_is_named_with_its_remedy(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr("example_project.embedded.mariadb.PATH", str(tmp_path))
+        monkeypatch.setattr("lab.embedded.mariadb.PATH", str(tmp_path))
         with pytest.raises(click.ClickException, match="MariaDB: run: apt-get install mariadb-server"):
             Servers("mariadb", "", tmp_path).__enter__()
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 from rich.console import Console
 
-from example_project.kinds import tally
-from example_project.kinds.tally import KINDS, Kind
+from lab.kinds import tally
+from lab.kinds.tally import KINDS, Kind
 
 ORDERS = ["a", "b", "c"]
 

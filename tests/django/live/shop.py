@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from example_project import tether
+from lab import tether
 from tests.django.databases import Settings
 
 __all__ = ["Shop"]

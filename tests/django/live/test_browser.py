@@ -22,7 +22,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.testing.contract import a_record
-from example_project.embedded.server import HOST, accepts, free_port
+from lab.embedded.server import HOST, accepts, free_port
 from tests.django.databases import migrated, sqlite
 from tests.django.live.shop import Shop
 from tests.support.waiting import wait_until

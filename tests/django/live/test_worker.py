@@ -16,7 +16,7 @@ from django.db import connections
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.testing.contract import a_record
-from example_project.embedded import EmbeddedRedis
+from lab.embedded import EmbeddedRedis
 from tests.django.databases import migrated, postgresql, sqlite
 from tests.django.live.shop import Shop
 from tests.django.project.shop.models import Charge

@@ -1,1 +1,0 @@
-"""What idempotency costs, measured: `python -m benchmarks`."""

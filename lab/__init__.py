@@ -1,0 +1,1 @@
+"""What attacks the library and measures it; no part of what is installed."""

@@ -1,0 +1,1 @@
+"""What idempotency costs, measured: `python -m lab.benchmarks`."""

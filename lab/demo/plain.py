@@ -1,0 +1,32 @@
+"""The baseline: the same bodies as ordinary Celery tasks, with Celery's own means against loss.
+
+There is no key to give the payment provider: a task id is new for every publication, and arguments are not an
+identity Celery knows of.
+"""
+# mypy: disallow-untyped-decorators=False
+# Celery has no type hints, so every decorator of its is untyped.
+
+from __future__ import annotations
+
+from typing import Any
+
+from lab.demo import effects
+from lab.demo.app import app
+
+
+@app.task(acks_late=True, reject_on_worker_lost=True)
+def charge_card(order: dict[str, Any]) -> dict[str, str]:
+    """Charge the card of `order`."""
+    return {"order": order["id"], "charge": effects.charge(order["id"])}
+
+
+@app.task(acks_late=True, reject_on_worker_lost=True)
+def reserve_stock(order_id: str, sku: str, quantity: int) -> str:
+    """Reserve what was ordered."""
+    return effects.reserve(order_id, sku, quantity)
+
+
+@app.task(acks_late=True, reject_on_worker_lost=True)
+def send_receipt(order_id: str, email: str) -> str:
+    """Send the receipt."""
+    return effects.mail(order_id, email)

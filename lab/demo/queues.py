@@ -1,0 +1,58 @@
+"""How full a queue is."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import redis
+
+from lab.embedded import REGION
+
+
+def queue_length(broker: str, queue: str) -> int:
+    """Messages waiting, delayed or being worked on.
+
+    A message on its way from Redis into a worker is in nobody's books for a moment. An empty Redis is empty for
+    certain only if it stays so.
+
+    Args:
+        broker: The URL of a broker as Celery knows it, or the endpoint of an SQS.
+        queue: Its name. In a Redis, what is being worked on is counted whatever queue it came from.
+    """
+    address = urlsplit(broker)
+    if address.scheme == "redis":
+        return _in_redis(broker, queue)
+    return _in_sqs(f"http://{address.hostname}:{address.port}", queue)
+
+
+def _in_redis(url: str, queue: str) -> int:
+    with redis.Redis.from_url(url) as client, client.pipeline() as pipe:
+        waiting, unacknowledged = pipe.llen(queue).hlen("unacked").execute()
+    return int(waiting) + int(unacknowledged)
+
+
+def _in_sqs(endpoint: str, queue: str) -> int:
+    sqs = _sqs(endpoint)
+    lengths = sqs.get_queue_attributes(
+        QueueUrl=sqs.get_queue_url(QueueName=queue)["QueueUrl"],
+        AttributeNames=[
+            "ApproximateNumberOfMessages",
+            "ApproximateNumberOfMessagesDelayed",
+            "ApproximateNumberOfMessagesNotVisible",
+        ],
+    )["Attributes"]
+    return sum(int(length) for length in lengths.values())
+
+
+@functools.cache
+def _sqs(endpoint: str) -> Any:
+    return boto3.client(
+        "sqs",
+        endpoint_url=endpoint,
+        region_name=REGION,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )

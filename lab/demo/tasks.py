@@ -1,0 +1,61 @@
+"""Three tasks, three ways to say what makes two messages the same intent.
+
+This is the file to read first.
+"""
+# mypy: disallow-untyped-decorators=False
+# Celery has no type hints, so every decorator of its is untyped.
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_idempotent import IdempotentTask, Policy
+from lab.demo import effects
+from lab.demo.app import app
+from lab.demo.settings import BACKOFF, LEASE
+
+
+@app.task(
+    base=IdempotentTask,
+    bind=True,
+    acks_late=True,
+    reject_on_worker_lost=True,
+    idempotent=Policy(key="order.id", lease=LEASE, backoff=BACKOFF),
+)
+def charge_card(self: IdempotentTask, order: dict[str, Any]) -> dict[str, str]:
+    """Charge the card of `order`. The key is a JMESPath into an argument.
+
+    The provider gets a key derived from the same intent, so a re-run after a crash moves no money.
+    """
+    key = self.attempt.effect_key("charge")
+    return {"order": order["id"], "charge": effects.charge(order["id"], idempotency_key=key)}
+
+
+@app.task(
+    base=IdempotentTask,
+    bind=True,
+    acks_late=True,
+    reject_on_worker_lost=True,
+    idempotent=Policy(key=("order_id", "sku"), lease=LEASE, backoff=BACKOFF),
+)
+def reserve_stock(self: IdempotentTask, order_id: str, sku: str, quantity: int) -> str:
+    """Reserve what was ordered. The key is made of two arguments."""
+    return effects.reserve(order_id, sku, quantity)
+
+
+def recipient(order_id: str, email: str) -> str:
+    """One receipt per order and mailbox, however the address is written."""
+    return f"{order_id}:{email.strip().lower()}"
+
+
+@app.task(
+    base=IdempotentTask,
+    bind=True,
+    acks_late=True,
+    reject_on_worker_lost=True,
+    # By default all arguments must be equal under one key; here the address may be written differently.
+    idempotent=Policy(key=recipient, fingerprint=None, lease=LEASE, backoff=BACKOFF),
+)
+def send_receipt(self: IdempotentTask, order_id: str, email: str) -> str:
+    """Send the receipt. The key is computed by a function with the task's own signature."""
+    return effects.mail(order_id, email)

@@ -1,0 +1,70 @@
+"""SQS and DynamoDB on this machine, without Docker: `with EmbeddedAws() as aws: aws.endpoint`.
+
+MiniStack serves both over HTTP from one process on one port. It was chosen over moto because its conditional
+writes are atomic and because, like SQS, it does not delete a message on an expired receipt handle: a server
+that is kinder than AWS would hide the duplicates this project is about.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import urllib.request
+import uuid
+
+from lab import tether
+from lab.embedded.server import HOST, Server
+
+REGION = "us-east-1"
+
+
+class EmbeddedAws(Server):
+    """A private SQS and DynamoDB. The state is in memory: every instance and every restart begins empty."""
+
+    def __init__(self, port: int | None = None) -> None:
+        super().__init__(port)
+        self._name = uuid.uuid4().hex
+
+    @property
+    def endpoint(self) -> str:
+        """The address for boto3's `endpoint_url`."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def broker_url(self) -> str:
+        """The address for Celery's `broker_url`; the transport also needs `region` and `is_secure=False`."""
+        return f"sqs://test:test@{HOST}:{self.port}//"
+
+    def store_url(self, table: str) -> str:
+        """The address of `table` for Celery's `idempotency_store`."""
+        return f"dynamodb://test:test@{HOST}:{self.port}/{table}?region={REGION}"
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start MiniStack."""
+        return tether.start(
+            "ministack",
+            env={
+                "GATEWAY_PORT": str(self.port),
+                "BIND_HOST": HOST,  # its default is every interface
+                "SERVICES": "dynamodb,sqs",
+                "LOG_LEVEL": "WARNING",
+                "MINISTACK_EDITION": self._name,  # its health page shows this: proof that the answer is ours
+                "PERSIST_STATE": "0",
+                "USE_SSL": "0",
+                "TMPDIR": tempfile.gettempdir(),
+                "DOCKER_HOST": "unix:///nonexistent",  # it removes its own old containers otherwise
+            },
+        )
+
+    def is_ready(self) -> bool:
+        """Whether its health page answers."""
+        return self._name == _edition(f"{self.endpoint}/_ministack/health")
+
+
+def _edition(health_page: str) -> str | None:
+    try:
+        with urllib.request.urlopen(health_page, timeout=5) as reply:
+            return str(json.load(reply)["edition"])
+    except (OSError, ValueError, KeyError):
+        return None

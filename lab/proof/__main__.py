@@ -1,0 +1,402 @@
+"""``python -m lab.proof``: attack the library and print one table a reader can judge."""
+
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from lab.proof import page
+from lab.proof.explorer import Exploration, Violation, explore
+from lab.proof.mutants import MUTANTS, judge
+from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Program
+from lab.proof.table import CONTROL, FOLDER, Row, as_table, read, save
+from lab.proof.targets import ALL, DURABLE, TARGETS, start, why_not
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+console = Console(width=None if sys.stdout.isatty() else 140)
+"""A log is wider than the 80 characters that are taken for granted where there is no terminal."""
+
+SEED = 20261121
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How far a program is explored; what each delivery does multiplies the worlds, so there the scope is smaller."""
+
+    program: Program
+    deliveries: int
+    faults: int
+
+
+def scopes(quick: bool) -> list[Scope]:
+    """What is explored: in minutes, or in seconds."""
+    if quick:
+        return [Scope(program, program.deliveries, program.few_faults) for program in PROGRAMS]
+    return [Scope(program, *_far(program)) for program in PROGRAMS]
+
+
+def _far(program: Program) -> tuple[int, int]:
+    """How many deliveries, and how many ordinary faults."""
+    if not program.ordinary_faults:
+        return 3, 0
+    match program.few_faults:
+        case 0:
+            return 2, 1
+        case 1:
+            return program.deliveries, 2
+        case _:
+            return 3, 2
+
+
+@click.group()
+@click.option("--publish", is_flag=True, help="Keep results under docs/reliability, for the published page.")
+@click.pass_context
+def main(context: click.Context, publish: bool) -> None:
+    """Attack the production code and report what happened; exits with 1 if a promise was broken.
+
+    Results are kept under build/reliability unless they are to be published.
+    """
+    logging.getLogger("celery_idempotent").addHandler(logging.NullHandler())  # outages are what is wanted here
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell switches off for background jobs
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    context.obj = FOLDER if publish else FOLDER.parent.parent / "build" / "reliability"
+
+
+def _stores(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option that chooses among stores; by default all."""
+    return click.option(
+        "--store",
+        "stores",
+        multiple=True,
+        default=names,
+        type=click.Choice(names),
+        help=f"Which store; may be repeated. Default: all of {', '.join(names)}.",
+    )
+
+
+def _folder() -> Path:
+    folder: Path = click.get_current_context().find_root().obj
+    return folder
+
+
+@main.command(name="all")
+@click.option("--quick", is_flag=True, help="A shorter form of everything, for continuous integration.")
+@click.option("--seed", default=SEED, show_default=True, help="Chooses the random faults.")
+@click.pass_context
+def everything(context: click.Context, quick: bool, seed: int) -> None:
+    """Explorer, mutants, oracle, crash sweep, kills of the store, faults, baselines, and the table."""
+    context.invoke(explorer, quick=quick)
+    context.invoke(mutants)
+    context.invoke(oracle, examples=50 if quick else 500)
+    context.invoke(sweep, quick=quick, tasks=2_000, seed=seed)
+    context.invoke(effects, quick=quick)
+    context.invoke(durability, seconds=5.0 if quick else 30.0, seed=seed)
+    context.invoke(faults, tasks=500 if quick else 5_000, seed=seed)
+    if not quick:
+        context.invoke(baselines, seed=seed)
+    context.invoke(table)
+
+
+@main.command()
+@click.option("--quick", is_flag=True, help="Two deliveries instead of three.")
+def explorer(quick: bool) -> None:
+    """All interleavings of up to three deliveries and two faults, on the production code."""
+    found = list(_in_processes(_explored, scopes(quick), "exploring"))
+    console.print(_explorations(found))
+    controls = {program.name: _way_to_two(program) for program in NOT_ENOUGH}
+    for name, way in controls.items():
+        console.print(f"{name} (a control): {way}")
+    _keep("explorer", {"explorations": [_exploration(each) for each in found], "controls": controls})
+    for each in found:
+        if each.missed:
+            missed = ", ".join(sorted(each.missed))
+            raise click.ClickException(f"{each.program.name}: never reached {missed}, so it proves nothing")
+
+
+@main.command()
+def mutants() -> None:
+    """Broken variants of the production code; each must be noticed."""
+    verdicts = list(_in_processes(_judged, range(len(MUTANTS)), "judging mutants"))
+    console.print(_verdicts(verdicts))
+    _keep("mutants", {"mutants": verdicts})
+    survivors = [each["name"] for each in verdicts if not each["by"]]
+    if survivors:
+        raise click.ClickException(f"nobody noticed: {', '.join(survivors)}")
+
+
+@main.command()
+@_stores(ALL)
+@click.option("--examples", default=500, show_default=True, help="Runs of 30 steps in each store.")
+def oracle(stores: tuple[str, ...], examples: int) -> None:
+    """Every store beside a small oracle; stores that are broken on purpose must be noticed."""
+    from lab.proof import broken_stores
+    from lab.proof.flaws import STORE_FLAWS
+
+    followed: list[dict[str, object]] = []
+    judged: list[dict[str, object]] = []
+    for store in _present(stores):
+        with start(store) as site:
+            with console.status(f"{store} beside the oracle"):
+                broken_stores.follow(site.url, examples=examples)
+            followed.append({"store": TARGETS[store].label, "runs": examples, "steps": broken_stores.STEPS})
+            console.print(f"{store}: {examples} runs of {broken_stores.STEPS} steps agree with the oracle")
+            for flaw in [name for name, each in STORE_FLAWS.items() if store in each.stores]:
+                with console.status(f"{store}, broken: {flaw}"):
+                    noticed = dict(broken_stores.judge(store, site.url, flaw))
+                judged.append({"store": TARGETS[store].label, "flaw": flaw, "noticed": noticed})
+                console.print(f"{store}, broken: {flaw}: noticed by {', '.join(noticed) or 'NOBODY'}")
+    _keep("oracle", {"followed": followed, "broken stores": judged})
+    survivors = [f"{each['store']}: {each['flaw']}" for each in judged if not each["noticed"]]
+    if survivors:
+        raise click.ClickException(f"nobody noticed: {', '.join(survivors)}")
+
+
+@main.command()
+@_stores(ALL)
+@click.option("--quick", is_flag=True, help="Only single kills.")
+@click.option("--tasks", default=2_000, show_default=True, help="How many tasks are attacked in each store.")
+@click.option("--seed", default=SEED, show_default=True)
+def sweep(stores: tuple[str, ...], quick: bool, tasks: int, seed: int) -> None:
+    """SIGKILL at every point of an attempt, at pairs of points, and at every system call to the store."""
+    from lab.proof import crash_sweep
+
+    for store in _present(stores):
+        with _counted(f"crash sweep, {store}", None if quick else tasks) as progress:
+            rows = crash_sweep.run(store, 0 if quick else tasks, seed, progress)
+        _campaign(f"crash_sweep_{store}", rows)
+
+
+@main.command()
+@_stores(ALL)
+@click.option("--quick", is_flag=True, help="Only single kills.")
+def effects(stores: tuple[str, ...], quick: bool) -> None:
+    """SIGKILL at every point, and pair of points, of steps, commits, transactions and fenced steps."""
+    from lab.proof import effects_sweep
+
+    for store in _present(stores):
+        with _counted(f"effects, {store}", None) as progress:
+            rows = effects_sweep.run(store, progress, pairs=not quick)
+        _campaign(f"effects_{store}", rows)
+
+
+@main.command()
+@_stores(DURABLE)
+@click.option("--seconds", default=30.0, show_default=True, help="How long each server is killed and restarted.")
+@click.option("--seed", default=SEED, show_default=True, help="Chooses the moments of the kills.")
+def durability(stores: tuple[str, ...], seconds: float, seed: int) -> None:
+    """Kill the store's server and start it again, while tasks run; and one that may forget, as a control."""
+    from lab.proof import durability as durability_module
+
+    for store in _present(stores):
+        with _told("durability") as progress:
+            rows = durability_module.run(store, seconds=seconds, seed=seed, progress=progress)
+        _campaign(f"durability_{store}", rows)
+
+
+@main.command()
+@click.option("--tasks", default=5_000, show_default=True, help="How many tasks are attacked.")
+@click.option("--seed", default=SEED, show_default=True)
+def faults(tasks: int, seed: int) -> None:
+    """Lost, late, doubled, throttled and reset requests between worker and store."""
+    from lab.proof import fault_campaign
+
+    with _counted("faults", tasks) as progress:
+        rows = fault_campaign.run(tasks, seed, progress)
+    _campaign("faults", rows)
+
+
+@main.command()
+@click.option("--minutes", default=5.0, show_default=True, help="How long the fire lasts, for each store.")
+@click.option(
+    "--seed", default=SEED, show_default=True, help="Chooses load and nemeses; the same again for the same seed."
+)
+@click.option(
+    "--store",
+    "stores",
+    multiple=True,
+    default=("dynamodb",),
+    show_default=True,
+    type=click.Choice([each for each in ALL if each != "redis-cluster"]),
+    help="Which store; may be repeated. Redis, PostgreSQL and MariaDB are also killed and restarted.",
+)
+def soak(minutes: float, seed: int, stores: tuple[str, ...]) -> None:
+    """Real prefork workers on an at-least-once broker, while nemeses kill, stop, skew and cut off."""
+    from lab.proof import soak as soak_module
+
+    for store in _present(stores):
+        with _told(f"soak, {store}") as progress:
+            rows = soak_module.run(minutes, seed, progress, store=store)
+        _campaign(f"soak_{store}", rows)
+
+
+@main.command()
+@click.option("--seed", default=SEED, show_default=True)
+def baselines(seed: int) -> None:
+    """Plain Celery, celery-once, celery-singleton and AWS Powertools under the same fire."""
+    from lab.proof import baselines as baselines_module
+
+    with _told("baselines") as progress:
+        rows = baselines_module.run(seed, progress)
+    _campaign("baselines", rows)
+
+
+@main.command()
+def table() -> None:
+    """Print the table of all campaigns that were kept, and write its page."""
+    console.print(as_table(read(_folder())))
+    console.print(f"written: {page.write(_folder())}")
+
+
+def _present(stores: Iterable[str]) -> Iterator[str]:
+    """Those that can be started here; one that cannot is an error, once all others had their turn."""
+    absent = []
+    for store in stores:
+        reason = why_not(store)
+        if reason is None:
+            yield store
+        else:
+            absent.append(f"{store}: {reason}")
+    if absent:
+        raise click.ClickException(f"not attacked: {'; '.join(absent)}")
+
+
+def _ours(row: Row) -> bool:
+    return row.system == "celery-idempotent"
+
+
+def _has_seen_nothing(row: Row) -> bool:
+    return row.system == CONTROL and not row.violations
+
+
+def _campaign(name: str, rows: list[Row]) -> None:
+    save(name, rows, _folder())
+    console.print(as_table(rows))
+    broken = [row for row in filter(_ours, rows) if row.violations or row.stuck or row.unexplained]
+    if broken:
+        raise click.ClickException(f"{name}: {sum(row.violations for row in broken)} violations; see the table")
+    blind = [row.store for row in filter(_has_seen_nothing, rows)]
+    if blind:
+        raise click.ClickException(f"{name}: no violation on {', '.join(blind)}, so the zeros beside it prove nothing")
+
+
+@contextmanager
+def _counted(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    with Progress(console=console) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda done: progress.advance(task, done)
+
+
+@contextmanager
+def _told(label: str) -> Iterator[Callable[[str], None]]:
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task(label, total=None)
+
+        def tell(news: str) -> None:
+            if news.startswith("BROKEN"):
+                progress.console.print(news)
+            progress.update(task, description=f"{label}: {news}")
+
+        yield tell
+
+
+def _in_processes(work: Callable[[A], B], items: Iterable[A], label: str) -> Iterable[B]:
+    listed = list(items)
+    with Progress(console=console) as progress, ProcessPoolExecutor() as pool:
+        yield from progress.track(pool.map(work, listed), total=len(listed), description=label)
+
+
+def _explored(scope: Scope) -> Exploration:
+    began = time.monotonic()
+    found = explore(scope.program, deliveries=scope.deliveries, faults=scope.faults)
+    found.seconds = time.monotonic() - began
+    return found
+
+
+def _way_to_two(program: Program) -> str:
+    """How what is not enough repeats an effect.
+
+    Raises:
+        click.ClickException: It does not, so the explorer has become blind.
+    """
+    try:
+        explore(program, deliveries=2, faults=1)
+    except Violation as violation:
+        return str(violation)
+    raise click.ClickException(f"{program.name}: no way to a second effect was found, so the explorer is blind")
+
+
+def _judged(number: int) -> dict[str, str]:
+    # By number and as words: what a mutant replaces cannot be sent to another process.
+    mutant = MUTANTS[number]
+    found = judge(mutant)
+    return {"name": mutant.name, "seen in": mutant.seen_in, "by": found.by, "evidence": found.evidence}
+
+
+def _keep(name: str, document: dict[str, object]) -> None:
+    _folder().mkdir(parents=True, exist_ok=True)
+    (_folder() / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _exploration(found: Exploration) -> dict[str, object]:
+    return {
+        "program": found.program.name,
+        "deliveries": found.deliveries,
+        "faults": found.faults,
+        "states": found.states,
+        "transitions": found.transitions,
+        "most effects": found.most_effects,
+        "faults reached": dict(found.reached),
+        "endings": dict(found.ended),
+        "seconds": round(found.seconds, 1),
+    }
+
+
+def _explorations(found: Iterable[Exploration]) -> Table:
+    table = Table(
+        "program",
+        "deliveries",
+        "faults",
+        "worlds",
+        "steps",
+        "most effects",
+        "kinds of fault",
+        "seconds",
+        title="Every interleaving: no rule was broken",
+    )
+    for each in found:
+        table.add_row(
+            each.program.name,
+            str(each.deliveries),
+            str(each.faults),
+            f"{each.states:,}",
+            f"{each.transitions:,}",
+            str(each.most_effects),
+            f"{len(each.reached)} of {len(each.program.faults)}",
+            f"{each.seconds:.1f}",
+        )
+    return table
+
+
+def _verdicts(verdicts: Iterable[Mapping[str, str]]) -> Table:
+    table = Table("mutant", "seen in", "noticed by", "evidence", title="Mutants of the production code")
+    for each in verdicts:
+        table.add_row(each["name"], each["seen in"], each["by"] or "NOBODY", each["evidence"])
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

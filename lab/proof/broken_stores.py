@@ -1,0 +1,85 @@
+"""Every store beside the oracle, and every store that is broken on purpose: who notices?"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+from hypothesis import Phase
+
+from celery_idempotent.errors import StoreMisconfigured
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores import open_store
+from celery_idempotent.testing import StoreContract
+from lab.proof.crash_sweep import sweep
+from lab.proof.flaws import FLAWS
+from lab.proof.machine import run_machine
+
+__all__ = ["STEPS", "follow", "judge"]
+
+STEPS = 30
+"""Of each run of the state machine over a real server."""
+
+_NOTICED = (AssertionError, StoreMisconfigured)
+"""A record in which fields of two writes are mixed is refused when it is read, before anybody compares it."""
+
+_RACES = ("test_one_racer_wins_an_empty_key", "test_one_racer_wins_a_takeover", "test_mixed_races_have_one_history")
+
+
+def follow(url: str, *, examples: int, flaw: str = "none", phases: tuple[Phase, ...] = tuple(Phase)) -> None:
+    """Drive the store at ``url`` beside the oracle.
+
+    Args:
+        url: The store.
+        examples: How many runs of :data:`STEPS` steps.
+        flaw: What is broken on purpose, by its name in :data:`lab.proof.flaws.FLAWS`.
+        phases: What hypothesis does.
+
+    Raises:
+        AssertionError: They differ.
+    """
+    with closing(_opened(url, flaw)) as store:
+        run_machine(lambda: store, examples=examples, steps=STEPS, phases=phases)
+
+
+def judge(target: str, url: str, flaw: str) -> Iterator[tuple[str, str]]:
+    """Who notices a broken store, and by what; the quickest first.
+
+    Args:
+        target: Which kind of store, of :data:`lab.proof.targets.TARGETS`.
+        url: Where it is.
+        flaw: What is broken on purpose, by its name in :data:`lab.proof.flaws.FLAWS`.
+    """
+    for by, look in (("races", _races), ("oracle", _oracle), ("crash sweep", _sweep)):
+        evidence = look(target, url, flaw)
+        if evidence:
+            yield by, evidence
+
+
+def _oracle(target: str, url: str, flaw: str) -> str:
+    try:
+        follow(url, examples=60, flaw=flaw, phases=(Phase.generate,))
+    except _NOTICED:
+        return "a reply or a stored record differs"
+    return ""
+
+
+def _races(target: str, url: str, flaw: str) -> str:
+    with closing(_opened(url, flaw)) as store:
+        for name in _RACES:
+            race: Callable[[Store], None] = getattr(StoreContract(), name)
+            try:
+                race(store)
+            except _NOTICED:
+                return (inspect.getdoc(race) or name).splitlines()[0]
+    return ""
+
+
+def _sweep(target: str, url: str, flaw: str) -> str:
+    found = sweep("brief", target=target, url=url, flaw=flaw).tally.problems
+    return f"{found[0].problems[0]} ({found[0].task})" if found else ""
+
+
+def _opened(url: str, flaw: str) -> Store:
+    store = open_store(url)
+    store.provision()  # before it is broken: it tries the store out, and would refuse some mistakes
+    return FLAWS[flaw](store)

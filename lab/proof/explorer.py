@@ -1,0 +1,519 @@
+"""Every interleaving of a few deliveries of one operation, under every fault, on the production code.
+
+Nothing is modelled but the world around the library: :func:`~celery_idempotent.engine.attempt.claim`,
+:class:`~celery_idempotent.engine.attempt.Attempt` and :class:`~celery_idempotent.engine.guard.Guard` run as they are. A
+delivery stops at each thing it asks of the world (a swap, its effect); the explorer chooses what happens.
+Worlds that were seen before are not explored again.
+
+At every step the world may: let any delivery go on; kill it before its request is sent, or with its request
+still on the way, to land at any later time or never; lose a reply, or a request, which may land later too;
+end the running lease. Where a program says so it may also forget what is not finished, let an exception of somebody
+else's strike in a write, or answer what cannot be read. Faults are bounded, ends of leases are not.
+
+Deliveries are all alike. So each may be another message of the operation, or the same one that a broker gives again
+while its body lives on. Who knows for certain that a child is dead may end its lease, which any step may do.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from celery_idempotent.protocol.record import Record, Status
+from lab.proof.programs import Effect, Fault, Program
+from lab.proof.scripted import ANY, FENCED_OFF, START, Answer, Call, Deliveries, Ended, Look, Swap
+
+__all__ = ["Exploration", "Violation", "explore"]
+
+_OUTCOMES = {Status.COMPLETED, Status.FAILED}
+_FORGETTING = 100
+"""Milliseconds that pass while a store forgets: claims before and after it have different tokens."""
+
+_DEAD = "dead"
+
+_OF_WRITES = (
+    Fault.KILLED_BEFORE_SEND,
+    Fault.KILLED_IN_FLIGHT,
+    Fault.REPLY_LOST,
+    Fault.REQUEST_LOST,
+    Fault.CUT_OFF,
+    Fault.REQUEST_LATE,
+    Fault.STRUCK_BEFORE_SEND,
+    Fault.STRUCK_IN_FLIGHT,
+    Fault.STRUCK_AFTER_WRITE,
+    Fault.UNREADABLE,
+)
+_OF_CALLS = (Fault.KILLED_BEFORE_SEND, Fault.KILLED_AFTER_EFFECT, Fault.CALL_IN_FLIGHT, Fault.CALL_LATE)
+
+
+class Violation(Exception):
+    """A rule does not hold; the trace is the way to the world that shows it."""
+
+    def __init__(self, rule: str, trace: tuple[str, ...]) -> None:
+        super().__init__(rule, trace)
+        self.rule = rule
+        self.trace = trace
+
+    def __str__(self) -> str:
+        return "\n".join([self.rule, *(f"  {number}. {step}" for number, step in enumerate(self.trace, 1))])
+
+
+class _Receiver(NamedTuple):
+    """The outside world: it does what it is asked, as often as it is asked, by its own rules."""
+
+    effects: int = 0
+    keys: frozenset[str] = frozenset()
+    fence: int = 0
+
+    def receive(self, call: Call) -> tuple["_Receiver", Any]:
+        """The receiver after the call, and its answer."""
+        match call.kind:
+            case "fence":
+                return self._replace(fence=max(self.fence, call.token)), None
+            case "probe":
+                return self, "found" if call.key in self.keys else None
+            case "act once per key" if call.key in self.keys:
+                return self, "done"
+            case "act if not fenced off" if call.token < self.fence:
+                return self, FENCED_OFF
+            case _:
+                return self._replace(effects=self.effects + 1, keys=self.keys | {call.key}), "done"
+
+
+class _Write(NamedTuple):
+    """A swap, with its record by number."""
+
+    place: int
+    record: int
+    expected: str | None
+    commits: bool
+
+
+class _World(NamedTuple):
+    """Everything that can be different; records and histories are numbers.
+
+    Args:
+        records: By key, what is stored; 0: nothing.
+        now: The store's clock, in milliseconds since the start.
+        deliveries: Each one's history, or its end.
+        in_flight: What may land at any later time.
+        faults_left: How many ordinary faults may still happen.
+        besides: What else may still happen.
+        receiver: Of the effects.
+    """
+
+    records: tuple[int, ...]
+    now: int
+    deliveries: tuple["int | str | Ended", ...]
+    in_flight: frozenset[_Write | Call]
+    faults_left: int
+    besides: tuple[Fault, ...]
+    receiver: _Receiver
+
+
+@dataclass(slots=True)
+class Exploration:
+    """What was seen; a run that reached no fault of some kind proved nothing about it.
+
+    Args:
+        program: What was explored.
+        deliveries: How many.
+        faults: How many ordinary faults in one world.
+        states: Worlds.
+        transitions: Steps between them.
+        most_effects: In one world.
+        seconds: How long it took.
+        reached: By fault, how often it was possible.
+        ended: By end, how often a delivery had come to it when all had ended.
+        noted: Of what else a proof must not have missed, how often it was seen.
+    """
+
+    program: Program
+    deliveries: int
+    faults: int
+    states: int = 0
+    transitions: int = 0
+    most_effects: int = 0
+    seconds: float = 0.0
+    reached: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def missed(self) -> set[Fault]:
+        """What it should have reached, and did not."""
+        return (self.program.faults if self.faults else set(self.program.besides)) - set(self.reached)
+
+
+class _Explorer:
+    """Worlds are small tuples: records and histories are kept once and named by numbers."""
+
+    def __init__(self, program: Program, deliveries: int, faults: int) -> None:
+        self.program = program
+        self.found = Exploration(program, deliveries, faults)
+        self._deliveries = Deliveries(program)
+        self._ordinary = program.ordinary_faults
+        self._is_bare = program.effect is Effect.BARE and not program.renews
+        # Enough for every lease granted so far to be over, and no more than that where all clocks are equal.
+        self._lease = program.policy.lease_ms + program.policy.grace_ms + self._deliveries.apart * deliveries
+        self._records: list[Record | None] = [None]
+        self._record_numbers: dict[Hashable, int] = {None: 0}
+        self._histories: list[tuple[int, Any, int] | None] = [None]
+        self._history_numbers: dict[tuple[int, Any, int], int] = {}
+        self._requests: dict[tuple[int, int], _Write | Look | Call | Ended] = {}
+        self._answers_alone: dict[Hashable, Ended] = {}
+
+    def explore(self) -> Exploration:
+        """Visit every reachable world once.
+
+        Raises:
+            Violation: A rule does not hold in some world.
+        """
+        with self._deliveries.numbered():
+            self._explore()
+        return self.found
+
+    def _explore(self) -> None:
+        start = self._start()
+        came_from: dict[_World, tuple[_World, str] | None] = {start: None}
+        waiting = [start]
+        while waiting:
+            world = waiting.pop()
+            try:
+                self._check(world)
+                for label, following in self._steps(world):
+                    self.found.transitions += 1
+                    if following not in came_from:
+                        came_from[following] = (world, label)
+                        waiting.append(following)
+            except _Broken as broken:
+                raise Violation(broken.rule, (*_trail(came_from, world), *broken.step)) from None
+        self.found.states = len(came_from)
+
+    def _start(self) -> _World:
+        return _World(
+            records=(0,) * len(self._deliveries.keys),
+            now=0,
+            deliveries=tuple(self._going_on(number, 0) for number in range(self.found.deliveries)),
+            in_flight=frozenset(),
+            faults_left=self.found.faults,
+            besides=self.program.besides,
+            receiver=_Receiver(),
+        )
+
+    def _steps(self, world: _World) -> Iterator[tuple[str, _World]]:
+        for number, delivery in enumerate(world.deliveries):
+            if isinstance(delivery, int):
+                yield from self._steps_of(world, number, delivery)
+            if delivery == 0:
+                break  # they are all alike, so it is enough if they begin in their order
+        yield from self._ends_of_leases(world)
+        yield from self._losses(world)
+        for late in world.in_flight:
+            rest = world._replace(in_flight=world.in_flight - {late})
+            if isinstance(late, Call):
+                yield f"a late call lands: {late.kind}", rest._replace(receiver=world.receiver.receive(late)[0])
+            else:
+                yield f"a late write lands: {self._show(late.record)}", self._applied(rest, late)[0]
+
+    def _ends_of_leases(self, world: _World) -> Iterator[tuple[str, _World]]:
+        for record in map(self._records.__getitem__, world.records):
+            if record and record.status is Status.IN_PROGRESS and record.lease_until >= START + world.now:
+                is_dead = (_author(record.owner), _DEAD) in zip("0123456789", world.deliveries, strict=False)
+                self.found.noted[f"a lease ends, its owner {'is dead' if is_dead else 'lives'}"] += 1
+                yield "the lease ends", world._replace(now=world.now + self._lease)
+                return
+
+    def _losses(self, world: _World) -> Iterator[tuple[str, _World]]:
+        if Fault.FORGOTTEN not in world.besides:
+            return
+        for place, number in enumerate(world.records):
+            record = self._records[number]
+            if record is not None and record.status not in _OUTCOMES:
+                self.found.reached[Fault.FORGOTTEN] += 1
+                emptied = world._replace(records=_with(world.records, place, 0), now=world.now + _FORGETTING)
+                yield f"the store forgets {self._show(number)}", self._spent(emptied, Fault.FORGOTTEN)
+
+    def _steps_of(self, world: _World, number: int, history: int) -> Iterator[tuple[str, _World]]:
+        """What a delivery may do next; first what happens if nothing goes wrong."""
+        match request := self._request(number, history):
+            case _Write():
+                yield from self._writes(world, number, history, request)
+            case Call():
+                yield from self._calls(world, number, history, request)
+            case Look(key):
+                stored = world.records[self._deliveries.keys.index(key)]
+                yield f"delivery {number} looks", self._answered(world, number, history, stored)
+            case Ended():
+                raise AssertionError("an ended delivery asks for nothing")
+
+    def _writes(self, world: _World, number: int, history: int, write: _Write) -> Iterator[tuple[str, _World]]:
+        label = f"delivery {number} swaps {self._show(write.record)}"
+        after, answer = self._applied(world, write)
+        yield label, self._answered(after, number, history, answer)
+        for fault in self._possible(world, _OF_WRITES):
+            sent = world._replace(in_flight=world.in_flight | {write})
+            match fault:
+                case Fault.KILLED_BEFORE_SEND:
+                    following = self._killed(world, number)
+                case Fault.KILLED_IN_FLIGHT:
+                    following = self._killed(sent, number)
+                case Fault.REPLY_LOST:
+                    following = self._answered(after, number, history, Answer.NONE)
+                case Fault.REQUEST_LOST:
+                    following = self._answered(world, number, history, Answer.NONE)
+                case Fault.REQUEST_LATE:
+                    following = self._answered(sent, number, history, Answer.NONE)
+                case Fault.CUT_OFF:
+                    following = self._answered(world, number, history, Answer.NONE_ANY_MORE)
+                case Fault.STRUCK_BEFORE_SEND:
+                    following = self._answered(world, number, history, Answer.STRUCK)
+                case Fault.STRUCK_IN_FLIGHT:
+                    following = self._answered(sent, number, history, Answer.STRUCK)
+                case Fault.STRUCK_AFTER_WRITE:
+                    following = self._answered(after, number, history, Answer.STRUCK)
+                case _:
+                    following = self._answered(world, number, history, Answer.UNREADABLE)
+            yield f"{label}: {fault}", self._spent(following, fault)
+
+    def _calls(self, world: _World, number: int, history: int, call: Call) -> Iterator[tuple[str, _World]]:
+        label = f"delivery {number} calls: {call.kind}"
+        receiver, answer = world.receiver.receive(call)
+        after = world._replace(receiver=receiver)
+        yield label, self._answered(after, number, history, answer)
+        for fault in self._possible(world, _OF_CALLS):
+            sent = world._replace(in_flight=world.in_flight | {call})
+            match fault:
+                case Fault.KILLED_BEFORE_SEND:
+                    following = self._killed(world, number)
+                case Fault.KILLED_AFTER_EFFECT:
+                    following = self._killed(after, number)
+                case Fault.CALL_IN_FLIGHT:
+                    following = self._killed(sent, number)
+                case _:
+                    following = self._answered(sent, number, history, Answer.NONE)
+            yield f"{label}: {fault}", self._spent(following, fault)
+
+    def _possible(self, world: _World, faults: Iterable[Fault]) -> Iterator[Fault]:
+        if not world.faults_left and not world.besides:
+            return
+        for fault in faults:
+            if (world.faults_left and fault in self._ordinary) or fault in world.besides:
+                self.found.reached[fault] += 1
+                yield fault
+
+    def _spent(self, world: _World, fault: Fault) -> _World:
+        if fault in self._ordinary:
+            return world._replace(faults_left=world.faults_left - 1)
+        place = world.besides.index(fault)
+        return world._replace(besides=world.besides[:place] + world.besides[place + 1 :])
+
+    def _applied(self, world: _World, write: _Write) -> tuple[_World, int]:
+        """The world after ``write``, and what is stored then."""
+        number = world.records[write.place]
+        stored, record = self._records[number], self._records[write.record]
+        assert record is not None
+        if write.expected != ANY and (stored.revision if stored else None) != write.expected:
+            return world, number
+        self._check_write(stored, record)
+        receiver = world.receiver.receive(Call("act"))[0] if write.commits else world.receiver
+        return world._replace(records=_with(world.records, write.place, write.record), receiver=receiver), write.record
+
+    def _check_write(self, stored: Record | None, new: Record) -> None:
+        step = (f"{self._show(self._keep(stored))} is replaced by {self._show(self._keep(new))}",)
+        if new.status in _OUTCOMES and new.steps:
+            raise _Broken("an outcome kept its steps", step)
+        if new.status not in _OUTCOMES and new.expires_at is not None:
+            raise _Broken("a record that is no outcome got an expiry", step)
+        if stored is None:
+            self.found.noted["an outcome is written where there is nothing"] += new.status in _OUTCOMES
+            return
+        if stored.status in _OUTCOMES:
+            raise _Broken("a final state was changed", step)
+        if new.revision == stored.revision:
+            raise _Broken("a write reused a revision", step)
+        if stored.status is Status.UNKNOWN:
+            if new.status not in _OUTCOMES or not _is_by_owner(new) or new.owner != stored.owner:
+                raise _Broken("a final state was changed", step)
+            self.found.noted["the owner completes what was UNKNOWN"] += 1
+        if new.status is Status.IN_PROGRESS and (new.owner, new.attempts) != (stored.owner, stored.attempts):
+            self._check_claim(stored, new, step)
+        elif new.owner != stored.owner or not (_is_by_owner(new) or new.status is Status.UNKNOWN):
+            raise _Broken("an attempt ended another one's claim", step)
+        elif new.fencing_token != stored.fencing_token:
+            raise _Broken("the fencing token changed without a claim", step)
+        elif new.status is Status.UNKNOWN and not _is_by_owner(new):
+            self._check_giving_up(stored, step)
+
+    def _check_claim(self, stored: Record, new: Record, step: tuple[str, ...]) -> None:
+        most = self.program.policy.max_takeovers
+        if new.fencing_token <= stored.fencing_token:
+            raise _Broken("the fencing token did not grow with a claim", step)
+        if new.takeovers != (stored.takeovers + 1 if stored.status is Status.IN_PROGRESS else 0):
+            raise _Broken("a claim does not say rightly whether it is a takeover", step)
+        if most is not None and new.takeovers > most:
+            raise _Broken("an operation was taken over more often than its policy says", step)
+
+    def _check_giving_up(self, stored: Record, step: tuple[str, ...]) -> None:
+        """By somebody who is not the owner."""
+        policy = self.program.policy
+        is_poison = policy.max_takeovers is not None and stored.takeovers >= policy.max_takeovers
+        if policy.on_takeover == "rerun" and not is_poison:
+            raise _Broken("an operation was given up that may run again", step)
+
+    def _killed(self, world: _World, number: int) -> _World:
+        return world._replace(deliveries=_with(world.deliveries, number, _DEAD))
+
+    def _answered(self, world: _World, number: int, history: int, answer: Any) -> _World:
+        known = (history, answer, world.now)
+        following = self._history_numbers.get(known)
+        if following is None:
+            following = self._history_numbers[known] = len(self._histories)
+            self._histories.append(known)
+        state = self._going_on(number, following)
+        if answer is not Answer.BEGIN and isinstance(asked := self._request(number, history), _Write):
+            self._check_answer(world, number, asked, state)
+        return world._replace(deliveries=_with(world.deliveries, number, state))
+
+    def _check_answer(self, world: _World, number: int, write: _Write, state: "int | Ended") -> None:
+        """What a delivery does after a write fits what is stored."""
+        new, stored = self._records[write.record], self._records[world.records[write.place]]
+        assert new is not None
+        if isinstance(state, int):
+            is_claim = self._is_bare and stored == new and new.attempts == 1 and new.updated_at == new.created_at
+            if is_claim and isinstance(self._request(number, state), Call) and new.lease_until <= START + world.now:
+                raise _Broken("a body began under a lease that was over when it was granted", ())
+        elif state.why == "LeaseLost":
+            has_gone = stored is not None and _author(stored.owner) != str(number)
+            if new.status in _OUTCOMES and not has_gone:
+                raise _Broken("an outcome was given up, and nobody had taken over", ())
+        elif state.why == "Struck":
+            is_kept = stored is not None and stored.status in _OUTCOMES
+            if state.has_done and self.program.has_outcome and not is_kept:
+                raise _Broken("an exception that struck in a write cost a body's outcome", ())
+
+    def _going_on(self, number: int, history: int) -> "int | Ended":
+        request = self._request(number, history)
+        return request if isinstance(request, Ended) else history
+
+    def _request(self, number: int, history: int) -> _Write | Look | Call | Ended:
+        known = (number, history)
+        found = self._requests.get(known)
+        if found is None:
+            asked = self._deliveries.resume(number, self._answers(history))
+            found = self._requests[known] = self._numbered(asked) if isinstance(asked, Swap) else asked
+        return found
+
+    def _numbered(self, swap: Swap) -> _Write:
+        return _Write(self._deliveries.keys.index(swap.new.key), self._keep(swap.new), swap.expected, swap.commits)
+
+    def _answers(self, history: int) -> list[tuple[Any, int]]:
+        answers = []
+        while (entry := self._histories[history]) is not None:
+            history, answer, now = entry
+            answers.append((self._records[answer] if isinstance(answer, int) else answer, now))
+        return answers[::-1]
+
+    def _keep(self, record: Record | None) -> int:
+        twin = None if record is None else json.dumps(record.to_fields())
+        number = self._record_numbers.get(twin)
+        if number is None:
+            number = self._record_numbers[twin] = len(self._records)
+            self._records.append(record)
+        return number
+
+    def _show(self, number: int) -> str:
+        record = self._records[number]
+        if record is None:
+            return "nothing"
+        return f"{record.status} (owner {record.owner}, revision {record.revision}, attempt {record.attempts})"
+
+    def _check(self, world: _World) -> None:
+        reported = {each.reported for each in world.deliveries if isinstance(each, Ended) and each.reported}
+        effects = world.receiver.effects
+        self.found.most_effects = max(self.found.most_effects, effects)
+        if len(reported) > 1:
+            raise _Broken("two deliveries reported different results", ())
+        if reported and not effects and self.program.excuses != "too late":
+            raise _Broken("a result was reported and there was no effect", ())
+        if effects > 1 and (self.program.at_most_once or len(world.deliveries) == 1):
+            raise _Broken("an effect that must not be repeated was repeated", ())
+        if not any(isinstance(each, int) for each in world.deliveries):
+            self._check_end(world, reported)
+
+    def _check_end(self, world: _World, reported: set[str]) -> None:
+        """Somebody ran if nobody was hindered, and a clean delivery later gets an answer that fits."""
+        ended = {each.why if isinstance(each, Ended) else _DEAD for each in world.deliveries}
+        is_hindered = world.now >= self._lease or world.besides != self.program.besides
+        if not is_hindered and ended <= {"conflict", "LeaseLost"}:
+            raise _Broken("nobody ran, although nobody died and no lease was over", ())
+        known = (world.records, world.now, world.receiver)
+        if known not in self._answers_alone:
+            self._answers_alone[known] = self._alone(world)
+        last = self._answers_alone[known]
+        for each in (*world.deliveries, last):
+            self.found.ended[each.why if isinstance(each, Ended) else _DEAD] += 1
+        if reported and {last.reported} != reported:
+            raise _Broken(f"a later delivery ended otherwise: {last}", ())
+        if last.reported is None and last.why != "OutcomeUnknown" and self.program.has_outcome:
+            raise _Broken(f"the operation is stuck: a later delivery ended as {last.why}", ())
+
+    def _alone(self, world: _World) -> Ended:
+        number = len(world.deliveries)
+        later = world._replace(now=world.now + self._lease, faults_left=0, besides=())
+        alone = self._answered(later._replace(deliveries=(*world.deliveries, 0)), number, 0, Answer.BEGIN)
+        while isinstance(history := alone.deliveries[-1], int):
+            _, alone = next(self._steps_of(alone, number, history))
+        ended = alone.deliveries[-1]
+        assert isinstance(ended, Ended)
+        if alone.receiver.effects > 1 and self.program.at_most_once:
+            raise _Broken("an effect that must not be repeated was repeated by a later delivery", ())
+        if ended.why == "OutcomeUnknown" and not any(
+            left is not None and left.status is Status.UNKNOWN for left in map(self._records.__getitem__, alone.records)
+        ):
+            raise _Broken("a delivery ended UNKNOWN and no record says so", ())
+        return ended
+
+
+class _Broken(Exception):
+    def __init__(self, rule: str, step: tuple[str, ...]) -> None:
+        super().__init__(rule)
+        self.rule = rule
+        self.step = step
+
+
+def _author(nonce: str) -> str:
+    """The number of the delivery that made ``nonce``."""
+    return nonce.partition(".")[0]
+
+
+def _is_by_owner(record: Record) -> bool:
+    """Whether the delivery that owns the record wrote it."""
+    return _author(record.revision) == _author(record.owner)
+
+
+def _with(items: tuple[Any, ...], number: int, item: Any) -> tuple[Any, ...]:
+    return (*items[:number], item, *items[number + 1 :])
+
+
+def _trail(came_from: dict[_World, tuple[_World, str] | None], world: _World) -> tuple[str, ...]:
+    labels = []
+    while (step := came_from[world]) is not None:
+        world, label = step
+        labels.append(label)
+    return tuple(labels[::-1])
+
+
+def explore(program: Program, *, deliveries: int, faults: int) -> Exploration:
+    """Explore ``program`` exhaustively.
+
+    Args:
+        program: What every delivery does.
+        deliveries: How many there are, all at once.
+        faults: How many ordinary faults may happen in one world, besides what the program names.
+
+    Raises:
+        Violation: A rule does not hold; it says which, and how to get there.
+    """
+    return _Explorer(program, deliveries, faults).explore()

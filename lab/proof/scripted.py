@@ -1,0 +1,397 @@
+"""Deliveries that stop at everything they ask of the world: the production code, with answers from outside.
+
+A delivery is resumed by running it again from the start with the answers so far, which is possible because the
+library takes clock and nonces from outside.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Any, Literal
+from unittest import mock
+from uuid import uuid4
+
+from celery import Celery
+from celery.app.task import Context
+
+from celery_idempotent import IdempotentTask
+from celery_idempotent.engine import attempt as attempt_module
+from celery_idempotent.engine import guard as guard_module
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.guard import Body, Conflict, ControlFlow, Finished, Guard, Operation
+from celery_idempotent.engine.protected import Protected
+from celery_idempotent.errors import KeyReused, LeaseLost, OutcomeUnknown, PolicyError, StoreMisconfigured
+from celery_idempotent.errors import StoreUnavailable as NoAnswer
+from celery_idempotent.integration.deliveries import arrived
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.steps import Step
+from celery_idempotent.protocol.store import OutboxMessage, Transaction
+from celery_idempotent.stores.memory import MemoryStore
+from lab.proof.programs import Declined, Effect, Fault, Program
+
+__all__ = ["ANY", "FENCED_OFF", "START", "Answer", "Call", "Deliveries", "Ended", "Look", "Request", "Swap"]
+
+ANY = "*"
+"""As the expected revision: write whatever is stored. The library never says it; its mutants do."""
+
+START = 1_800_000_000_000
+"""The store's clock when everything begins, in milliseconds."""
+
+FENCED_OFF = "fenced off"
+"""What a receiver answers to a token that is older than its fence."""
+
+_CODEC = Codec("json", frozenset({"application/json"}))
+
+
+class Retried(Exception):
+    """What a body raises when it has asked for a retry."""
+
+
+class Struck(Exception):
+    """An exception of somebody else's, such as a soft time limit."""
+
+
+class CallFailed(Exception):
+    """What a body's call raises when it gets no answer, or a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """What a delivery asks of the store; ``commits`` an effect in the same step."""
+
+    new: Record
+    expected: str | None
+    commits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a transaction asks of the store before it is committed."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a body asks of the receiver of its effect."""
+
+    kind: Literal["act", "act once per key", "act if not fenced off", "fence", "probe"]
+    key: str = ""
+    token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a delivery ended.
+
+    Args:
+        reported: What it reported as the operation's outcome.
+        why: How it ended, by the name of what its caller met.
+        has_done: Whether its own body came to its end.
+    """
+
+    reported: str | None
+    why: str
+    has_done: bool = False
+
+
+Request = Swap | Look | Call | Ended
+
+
+class Answer(Enum):
+    """In place of an answer; the first is before all others, and tells a delivery that begins later when that is."""
+
+    BEGIN = "none yet"
+    NONE = "the driver reports that there was none"
+    NONE_ANY_MORE = "there is none, nor will there be one to what follows"
+    STRUCK = "an exception of somebody else's"
+    UNREADABLE = "something that cannot be read"
+
+
+class _Suspended(BaseException):
+    """Unwinds a delivery that asked something to which there is no answer yet."""
+
+
+class _Script:
+    """One run of a delivery from its start: gives the known answers, then suspends it."""
+
+    def __init__(self, number: int, answers: list[tuple[Any, int]], ahead: int = 0) -> None:
+        self.number = number
+        self.has_done = False
+        self.asks: Swap | Look | Call | None = None
+        self._answers = iter(answers)
+        self._ahead = ahead
+        self._now = 0
+        if answers and answers[0][0] is Answer.BEGIN:
+            _, self._now = next(self._answers)
+        self._slept = 0.0
+        self._is_cut_off = False
+        self._nonces = 0
+
+    def ask(self, request: Swap | Look | Call) -> Any:
+        """The world's answer; raises what its absence means to a driver."""
+        if self._is_cut_off:
+            raise NoAnswer("world", "swap", "out of reach")
+        if self.asks is not None:
+            raise _Suspended
+        try:
+            answer, self._now = next(self._answers)
+        except StopIteration:
+            self.asks = request
+            raise _Suspended from None
+        if isinstance(request, Call):
+            if answer in (Answer.NONE, FENCED_OFF):
+                raise CallFailed(answer)
+            return answer
+        if isinstance(answer, Answer):
+            self._raise(answer)
+        return answer
+
+    def _raise(self, answer: Answer) -> None:
+        if answer is Answer.STRUCK:
+            raise Struck
+        if answer is Answer.UNREADABLE:
+            raise StoreMisconfigured("world", "swap", "schema 2")
+        self._is_cut_off = answer is Answer.NONE_ANY_MORE
+        raise NoAnswer("world", "swap", "no answer")
+
+    def nonce(self) -> str:
+        self._nonces += 1
+        return f"{self.number}.{self._nonces}"
+
+    def now(self) -> int:
+        return START + self._now + self._ahead
+
+    def monotonic(self) -> float:
+        return self._slept
+
+    def sleep(self, seconds: float, /) -> None:
+        self._slept += 1_000  # past all patience, so that a delivery cut off comes to its end
+
+    def start(self, attempt: Attempt) -> None:
+        pass
+
+    def stop(self, attempt: Attempt) -> None:
+        pass
+
+
+class _WorldTransaction:
+    """One write of the record that carries an effect; asked of the world when it is committed.
+
+    What the world does with it is more than a database would: while it is on its way, others may write.
+    """
+
+    connection = None
+
+    def __init__(self, script: _Script, looks: bool) -> None:
+        self._script = script
+        self._looks = looks
+        self._write: tuple[Record, str | None] | None = None
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        if self._looks:
+            stored: Record | None = self._script.ask(Look(new.key))
+            if (stored.revision if stored else None) != expected:
+                return stored
+        self._write = new, expected
+        return new
+
+    def enqueue(self, message: OutboxMessage) -> None:
+        raise AssertionError
+
+    def commit(self) -> None:
+        assert self._write is not None
+        new, expected = self._write
+        stored = self._script.ask(Swap(new, expected, commits=True))
+        if stored is None:
+            raise NoAnswer("world", "commit", "the server went, and the transaction with it")
+        if stored.revision != new.revision:
+            raise CallFailed("the row was locked by another transaction")
+
+    def rollback(self) -> None:
+        pass
+
+
+class _WorldStore(MemoryStore):
+    def __init__(self, script: _Script, looks: bool) -> None:
+        super().__init__(script.now)
+        self._script = script
+        self._looks = looks
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        stored: Record | None = self._script.ask(Swap(new, expected))
+        return stored
+
+    def swap_with(self, new: Record, expected: str | None, writes: Sequence[Mapping[str, Any]]) -> Record | None:
+        stored: Record | None = self._script.ask(Swap(new, expected, commits=True))
+        return stored
+
+    def begin(self, using: Any = None) -> Transaction:
+        return _WorldTransaction(self._script, self._looks)
+
+
+class Deliveries:
+    """The deliveries of one program; each is told by its number, and all are alike.
+
+    Args:
+        program: What each of them does.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._identities = _identities(program)
+        # A transaction sees that its record has gone; that it looks only makes more worlds where none can go.
+        self._looks = Fault.FORGOTTEN in program.besides
+        self._script = _Script(0, [])
+        #: Milliseconds between the clocks of two deliveries: claims before and after a loss have different tokens.
+        self.apart = int(self._looks)
+        #: The keys of all records that there may be: more than one only if the library is broken.
+        self.keys = tuple(dict.fromkeys(identity.key for identity in self._identities))
+
+    @contextmanager
+    def numbered(self) -> Iterator[None]:
+        """Within the block every nonce names the delivery that made it."""
+
+        def nonce() -> str:
+            return self._script.nonce()
+
+        with (
+            mock.patch.object(attempt_module, "new_nonce", nonce),
+            mock.patch.object(guard_module, "new_nonce", nonce),
+        ):
+            yield
+
+    def resume(self, number: int, answers: list[tuple[Any, int]]) -> Request:
+        """What a delivery asks next, or how it ended.
+
+        Args:
+            number: Which one.
+            answers: What it was answered so far, and when, in milliseconds after the start.
+        """
+        script = self._script = _Script(number, answers, number * self.apart)
+        try:
+            reported, why = self._told(script)
+        except _Suspended:
+            assert script.asks is not None
+            return script.asks
+        return Ended(reported, why, script.has_done)
+
+    def _told(self, script: _Script) -> tuple[str | None, str]:
+        program = self._program
+        try:
+            outcome = self._delivered(script)
+        except (LeaseLost, NoAnswer, OutcomeUnknown, KeyReused, CallFailed, Struck) as error:
+            return None, type(error).__name__
+        except (Declined, PolicyError) as error:
+            if program.raises is None:
+                raise
+            return f"failure {error}" if program.has_outcome else None, "raised"
+        return (str(outcome.value), "finished") if isinstance(outcome, Finished) else (None, "conflict")
+
+    def _delivered(self, script: _Script) -> Finished | Conflict:
+        """Deliver the message, and what its body publishes in its place."""
+        store = _WorldStore(script, self._looks)
+        guard = Guard(store, _CODEC, script, ControlFlow((Retried,)), lambda event: None, script)  # type: ignore[arg-type]
+        *first, last = self._identities
+        for identity in first:
+            try:
+                return guard.run(self._operation(script, identity), self._body(script, retries=True))
+            except Retried:
+                continue
+        return guard.run(self._operation(script, last), self._body(script, retries=False))
+
+    def _operation(self, script: _Script, identity: Identity) -> Operation:
+        task_id = "message" if self._program.one_message else f"message {script.number}"
+        return Operation(identity=identity, policy=self._program.policy, task="t", task_id=task_id, worker="w")
+
+    def _body(self, script: _Script, *, retries: bool) -> Body:
+        program = self._program
+
+        def body(attempt: Attempt | None) -> str:
+            if attempt is None:
+                script.ask(Call("act"))
+                return f"by {script.number}, unprotected"
+            if program.renews:
+                attempt.renew()
+                attempt.ensure_owned()
+            self._have_effect(script, Protected(attempt, _CODEC))
+            if retries:
+                raise Retried
+            script.has_done = True
+            if program.raises:
+                raise program.raises(f"by {script.number}")
+            return f"by {script.number}"
+
+        return body
+
+    def _have_effect(self, script: _Script, handle: Protected) -> None:
+        match self._program.excuses:
+            case "":
+                _have_effect(script, self._program.effect, handle)
+            case "another":
+                try:
+                    with handle.before_effects():
+                        raise Declined("before")
+                except Declined:
+                    _have_effect(script, self._program.effect, handle)
+            case "too late":
+                with suppress(CallFailed):
+                    _have_effect(script, self._program.effect, handle)
+                with handle.before_effects():
+                    raise Declined(f"by {script.number}")
+
+
+def _have_effect(script: _Script, effect: Effect, handle: Protected) -> None:
+    def ask(kind: Any) -> Callable[[Step], Any]:
+        return lambda step: script.ask(Call(kind, step.key, step.fencing_token))
+
+    match effect:
+        case Effect.BARE:
+            script.ask(Call("act"))
+        case Effect.STEP:
+            handle.step("effect", ask("act"))
+        case Effect.REFUSED_STEP:
+            handle.step("effect", ask("act"), on_takeover="refuse")
+        case Effect.KEYED_STEP:
+            handle.step("effect", ask("act once per key"))
+        case Effect.WINDOWED_STEP:
+            handle.step("effect", ask("act once per key"), on_takeover="refuse", window=timedelta(days=1))
+        case Effect.FENCED_STEP:
+            handle.fenced_step("effect", fence=ask("fence"), probe=ask("probe"), act=ask("act if not fenced off"))
+        case Effect.TOKEN_ALONE:
+            handle.fenced_step("effect", fence=ask("fence"), probe=lambda step: None, act=ask("act if not fenced off"))
+        case Effect.COMMIT:
+            handle.commit(f"by {script.number}", writes=[])
+        case Effect.TRANSACTION:
+            with handle.transaction() as transaction:
+                transaction.done(f"by {script.number}")
+        case Effect.PROBE_ALONE:
+            handle.fenced_step("effect", fence=lambda step: None, probe=ask("probe"), act=ask("act"))
+
+
+def _identities(program: Program) -> tuple[Identity, ...]:
+    """The identity of the message and, where the body retries, that of the message which its retry publishes."""
+    if not program.retries:
+        return (Identity("k", None),)
+    task = _task(program)
+    first = Context(id="message", args=[{"id": "o-1"}], kwargs={}, headers={})
+    identity = arrived(task, first).identity()
+    first.args[0]["charge"] = "c-1"  # a body keeps what its step returned
+    again = task.signature_from_request(first, first.args, first.kwargs, retries=1)
+    second = Context(id="message", args=again.args, kwargs=again.kwargs, headers=again.options["headers"])
+    return identity, arrived(task, second).identity()
+
+
+def _task(program: Program) -> IdempotentTask:
+    app = Celery("explored", set_as_current=False, broker="memory://")
+    app.conf.update(task_acks_late=True, task_reject_on_worker_lost=True)
+
+    def fulfil(order: dict[str, str]) -> None:
+        pass
+
+    task: IdempotentTask = app.task(base=IdempotentTask, name=f"fulfil-{uuid4()}", idempotent=program.policy)(fulfil)
+    return task

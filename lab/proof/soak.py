@@ -1,0 +1,623 @@
+"""Real workers under real faults for minutes: nemeses strike, everything quiets down, the audit judges.
+
+Two prefork workers take tasks from SQS, some published twice, some longer than lease and visibility timeout.
+A seed chooses load and nemeses: SIGKILL of a pool process, of a whole worker, or of the store's server, which
+is started again on its data; SIGSTOP for three leases; clocks set wrong by seconds and minutes in both
+directions; a store that refuses, a store and a broker that hang, requests and replies that get lost. When a
+strike lands is up to the machine, so a seed repeats what was tried and not every interleaving.
+
+SQS and DynamoDB are held in memory (MiniStack), so they are stopped and never restarted. Redis is no broker here:
+kombu loses the message that a killed worker is fetching from it, and the audit would call that a loss of ours.
+SQLite has no server: there is nobody to kill and no line to cut; instead somebody else keeps its file locked. All
+its users are on one machine, so no clock of theirs is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import assert_never
+from urllib.parse import urlsplit
+
+from celery import Celery
+
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores import open_store
+from lab.demo.ledger import Ledger
+from lab.demo.ledger import Row as LedgerRow
+from lab.demo.queues import queue_length
+from lab.demo.settings import Settings
+from lab.embedded import EmbeddedAws, Server
+from lab.proof.audit import Evidence, Judgement, Nemesis, Promise, deliveries, judge, recoveries
+from lab.proof.line import Line
+from lab.proof.soak_fleet import POLL, Fleet, Freezer, Timeout, until
+from lab.proof.soak_settings import LEASE, skew_file
+from lab.proof.table import Row
+from lab.proof.targets import TARGETS, Site, start
+
+__all__ = ["STORES", "Kind", "Plan", "Publication", "Strike", "plan", "run"]
+
+WORKERS = ("soak-0", "soak-1")
+CHILDREN = 8  # enough to keep the queue short while half of them are dead, stopped or starting
+QUEUE = "soak"
+RATE = 3.0
+"""Operations per second."""
+
+QUIET = 5.0  # seconds between two lines of progress
+EXIT = "worker ended by itself"
+"""kombu cannot return a message whose visibility timeout is over, and then the worker ends (celery/kombu)."""
+EXIT_TAKES = 10.0
+CLOCK_SET_BACK = "clock set right again"
+INFINITY = float("inf")
+START_TIMEOUT = 120.0
+DRAIN_TIMEOUT = 900.0
+"""Seconds. A claim made under a clock that is minutes ahead holds others off for those minutes, if its owner
+dies before its first renewal."""
+
+GRACE_MS = 1_000
+"""The default of a policy: nobody takes over earlier after the end of a lease."""
+
+Progress = Callable[[str], None]
+"""Told how far it is, in one line."""
+
+PROMISES = {"keyed": Promise.EXACTLY_ONCE, "plain": Promise.AT_LEAST_ONCE, "refuse": Promise.AT_MOST_ONCE}
+"""By task of `soak_app`, what is promised for its effect."""
+
+CAMPAIGNS = {
+    "keyed": "soak: rerun, effect honours a key",
+    "plain": "soak: rerun, plain effect, repeated only where hit",
+    "refuse": "soak: refuse",
+}
+
+
+class Kind(StrEnum):
+    """What a nemesis does."""
+
+    KILL_CHILD = "child killed"
+    KILL_WORKER = "worker killed"
+    STOP_CHILD = "child stopped for 3 leases"
+    STOP_WORKER = "worker stopped for 3 leases"
+    SKEW_SECONDS = "clock off by seconds"
+    SKEW_MINUTES = "clock off by minutes"
+    REFUSE = "store refuses"
+    HANG = "store and broker hang"
+    LOSE_REPLIES = "reply lost"
+    LOSE_REQUESTS = "request lost"
+    KILL_STORE = "store killed and restarted"
+
+
+WEIGHTS = {
+    Kind.KILL_CHILD: 6,
+    Kind.KILL_WORKER: 2,
+    Kind.STOP_CHILD: 2,
+    Kind.STOP_WORKER: 1,
+    Kind.SKEW_SECONDS: 2,
+    Kind.SKEW_MINUTES: 2,
+    Kind.REFUSE: 2,
+    Kind.HANG: 1,
+    Kind.LOSE_REPLIES: 3,
+    Kind.LOSE_REQUESTS: 1,
+    Kind.KILL_STORE: 6,
+}
+"""Strikes in one round; a round is shuffled, so that short campaigns meet every kind too."""
+
+STORES: Mapping[str, frozenset[Kind]] = {
+    "dynamodb": frozenset(Kind) - {Kind.KILL_STORE},
+    "redis": frozenset(Kind),
+    "postgres": frozenset(Kind),
+    "mariadb": frozenset(Kind),
+    "sqlite": frozenset({Kind.KILL_CHILD, Kind.KILL_WORKER, Kind.STOP_CHILD, Kind.STOP_WORKER, Kind.HANG}),
+}
+"""By store, what can be done to it and its workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """One message to publish: when, in seconds from the start, and what."""
+
+    at: float
+    task: str
+    operation: str
+    task_id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """One thing to do to the workers.
+
+    Args:
+        at: When, in seconds from the start.
+        kind: What.
+        seconds: For how long, where it lasts.
+        skew: Milliseconds by which a clock is set wrong.
+        draw: From 0 to 1; chooses among whoever can be hit.
+    """
+
+    at: float
+    kind: Kind
+    seconds: float
+    skew: int
+    draw: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Load and nemeses of one campaign."""
+
+    publications: tuple[Publication, ...]
+    strikes: tuple[Strike, ...]
+
+    @property
+    def promises(self) -> dict[str, Promise]:
+        """By operation, what is promised for its effect."""
+        return {each.operation: PROMISES[each.task] for each in self.publications}
+
+
+_ENDED = {Kind.SKEW_SECONDS, Kind.SKEW_MINUTES, Kind.REFUSE, Kind.KILL_STORE}
+"""What somebody has to end."""
+
+_NAMES_KEY = {"claimed", "conflicted", "replayed", "outcome_unknown"}
+"""Rows that tell an operation's key."""
+
+
+def plan(minutes: float, seed: int, store: str = "dynamodb") -> Plan:
+    """The load and the nemeses that a seed chooses for a store."""
+    chance = random.Random(seed)
+    return Plan(
+        tuple(sorted(_publications(minutes * 60, chance), key=lambda each: each.at)),
+        tuple(_strikes(minutes * 60, chance, STORES[store])),
+    )
+
+
+def _publications(seconds: float, chance: random.Random) -> Iterator[Publication]:
+    tasks = list(PROMISES)
+    for number in range(round(seconds * RATE)):
+        task = tasks[number % len(tasks)]
+        at, body = number / RATE, _length(chance)
+        first = uuid.UUID(int=chance.getrandbits(128)).hex
+        operation = f"{task}-{number:05}"
+        yield Publication(at=at, task=task, operation=operation, task_id=first, seconds=body)
+        for _ in range(chance.choices((0, 1, 2), (5, 4, 1))[0]):
+            # The same message again, as a broker does it, or another with the same intent, as people do it.
+            again = chance.choice((first, uuid.UUID(int=chance.getrandbits(128)).hex))
+            later = chance.choice((0.0, chance.uniform(0, 2), chance.uniform(5, 20)))
+            yield Publication(at=at + later, task=task, operation=operation, task_id=again, seconds=body)
+
+
+def _length(chance: random.Random) -> float:
+    """Seconds a body takes; every twentieth outlives lease and visibility timeout."""
+    lowest, highest = chance.choices(((0.02, 0.4), (1, 4), (11, 14)), (80, 15, 5))[0]
+    return round(chance.uniform(lowest, highest), 3)
+
+
+def _strikes(seconds: float, chance: random.Random, kinds: Collection[Kind]) -> Iterator[Strike]:
+    at = 2.0
+    while True:
+        round_ = [kind for kind, weight in WEIGHTS.items() if kind in kinds for _ in range(weight)]
+        chance.shuffle(round_)
+        for kind in round_:
+            if at >= seconds:
+                return
+            yield Strike(
+                at=at, kind=kind, seconds=_duration(kind, chance), skew=_skew(kind, chance), draw=chance.random()
+            )
+            at += chance.uniform(1, 4)
+
+
+def _duration(kind: Kind, chance: random.Random) -> float:
+    match kind:
+        case Kind.STOP_CHILD | Kind.STOP_WORKER:
+            return 3 * LEASE + chance.uniform(0, 1)
+        case Kind.SKEW_SECONDS | Kind.SKEW_MINUTES:
+            return chance.uniform(4, 15)
+        case Kind.REFUSE:
+            return chance.uniform(1, 8)
+        case Kind.HANG:
+            return chance.uniform(1, 6)
+        case Kind.KILL_STORE:
+            return chance.uniform(0, 2)
+        case _:
+            return 0.0
+
+
+def _skew(kind: Kind, chance: random.Random) -> int:
+    direction = chance.choice((-1, 1))
+    match kind:
+        case Kind.SKEW_SECONDS:
+            return direction * chance.randrange(500, 10_000)
+        case Kind.SKEW_MINUTES:
+            return direction * chance.randrange(60_000, 180_000)
+        case _:
+            return 0
+
+
+def run(
+    minutes: float, seed: int, progress: Progress, folder: Path | None = None, store: str = "dynamodb"
+) -> list[Row]:
+    """Run one campaign: a row per promise.
+
+    Args:
+        minutes: How long the nemeses strike; quieting down takes one or two more.
+        seed: Chooses load and nemeses.
+        progress: Told how far it is, and every broken rule.
+        store: The kind of store, one of :data:`STORES`.
+        folder: A new folder for ledgers and logs, which is kept; default: one that is kept only if a rule broke.
+
+    Raises:
+        Timeout: The workers did not start.
+    """
+    place = folder or Path(tempfile.mkdtemp(prefix="celery-idempotent-soak-"))
+    place.mkdir(parents=True, exist_ok=True)
+    keep = folder is not None
+    try:
+        result = _campaign(minutes, seed, place, progress, store)
+        for judgement in result.judgements:
+            for rule in judgement.broken:
+                keep = True
+                progress(f"BROKEN {judgement.operation} ({judgement.promise}): {rule}")
+        return [result.row(task) for task in PROMISES]
+    except Exception:
+        keep = True
+        raise
+    finally:
+        if keep:
+            progress(f"ledgers and logs are in {place}")
+        else:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _campaign(minutes: float, seed: int, folder: Path, progress: Progress, store: str) -> _Result:
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        aws = stack.enter_context(EmbeddedAws())
+        site = Site(aws.store_url("soak")) if store == "dynamodb" else stack.enter_context(start(store))
+        opened = stack.enter_context(contextlib.closing(open_store(site.url)))
+        opened.provision()
+        line = None if store == "sqlite" else stack.enter_context(contextlib.closing(_line_to(site.url)))
+        freezer = Freezer()
+        stack.callback(freezer.thaw)
+        settings = Settings(
+            broker_url=aws.broker_url,
+            store_url=_through(line, site.url) if line else site.url,
+            results_url="",
+            folder=folder,
+            queue=QUEUE,
+        )
+        fleet = Fleet("lab.proof.soak_app", WORKERS, children=CHILDREN, environ=settings.environ(), folder=folder)
+        stack.enter_context(fleet)
+        soak = _Soak(plan(minutes, seed, store), aws, site, opened, line, freezer, fleet, settings, progress)
+        evidence = soak.run()
+    return _Result(
+        store=TARGETS[store].label,
+        evidence=evidence,
+        judgements=judge(evidence),
+        requests=soak.requests if line else None,
+        healed=line.healed if line else None,
+        minutes=minutes,
+        seconds=time.monotonic() - began,
+        seed=seed,
+    )
+
+
+def _line_to(url: str) -> Line:
+    address = urlsplit(url)
+    assert address.hostname is not None
+    assert address.port is not None
+    return Line((address.hostname, address.port), r"proof\.soak_app\.(\w+)")
+
+
+def _through(line: Line, url: str) -> str:
+    """The same store, reached through the line."""
+    address = urlsplit(url)
+    host, port = line.address
+    user, at, _ = address.netloc.rpartition("@")
+    return address._replace(netloc=f"{user}{at}{host}:{port}").geturl()
+
+
+@dataclass
+class _Soak:
+    """One campaign while it runs."""
+
+    planned: Plan
+    aws: EmbeddedAws
+    site: Site
+    store: Store
+    line: Line | None
+    freezer: Freezer
+    fleet: Fleet
+    settings: Settings
+    progress: Progress
+    nemeses: list[Nemesis] = field(default_factory=list)
+    requests: Counter[str] = field(default_factory=Counter)
+    _skewed: dict[str, Strike] = field(default_factory=dict)
+    _refusing: dict[Strike, tuple[float, contextlib.ExitStack]] = field(default_factory=dict)
+    _dead_since: dict[Strike, float] = field(default_factory=dict)
+    _killed: set[str] = field(default_factory=set)
+    _shown: float = -INFINITY
+
+    def run(self) -> Evidence:
+        """Strike, quiet down, deliver everything once more."""
+        with self._publisher() as publish:
+            until(self._is_ready, "the workers to start", START_TIMEOUT)
+            self._play(publish)
+            self._heal()
+            self._drain("until the queue is empty")
+            if self.line:
+                self.requests.update(self.line.by_task)
+            drained = self._records()
+            self._deliver_once_more(publish)
+            self._drain("after one more delivery of everything")
+        return Evidence(
+            promises=self.planned.promises,
+            rows=self._rows(),
+            nemeses=self.nemeses,
+            drained=drained,
+            final=self._records(),
+        )
+
+    @contextlib.contextmanager
+    def _publisher(self) -> Iterator[Callable[[Publication], None]]:
+        app = Celery(set_as_current=False)
+        app.conf.update(self.settings.celery())
+        with app.producer_or_acquire() as producer:
+
+            def publish(each: Publication) -> None:
+                arguments = {"operation": each.operation, "seconds": each.seconds}
+                app.send_task(
+                    f"lab.proof.soak_app.{each.task}", kwargs=arguments, task_id=each.task_id, producer=producer
+                )
+
+            yield publish
+        app.close()
+
+    def _play(self, publish: Callable[[Publication], None]) -> None:
+        agenda = [(each.at, partial(publish, each)) for each in self.planned.publications]
+        agenda += [(each.at, partial(self._strike, each)) for each in self.planned.strikes]
+        agenda += [
+            (each.at + each.seconds, partial(self._end, each)) for each in self.planned.strikes if each.kind in _ENDED
+        ]
+        agenda.sort(key=lambda each: each[0])
+        started = time.monotonic()
+        for at, act in agenda:
+            while (early := started + at - time.monotonic()) > 0:
+                time.sleep(min(early, POLL))
+                self._supervise()
+            act()
+            self._show(f"{time.monotonic() - started:.0f} of {agenda[-1][0]:.0f} s")
+
+    def _deliver_once_more(self, publish: Callable[[Publication], None]) -> None:
+        for each in {publication.operation: publication for publication in self.planned.publications}.values():
+            publish(replace(each, task_id=uuid.uuid4().hex))
+            self._show("delivering everything once more")
+
+    def _strike(self, strike: Strike) -> None:
+        match strike.kind:
+            case Kind.KILL_CHILD:
+                pid = self._busy_child(strike)
+                if pid is not None:
+                    os.kill(pid, signal.SIGKILL)
+                    self._note(strike.kind, pids={pid})
+            case Kind.KILL_WORKER:
+                worker = self._worker(strike)
+                self._killed.add(worker)
+                self._note(strike.kind, pids=self._pool(worker))
+                os.killpg(self.fleet.group(worker), signal.SIGKILL)
+            case Kind.STOP_CHILD:
+                pid = self._busy_child(strike)
+                if pid is not None:
+                    self.freezer.freeze(strike.seconds, pid)
+                    self._note(strike.kind, strike.seconds, pids={pid})
+            case Kind.STOP_WORKER:
+                worker = self._worker(strike)
+                self.freezer.freeze(strike.seconds, -self.fleet.group(worker))
+                self._note(strike.kind, strike.seconds, pids=self._pool(worker))
+            case Kind.SKEW_SECONDS | Kind.SKEW_MINUTES:
+                worker = self._worker(strike)
+                self._skewed[worker] = strike
+                self._set_clock(worker, strike.skew, strike.kind)
+            case Kind.REFUSE:
+                self._refusing[strike] = (time.time(), contextlib.ExitStack())
+                self._refusing[strike][1].enter_context(self._line.down())
+            case Kind.HANG:
+                self._hang(strike)
+            case Kind.LOSE_REPLIES:
+                self._line.lose_reply()
+                self._note(strike.kind, pids=())
+            case Kind.LOSE_REQUESTS:
+                self._line.lose_request()
+                self._note(strike.kind, pids=())
+            case Kind.KILL_STORE:
+                if not self._dead_since:
+                    self._dead_since[strike] = time.time()
+                    self._server.kill()
+            case unreachable:
+                assert_never(unreachable)
+
+    def _end(self, strike: Strike) -> None:
+        if strike in self._refusing:
+            began, down = self._refusing.pop(strike)
+            down.close()
+            self.nemeses.append(Nemesis(kind=strike.kind, began=began, ended=time.time()))
+        if strike in self._dead_since:
+            self._server.revive()
+            began = self._dead_since.pop(strike)
+            self.nemeses.append(Nemesis(kind=strike.kind, began=began, ended=time.time()))
+        for worker in [worker for worker, latest in self._skewed.items() if latest is strike]:
+            del self._skewed[worker]
+            self._set_clock(worker, 0, CLOCK_SET_BACK)
+
+    def _hang(self, strike: Strike) -> None:
+        """Stop store and broker; a store without a server hangs if somebody keeps its file locked."""
+        self.freezer.freeze(strike.seconds, *self.aws.pids)
+        if self.site.server:
+            self.freezer.freeze(strike.seconds, *self.site.server.pids)
+        elif self.line is None:
+            _keep_locked(self.site.url.removeprefix("sqlite:///"), strike.seconds)
+        self._note(strike.kind, strike.seconds)
+
+    @property
+    def _line(self) -> Line:
+        assert self.line is not None
+        return self.line
+
+    @property
+    def _server(self) -> Server:
+        assert self.site.server is not None
+        return self.site.server
+
+    def _set_clock(self, worker: str, skew: int, kind: str) -> None:
+        path = skew_file(self.settings.folder, worker)
+        fresh = path.with_suffix(".new")
+        fresh.write_text(str(skew))
+        fresh.replace(path)
+        now = time.time()
+        self.nemeses.append(Nemesis(kind=kind, began=now, ended=now, skewed=worker))
+
+    def _heal(self) -> None:
+        for strike in self.planned.strikes:
+            self._end(strike)
+        self.freezer.thaw()
+
+    def _note(self, kind: str, seconds: float = 0.0, pids: Iterable[int] | None = None) -> None:
+        now = time.time()
+        who = None if pids is None else frozenset(pids)
+        self.nemeses.append(Nemesis(kind=kind, began=now, ended=now + seconds, pids=who))
+
+    def _worker(self, strike: Strike) -> str:
+        return self.fleet.names[int(strike.draw * len(self.fleet.names))]
+
+    def _busy_child(self, strike: Strike) -> int | None:
+        """A pool process with a delivery in it, or any, if there is no such."""
+        rows = self._rows()
+        busy = sorted({each.pid for each in deliveries(rows) if each.ended == INFINITY})
+        idle = sorted({row.pid for row in rows if row.what == "child"})
+        for pids in (busy, idle):
+            alive = [pid for pid in pids if self.fleet.owns(pid)]
+            if alive:
+                return alive[int(strike.draw * len(alive))]
+        return None
+
+    def _pool(self, worker: str) -> frozenset[int]:
+        return frozenset(
+            row.pid for row in self._rows() if row.what == "child" and row.task == worker and self.fleet.owns(row.pid)
+        )
+
+    def _supervise(self) -> None:
+        for worker in self.fleet.restart_dead():
+            if worker in self._killed:
+                self._killed.discard(worker)
+                continue
+            pids = frozenset(row.pid for row in self._rows() if row.what == "child" and row.task == worker)
+            now = time.time()
+            self.nemeses.append(Nemesis(kind=EXIT, began=now - EXIT_TAKES, ended=now, pids=pids))
+
+    def _drain(self, where: str) -> None:
+        """Wait until nothing is queued, executed or leased."""
+        try:
+            until(partial(self._is_quiet, where), where, DRAIN_TIMEOUT)
+        except Timeout:
+            self.progress(f"not quiet after {DRAIN_TIMEOUT:g} s")
+
+    def _is_quiet(self, where: str) -> bool:
+        self._supervise()
+        self._show(where)
+        if queue_length(self.aws.endpoint, QUEUE):
+            return False
+        busy = any(each.ended == INFINITY and self.fleet.owns(each.pid) for each in deliveries(self._rows()))
+        return not busy and not any(map(self._is_leased, self.store.scan(status=Status.IN_PROGRESS)))
+
+    def _is_leased(self, record: Record) -> bool:
+        return record.lease_until + GRACE_MS > self.store.now()
+
+    def _records(self) -> dict[str, Record]:
+        operation = {row.key: row.order for row in self._rows() if row.what in _NAMES_KEY}
+        return {operation[record.key]: record for record in self.store.scan() if record.key in operation}
+
+    def _is_ready(self) -> bool:
+        return {row.task for row in self._rows() if row.what == "ready"} == set(self.fleet.names)
+
+    def _show(self, where: str) -> None:
+        if time.monotonic() - self._shown >= QUIET:
+            self._shown = time.monotonic()
+            what = Counter(row.what for row in self._rows())
+            self.progress(f"{where}; {what['delivery']} deliveries, {len(self.nemeses)} strikes")
+
+    def _rows(self) -> list[LedgerRow]:
+        return [row for name in ("ledger", "bank") for row in Ledger(self.settings.folder / f"{name}.jsonl").rows()]
+
+
+def _keep_locked(path: str, seconds: float) -> None:
+    """Hold the lock on an SQLite file for some seconds, as a backup or a person's shell does."""
+
+    def hold() -> None:
+        with contextlib.closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            time.sleep(seconds)
+
+    threading.Thread(target=hold, daemon=True).start()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Result:
+    """What a campaign leaves behind, before it is a row."""
+
+    store: str
+    evidence: Evidence
+    judgements: Sequence[Judgement]
+    requests: Mapping[str, int] | None
+    healed: Mapping[str, int] | None
+    minutes: float
+    seconds: float
+    seed: int
+
+    def row(self, task: str) -> Row:
+        """What became of the operations of one task."""
+        ours = [each for each in self.judgements if self.evidence.promises[each.operation] is PROMISES[task]]
+        what = Counter(row.what for row in self.evidence.rows if row.task == task)
+        return Row(
+            system="celery-idempotent",
+            store=self.store,
+            promise=PROMISES[task],
+            campaign=f"{CAMPAIGNS[task]}, {self.minutes:g} min",
+            tasks=len(ours),
+            faulted=sum(each.is_faulted for each in ours),
+            deliveries=what["delivery"],
+            faults=dict(Counter(nemesis.kind for nemesis in self.evidence.nemeses)),
+            takeovers=what["taken_over"],
+            healed=None if self.healed is None else self.healed.get(task, 0),
+            effects_0=sum(not each.effects and not each.is_unknown for each in ours),
+            effects_1=sum(each.effects == 1 for each in ours),
+            effects_2=sum(each.effects > 1 for each in ours),
+            unknown=sum(each.is_unknown for each in ours),
+            unexplained=sum(each.is_unexplained for each in ours),
+            stuck=sum(each.is_stuck for each in ours),
+            violations=sum(bool(each.broken) for each in ours),
+            recovery=self._recovery(task),
+            extra_requests=None if self.requests is None else round(self.requests.get(task, 0) / len(ours) - 2, 2),
+            seconds=round(self.seconds, 1),
+            seed=self.seed,
+        )
+
+    def _recovery(self, task: str) -> tuple[float, float, float] | None:
+        kills = [each for each in self.evidence.nemeses if each.kind in {Kind.KILL_CHILD, Kind.KILL_WORKER}]
+        took = sorted(recoveries(self.evidence, kills, task))
+        if not took:
+            return None
+        middle, late = took[len(took) // 2], took[int(len(took) * 0.95)]
+        return round(middle / LEASE, 2), round(late / LEASE, 2), round(took[-1] / LEASE, 2)

@@ -1,0 +1,151 @@
+"""Workers that are started again when they die, as a supervisor does it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lab import tether
+
+__all__ = ["POLL", "WORKER_NAME", "Fleet", "Freezer", "Timeout", "until"]
+
+POLL = 0.2
+WORKER_NAME = "PROOF_WORKER"
+"""The environment variable in which a worker finds its name."""
+
+
+class Timeout(Exception):
+    """Something took far too long."""
+
+
+def until(condition: Callable[[], bool], what: str, timeout: float) -> None:
+    """Wait for a condition.
+
+    Raises:
+        Timeout: It did not come true.
+    """
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Timeout(f"waited {timeout:g} s for {what}")
+        time.sleep(POLL)
+
+
+class Fleet:
+    """Prefork workers of one Celery app, for the time of a ``with`` block.
+
+    Args:
+        app: The module of the Celery app.
+        names: One worker is started for each.
+        children: Pool processes of each worker.
+        environ: What the app's module reads.
+        folder: For logs and temporary files.
+    """
+
+    def __init__(
+        self, app: str, names: Sequence[str], *, children: int, environ: Mapping[str, str], folder: Path
+    ) -> None:
+        self.names = tuple(names)
+        self._app = app
+        self._children = children
+        self._environ = environ
+        self._folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            for name in self.names:
+                self._start(name)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Kill every worker with its pool."""
+        for process in self._processes.values():
+            tether.kill(process)
+
+    def restart_dead(self) -> list[str]:
+        """Start every worker again that has ended; their names."""
+        dead = [name for name, process in self._processes.items() if process.poll() is not None]
+        for name in dead:
+            tether.kill(self._processes[name])  # what is left of its group
+            self._start(name)
+        return dead
+
+    def group(self, name: str) -> int:
+        """The process group of a worker and its pool."""
+        return self._processes[name].pid
+
+    def owns(self, pid: int) -> bool:
+        """Whether the process is alive and of this fleet: the number may be somebody else's by now."""
+        try:
+            return os.getpgid(pid) in {process.pid for process in self._processes.values()}
+        except ProcessLookupError:
+            return False
+
+    def _start(self, name: str) -> None:
+        arguments = (
+            f"-A {self._app} worker --pool prefork --concurrency {self._children} --hostname {name}@%h"
+            " --without-gossip --without-mingle --without-heartbeat --loglevel WARNING"
+        )
+        environ = {**self._environ, WORKER_NAME: name, "TMPDIR": str(self._folder)}
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = tether.start("celery", *arguments.split(), log=log, env=environ)
+
+
+_WAKE = """
+import contextlib, os, signal, sys, time
+time.sleep(float(sys.argv[1]))
+for target in sys.argv[2:]:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(target), signal.SIGCONT)
+"""
+
+
+class Freezer:
+    """Stops processes and lets them go on later, whatever becomes of this process meanwhile."""
+
+    def __init__(self) -> None:
+        self._guards: list[tuple[subprocess.Popen[bytes], tuple[int, ...]]] = []
+
+    def freeze(self, seconds: float, *targets: int) -> None:
+        """Stop processes, or groups ``-target``, for some seconds."""
+        # A process of its own holds the timer: if this one is killed meanwhile, the targets still wake up, find
+        # the end of file in their tethers, and end.
+        guard = subprocess.Popen(
+            [sys.executable, "-c", _WAKE, str(seconds), *map(str, targets)],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+        )
+        _signal(targets, signal.SIGSTOP)
+        self._guards.append((guard, targets))
+
+    def thaw(self) -> None:
+        """Let everything go on that is still stopped."""
+        for guard, targets in self._guards:
+            if guard.poll() is None:
+                os.killpg(guard.pid, signal.SIGKILL)
+                _signal(targets, signal.SIGCONT)
+            guard.wait()
+        self._guards.clear()
+
+
+def _signal(targets: Iterable[int], what: signal.Signals) -> None:
+    for target in targets:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(target, what)

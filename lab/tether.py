@@ -1,0 +1,76 @@
+"""Run a module (`python -m` style) in a process that cannot outlive its parent.
+
+The parent holds the other end of the child's standard input. However the parent ends, SIGKILL included,
+the kernel closes that pipe; the child reads the end of file and kills its process group. No clean-up code has
+to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def start(
+    module: str, *args: str, log: IO[bytes] | int = subprocess.DEVNULL, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module args...`, tied to this process, in a process group of its own.
+
+    The own group keeps a terminal's Ctrl-C away from the child: the parent decides what stops first.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "lab.tether", module, *args],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **(env or {})},
+        cwd=ROOT,
+        start_new_session=True,
+    )
+
+
+def start_program(
+    *argv: str, log: IO[bytes] | int = subprocess.DEVNULL, user: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program that is not Python, tied to this process in the same way, as `user` if one is given."""
+    return start("lab.tether_program", user or "", *argv, log=log)
+
+
+def stop(child: subprocess.Popen[bytes], patience: float = 5.0) -> None:
+    """Ask `child` to end, wait `patience` seconds, then kill its whole process group."""
+    child.terminate()
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(patience)
+    finally:
+        kill(child)
+
+
+def kill(child: subprocess.Popen[bytes]) -> None:
+    """Kill `child` and its whole process group now."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    if child.stdin:
+        child.stdin.close()
+
+
+def _die_with_parent() -> None:
+    os.read(0, 1)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
