@@ -4,7 +4,8 @@ PYTEST_DONT_REWRITE: or pytest warns where this was imported before it, as the p
 """
 
 from celery_idempotent._version import __version__
-from celery_idempotent.engine.handle import AttemptHandle, current_attempt
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.execution import current_attempt
 from celery_idempotent.errors import (
     IdempotencyError,
     IdempotencyWarning,
@@ -34,7 +35,7 @@ __all__ = [
     "IdempotentTask",
     "IdempotentMixin",
     "Policy",
-    "AttemptHandle",
+    "Attempt",
     "current_attempt",
     "resolve",
     # kinds of effect, for Policy(effects=...)

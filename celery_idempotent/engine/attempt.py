@@ -1,527 +1,448 @@
-"""The attempt: one execution that owns a key, from its claim to its last write.
+"""What a task's body can know and do about its attempt: effects that a crash between two of them does not repeat.
 
-Every write after the claim expects the revision that this attempt wrote last. When such a write does not
-win, :func:`celery_idempotent.protocol.operation.settle` says what that means; nothing here decides anything.
+A claim around the body is not enough when the worker dies between an effect and the record of it. Each tool
+here closes that gap for one kind of receiver; where no tool can, the author says which error is worse.
 """
 
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from functools import partial
-from hashlib import sha256
-from secrets import token_hex
-from typing import Any, Protocol, TypeVar, assert_never
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import Enum
+from typing import Any, TypeVar, assert_never
 
-from celery_idempotent.errors import IdempotencyError, LeaseLost, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.protocol.codec import Encoded, Kept
-from celery_idempotent.protocol.operation import (
-    GiveUp,
-    Lost,
-    Rebase,
-    Request,
-    Run,
-    Superseded,
-    Vanished,
-    Verdict,
-    Written,
-    checkpointed,
-    completed,
-    decide,
-    failed,
-    given_up,
-    released,
-    renewed,
-    settle,
-)
-from celery_idempotent.protocol.record import Record, Status, damaged
-from celery_idempotent.protocol.steps import Begun, Finished, from_plain, to_plain
-from celery_idempotent.protocol.store import CommittingStore, RecordTooLarge, Store, Transaction, WriteFailed
+from kombu.exceptions import KombuError
 
-__all__ = ["Attempt", "Clock", "Superseded", "Written", "claim", "effect_key", "new_nonce"]
-
-_MAX_RACES = 100
-"""Lost races before a claim gives up. Every one of them means that another delivery advanced the record, so
-a real store never gets near it; a store that breaks ``swap`` would otherwise loop for ever."""
-
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 2.0
-"""Seconds between tries of a final write that got no certain answer."""
-
-_CONFIRM_FOR = 600.0
-"""Seconds, or one lease if that is longer, for which a final write is tried. The effect has happened, so
-giving up means that it happens again or stays unknown: worth more patience than any fail-over takes."""
-
-
-_MAX_STRIKES = 3
-"""How often one write may be struck by an exception of somebody else's before that is taken for the store's own."""
+from celery_idempotent.engine.claim import Claim, effect_key
+from celery_idempotent.engine.transaction import BodyTransaction, derived_id, signature_of
+from celery_idempotent.errors import OutcomeUnknown, PolicyError, ResultLost, SafeToRetry, WriteRefused
+from celery_idempotent.protocol.codec import Codec, Kept
+from celery_idempotent.protocol.effects import Effect
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.steps import Begin, Call, Doubt, Finished, Recall, Step, Terms, decide_step, terms_of
+from celery_idempotent.protocol.store import CommittingStore, RecordTooLarge, TransactionalStore, WriteFailed
 
 T = TypeVar("T")
 
-_Swap = Callable[[Record, str | None], Record | None]
-
-_Transition = Callable[[Record], Record]
-"""From a record that this attempt wrote to the next one. Made again on a newer record, it has the same revision."""
-
-
-class _Forgotten(Exception):
-    """The store has no record of a living attempt."""
-
-
-class Clock(Protocol):
-    """A local clock; the module ``time`` is one. Only intervals are taken from it, never a date."""
-
-    def monotonic(self) -> float:
-        """Seconds that never go backwards."""
-
-    def sleep(self, seconds: float, /) -> None:
-        """Wait that many seconds."""
-
-
-def new_nonce() -> str:
-    """128 random bits: identifies one attempt or one write, on every machine, for ever."""
-    return token_hex(16)
-
-
-def effect_key(key: str, name: str) -> str:
-    """A key for a receiver that honours idempotency keys: 64 hexadecimal digits, the same on every attempt."""
-    return sha256(f"{key}\0{name}".encode()).hexdigest()
-
-
-def _ends_the_process(error: BaseException | None) -> bool:
-    return error is not None and not isinstance(error, Exception)
-
-
-def claim(store: Store, request: Request) -> Run | Verdict:
-    """Ask for the right to run: ``Run`` means it was granted and is stored; the rest says why not.
-
-    Args:
-        store: Where the record lives.
-        request: Who asks; its revision is replaced by a fresh one for every write.
-
-    Raises:
-        StoreUnavailable: No certain answer, so nothing may run. A claim may have been stored all the same;
-            it then ends with its lease.
-    """
-    seen: Record | None = None
-    for _ in range(_MAX_RACES):
-        decision = decide(seen, replace(request, revision=new_nonce()), store.now())
-        if not isinstance(decision, Run | GiveUp):
-            return decision
-        try:
-            seen = _swap(store, decision.record, decision.expected)
-        except RecordTooLarge as error:
-            raise StoreMisconfigured(
-                type(store).__name__,
-                "claim",
-                f"the record's steps leave no room to claim it again ({error}); resolve it",
-            ) from error
-        won = seen is not None and seen.revision == decision.record.revision
-        if won and isinstance(decision, Run):
-            return decision
-    raise StoreUnavailable(type(store).__name__, "claim", f"{_MAX_RACES} races lost in a row")
-
-
-def _swap(store: Store, new: Record, expected: str | None) -> Record | None:
-    """``store.swap``, asked once more when the answer is lost: the same revision makes that safe."""
-    return _twice(lambda: store.swap(new, expected))
-
-
-def _twice(swap: Callable[[], Record | None]) -> Record | None:
-    try:
-        return swap()
-    except StoreMisconfigured:
-        raise
-    except StoreUnavailable:
-        return swap()
-
 
 class Attempt:
-    """One execution that owns its key. A task's body sees it as ``self.attempt``.
+    """What a body may know and do about the attempt that executes it; ``self.attempt`` in a bound task.
 
-    For the body: :attr:`key`, :attr:`fencing_token`, :attr:`number`, :attr:`is_takeover`,
-    :meth:`effect_key` and :meth:`ensure_owned`. The other methods end or extend the claim and belong to
-    the guard and the heartbeat.
+    This class is the attempt of a body that no claim protects: a direct call, ``mode="off"``, or an outage under
+    ``on_outage="run"``. There a step is called each time and nothing is recorded, and what needs a record is refused.
 
     Args:
-        store: Where the record lives.
-        record: The record that the claim stored.
-        lease: Milliseconds that a claim or renewal is good for.
-        retain: Milliseconds that an outcome is kept.
-        claimed_at: The local clock, in seconds, before the claim was sent.
-        clock: The local clock.
+        identity: The identity of the call, resolved before the body could change its arguments.
+        outer: The attempt in whose body this call happens, if there is one.
     """
 
-    def __init__(
-        self, store: Store, record: Record, *, lease: int, retain: int, claimed_at: float, clock: Clock = time
-    ) -> None:
-        self.lease = lease / 1000
-        self._lease_ms = lease
-        #: Where the record lives.
-        self.store = store
-        self._record = record
-        self._retain = retain
-        self._clock = clock
-        self._owned_until = claimed_at + self.lease
-        self._lost = False
-        self._settled = False
-        self._struck: BaseException | None = None
-        # An attempt has one outcome, and one revision for it, however often it is written.
-        self._outcome = new_nonce()
-        #: Seconds for which a final write is tried.
-        self.patience = max(self.lease, _CONFIRM_FOR)
-        #: What left the block in which the author says that no effect had begun.
-        self.excused: BaseException | None = None
-        #: What :meth:`commit` has recorded; whatever the body does afterwards, this is the outcome.
-        self.committed: Kept | None = None
-        # The heartbeat renews while the body's thread settles; each write must expect the other's revision.
-        self._writing = threading.Lock()
+    def __init__(self, identity: Callable[[], Identity], outer: "Attempt | None" = None) -> None:
+        self._identity = identity
+        self._outer = outer
 
     @property
     def key(self) -> str:
         """The idempotency key."""
-        return self._record.key
+        return self._identity().key
 
     @property
     def fencing_token(self) -> int:
-        """An integer larger than that of every earlier attempt; send it to receivers that check it.
+        """Larger than that of every earlier attempt; 0 where the body runs unprotected.
 
-        It shuts out late writers. It does not make an effect happen once: the next attempt passes the check.
+        Send it to receivers that check it. It shuts out late writers; it does not make an effect happen once.
         """
-        return self._record.fencing_token
+        return self._outer.fencing_token if self._outer else 0
 
     @property
     def number(self) -> int:
-        """1 for the operation's first attempt, 2 for the next, and so on."""
-        return self._record.attempts
+        """1 for the operation's first attempt; 0 where the body runs unprotected."""
+        return self._outer.number if self._outer else 0
 
     @property
     def is_takeover(self) -> bool:
-        """Whether the attempt before this one ended without a word, so that its effects may have happened.
+        """Whether the attempt before this one never ended, so that its effects may have happened.
 
         False proves nothing: an attempt that raised gave its claim back, whatever it had done before.
         """
-        return self._record.takeovers > 0
+        return self._outer.is_takeover if self._outer else False
 
     def effect_key(self, name: str) -> str:
-        """A key for the effect called ``name``, for a receiver that honours idempotency keys.
+        """A key for a receiver that honours idempotency keys, 64 hexadecimal digits.
 
-        The same on every attempt of the operation and different for every other name. 64 hexadecimal
-        digits; where a receiver takes fewer, cut it: 32 are plenty.
+        The same on every attempt of the operation, and different for every other name.
         """
         return effect_key(self.key, name)
 
     def ensure_owned(self) -> None:
-        """Return if this attempt still owns its key; call it right before an effect.
+        """Return if the attempt still owns its key; call it right before an effect.
 
-        It asks the store only when the lease is over by the local clock. Ownership can end right after the
-        answer: what must never happen twice needs the receiver's help, by :meth:`effect_key` or
-        :attr:`fencing_token`.
+        Ownership can end right after the answer, so this makes a second effect unlikely, not impossible.
 
         Raises:
-            LeaseLost: It does not; stop. The delivery is tried again by itself.
-            StoreUnavailable: It cannot be known.
+            LeaseLost: It does not; let it pass, and the delivery is postponed.
+            StoreUnavailable: It cannot be known; likewise.
         """
-        if not self._lost and self._clock.monotonic() >= self._owned_until:
-            self._go_on(self._renewal())
-        if self._lost:
-            raise LeaseLost(self.key, self.fencing_token)
+        if self._outer:
+            self._outer.ensure_owned()
 
-    def now(self) -> int:
-        """The store's clock in milliseconds since the epoch."""
-        return self.store.now()
+    def before_effects(self) -> AbstractContextManager[None]:
+        """A stretch of the body in which no effect has begun, at its beginning::
 
-    def ensure_time(self) -> None:
-        """Renew a lease of which the reply to the claim shows that half of it is over: the clock had fallen behind.
+            with self.attempt.before_effects():
+                order = load(order_id)
+                check(order)
+
+        An exception that leaves the block releases the claim, also under ``on_takeover="refuse"``: the delivery fails
+        with it, and the next one runs. It is your word, as :exc:`~celery_idempotent.errors.SafeToRetry` is; what the
+        library can see, it holds you to.
 
         Raises:
-            LeaseLost: Somebody took over; nothing has run here.
-            StoreUnavailable: No certain answer; run nothing.
+            PolicyError: A step or commit was made before the block, or is made in it.
         """
-        if self._record.lease_until - self.now() < self._lease_ms / 2:
-            self._require_ours(self._go_on(self._renewal()))
+        return nullcontext()
+
+    def step(self, name: str, call: Callable[[Step], T]) -> T:
+        """Make ``call`` until it has returned once; after that, return what it returned.
+
+        Its result is recorded before this returns, and every later attempt of the operation gets it without a
+        call. Between the effect and that record a worker can die. The step is then called again with the same key
+        (at least once; exactly once where the receiver honours the key), unless the policy declares another promise
+        for it: ``Policy(effects={"text": AtMostOnce()})``. An exception of the call passes through; steps that
+        finished stay recorded.
+
+        Args:
+            name: Identifies the step within the operation, across deployments; steps may be reordered.
+            call: Has the effect. It is given the step, whose ``key`` and ``fencing_token`` are for the receiver.
+                It should return something small that the app's result serialiser can encode.
+
+        Raises:
+            OutcomeUnknown: Let it pass: the operation ends UNKNOWN, and a person resolves it.
+            ResultLost: The step finished in an earlier attempt, and its result could not be kept.
+            LeaseLost: Somebody took over; let it pass.
+            StoreUnavailable: The store did not confirm; let it pass.
+            PolicyError: The name was used before in this attempt, or the policy's ``effects`` do not name it.
+        """
+        terms_of(name, {})
+        return call(Step(name, self.effect_key(name), self.fencing_token))
+
+    def fenced_step(
+        self, name: str, *, fence: Callable[[Step], object], probe: Callable[[Step], T | None], act: Callable[[Step], T]
+    ) -> T:
+        """Have one effect on a receiver that checks fencing tokens: exactly once.
+
+        Args:
+            name: As for :meth:`step`.
+            fence: Makes the receiver refuse every later write with a smaller token than ``step.fencing_token``.
+            probe: Looks for the effect under ``step.key``; returns what ``act`` would have, or None.
+            act: Has the effect and stores ``step.key`` with it, in one write that the receiver refuses if it
+                has seen a larger token than ``step.fencing_token``.
+
+        Raises as :meth:`step` does. All three are needed: a token alone lets every new attempt pass the check
+        and repeat what an earlier one did, and a probe without a fence misses an effect still on its way.
+        """
+        return self.step(name, fenced(fence, probe, act))
+
+    def commit(self, result: T, writes: Sequence[Mapping[str, Any]]) -> T:
+        """Record ``result`` as the operation's outcome and make ``writes``, in one atomic step: exactly once.
+
+        Make it the body's last act: ``return self.attempt.commit(...)``. Whatever the body does afterwards, the
+        outcome is this result.
+
+        Args:
+            result: What this delivery and every duplicate is answered with.
+            writes: Up to 99 puts, updates, deletes and condition checks in DynamoDB, as boto3's
+                ``transact_write_items`` takes them; values may also be plain Python. The tables are in the same
+                account and Region as the idempotency table, and no item stands in two writes.
+
+        Returns:
+            ``result`` as a replay would return it.
+
+        Raises:
+            WriteRefused: A condition of yours failed, or a write is none; nothing was written.
+            LeaseLost: Somebody took over, and nothing was written; let it pass.
+            StoreUnavailable: It could not be confirmed; let it pass.
+            PolicyError: The store commits no writes.
+        """
+        raise _without_claim("commit")
+
+    def transaction(self, using: Any = None) -> AbstractContextManager[BodyTransaction]:
+        """A transaction on the SQL store's database, with the operation's record in it: exactly once.
+
+        ::
+
+            with self.attempt.transaction() as tx:
+                tx.execute(insert(ledger).values(order=order_id, cents=cents))
+                tx.send(receipt, order_id)
+                return tx.done({"booked": cents})
+
+        What is done in the block is committed together with the result given to ``tx.done()``, or not at all: an
+        exception undoes it, and so does a claim that somebody took over meanwhile. Make it the body's last act.
+
+        Args:
+            using: A connection or ORM session of your own to the store's database, without a transaction begun on
+                it; default: a connection of the store's. It should run at READ COMMITTED: at a stricter level the
+                heartbeat's renewals make long transactions fail, to be retried.
+
+        Raises:
+            LeaseLost: At the end of the block: somebody took over, and nothing was committed; let it pass.
+            StoreUnavailable: Nothing was committed, or it could not be confirmed; let it pass.
+            PolicyError: The store has no transactions, or the block ends without ``tx.done()``.
+        """
+        raise _without_claim("transaction")
+
+    def send(self, name: str, task: Any, *args: Any, **kwargs: Any) -> str:
+        """Publish a follow-up task in a step of its own: never again once that is recorded.
+
+        Until then it may be published again, with the same task id. A follow-up task that is idempotent, and whose
+        key follows from its arguments, then has its effect once. To publish if and only if a transaction commits,
+        use ``tx.send()``.
+
+        Args:
+            name: Name of the step.
+            task: A task, or a signature such as ``receipt.s(order_id).set(queue="mail")``.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The task id, which is the same on every attempt.
+
+        Raises as :meth:`step` does, and what publishing raises.
+        """
+        return self.step(name, sending(task, args, kwargs))
+
+
+class _Stretch(Enum):
+    """Where in its effects a body stands."""
+
+    BEFORE_ALL = "nothing said, nothing begun"
+    BEFORE_EFFECTS = "in the block that says so"
+    AMONG_EFFECTS = "something may have begun"
+
+
+class ProtectedAttempt(Attempt):
+    """The attempt of a body that a claim protects.
+
+    Args:
+        claim: The claim.
+        codec: How the results of steps are kept.
+        nothing_begun: Exceptions by which a call states that it had no effect.
+        effects: What the policy declares.
+        message_codec: How messages for the outbox are kept; None: as results are.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        codec: Codec,
+        nothing_begun: tuple[type[BaseException], ...] = (SafeToRetry,),
+        effects: Mapping[str, Effect] | None = None,
+        message_codec: Codec | None = None,
+    ) -> None:
+        self._claim = claim
+        self._codec = codec
+        self._nothing_begun = nothing_begun
+        self._effects = effects or {}
+        self._message_codec = message_codec or codec
+        self._names: set[str] = set()
+        self._naming = threading.Lock()
+        self._stretch = _Stretch.BEFORE_ALL
 
     @property
-    def is_over(self) -> bool:
-        """Whether there is nothing left to renew: the attempt is settled, or lost."""
-        return self._settled or self._lost
+    def key(self) -> str:
+        return self._claim.key
 
-    def renew(self) -> None:
-        """Extend the lease, for the heartbeat. A loss is remembered, not raised: the body asks, or meets it at the end.
+    @property
+    def fencing_token(self) -> int:
+        return self._claim.fencing_token
 
-        A record that vanished is left to the body's own writes. In a database it may only be invisible from here, in a
-        transaction that the body's thread is in, and to write it would wait for that one's end, and the end for this.
+    @property
+    def number(self) -> int:
+        return self._claim.number
 
-        Raises:
-            StoreUnavailable: No certain answer; try again soon.
-        """
+    @property
+    def is_takeover(self) -> bool:
+        return self._claim.is_takeover
 
-        def replace_only(new: Record, expected: str | None) -> Record | None:
-            if expected is None:
-                raise _Forgotten
-            return _swap(self.store, new, expected)
+    def ensure_owned(self) -> None:
+        self._claim.ensure_owned()
 
-        with suppress(_Forgotten):
-            self._go_on(self._renewal(), replace_only)
-
-    def step_state(self, name: str) -> Begun | Finished | None:
-        """What is recorded of the step called ``name``, by this attempt or an earlier one.
-
-        Raises:
-            StoreMisconfigured: That cannot be read; make no call.
-        """
+    @contextmanager
+    def before_effects(self) -> Iterator[None]:
+        if self._stretch is not _Stretch.BEFORE_ALL:
+            raise PolicyError(
+                "before_effects", "after an effect", "it is for the beginning of the body, and entered once"
+            )
+        self._stretch = _Stretch.BEFORE_EFFECTS
         try:
-            return from_plain(self._record.steps.get(name))
-        except ValueError as error:
-            raise damaged(self.key, error, store=repr(self.store)) from error
+            yield
+        except BaseException as error:
+            self._claim.excused = error
+            raise
+        finally:
+            self._stretch = _Stretch.AMONG_EFFECTS
 
-    def begin_step(self, name: str) -> None:
-        """Record that the call of a step is about to be made; only then may it be.
+    def _begin_effect(self, what: str) -> None:
+        if self._stretch is _Stretch.BEFORE_EFFECTS:
+            raise PolicyError(
+                what, "inside before_effects()", "make it after the block, which says that nothing has begun"
+            )
+        self._stretch = _Stretch.AMONG_EFFECTS
+        self._claim.excused = None  # an error of before, raised again now, is none of before
 
-        Raises:
-            RecordTooLarge: The record has no room for it; nothing has happened.
-            LeaseLost: Somebody took over; make no call.
-            StoreUnavailable: Not confirmed; make no call.
-        """
-        self._require_ours(self._checkpoint(name, Begun(self.store.now(), self.number), new_nonce()))
+    def step(self, name: str, call: Callable[[Step], T]) -> T:
+        return self._made(name, call, terms_of(name, self._effects))
 
-    def finish_step(self, name: str, finished: Finished) -> None:
-        """Record that the call of a step returned; returns once that is certain.
+    def fenced_step(
+        self, name: str, *, fence: Callable[[Step], object], probe: Callable[[Step], T | None], act: Callable[[Step], T]
+    ) -> T:
+        return self._made(name, fenced(fence, probe, act), terms_of(name, self._effects, is_fenced=True))
 
-        Raises:
-            RecordTooLarge: The record has no room for the result; finish it without one.
-            LeaseLost: Somebody took over, and may make the call again.
-            StoreUnavailable: It could not be confirmed in ten minutes.
-        """
-        revision = new_nonce()
-        self._require_ours(self._until_certain(lambda: self._checkpoint(name, finished, revision)))
-        self.raise_struck()
-
-    def forget_step(self, name: str) -> None:
-        """Record that the call of a step that this attempt began had no effect; raises as :meth:`finish_step`."""
-        revision = new_nonce()
-        self._require_ours(self._until_certain(lambda: self._checkpoint(name, None, revision)))
-        self.raise_struck()
-
-    def _checkpoint(self, name: str, state: Begun | Finished | None, revision: str) -> Written | Superseded | Lost:
-        plain = None if state is None else to_plain(state)
-        return self._go_on(
-            lambda record: checkpointed(record, self.store.now(), self._lease_ms, revision, step=name, state=plain)
-        )
-
-    def _go_on(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
-        """Write without ending the claim; every such write extends the lease."""
-        with self._writing:
-            if self.is_over:
-                return Lost()
-            asked_at = self._clock.monotonic()
-            settlement = self._write(transition, swap)
-            match settlement:
-                case Written():
-                    self._owned_until = asked_at + self.lease
-                case Superseded(record) if record.owner == self._record.owner:
-                    self._settled = True  # our own completion, whose reply was lost
-                case Superseded() | Lost():
-                    self._lost = True
-                case unreachable:
-                    assert_never(unreachable)
-            return settlement
-
-    def complete(self, encoded: Encoded | None, lost: str | None = None) -> Written | Superseded:
-        """Record the result; return once it is certain, or say whose result counts instead.
-
-        Args:
-            encoded: The result; None if it cannot be kept.
-            lost: Why it cannot be kept.
-
-        Raises:
-            RecordTooLarge: The store cannot hold it; complete again without the result.
-            LeaseLost: Somebody took over and has no result yet. Report nothing as done.
-            StoreUnavailable: It could not be confirmed in ten minutes. Report nothing as done.
-        """
-        completion = self._completion(self._outcome, encoded, lost)
-        return self._until_certain(lambda: self._end(completion))
-
-    def commit(self, store: CommittingStore, kept: Kept, writes: Sequence[Mapping[str, Any]]) -> None:
-        """Record the result and make the user's ``writes`` in one atomic step.
-
-        Args:
-            store: The attempt's own store, which can do that.
-            kept: The result.
-            writes: The user's, as the store takes them.
-
-        Raises:
-            WriteFailed: One was refused; nothing was written, and the claim is still ours.
-            RecordTooLarge: The store cannot hold the result; nothing was written. Commit without it.
-            LeaseLost: Somebody took over; nothing was written.
-            StoreUnavailable: It could not be confirmed in ten minutes. Report nothing as done.
-        """
-        completion = self._completion(new_nonce(), kept.encoded, kept.lost)
-
-        def swap(new: Record, expected: str | None) -> Record | None:
-            return _twice(lambda: store.swap_with(new, expected, writes))
-
-        self._require_ours(self._until_certain(lambda: self._end(completion, swap)))
-        self.committed = kept
-        self.raise_struck()
-
-    def commit_in(self, transaction: Transaction, kept: Kept) -> None:
-        """Record the result within ``transaction`` and commit it; ends the transaction in any case.
-
-        A commit without a certain answer is made certain: a renewal of the claim either meets the committed
-        result, or wins, and then the transaction is undone for good, as it had the row.
-
-        Raises:
-            RecordTooLarge: The store cannot hold the result; nothing was committed.
-            LeaseLost: Somebody took over; nothing was committed.
-            StoreUnavailable: Nothing was committed, or it could not be made certain in ten minutes.
-            Exception: What the database says to the commit itself; nothing was committed.
-        """
-        revision = new_nonce()
-        completion = self._completion(revision, kept.encoded, kept.lost)
-        with self._writing:
-            before = self._record
+    def commit(self, result: T, writes: Sequence[Mapping[str, Any]]) -> T:
+        self._begin_effect("commit")
+        store = self._claim.store
+        if not isinstance(store, CommittingStore):
+            raise PolicyError(
+                "idempotency_store", repr(store), "commits no writes; attempt.commit() needs a DynamoDB store"
+            )
+        if self._claim.committed is not None:
+            raise PolicyError("commit", "a second time", "an operation commits once; give all writes to one commit()")
+        kept = self._codec.keep(result)
+        try:
             try:
-                self._require_ours(self._write(completion, transaction.swap))
-            except BaseException:
-                transaction.rollback()
-                raise
-            try:
-                transaction.commit()
-            except StoreUnavailable:
-                self._record = before
-                if not self._was_committed(revision):
-                    raise
-            except BaseException:
-                self._record = before
-                raise
-            self._settled = True
-        self.committed = kept
+                self._claim.commit(store, kept, writes)
+            except RecordTooLarge as error:
+                self._claim.commit(store, Kept(None, kept.value, str(error)), writes)
+        except WriteFailed as error:
+            raise WriteRefused(self.key, _described(error.position, writes), error.reason) from error
+        value: T = kept.value
+        return value
 
-    def _was_committed(self, revision: str) -> bool:
-        """Whether the transaction that wrote ``revision`` was committed; if not, it never will be."""
-        renewal = self._renewal()
-        settlement = self._until_certain(lambda: self._write(renewal))
-        match settlement:
-            case Written():
-                return False
-            case Superseded(record) if record.revision == revision:
-                return True
-            case Superseded():
-                raise LeaseLost(self.key, self.fencing_token)
+    def transaction(self, using: Any = None) -> BodyTransaction:
+        self._begin_effect("transaction")
+        store = self._claim.store
+        if not isinstance(store, TransactionalStore):
+            raise PolicyError(
+                "idempotency_store", repr(store), "has no transactions; attempt.transaction() needs an SQL store"
+            )
+        if self._claim.committed is not None:
+            raise PolicyError("transaction", "after a commit", "an operation commits once; do it all in one")
+        return BodyTransaction(self._claim, self._codec, self._message_codec, store, using)
+
+    def send(self, name: str, task: Any, *args: Any, **kwargs: Any) -> str:
+        return self.step(name, sending(task, args, kwargs))
+
+    def _made(self, name: str, call: Callable[[Step], T], terms: Terms) -> T:
+        self._begin_effect("step")
+        step = Step(name, self.effect_key(name), self.fencing_token)
+        self._take(name)
+        try:
+            return self._performed(step, call, terms)
+        except BaseException:
+            self._names.discard(name)  # a body may catch what its call raised, and make the step again
+            raise
+
+    def _take(self, name: str) -> None:
+        with self._naming:
+            if name in self._names:
+                raise PolicyError(
+                    "step", repr(name), "this attempt has made a step of that name; name each step differently"
+                )
+            self._names.add(name)
+
+    def _performed(self, step: Step, call: Callable[[Step], T], terms: Terms) -> T:
+        claim = self._claim
+        match decide_step(
+            step.name,
+            claim.step_state(step.name),
+            terms=terms,
+            now=claim.now(),
+        ):
+            case Call():
+                return self._finished(step, call(step))
+            case Begin():
+                return self._begun(step, call)
+            case Recall(finished):
+                return self._recalled(step, finished)
+            case Doubt(reason):
+                raise OutcomeUnknown(self.key, reason)
             case unreachable:
                 assert_never(unreachable)
 
-    def fail(self, encoded: Encoded | None, error: str) -> Written | Superseded:
-        """Record a failure that is an outcome; raises as :meth:`complete` does."""
-        revision, kept = self._outcome, _kept(encoded)
-        return self._until_certain(
-            lambda: self._end(
-                lambda record: failed(record, self.store.now(), self._retain, revision, error=error, **kept)
-            )
-        )
+    def _begun(self, step: Step, call: Callable[[Step], T]) -> T:
+        try:
+            self._claim.begin_step(step.name)
+        except RecordTooLarge as error:
+            raise PolicyError("step", repr(step.name), f"the record has no room for it; {_RETURN_LESS}") from error
+        try:
+            value = call(step)
+        except self._nothing_begun:
+            self._claim.forget_step(step.name)
+            raise
+        return self._finished(step, value)
 
-    def release(self) -> Written | Superseded | Lost:
-        """Give the claim back, if it is still ours.
+    def _finished(self, step: Step, value: T) -> T:
+        kept = self._claim.unstruck(lambda: self._codec.keep(value))
+        try:
+            self._claim.finish_step(step.name, Finished(kept.encoded, kept.lost))
+        except RecordTooLarge as error:
+            self._claim.finish_step(step.name, Finished(None, str(error)))
+        result: T = kept.value
+        return result
 
-        Raises:
-            StoreUnavailable: Not confirmed; the claim ends with its lease at the latest.
-        """
-        revision = new_nonce()
-        return self.unstruck(lambda: self._end(lambda record: released(record, self.store.now(), revision)))
-
-    def give_up(self, reason: str) -> Written | Superseded | Lost:
-        """Mark the outcome UNKNOWN, if the claim is still ours; raises as :meth:`release` does."""
-        revision = new_nonce()
-        return self.unstruck(lambda: self._end(lambda record: given_up(record, self.store.now(), revision, reason)))
-
-    def raise_struck(self) -> None:
-        """Raise what struck in a write that has been made certain since, such as a soft time limit, if anything did."""
-        struck, self._struck = self._struck, None
-        if struck is not None:
-            raise struck
-
-    def _renewal(self) -> _Transition:
-        revision = new_nonce()
-        return lambda record: renewed(record, self.store.now(), self._lease_ms, revision)
-
-    def _completion(self, revision: str, encoded: Encoded | None, lost: str | None) -> _Transition:
-        kept = _kept(encoded)
-        return lambda record: completed(record, self.store.now(), self._retain, revision, lost=lost, **kept)
-
-    def _until_certain(self, write: Callable[[], Written | Superseded | Lost]) -> Written | Superseded:
-        give_up_at = self._clock.monotonic() + self.patience
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                settlement = self.unstruck(write)
-                break
-            except StoreMisconfigured:
-                raise
-            except StoreUnavailable:
-                if self._clock.monotonic() >= give_up_at:
-                    raise
-            self.unstruck(partial(self._clock.sleep, pause))
-            pause = min(pause * 2, _LONGEST_PAUSE)
-        if isinstance(settlement, Lost):
-            raise LeaseLost(self.key, self.fencing_token)
-        return settlement
-
-    def unstruck(self, act: Callable[[], T]) -> T:
-        """``act()``, again when a signal or a timeout of somebody else's strikes in it.
-
-        The effect has happened, and an unfinished write would make it happen again. A write that is made twice has one
-        revision, so it counts once.
-        """
-        for _ in range(_MAX_STRIKES):
-            try:
-                return act()
-            except (IdempotencyError, RecordTooLarge, WriteFailed):
-                raise
-            except BaseException as error:  # noqa: BLE001 - whatever it is, raise_struck() raises it after the write
-                # A limit that follows an exit must not take its place.
-                self._struck = self._struck if _ends_the_process(self._struck) else error
-        struck, self._struck = self._struck, None
-        assert struck is not None
-        raise struck
-
-    def _require_ours(self, settlement: Written | Superseded | Lost) -> None:
-        if not isinstance(settlement, Written):
-            raise LeaseLost(self.key, self.fencing_token)
-
-    def _end(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
-        with self._writing:
-            settlement = self._write(transition, swap)
-            self._settled = True
-            return settlement
-
-    def _write(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
-        swap = swap or partial(_swap, self.store)
-        current = self._record
-        if current.status is not Status.IN_PROGRESS:
-            # An attempt ends once, and what it wrote last is final, also for itself: unless this is that very write.
-            again = transition(current)
-            timed = replace(current, updated_at=again.updated_at, expires_at=again.expires_at)
-            return Written() if again == timed else Lost()
-        expected: str | None = current.revision
-        for _ in range(_MAX_RACES):
-            write = transition(current)
-            settlement = settle(write, swap(write, expected))
-            match settlement:
-                case Written():
-                    self._record = write
-                    return settlement
-                case Rebase(record):
-                    current, expected = record, record.revision
-                case Vanished():
-                    expected = None
-                case Superseded() | Lost():
-                    return settlement
-                case unreachable:
-                    assert_never(unreachable)
-        raise StoreUnavailable(type(self.store).__name__, "write", f"{_MAX_RACES} races lost in a row")
+    def _recalled(self, step: Step, finished: Finished) -> T:  # type: ignore[type-var]
+        if finished.result is None:
+            raise ResultLost(self.key, f"step {step.name!r}: {finished.lost}; {_RETURN_LESS}")
+        try:
+            result: T = self._codec.decode(finished.result)
+        except KombuError as error:
+            reason = f"step {step.name!r} cannot be decoded here: {self._codec.told(error)}"
+            raise ResultLost(self.key, reason) from error
+        return result
 
 
-def _kept(encoded: Encoded | None) -> dict[str, Any]:
-    return {"data": encoded.data, "content_type": encoded.content_type} if encoded else {}
+def _without_claim(option: str) -> PolicyError:
+    return PolicyError(
+        option,
+        "without a claim",
+        "this body runs unprotected (a direct call, mode='off', or an outage under on_outage='run'); deliver the task, "
+        "or write without it where attempt.number is 0",
+    )
+
+
+def _described(position: int | None, writes: Sequence[Mapping[str, Any]]) -> str:
+    if position is None:
+        return "writes"
+    match writes[position]:
+        case {**actions} if len(actions) == 1:
+            ((action, body),) = actions.items()
+            table = body.get("TableName") if isinstance(body, Mapping) else None
+            return f"writes[{position}] ({action} of {table})"
+        case _:
+            return f"writes[{position}]"
+
+
+def sending(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Step], str]:
+    """A call that publishes the task under the task id of its step, which is what it returns."""
+    signature = signature_of(task, args, kwargs)
+
+    def call(step: Step) -> str:
+        task_id = derived_id(step.key)
+        signature.apply_async(task_id=task_id)
+        return task_id
+
+    return call
+
+
+def fenced(
+    fence: Callable[[Step], object], probe: Callable[[Step], T | None], act: Callable[[Step], T]
+) -> Callable[[Step], T]:
+    """A call that shuts out earlier attempts, then looks for their effect, and acts only if there is none."""
+
+    def call(step: Step) -> T:
+        fence(step)
+        found = probe(step)
+        return act(step) if found is None else found
+
+    return call
+
+
+_RETURN_LESS = "return something small from each step, such as an id"

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
-from celery_idempotent.engine.attempt import Attempt, Clock
+from celery_idempotent.engine.claim import Claim, Clock
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.printable import one_line
 
@@ -48,7 +48,7 @@ _PAUSE_AFTER_ERROR = 0.1
 
 @dataclass(slots=True)
 class _Beat:
-    attempt: Attempt
+    claim: Claim
     body: threading.Thread
     due: float
     """When to act: renew, or, while nobody has taken it, hand it over once more. Infinite while it is renewed."""
@@ -104,7 +104,7 @@ class Heartbeat:
 
     def __init__(self, clock: Clock = time) -> None:
         self._clock = clock
-        self._beats: dict[Attempt, _Beat] = {}
+        self._beats: dict[Claim, _Beat] = {}
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._any_left = threading.Condition(self._lock)
@@ -113,39 +113,39 @@ class Heartbeat:
         self._coordinator = _Resident(self._hand_over_due)
         self._reserve = _Resident(self._renew_left)
 
-    def start(self, attempt: Attempt) -> None:
-        """Keep the lease of ``attempt``, which the calling thread executes, from now on.
+    def start(self, claim: Claim) -> None:
+        """Keep the lease of ``claim``, which the calling thread executes, from now on.
 
         Raises:
             StoreUnavailable: No thread can be started for it. Nothing is renewed, so run nothing; the next call tries
                 anew.
         """
         now = self._clock.monotonic()
-        beat = _Beat(attempt, threading.current_thread(), now + attempt.lease / _RENEWALS_PER_LEASE)
+        beat = _Beat(claim, threading.current_thread(), now + claim.lease / _RENEWALS_PER_LEASE)
         if not (self._coordinator.is_alive and self._reserve.is_alive):
-            self._staff(attempt)
+            self._staff(claim)
         with self._lock:
-            self._beats[attempt] = beat
+            self._beats[claim] = beat
             if not now < self._sleeps_until <= beat.due:
                 self._changed.notify()
 
-    def stop(self, attempt: Attempt) -> None:
-        """Stop renewing ``attempt``, without waiting for a renewal that is under way; safe to repeat."""
+    def stop(self, claim: Claim) -> None:
+        """Stop renewing ``claim``, without waiting for a renewal that is under way; safe to repeat."""
         with self._lock:
-            self._beats.pop(attempt, None)
+            self._beats.pop(claim, None)
 
-    def _staff(self, attempt: Attempt) -> None:
+    def _staff(self, claim: Claim) -> None:
         with self._staffing:
             for resident in (self._coordinator, self._reserve):
                 if not resident.is_alive:
-                    self._engage(resident, attempt)
+                    self._engage(resident, claim)
 
-    def _engage(self, resident: _Resident, attempt: Attempt) -> None:
+    def _engage(self, resident: _Resident, claim: Claim) -> None:
         try:
             resident.start()
         except _NO_THREAD as error:
             raise StoreUnavailable(
-                repr(attempt.store),
+                repr(claim.store),
                 "heartbeat",
                 f"no thread can be started to renew the lease: {_described(error)}; "
                 "give the worker more threads (ulimit -u, pids.max) or memory, or lower its concurrency",
@@ -170,7 +170,7 @@ class Heartbeat:
         due = [beat for beat in self._beats.values() if beat.due <= now]
         for beat in due:
             beat.is_handed_over = True
-            beat.due = now + beat.attempt.lease / _RETRIES_PER_LEASE
+            beat.due = now + beat.claim.lease / _RETRIES_PER_LEASE
         return due
 
     def _leave(self, beat: _Beat, reason: str) -> None:
@@ -186,7 +186,7 @@ class Heartbeat:
             beat = min(left, key=lambda each: each.due)
             reason, beat.left = beat.left, ""
         try:
-            key = beat.attempt.key
+            key = beat.claim.key
             logger.warning(
                 "idempotency.renewal_delayed key=%s reason=no thread can be started: %s", one_line(key), reason
             )
@@ -194,12 +194,12 @@ class Heartbeat:
             self._renew(beat)
 
     def _renew(self, beat: _Beat) -> None:
-        lease, asked_at = beat.attempt.lease, self._clock.monotonic()
+        lease, asked_at = beat.claim.lease, self._clock.monotonic()
         if not self._take(beat):
             return
         is_renewed = False
         try:
-            is_renewed = _is_renewed(beat.attempt)
+            is_renewed = _is_renewed(beat.claim)
         finally:
             # A lease runs from when it was asked for; a store that fails is given a pause.
             again = self._clock.monotonic() + lease / _RETRIES_PER_LEASE
@@ -208,33 +208,33 @@ class Heartbeat:
     def _take(self, beat: _Beat) -> bool:
         """Whether the renewal is the caller's to make, and needed at all."""
         with self._lock:
-            if not beat.is_handed_over or self._beats.get(beat.attempt) is not beat:
+            if not beat.is_handed_over or self._beats.get(beat.claim) is not beat:
                 return False
             if not _is_alive(beat.body):
                 # A heartbeat that outlives its task would keep a dead claim alive for ever.
-                self.stop(beat.attempt)
+                self.stop(beat.claim)
                 return False
             beat.due, beat.is_handed_over, beat.left = inf, False, ""
             return True
 
     def _put_back(self, beat: _Beat, due: float) -> None:
         with self._lock:
-            if beat.attempt.is_over:
-                self.stop(beat.attempt)
+            if beat.claim.is_over:
+                self.stop(beat.claim)
             beat.due = due
             if due < self._sleeps_until:
                 self._changed.notify()
 
 
-def _is_renewed(attempt: Attempt) -> bool:
+def _is_renewed(claim: Claim) -> bool:
     try:
-        attempt.renew()
+        claim.renew()
     except StoreUnavailable as error:
-        logger.warning("idempotency.renewal_failed key=%s reason=%s", one_line(attempt.key), one_line(error))
+        logger.warning("idempotency.renewal_failed key=%s reason=%s", one_line(claim.key), one_line(error))
         return False
     except BaseException:
         # A store with a bug, or a greenlet that is told to die, must not end the renewals.
-        logger.exception("idempotency.renewal_failed key=%s", one_line(attempt.key))
+        logger.exception("idempotency.renewal_failed key=%s", one_line(claim.key))
         return False
     return True
 

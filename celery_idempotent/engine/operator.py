@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from celery_idempotent.engine.attempt import new_nonce
+from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol import operation as protocol
 from celery_idempotent.protocol.codec import Codec

@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.claim import Claim
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.codec import Codec, Kept
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, Transaction, TransactionalStore
@@ -35,17 +35,15 @@ class BodyTransaction:
     """``with attempt.transaction() as tx:`` commits what is done in the block, or nothing of it.
 
     Args:
-        attempt: The attempt that owns the key.
+        claim: The claim of the attempt.
         codec: How the result is kept.
         message_codec: How messages are kept.
         store: The attempt's own store, which has transactions.
         using: A connection or session of the user's; None: one of the store's own.
     """
 
-    def __init__(
-        self, attempt: Attempt, codec: Codec, message_codec: Codec, store: TransactionalStore, using: Any
-    ) -> None:
-        self._attempt = attempt
+    def __init__(self, claim: Claim, codec: Codec, message_codec: Codec, store: TransactionalStore, using: Any) -> None:
+        self._claim = claim
         self._codec = codec
         self._message_codec = message_codec
         self._store = store
@@ -69,7 +67,7 @@ class BodyTransaction:
             transaction.rollback()
             raise PolicyError("transaction", "without done()", "end its block with: return tx.done(<the result>)")
         try:
-            self._attempt.commit_in(transaction, self._kept)
+            self._claim.commit_in(transaction, self._kept)
         except RecordTooLarge as too_large:
             raise PolicyError("done", "this result", f"the record has no room for it; return less ({too_large})") from (
                 too_large
@@ -108,7 +106,7 @@ class BodyTransaction:
         """
         signature = signature_of(task, args, kwargs)
         self._sent += 1
-        task_id = derived_id(self._attempt.effect_key(f"celery_idempotent.send:{self._sent}"))
+        task_id = derived_id(self._claim.effect_key(f"celery_idempotent.send:{self._sent}"))
         self._open.enqueue(message_of(signature, task_id, self._message_codec))
         return task_id
 

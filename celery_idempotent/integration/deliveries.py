@@ -15,13 +15,11 @@ from celery.utils.threads import LocalStack
 
 from celery_idempotent.protocol.keys import Identity
 
-__all__ = ["CONTENT_TYPE", "Delivery", "Requests", "arrived", "at_once", "delivery_of"]
-
 CONTENT_TYPE = "idempotency_content_type"
 """Attribute of a request by which a worker tells the content type of its message."""
 
 
-class Delivery:
+class Arrival:
     """What is known of a delivery besides its message.
 
     Args:
@@ -76,7 +74,7 @@ def _copied(request: Context) -> bytes | None:
         return None
 
 
-class Requests(LocalStack):  # type: ignore[misc]  # Celery has no types
+class RequestStack(LocalStack):  # type: ignore[misc]  # Celery has no types
     """A task's stack of requests, which notes each delivery before anybody else sees it.
 
     Args:
@@ -96,27 +94,27 @@ class Requests(LocalStack):  # type: ignore[misc]  # Celery has no types
         return pushed
 
 
-def arrived(task: Task, request: Context) -> Delivery:
+def arrived(task: Task, request: Context) -> Arrival:
     """The delivery of ``request``, noted at the first call."""
-    found = delivery_of(request)
+    found = arrival_of(request)
     if found is None or found.task != task.name:
         # Celery takes attributes of a request that it does not know for headers, and does so in a copy without any.
         request.headers = {name: each for name, each in (request.headers or {}).items() if name != CONTENT_TYPE}
-        found = request.idempotency = Delivery(task.name, partial(task.idempotency_identity_of, request), request)
+        found = request.idempotency = Arrival(task.name, partial(task.idempotency_identity_of, request), request)
     return found
 
 
 def arrived_list(request: Context) -> None:
     """Note the delivery of a ``map`` or ``starmap``, whose items are changed by the bodies that they are given to."""
-    if delivery_of(request) is None:
-        request.idempotency = Delivery("", _no_identity, request)
+    if arrival_of(request) is None:
+        request.idempotency = Arrival("", _no_identity, request)
 
 
 def _no_identity() -> NoReturn:
     raise LookupError("a list of items has no identity; each item has")
 
 
-def delivery_of(request: Context) -> Delivery | None:
+def arrival_of(request: Context) -> Arrival | None:
     """What was noted of the delivery of ``request``; None of a function call, and in a worker's main process."""
     found = getattr(request, "idempotency", None)
-    return found if isinstance(found, Delivery) else None  # a header of that name is an attribute, too
+    return found if isinstance(found, Arrival) else None  # a header of that name is an attribute, too

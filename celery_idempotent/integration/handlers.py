@@ -20,26 +20,26 @@ from typing import Any
 from celery import Task
 from celery.states import FAILURE
 
-from celery_idempotent.integration.deliveries import Delivery, delivery_of
+from celery_idempotent.integration.deliveries import Arrival, arrival_of
 
 __all__ = ["tell_of_bodies_only"]
 
 
-def _not_answered(delivery: Delivery, *args: Any) -> bool:
-    return not delivery.is_answered
+def _not_answered(arrival: Arrival, *args: Any) -> bool:
+    return not arrival.is_answered
 
 
-def _failed(delivery: Delivery, *args: Any) -> bool:
+def _failed(arrival: Arrival, *args: Any) -> bool:
     # What Celery cannot encode as a result is a failure to Celery; the effect has happened, and is recorded.
-    return not delivery.is_answered and not delivery.is_completed
+    return not arrival.is_answered and not arrival.is_completed
 
 
 _IS_TOLD: Mapping[str, Callable[..., bool]] = {
-    "before_start": lambda delivery, *args: delivery.body_began,
+    "before_start": lambda arrival, *args: arrival.body_began,
     "on_success": _not_answered,
     "on_failure": _failed,
     "on_retry": _not_answered,
-    "after_return": lambda delivery, status, *args: (_failed if status == FAILURE else _not_answered)(delivery),
+    "after_return": lambda arrival, status, *args: (_failed if status == FAILURE else _not_answered)(arrival),
 }
 
 
@@ -58,8 +58,8 @@ def tell_of_bodies_only(cls: type) -> None:
 def _told_if(is_told: Callable[..., bool], handler: Any) -> Callable[..., Any]:
     @wraps(handler)
     def told(self: Task, *args: Any, **kwargs: Any) -> Any:
-        delivery = delivery_of(self.request)
-        if delivery is None or is_told(delivery, *args):
+        arrival = arrival_of(self.request)
+        if arrival is None or is_told(arrival, *args):
             return handler.__get__(self, type(self))(*args, **kwargs)
         return None
 

@@ -14,9 +14,9 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 
-from celery_idempotent.engine.guard import Conflict
+from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.integration.deliveries import Delivery, delivery_of
+from celery_idempotent.integration.deliveries import Arrival, arrival_of
 from celery_idempotent.integration.publishing import (
     CONFLICTS_HEADER,
     DELIVERIES_HEADER,
@@ -83,11 +83,11 @@ def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
 
 
 def _postpone(task: Task, policy: Policy, header: str, error: IdempotencyError, *, bounds: tuple[int, ...]) -> NoReturn:
-    request, delivery = task.request, delivery_of(task.request)
+    request, arrival = task.request, arrival_of(task.request)
     broker = runtime_of(task.app).broker
     count = _count(request, header)
     delay = policy.delay_ms(count, bounds=(*bounds, *_broker_bounds(broker)), draw=random.random())  # noqa: S311
-    signature = _message_again(task, delivery, header, count + 1, _delay_options(broker, request, delay))
+    signature = _message_again(task, arrival, header, count + 1, _delay_options(broker, request, delay))
     try:
         signature.apply_async()
     except Exception as failure:
@@ -96,15 +96,15 @@ def _postpone(task: Task, policy: Policy, header: str, error: IdempotencyError, 
         if not isinstance(failure, OperationalError):
             time.sleep(min(delay / 1000, _REFUSED_PAUSE))
         raise Reject(failure, requeue=True) from failure
-    if delivery is not None:
-        delivery.is_answered = True
+    if arrival is not None:
+        arrival.is_answered = True
     raise Retry(str(error), exc=error, when=delay / 1000, sig=signature)
 
 
-def _message_again(task: Task, delivery: Delivery | None, header: str, count: int, options: dict[str, Any]) -> Any:
+def _message_again(task: Task, arrival: Arrival | None, header: str, count: int, options: dict[str, Any]) -> Any:
     """The signature of the same message: its arguments as they came, whatever the body has done to them."""
     request = task.request
-    args, kwargs = delivery.arguments(request) if delivery else (request.args, request.kwargs)
+    args, kwargs = arrival.arguments(request) if arrival else (request.args, request.kwargs)
     counters = {header: count, DELIVERIES_HEADER: deliveries(request)}
     return task.signature_from_request(
         request,

@@ -12,7 +12,7 @@ from celery.app import utils
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.serialization import prepare_accept_content, registry
 
-from celery_idempotent.engine.guard import ControlFlow
+from celery_idempotent.engine.delivery import ControlFlow
 from celery_idempotent.errors import PolicyError, SafeToRetry
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import is_duration, milliseconds

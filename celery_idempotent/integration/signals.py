@@ -2,7 +2,7 @@
 
 from celery.utils.dispatch import Signal
 
-from celery_idempotent.engine.guard import EventName
+from celery_idempotent.engine.delivery import EventName
 
 __all__ = [
     "claimed",

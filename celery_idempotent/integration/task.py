@@ -17,20 +17,21 @@ from celery.app.task import Context
 from celery.exceptions import Retry
 from kombu.utils.uuid import uuid
 
-from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.guard import RESULT_LOST, Body, Conflict, Event, EventName, Guard, Operation
-from celery_idempotent.engine.handle import AttemptHandle, Unprotected, current_attempt, executed_by, execution, passing
+from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import RESULT_LOST, Body, Conflict, Delivery, Event, EventName
+from celery_idempotent.engine.execution import current_attempt, executed_by, execution, passing
 from celery_idempotent.engine.heartbeat import heartbeat
-from celery_idempotent.engine.protected import Protected
 from celery_idempotent.errors import LeaseLost, PolicyError, StoreUnavailable
 from celery_idempotent.integration import binding, postpone, publishing, signals
-from celery_idempotent.integration.deliveries import Delivery, Requests, arrived, arrived_list, at_once, delivery_of
+from celery_idempotent.integration.deliveries import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
 from celery_idempotent.integration.handlers import tell_of_bodies_only
 from celery_idempotent.integration.outbox import relay_at_start
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, runtime_of
 from celery_idempotent.integration.startup import check_at_start
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature, Identity, identify
+from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import bounded
 
@@ -105,8 +106,8 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         tell_of_bodies_only(cls)  # annotations can bring handlers, and a __call__
         _guard_calls(cls)
         cls.Request = binding.request_class(cls)
-        if not isinstance(vars(cls).get("request_stack"), Requests):  # a subclass of a bound class has that one's
-            cls.request_stack = Requests(lambda: cls._app._tasks.get(cls.name))
+        if not isinstance(vars(cls).get("request_stack"), RequestStack):  # a subclass of a bound class has that one's
+            cls.request_stack = RequestStack(lambda: cls._app._tasks.get(cls.name))
         check_at_start(app)
         relay_at_start(app)
         binding.warn_about_delivery(cls, app)
@@ -120,7 +121,7 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             binding.refuse_unknown_settings(app)
 
     @property
-    def attempt(self) -> AttemptHandle:
+    def attempt(self) -> Attempt:
         """The attempt that executes this task's body; same as :func:`current_attempt`."""
         return current_attempt()
 
@@ -199,35 +200,35 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             return self._item(map_of, layer, call, args, kwargs)
         if request.called_directly or (around is not None and around.is_around(self.name, request.id)):
             return self._function(layer, call, args, kwargs)
-        return self._delivery(arrived(self, request), layer, call, args, kwargs)
+        return self._arrived(arrived(self, request), layer, call, args, kwargs)
 
     def _function(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A direct call, or a body that calls itself: a function call, which no claim protects."""
         identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
-        with executed_by(self._handle(None, identity), self.name, self.request.id, layer):
+        with executed_by(self._attempt(None, identity), self.name, self.request.id, layer):
             return call(*args, **kwargs)
 
-    def _delivery(self, delivery: Delivery, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _arrived(self, arrival: Arrival, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         request = self.request
 
-        def body(attempt: Attempt | None) -> Any:
-            delivery.body_began = True
-            with executed_by(self._handle(attempt, delivery.identity), self.name, request.id, layer):
+        def body(claim: Claim | None) -> Any:
+            arrival.body_began = True
+            with executed_by(self._attempt(claim, arrival.identity), self.name, request.id, layer):
                 try:
                     value = self._begun(call, args, kwargs)
                 except BaseException as error:
-                    if attempt is not None and delivery.is_retried:
-                        attempt.excused = error  # the retry is on its way, and shall not meet this as an outcome
+                    if claim is not None and arrival.is_retried:
+                        claim.excused = error  # the retry is on its way, and shall not meet this as an outcome
                     raise
-            if attempt is not None and delivery.is_retried:
+            if claim is not None and arrival.is_retried:
                 raise _Retried(value)
             return value
 
         try:
-            value = self._as_policy_says(self, delivery.identity, body)
+            value = self._as_policy_says(self, arrival.identity, body)
         except _Retried as retried:
             return retried.value
-        delivery.is_completed = self.idempotency_policy.mode == "enforce"
+        arrival.is_completed = self.idempotency_policy.mode == "enforce"
         return value
 
     def _begun(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -249,8 +250,8 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         arrived_list(map_of.request)
         identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
 
-        def body(attempt: Attempt | None) -> Any:
-            with executed_by(self._handle(attempt, identity), self.name, None, layer, map_of.request.id):
+        def body(claim: Claim | None) -> Any:
+            with executed_by(self._attempt(claim, identity), self.name, None, layer, map_of.request.id):
                 return call(*args, **kwargs)
 
         return self._as_policy_says(map_of, identity, body)
@@ -267,14 +268,14 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
     def _enforced(self, executed: Task, identity: Identity, body: Body) -> Any:
         policy = self.idempotency_policy
 
-        def finished(attempt: Attempt | None) -> Any:
-            value = body(attempt)
-            if attempt is not None:
+        def finished(claim: Claim | None) -> Any:
+            value = body(claim)
+            if claim is not None:
                 binding.refuse_unfinished(value, self.name)
             return value
 
         try:
-            outcome = self._guard(executed.request, observed=False).run(self._operation(executed, identity), finished)
+            outcome = self._delivery_of(executed, identity, observed=False).run(finished)
         except (LeaseLost, StoreUnavailable) as error:
             postpone.outage(executed, policy, error)
         if isinstance(outcome, Conflict):
@@ -283,14 +284,13 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
 
     def _observed(self, executed: Task, identity: Callable[[], Identity], body: Body) -> Any:
         try:
-            operation = self._operation(executed, identity())
-            guard = self._guard(executed.request, observed=True)
+            delivery = self._delivery_of(executed, identity(), observed=True)
         except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
             reason = type(error).__name__ if self.idempotency_policy.redact_errors else repr(error)
             told = map(one_line, (self.name, executed.request.id, reason))
             logger.warning("idempotency.not_observed task=%s task_id=%s reason=%s", *told)
             return body(None)
-        return guard.observe(operation, body)
+        return delivery.observe(body)
 
     def apply_async(
         self,
@@ -330,11 +330,11 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
         return super().signature_from_request(request, *positional, **options)
 
     def _carried(self, request: Context) -> str | None:
-        delivery = delivery_of(request)
-        if delivery is None:
+        arrival = arrival_of(request)
+        if arrival is None:
             return None
         with suppress(Exception):  # what has no identity was never executed, and fails again
-            return publishing.carrying(delivery.identity(), self._scope, request.id or "")
+            return publishing.carrying(arrival.identity(), self._scope, request.id or "")
         return None
 
     @property
@@ -347,29 +347,25 @@ class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no
             cls._call_signature = CallSignature(binding.body_signature(cls), binding.conversion(cls))
         return cls._call_signature
 
-    def _operation(self, executed: Task, identity: Identity) -> Operation:
-        request = executed.request
-        return Operation(
+    def _attempt(self, claim: Claim | None, identity: Callable[[], Identity]) -> Attempt:
+        if claim is None:
+            around = execution()
+            return Attempt(identity, around.attempt if around else None)
+        runtime, policy = runtime_of(self.app), self.idempotency_policy
+        return ProtectedAttempt(claim, runtime.codec_of(policy), NOTHING_BEGUN, policy.effects, runtime.message_codec)
+
+    def _delivery_of(self, executed: Task, identity: Identity, *, observed: bool) -> Delivery:
+        request, runtime, policy = executed.request, runtime_of(self.app), self.idempotency_policy
+        operation = Operation(
             identity=identity,
-            policy=self.idempotency_policy,
+            policy=policy,
             task=self.name,
             task_id=request.id or "",
             worker=request.hostname or "",
             app=self.app.main or "",
         )
-
-    def _handle(self, attempt: Attempt | None, identity: Callable[[], Identity]) -> AttemptHandle:
-        if attempt is None:
-            around = execution()
-            return Unprotected(identity, around.handle if around else None)
-        runtime, policy = runtime_of(self.app), self.idempotency_policy
-        return Protected(attempt, runtime.codec_of(policy), NOTHING_BEGUN, policy.effects, runtime.message_codec)
-
-    def _guard(self, request: Context, *, observed: bool) -> Guard:
-        runtime = runtime_of(self.app)
         report = partial(_report, self, request, observed)
-        codec = runtime.codec_of(self.idempotency_policy)
-        return Guard(runtime.store, codec, heartbeat, CONTROL_FLOW, report)
+        return Delivery(operation, runtime.store, runtime.codec_of(policy), heartbeat, CONTROL_FLOW, report)
 
 
 def _guard_calls(cls: type) -> None:
@@ -414,9 +410,9 @@ class IdempotentTask(IdempotentMixin, Task):  # type: ignore[misc]  # Celery has
 
 
 def _report(task: IdempotentMixin, request: Context, observed: bool, event: Event) -> None:
-    delivery = delivery_of(request)
-    if delivery is not None and event.name in _ANSWERS and not observed:
-        delivery.is_answered = True
+    arrival = arrival_of(request)
+    if arrival is not None and event.name in _ANSWERS and not observed:
+        arrival.is_answered = True
     level = logging.WARNING if event.reason.startswith(RESULT_LOST) else _LEVELS.get(event.name, logging.INFO)
     if logger.isEnabledFor(level):
         logger.log(

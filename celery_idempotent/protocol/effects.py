@@ -1,32 +1,20 @@
 """The kinds of effect a body can have, and what each is promised.
 
 A policy declares them by name, ``Policy(effects={"charge": Keyed(window=timedelta(hours=24))})``. A step of that
-name then does what its declaration says, and ``task.guarantee()`` tells it to people.
+name then does what its declaration says, and ``task.guarantee()`` tells it to people. For names that are made in a loop
+there are patterns, as of file names: ``effects={"text to *": AtMostOnce()}``.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, assert_never, get_args
+from fnmatch import fnmatchcase
+from typing import Any, Literal, assert_never, get_args
 
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.protocol.operation import OnTakeover
 
-__all__ = [
-    "AtLeastOnce",
-    "AtMostOnce",
-    "Committed",
-    "Duration",
-    "Effect",
-    "Fenced",
-    "Keyed",
-    "check_effects",
-    "check_on_takeover",
-    "check_window",
-    "is_duration",
-    "milliseconds",
-    "promise",
-]
+OnTakeover = Literal["rerun", "refuse"]
+"""What happens to what an attempt that never ended may have begun."""
 
 Duration = float | timedelta
 """Seconds, or a timedelta."""
@@ -104,6 +92,14 @@ def check_effects(effects: Mapping[str, Any]) -> None:
         raise PolicyError(
             "effects", repr(effects), "must map names of steps to Committed, Keyed, Fenced, AtLeastOnce or AtMostOnce"
         )
+
+
+def declared(effects: Mapping[str, Effect], name: str) -> Effect | None:
+    """What is declared of the step called ``name``: under its own name, or by the first pattern that fits."""
+    exact = effects.get(name)
+    if exact is not None:
+        return exact
+    return next((effect for pattern, effect in effects.items() if fnmatchcase(name, pattern)), None)
 
 
 def promise(effect: Effect) -> str:

@@ -10,75 +10,34 @@ says who *wins*.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Literal, assert_never
+from functools import partial
+from typing import Any, assert_never
 
-from celery_idempotent.protocol.record import Record, Status
-
-__all__ = [
-    "Decision",
-    "Ending",
-    "GiveUp",
-    "InFlight",
-    "KeyReused",
-    "Lost",
-    "OnTakeover",
-    "Rebase",
-    "Replay",
-    "ReplayFailure",
-    "Request",
-    "Run",
-    "Settlement",
-    "Superseded",
-    "Unknown",
-    "Vanished",
-    "Verdict",
-    "Written",
-    "checkpointed",
-    "completed",
-    "decide",
-    "ending",
-    "failed",
-    "given_up",
-    "is_forgotten",
-    "released",
-    "renewed",
-    "settle",
-]
-
-OnTakeover = Literal["rerun", "refuse"]
+from celery_idempotent.protocol.effects import OnTakeover
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record, Status, bounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One delivery asking for the right to run.
+class Operation:
+    """One intended effect, and who asks for the right to have it.
 
     Args:
-        key: The idempotency key.
-        fingerprint: Hash of the declared arguments, or None if none are declared.
-        owner: Nonce of this attempt.
-        revision: Nonce of the write that the decision may lead to; fresh for every decision.
-        lease: Milliseconds the claim is good for without renewal.
-        grace: Milliseconds past the lease before a takeover, for ordinary clock error.
-        on_takeover: Whether an attempt that never ended is run again or refused.
-        max_takeovers: After how many takeovers in a row it is refused all the same; None: never.
+        identity: Which effect, with which arguments.
+        policy: Under which promise.
         task: Task name, for people.
         task_id: Task id, for people.
         worker: Who asks, for people.
         app: Name of the app that asks, for people.
     """
 
-    key: str
-    fingerprint: str | None
-    owner: str
-    revision: str
-    lease: int
-    grace: int
-    on_takeover: OnTakeover
+    identity: Identity
+    policy: Policy
     task: str
     task_id: str
     worker: str
     app: str = ""
-    max_takeovers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +57,7 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class Wait:
     """Somebody else's lease is running; ``retry_after`` milliseconds until it can be taken over."""
 
     record: Record
@@ -120,7 +79,7 @@ class ReplayFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyReused:
+class Mismatch:
     """The key belongs to a call with other arguments."""
 
     record: Record
@@ -133,10 +92,10 @@ class Unknown:
     record: Record
 
 
-Verdict = InFlight | Replay | ReplayFailure | KeyReused | Unknown
+Answer = Replay | ReplayFailure | Wait | Mismatch | Unknown
 """Decisions that end a claim without running anything."""
 
-Decision = Run | GiveUp | Verdict
+Decision = Run | GiveUp | Answer
 
 
 def is_forgotten(record: Record, now: int) -> bool:
@@ -144,20 +103,24 @@ def is_forgotten(record: Record, now: int) -> bool:
     return record.expires_at is not None and record.expires_at * 1000 <= now
 
 
-def decide(record: Record | None, request: Request, now: int) -> Decision:
+def decide(record: Record | None, operation: Operation, now: int, *, owner: str, revision: str) -> Decision:
     """What a delivery does about the record it saw; the whole decision table.
 
     Args:
         record: What the store holds for the key, or None.
-        request: Who asks.
+        operation: Which operation, and who asks.
         now: The store's clock in milliseconds.
+        owner: Nonce of this attempt.
+        revision: Nonce of the write that the decision may lead to; fresh for every decision.
     """
+    policy, fingerprint = operation.policy, operation.identity.fingerprint
+    claimed = partial(_claimed, operation, now, owner, revision)
     if record is None:
-        return Run(_claimed(request, now), None)
+        return Run(claimed(), None)
     if is_forgotten(record, now):
-        return Run(_claimed(request, now, token_after=record.fencing_token), record.revision)
-    if record.fingerprint and request.fingerprint and record.fingerprint != request.fingerprint:
-        return KeyReused(record)
+        return Run(_after(record, claimed()), record.revision)
+    if record.fingerprint and fingerprint and record.fingerprint != fingerprint:
+        return Mismatch(record)
     match record.status:
         case Status.COMPLETED:
             return Replay(record)
@@ -166,20 +129,20 @@ def decide(record: Record | None, request: Request, now: int) -> Decision:
         case Status.UNKNOWN:
             return Unknown(record)
         case Status.RELEASED:
-            return Run(_reclaimed(record, request, now), record.revision)
+            return Run(_reclaimed(record, claimed()), record.revision)
         case Status.IN_PROGRESS:
-            wait = record.lease_until + request.grace - now
+            wait = record.lease_until + policy.grace_ms - now
             if wait > 0:
-                return InFlight(record, wait)
-            if request.on_takeover == "rerun" and not _is_poison(record, request):
-                return Run(_reclaimed(record, request, now), record.revision)
-            return GiveUp(given_up(record, now, request.revision, _never_ended(record)), record.revision)
+                return Wait(record, wait)
+            if policy.on_takeover == "rerun" and not _is_poison(record, policy):
+                return Run(_reclaimed(record, claimed()), record.revision)
+            return GiveUp(given_up(record, now, revision, _never_ended(record)), record.revision)
         case unreachable:
             assert_never(unreachable)
 
 
-def _is_poison(record: Record, request: Request) -> bool:
-    return request.max_takeovers is not None and record.takeovers >= request.max_takeovers
+def _is_poison(record: Record, policy: Policy) -> bool:
+    return policy.max_takeovers is not None and record.takeovers >= policy.max_takeovers
 
 
 def _never_ended(record: Record) -> str:
@@ -191,30 +154,34 @@ def _never_ended(record: Record) -> str:
     )
 
 
-def _claimed(request: Request, now: int, token_after: int = 0) -> Record:
+def _claimed(operation: Operation, now: int, owner: str, revision: str) -> Record:
     return Record(
-        key=request.key,
+        key=operation.identity.key,
         status=Status.IN_PROGRESS,
-        revision=request.revision,
-        owner=request.owner,
-        fencing_token=max(token_after + 1, now),
-        lease_until=now + request.lease,
-        fingerprint=request.fingerprint,
+        revision=revision,
+        owner=owner,
+        fencing_token=max(1, now),
+        lease_until=now + operation.policy.lease_ms,
+        fingerprint=operation.identity.fingerprint,
         attempts=1,
         created_at=now,
         updated_at=now,
-        task=request.task,
-        task_id=request.task_id,
-        worker=request.worker,
-        app=request.app,
+        task=bounded(operation.task),
+        task_id=bounded(operation.task_id),
+        worker=bounded(operation.worker),
+        app=bounded(operation.app),
     )
 
 
-def _reclaimed(seen: Record, request: Request, now: int) -> Record:
+def _after(seen: Record, claimed: Record) -> Record:
+    return replace(claimed, fencing_token=max(seen.fencing_token + 1, claimed.fencing_token))
+
+
+def _reclaimed(seen: Record, claimed: Record) -> Record:
     # Whether this is a takeover is written into the record: an attempt whose reply was lost
     # must be able to read it back, or it would take itself for the first one.
     return replace(
-        _claimed(request, now, token_after=seen.fencing_token),
+        _after(seen, claimed),
         attempts=seen.attempts + 1,
         takeovers=seen.takeovers + 1 if seen.status is Status.IN_PROGRESS else 0,
         created_at=seen.created_at,

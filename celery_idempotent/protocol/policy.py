@@ -11,6 +11,7 @@ from celery_idempotent.errors import LeaseLost, PolicyError, SafeToRetry, StoreU
 from celery_idempotent.protocol.effects import (
     Duration,
     Effect,
+    OnTakeover,
     check_effects,
     is_duration,
     milliseconds,
@@ -18,9 +19,6 @@ from celery_idempotent.protocol.effects import (
     readable,
 )
 from celery_idempotent.protocol.keys import WHOLE_CALL, Selector, Spec
-from celery_idempotent.protocol.operation import OnTakeover
-
-__all__ = ["Mode", "OnConflict", "OnOutage", "Policy"]
 
 OnConflict = Literal["retry", "raise", "skip"]
 OnOutage = Literal["retry", "run"]

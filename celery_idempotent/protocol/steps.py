@@ -20,33 +20,13 @@ from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.effects import (
     AtMostOnce,
     Committed,
-    Duration,
     Effect,
     Fenced,
     Keyed,
-    check_on_takeover,
-    check_window,
+    OnTakeover,
+    declared,
     milliseconds,
 )
-from celery_idempotent.protocol.operation import OnTakeover
-
-__all__ = [
-    "Begin",
-    "Begun",
-    "Call",
-    "Doubt",
-    "Finished",
-    "Recall",
-    "Step",
-    "StepDecision",
-    "Terms",
-    "decide_step",
-    "from_plain",
-    "only_finished",
-    "terms_of",
-    "to_plain",
-]
-
 
 _MAX_NAME = 200
 """Characters of a step's name; it stands in every write of the record."""
@@ -134,40 +114,26 @@ class Terms:
 StepDecision = Call | Begin | Recall | Doubt
 
 
-def terms_of(
-    name: str,
-    on_takeover: OnTakeover | None,
-    window: Duration | None,
-    effects: Mapping[str, Effect],
-    *,
-    is_fenced: bool = False,
-) -> Terms:
-    """The terms of a step, from its own arguments or from what the policy declares of it.
+def terms_of(name: str, effects: Mapping[str, Effect], *, is_fenced: bool = False) -> Terms:
+    """The terms of a step, by what the policy declares of it.
 
     Args:
         name: The step's name.
-        on_takeover: What the step says itself; None: nothing.
-        window: Likewise, in seconds or as a timedelta.
-        effects: What the policy declares, by name.
+        effects: What the policy declares, by name or pattern; empty: every step is called again when in doubt.
         is_fenced: Whether the call fences earlier attempts off and looks for their effect.
 
     Raises:
-        PolicyError: An argument cannot be used, contradicts the declaration, or the step is not declared.
+        PolicyError: The name cannot be used, the step is not declared, or it is made with less than its declaration.
     """
     if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME:
         raise PolicyError("name", repr(name), f"a step's name is a text of 1 to {_MAX_NAME} characters")
-    if on_takeover is not None:
-        check_on_takeover(on_takeover)
-    check_window(window)
     if not effects:
-        return Terms(on_takeover or "rerun", None if window is None else milliseconds(window))
-    if name not in effects:
-        raise PolicyError("step", repr(name), f"is not among Policy(effects={{{', '.join(map(repr, effects))}}})")
-    if on_takeover is not None or window is not None:
-        raise PolicyError("step", repr(name), "Policy(effects=...) says how it is made; drop on_takeover and window")
-    match effects[name]:
-        case Keyed(declared, past_window):
-            return Terms(past_window, None if declared is None else milliseconds(declared))
+        return Terms("rerun", None)
+    match declared(effects, name):
+        case None:
+            raise PolicyError("step", repr(name), f"is not among Policy(effects={{{', '.join(map(repr, effects))}}})")
+        case Keyed(window, past_window):
+            return Terms(past_window, None if window is None else milliseconds(window))
         case AtMostOnce():
             return Terms("refuse", None)
         # The declaration promises more than a bare step keeps.

@@ -37,7 +37,7 @@ from itertools import cycle, pairwise
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from celery_idempotent.engine.attempt import new_nonce
+from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import SCHEMA, Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, Store

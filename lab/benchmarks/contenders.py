@@ -25,9 +25,10 @@ from celery.app.task import Context
 from celery.app.trace import setup_worker_optimizations
 
 from celery_idempotent import IdempotentTask, Policy
-from celery_idempotent.engine.guard import Conflict, Guard, Operation
+from celery_idempotent.engine.delivery import Conflict, Delivery
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
+from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.dynamodb.store import _CONFIG, DynamoDBStore
 from lab.benchmarks.environment import Servers
@@ -106,7 +107,7 @@ class GuardedCall:
         store: Store,
         policy: Policy | None = None,
         body: Body = result_of,
-        name: str = "celery-idempotent, Guard.run",
+        name: str = "celery-idempotent, Delivery.run",
     ) -> None:
         self.name = name
         self.policy = policy or Policy()
@@ -115,7 +116,7 @@ class GuardedCall:
         self._app = app  # its runtime holds it weakly
         self._task = _charge_task(app, body, self.policy)
         self._body = body
-        self._guard = Guard(self.store, runtime_of(app).codec, heartbeat, CONTROL_FLOW, lambda event: None)
+        self._codec = runtime_of(app).codec
 
     def operation(self, sent: dict[str, Any]) -> Operation:
         """A delivery of the order ``sent``, its key derived."""
@@ -128,7 +129,8 @@ class GuardedCall:
         return lambda: self._deliver(sent)
 
     def _deliver(self, sent: dict[str, Any]) -> object:
-        outcome = self._guard.run(self.operation(sent), lambda attempt: self._body(sent))
+        delivery = Delivery(self.operation(sent), self.store, self._codec, heartbeat, CONTROL_FLOW, lambda event: None)
+        outcome = delivery.run(lambda claim: self._body(sent))
         return outcome if isinstance(outcome, Conflict) else outcome.value
 
 

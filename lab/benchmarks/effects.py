@@ -14,12 +14,14 @@ from uuid import uuid4
 from sqlalchemy import text
 
 from celery_idempotent import Policy
-from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.guard import Guard, Operation
+from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import Delivery
 from celery_idempotent.engine.heartbeat import heartbeat
-from celery_idempotent.engine.protected import Protected
 from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
+from celery_idempotent.protocol.effects import AtLeastOnce, AtMostOnce, Effect
 from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.store import CommittingStore, Store, TransactionalStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
@@ -43,7 +45,7 @@ and held to nothing: how a driver begins and ends one is its own."""
 
 _TRANSACTION = "a transaction with one insert"
 
-_Body = Callable[[Protected], object]
+_Body = Callable[[ProtectedAttempt], object]
 
 
 def measure(servers: Servers) -> Section:
@@ -85,31 +87,34 @@ def _cell(sent: list[str] | None) -> str:
     return "" if sent is None else str(len(sent))
 
 
+_EFFECTS: dict[str, Effect] = {"at most once": AtMostOnce(), "*": AtLeastOnce()}
+
+
 class _Operations:
     """New operations on one store, one after the other."""
 
     def __init__(self, store: Store) -> None:
         self._app = make_app(store)
         self._codec = runtime_of(self._app).codec
-        self._guard = Guard(store, self._codec, heartbeat, CONTROL_FLOW, lambda event: None)
+        self._store = store
 
     def run(self, body: _Body) -> None:
         """Deliver one."""
 
-        def handled(attempt: Attempt | None) -> object:
+        def handled(attempt: Claim | None) -> object:
             assert attempt is not None
-            return body(Protected(attempt, self._codec))
+            return body(ProtectedAttempt(attempt, self._codec, effects=_EFFECTS))
 
         operation = Operation(
             identity=Identity(f"effects:1:{uuid4().hex}", None), policy=Policy(), task="t", task_id="id", worker="w"
         )
-        self._guard.run(operation, handled)
+        Delivery(operation, self._store, self._codec, heartbeat, CONTROL_FLOW, lambda event: None).run(handled)
 
 
 def _bodies(store: Store, prepare: Callable[[str], None]) -> Iterator[tuple[str, _Body]]:
     yield _PLAIN, lambda handle: "x" * 18
     yield "a step", lambda handle: handle.step("a", lambda step: "ch_1")
-    yield "a step at most once", lambda handle: handle.step("a", lambda step: "ch_1", on_takeover="refuse")
+    yield "a step at most once", lambda handle: handle.step("at most once", lambda step: "ch_1")
     yield "three steps", lambda handle: [handle.step(name, lambda step: "ch_1") for name in "abc"]
     if isinstance(store, CommittingStore) and isinstance(store, DynamoDBStore):
         table = f"effects-{uuid4().hex}"
@@ -121,7 +126,7 @@ def _bodies(store: Store, prepare: Callable[[str], None]) -> Iterator[tuple[str,
         prepare(table)
         statement = text(f"INSERT INTO {table} VALUES ('a')")
 
-        def book(handle: Protected) -> object:
+        def book(handle: ProtectedAttempt) -> object:
             with handle.transaction() as transaction:
                 transaction.execute(statement)
                 return transaction.done("x" * 18)

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_idempotent import Policy
-from celery_idempotent.engine.attempt import claim, new_nonce
-from celery_idempotent.engine.guard import Conflict
-from celery_idempotent.protocol.operation import Request
+from celery_idempotent.engine.claim import claim
+from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.protocol.store import Store
 from lab.benchmarks.contenders import GuardedCall
 from lab.benchmarks.payloads import order, result_of
@@ -86,7 +85,7 @@ def library_paths(store: Store, count: Count) -> Found:
         found["conflict"] = count(lambda: _expect_conflict(call.delivery(start + 1)()))
 
     body.during(meet_the_first_in_flight, call.delivery(start + 1))
-    claim(call.store, _request(call, start + 2))  # and never a word again, as if the process had been killed
+    claim(call.store, call.operation(order(start + 2)))  # and never a word again, as if the process had been killed
     time.sleep(LEASE * 1.2)
     found["takeover of a dead lease"] = count(call.delivery(start + 2))
     found["failure"] = count(lambda: expect_failure(body, call.delivery(start + 3), Failure))
@@ -112,19 +111,3 @@ def expect_failure(body: Body, deliver: Callable[[], object], kind: type[Excepti
 def _expect_conflict(outcome: object) -> None:
     if not isinstance(outcome, Conflict):
         raise AssertionError(f"expected a conflict, got {outcome!r}")
-
-
-def _request(call: GuardedCall, number: int) -> Request:
-    operation = call.operation(order(number))
-    return Request(
-        key=operation.identity.key,
-        fingerprint=operation.identity.fingerprint,
-        owner=new_nonce(),
-        revision="",
-        lease=call.policy.lease_ms,
-        grace=call.policy.grace_ms,
-        on_takeover=call.policy.on_takeover,
-        task=operation.task,
-        task_id=operation.task_id,
-        worker=operation.worker,
-    )

@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from uuid import uuid4
 
-from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.guard import ControlFlow, Event, Guard
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
@@ -181,13 +181,13 @@ class _Delivery:
         def observe(event: Event) -> None:
             points.ledger.append("event", name=event.name)
 
-        guard = Guard(store, CODEC, heartbeat, ControlFlow(), observe)
-        told = tell(guard, operation(self.key, self.task.promise, self.number), self._body(points))
+        delivered = operation(self.key, self.task.promise, self.number)
+        told = tell(Delivery(delivered, store, CODEC, heartbeat, ControlFlow(), observe), self._body(points))
         points.reach("everything done, not acknowledged")
         points.ledger.append("told", how=told.how, value=told.value)
 
-    def _body(self, points: Points) -> Callable[[Attempt | None], str]:
-        def body(attempt: Attempt | None) -> str:
+    def _body(self, points: Points) -> Callable[[Claim | None], str]:
+        def body(attempt: Claim | None) -> str:
             assert attempt is not None
             points.reach("the body begins")
             self._renew(attempt)
@@ -200,7 +200,7 @@ class _Delivery:
 
         return body
 
-    def _renew(self, attempt: Attempt) -> None:
+    def _renew(self, attempt: Claim) -> None:
         if self.task.renews:
             attempt.renew()
 

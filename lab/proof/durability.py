@@ -25,8 +25,8 @@ from uuid import uuid4
 
 import psycopg
 
-from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.guard import ControlFlow, Event, EventName, Guard
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event, EventName
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.errors import IdempotencyWarning
 from celery_idempotent.protocol.store import Store
@@ -134,13 +134,12 @@ class _Task:
 
     def deliver(self, store: Store, heartbeat: Heartbeat) -> Told:
         """Deliver it once."""
-        guard = Guard(store, CODEC, heartbeat, ControlFlow(), self._observe)
         delivered = operation(self.key, self.promise, len(self.told))
-        policy = replace(delivered.policy, lease=_LEASE, grace=_GRACE)
-        self.told.append(tell(guard, replace(delivered, policy=policy), self._body))
+        quick = replace(delivered, policy=replace(delivered.policy, lease=_LEASE, grace=_GRACE))
+        self.told.append(tell(Delivery(quick, store, CODEC, heartbeat, ControlFlow(), self._observe), self._body))
         return self.told[-1]
 
-    def _body(self, attempt: Attempt | None) -> str:
+    def _body(self, attempt: Claim | None) -> str:
         assert attempt is not None
         receipt = attempt.effect_key("charge") if self.promise.keyed else uuid4().hex
         self.effects.append(receipt)

@@ -23,10 +23,11 @@ from uuid import uuid4
 
 from sqlalchemy import Column, MetaData, String, Table, func, insert, select
 
-from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.guard import ControlFlow, Guard
+from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import ControlFlow, Delivery
 from celery_idempotent.engine.heartbeat import Heartbeat
-from celery_idempotent.engine.protected import Protected
+from celery_idempotent.protocol.effects import AtMostOnce
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Step
@@ -136,7 +137,7 @@ _NAMES = {Status.IN_PROGRESS: "checkpoint", Status.COMPLETED: "completion", Stat
 class _Receivers(Protocol):
     """Where effects are had and counted."""
 
-    def commit(self, key: str, handle: Protected) -> None:
+    def commit(self, key: str, handle: ProtectedAttempt) -> None:
         """Have the effect together with the record."""
 
     def count(self, key: str) -> int:
@@ -144,7 +145,7 @@ class _Receivers(Protocol):
 
 
 class _NoTable:
-    def commit(self, key: str, handle: Protected) -> None:
+    def commit(self, key: str, handle: ProtectedAttempt) -> None:
         raise AssertionError
 
     def count(self, key: str) -> int:
@@ -164,7 +165,7 @@ class _DynamoDBTable:
             KeySchema=[{"AttributeName": "key", "KeyType": "HASH"}],
         )
 
-    def commit(self, key: str, handle: Protected) -> None:
+    def commit(self, key: str, handle: ProtectedAttempt) -> None:
         add = {
             "TableName": self._table,
             "Key": {"key": key},
@@ -192,7 +193,7 @@ class _SQLTable:
         transaction.connection.commit()
         transaction.rollback()
 
-    def commit(self, key: str, handle: Protected) -> None:
+    def commit(self, key: str, handle: ProtectedAttempt) -> None:
         with handle.transaction() as transaction:
             transaction.execute(insert(self._table).values(key=key, nonce=uuid4().hex))
             transaction.done("done")
@@ -258,18 +259,28 @@ class _Delivery:
     ahead: int
 
     def under(self, store: Store, points: Points, ledger: Ledger, index: _Index, table: _Receivers) -> Told:
-        guard = Guard(_DyingStore(store, self.ahead, points), CODEC, Heartbeat(), ControlFlow(), lambda event: None)
+        delivery = Delivery(
+            operation(self.key, _PROMISE, self.number),
+            _DyingStore(store, self.ahead, points),
+            CODEC,
+            Heartbeat(),
+            ControlFlow(),
+            lambda event: None,
+        )
 
-        def body(attempt: Attempt | None) -> str:
+        def body(attempt: Claim | None) -> str:
             assert attempt is not None
-            self._have_effect(Protected(attempt, CODEC), points, ledger, index, table)
+            effects = {"effect": AtMostOnce()} if self.kind is Kind.AT_MOST_ONCE else None
+            self._have_effect(ProtectedAttempt(attempt, CODEC, effects=effects), points, ledger, index, table)
             return "done"
 
-        told = tell(guard, operation(self.key, _PROMISE, self.number), body)
+        told = tell(delivery, body)
         points.reach("everything done, not acknowledged")
         return told
 
-    def _have_effect(self, handle: Protected, points: Points, ledger: Ledger, index: _Index, table: _Receivers) -> None:
+    def _have_effect(
+        self, handle: ProtectedAttempt, points: Points, ledger: Ledger, index: _Index, table: _Receivers
+    ) -> None:
         def noted(name: str, act: Callable[[Step], Any]) -> Callable[[Step], Any]:
             def call(step: Step) -> Any:
                 points.reach(f"before {name}")
@@ -283,10 +294,8 @@ class _Delivery:
         fence = noted("the fence", lambda step: index.raise_fence(self.key, step.fencing_token))
         act = noted("the effect", lambda step: index.add(self.key, step.fencing_token))
         match self.kind:
-            case Kind.AT_LEAST_ONCE | Kind.KEYED:
+            case Kind.AT_LEAST_ONCE | Kind.KEYED | Kind.AT_MOST_ONCE:
                 handle.step("effect", effect)
-            case Kind.AT_MOST_ONCE:
-                handle.step("effect", effect, on_takeover="refuse")
             case Kind.FENCED:
                 handle.fenced_step("effect", fence=fence, probe=lambda step: index.find(self.key), act=act)
             case Kind.TOKEN_ALONE:

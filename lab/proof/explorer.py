@@ -1,7 +1,8 @@
 """Every interleaving of a few deliveries of one operation, under every fault, on the production code.
 
-Nothing is modelled but the world around the library: :func:`~celery_idempotent.engine.attempt.claim`,
-:class:`~celery_idempotent.engine.attempt.Attempt` and :class:`~celery_idempotent.engine.guard.Guard` run as they are. A
+Nothing is modelled but the world around the library: :func:`~celery_idempotent.engine.claim.claim`,
+:class:`~celery_idempotent.engine.claim.Claim` and :class:`~celery_idempotent.engine.delivery.Delivery` run as
+they are. A
 delivery stops at each thing it asks of the world (a swap, its effect); the explorer chooses what happens.
 Worlds that were seen before are not explored again.
 

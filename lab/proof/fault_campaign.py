@@ -1,6 +1,6 @@
 """Faults between worker and store, request by request, at scale.
 
-Deliveries are real: :class:`~celery_idempotent.engine.guard.Guard`, its store, boto3 and HTTP, through a proxy that
+Deliveries are real: the library's delivery, its store, boto3 and HTTP, through a proxy that
 does to each request what its plan says (:mod:`lab.proof.wire`). The deliveries of one task are threads; before
 each request that leaves and before each effect they wait for their turn, so that a plan fixes the whole
 course of its task: who goes when, which request meets which fault, when leases end, when a request that was
@@ -31,8 +31,8 @@ from uuid import uuid4
 import botocore.endpoint
 from botocore.retries.quota import RetryQuota
 
-from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.guard import ControlFlow, Event, EventName, Guard
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event, EventName
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.errors import SafeToRetry
 from celery_idempotent.protocol.record import Record, Status
@@ -449,23 +449,24 @@ class _Task:
         return f"{strike.fault} {name}"
 
     def _told(self, delivery: _Delivery, *, clean: bool) -> Told:
-        guard = Guard(delivery, CODEC, _HEARTBEAT, ControlFlow(), self._observe, _Clock(self))
+        delivered = operation(self._key, self.plan.promise, delivery.number)
+        ours = Delivery(delivered, delivery, CODEC, _HEARTBEAT, ControlFlow(), self._observe, _Clock(self))
 
-        def body(attempt: Attempt | None) -> str:
+        def body(attempt: Claim | None) -> str:
             assert attempt is not None
             self.events[_CLEAN_RUN] += clean
             self.begun.append(attempt.fencing_token)
             return self._act(attempt, delivery, clean)
 
         try:
-            return tell(guard, operation(self._key, self.plan.promise, delivery.number), body)
+            return tell(ours, body)
         except _Failed as failure:
             # An outcome only where the policy records it; elsewhere the claim was given back.
             return Told("failed" if self.plan.promise.on_takeover == "refuse" else "raised", str(failure))
         except (SafeToRetry, SystemExit):
             return Told("raised")
 
-    def _act(self, attempt: Attempt, delivery: _Delivery, clean: bool) -> str:
+    def _act(self, attempt: Claim, delivery: _Delivery, clean: bool) -> str:
         program = self.plan.program
         if program is Program.STOPS_BEFORE and not clean:
             raise SafeToRetry
@@ -482,7 +483,7 @@ class _Task:
         self._renew(attempt)
         return receipt
 
-    def _renew(self, attempt: Attempt) -> None:
+    def _renew(self, attempt: Claim) -> None:
         if self.plan.program is Program.RENEWS:
             attempt.renew()
             attempt.ensure_owned()
@@ -498,7 +499,7 @@ class _Failed(Exception):
 class _PlannedRenewals(Heartbeat):
     """Renews nothing by real time: bodies renew when their plan says so."""
 
-    def start(self, attempt: Attempt) -> None:
+    def start(self, attempt: Claim) -> None:
         pass
 
 

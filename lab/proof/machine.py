@@ -21,10 +21,22 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_idempotent.engine.attempt import Attempt, Superseded, Written, claim, new_nonce
+from celery_idempotent.engine.claim import Claim, claim, new_nonce
 from celery_idempotent.errors import LeaseLost, StoreUnavailable
 from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.operation import InFlight, KeyReused, Replay, ReplayFailure, Request, Run, Unknown
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.operation import (
+    Mismatch,
+    Operation,
+    Replay,
+    ReplayFailure,
+    Run,
+    Superseded,
+    Unknown,
+    Wait,
+    Written,
+)
+from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing import FakeClock, FaultyStore
@@ -82,7 +94,7 @@ class _Told:
 @dataclass(frozen=True, slots=True)
 class _Held:
     number: int
-    attempt: Attempt
+    attempt: Claim
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -106,17 +118,17 @@ class StoreMachine(RuleBasedStateMachine):
     def claim(self, fingerprint: str, refuse: bool, fault: Fault) -> Any:
         """One delivery asks; a single lost message changes nothing."""
         self.store.faults.append(fault)
-        decision = claim(self.store, self._request(fingerprint, refuse))
+        decision = claim(self.store, self._operation(fingerprint, refuse))
         self.store.faults.clear()
 
         told = self._counted()
         if told and told.fingerprint != fingerprint:
-            assert isinstance(decision, KeyReused)
+            assert isinstance(decision, Mismatch)
         elif told is None or told.status is Status.RELEASED or (self._may_be_taken_over(told) and not refuse):
             assert isinstance(decision, Run)
             return self._granted(decision, fingerprint, told)
         elif told.status is Status.IN_PROGRESS and not self._is_over(told):
-            assert isinstance(decision, InFlight)
+            assert isinstance(decision, Wait)
             assert decision.retry_after == told.lease_until + GRACE - self.clock.now()
         elif told.status is Status.COMPLETED:
             assert isinstance(decision, Replay)
@@ -137,7 +149,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.faults.extend(["reply lost" if landed else "request lost", "request lost"])
         before = self.store.get(self.key)
         try:
-            claim(self.store, self._request(fingerprint, refuse=False))
+            claim(self.store, self._operation(fingerprint, refuse=False))
         except StoreUnavailable:
             pass
         else:
@@ -246,7 +258,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._end(successor, fault, Status.COMPLETED, lambda: successor.attempt.complete(_RESULT), _RESULT.data)
 
     def _won(self, fingerprint: str) -> Run:
-        decision = claim(self.store, self._request(fingerprint, refuse=False))
+        decision = claim(self.store, self._operation(fingerprint, refuse=False))
         assert isinstance(decision, Run)
         return decision
 
@@ -309,20 +321,14 @@ class StoreMachine(RuleBasedStateMachine):
         """Give back what the store holds open."""
         self.store.close()
 
-    def _request(self, fingerprint: str, refuse: bool) -> Request:
-        return Request(
-            key=self.key,
-            fingerprint=fingerprint,
-            owner=new_nonce(),
-            revision="",
-            lease=LEASE,
-            grace=GRACE,
+    def _operation(self, fingerprint: str, refuse: bool) -> Operation:
+        policy = Policy(
+            lease=LEASE / 1000,
+            grace=GRACE / 1000,
             on_takeover="refuse" if refuse else "rerun",
             max_takeovers=_MAX_TAKEOVERS,
-            task="t",
-            task_id="id",
-            worker="w",
         )
+        return Operation(identity=Identity(self.key, fingerprint), policy=policy, task="t", task_id="id", worker="w")
 
     def _granted(self, decision: Run, fingerprint: str, told: _Told | None) -> _Held:
         now = self.clock.now()
@@ -337,7 +343,7 @@ class StoreMachine(RuleBasedStateMachine):
             told.attempts + 1 if told else 1,
             told.takeovers + 1 if told and told.status is Status.IN_PROGRESS else 0,
         )
-        attempt = Attempt(
+        attempt = Claim(
             self.store,
             decision.record,
             lease=LEASE,

@@ -15,15 +15,16 @@ from unittest import mock
 
 from hypothesis import Phase
 
-from celery_idempotent.engine import attempt, guard, protected
-from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.guard import Guard
-from celery_idempotent.engine.protected import Protected
+from celery_idempotent.engine import attempt, claim
+from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import Delivery
 from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import publishing
 from celery_idempotent.protocol import operation as protocol
 from celery_idempotent.protocol import steps
-from celery_idempotent.protocol.operation import Ending, Lost, Rebase, Request, Superseded, Vanished, Written
+from celery_idempotent.protocol.operation import Ending, Lost, Operation, Rebase, Superseded, Vanished, Written
+from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Call, Doubt, Step, Terms
 from celery_idempotent.protocol.steps import Finished as StepFinished
@@ -110,20 +111,20 @@ def _without_recognition(store: Store, new: Record, expected: str | None) -> Rec
         return replace(stored, revision="unrecognised", owner="?") if mine and stored else stored
 
 
-def _owner_is_task(operation: Any, on_takeover: Any) -> Request:
-    return replace(_request(operation, on_takeover), owner="the task id")
+def _owner_is_task(*args: Any, owner: str, revision: str) -> Any:
+    return _decide(*args, owner="the task id", revision=revision)
 
 
 def _always_release(error: BaseException, **policy: Any) -> Ending:
     return Ending.RELEASE
 
 
-def _takeover_forgotten(seen: Record, request: Request, now: int) -> Record:
-    return replace(_reclaimed(seen, request, now), takeovers=0)
+def _takeover_forgotten(seen: Record, claimed: Record) -> Record:
+    return replace(_reclaimed(seen, claimed), takeovers=0)
 
 
-def _takeovers_never_reset(seen: Record, request: Request, now: int) -> Record:
-    again = _reclaimed(seen, request, now)
+def _takeovers_never_reset(seen: Record, claimed: Record) -> Record:
+    again = _reclaimed(seen, claimed)
     return replace(again, takeovers=max(again.takeovers, seen.takeovers))
 
 
@@ -131,20 +132,21 @@ def _lease_as_expiry(record: Record, now: int) -> bool:
     return _is_forgotten(record, now) or (record.status is Status.IN_PROGRESS and record.lease_until <= now - 1_000)
 
 
-def _token_reset(seen: Record, request: Request, now: int) -> Record:
-    return replace(_reclaimed(seen, request, now), fencing_token=now)
+def _token_reset(seen: Record, claimed: Record) -> Record:
+    return replace(_reclaimed(seen, claimed), fencing_token=claimed.created_at)
 
 
-def _early(record: Record | None, request: Request, now: int) -> Any:
-    return _decide(record, replace(request, grace=request.grace - 1), now)
+def _early(record: Record | None, operation: Operation, now: int, **nonces: str) -> Any:
+    in_progress = record is not None and record.status is Status.IN_PROGRESS
+    return _decide(record, operation, now + in_progress, **nonces)
 
 
-def _expiring(request: Request, now: int, token_after: int = 0) -> Record:
-    return replace(_claimed(request, now, token_after), expires_at=(now + request.lease) // 1000)
+def _expiring(operation: Operation, now: int, owner: str, revision: str) -> Record:
+    return replace(_claimed(operation, now, owner, revision), expires_at=(now + operation.policy.lease_ms) // 1000)
 
 
-def _fingerprint_ignored(record: Record | None, request: Request, now: int) -> Any:
-    return _decide(record, replace(request, fingerprint=None), now)
+def _fingerprint_ignored(record: Record | None, operation: Operation, now: int, **nonces: str) -> Any:
+    return _decide(record, replace(operation, identity=replace(operation.identity, fingerprint=None)), now, **nonces)
 
 
 def _upserting(self: MemoryStore, new: Record, expected: str | None) -> Record | None:
@@ -172,34 +174,35 @@ def _reviving(write: Record, stored: Record | None) -> Any:
     return _settle(write, stored)
 
 
-def _own_result_anyway(self: Guard, operation: Any, attempt: Attempt, write: Any, event: Any, reason: str) -> None:
+def _own_result_anyway(self: Delivery, held: Claim, write: Any, event: Any, reason: str) -> None:
     write()
 
 
-def _loss_ignored(self: Guard, operation: Any, attempt: Attempt, write: Any, event: Any, reason: str) -> Any:
+def _loss_ignored(self: Delivery, held: Claim, write: Any, event: Any, reason: str) -> Any:
     try:
-        return _settled(self, operation, attempt, write, event, reason)
+        return _settled(self, held, write, event, reason)
     except LeaseLost:
         return None
 
 
-def _outage_ignored(self: Guard, operation: Any, attempt: Attempt, write: Any, event: Any, reason: str) -> Any:
+def _outage_ignored(self: Delivery, held: Claim, write: Any, event: Any, reason: str) -> Any:
     try:
-        return _settled(self, operation, attempt, write, event, reason)
+        return _settled(self, held, write, event, reason)
     except StoreUnavailable:
         return None
 
 
-def _rerun_all_the_same(record: Record | None, request: Request, now: int) -> Any:
-    return _decide(record, replace(request, on_takeover="rerun"), now)
+def _rerun_all_the_same(record: Record | None, operation: Operation, now: int, **nonces: str) -> Any:
+    return _decide(record, replace(operation, policy=replace(operation.policy, on_takeover="rerun")), now, **nonces)
 
 
 def _same_revision(record: Record, now: int, lease: int, revision: str) -> Record:
     return _renewed(record, now, lease, record.revision)
 
 
-def _run_through_an_outage(self: Guard, operation: Any, body: Any) -> Any:
-    return _run(self, replace(operation, policy=replace(operation.policy, on_outage="run")), body)
+def _run_through_an_outage(self: Delivery, body: Any) -> Any:
+    self._policy = replace(self._policy, on_outage="run")
+    return _run(self, body)
 
 
 def _any_completion_is_lost(write: Record, stored: Record | None) -> Any:
@@ -211,11 +214,11 @@ def _renewal_wins_always(write: Record, stored: Record | None) -> Any:
     return Written()
 
 
-def _replayed_without_looking(self: Guard, record: Record) -> Any:
+def _replayed_without_looking(self: Delivery, record: Record) -> Any:
     return None
 
 
-def _called_at_once(self: Protected, step: Step, call: Any) -> Any:
+def _called_at_once(self: ProtectedAttempt, step: Step, call: Any) -> Any:
     return self._finished(step, call(step))
 
 
@@ -232,11 +235,11 @@ def _doubt_released(error: BaseException, **policy: Any) -> Ending:
     return _ending(error, **{**policy, "in_doubt": False})
 
 
-def _key_of_the_attempt(self: Attempt, name: str) -> str:
-    return attempt.effect_key(f"{self.key}{self.number}", name)
+def _key_of_the_attempt(self: Claim, name: str) -> str:
+    return claim.effect_key(f"{self.key}{self.number}", name)
 
 
-def _commit_unconditionally(self: Attempt, store: Any, kept: Any, writes: Any) -> None:
+def _commit_unconditionally(self: Claim, store: Any, kept: Any, writes: Any) -> None:
     class Careless:
         def swap_with(self, new: Record, expected: str | None, writes: Any) -> Record | None:
             stored: Record | None = store.swap_with(new, ANY, writes)
@@ -245,7 +248,7 @@ def _commit_unconditionally(self: Attempt, store: Any, kept: Any, writes: Any) -
     _commit(self, Careless(), kept, writes)
 
 
-def _believed(self: Attempt, revision: str) -> bool:
+def _believed(self: Claim, revision: str) -> bool:
     return True
 
 
@@ -276,63 +279,62 @@ def _unknown_never_left(write: Status, stored: Status) -> bool:
     return stored is Status.IN_PROGRESS
 
 
-def _never_poison(record: Record, request: Request) -> bool:
+def _never_poison(record: Record, policy: Policy) -> bool:
     return False
 
 
-def _poison_early(record: Record, request: Request) -> bool:
-    return _is_poison(replace(record, takeovers=record.takeovers + 1), request)
+def _poison_early(record: Record, policy: Policy) -> bool:
+    return _is_poison(replace(record, takeovers=record.takeovers + 1), policy)
 
 
-def _poison_late(record: Record, request: Request) -> bool:
-    return _is_poison(replace(record, takeovers=record.takeovers - 1), request)
+def _poison_late(record: Record, policy: Policy) -> bool:
+    return _is_poison(replace(record, takeovers=record.takeovers - 1), policy)
 
 
-def _given_up_when_struck(self: Attempt, act: Callable[[], Any]) -> Any:
+def _given_up_when_struck(self: Claim, act: Callable[[], Any]) -> Any:
     return act()
 
 
-def _completion_anew(self: Attempt, revision: str, *kept: Any) -> Callable[[Record], Record]:
-    return lambda record: _completion(self, attempt.new_nonce(), *kept)(record)
+def _completion_anew(self: Claim, revision: str, *kept: Any) -> Callable[[Record], Record]:
+    return lambda record: _completion(self, claim.new_nonce(), *kept)(record)
 
 
 def _failed_with_steps(record: Record, *args: Any, **kwargs: Any) -> Record:
     return replace(_failed(record, *args, **kwargs), steps=record.steps)
 
 
-def _any_error_excused(self: Guard, operation: Any, attempt: Attempt, error: BaseException) -> Any:
-    if attempt.excused is not None:
-        attempt.excused = error
-    return _end(self, operation, attempt, error)
+def _any_error_excused(self: Delivery, held: Claim, error: BaseException) -> Any:
+    if held.excused is not None:
+        held.excused = error
+    return _end(self, held, error)
 
 
 @contextmanager
-def _excused_after_effects(self: Protected) -> Iterator[None]:
+def _excused_after_effects(self: ProtectedAttempt) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        self.attempt.excused = error
+        self._claim.excused = error
         raise
 
 
-def _unreadable_is_an_outage(self: Guard, operation: Any, on_takeover: Any) -> Any:
+def _unreadable_is_an_outage(self: Delivery, operation: Operation) -> Any:
     try:
-        return _claimed_by(self, operation, on_takeover)
+        return _claimed_by(self, operation)
     except StoreMisconfigured as error:
         raise StoreUnavailable("world", "claim", str(error)) from error
 
 
-def _time_taken_for_granted(self: Attempt) -> None:
+def _time_taken_for_granted(self: Claim) -> None:
     pass
 
 
-_swap = attempt._swap
-_commit = Attempt.commit
+_swap = claim._swap
+_commit = Claim.commit
 _ending = protocol.ending
 _decide_step = steps.decide_step
-_request = guard._request
-_settled = Guard._settled
-_run = Guard.run
+_settled = Delivery._settled
+_run = Delivery.run
 _decide = protocol.decide
 _settle = protocol.settle
 _claimed = protocol._claimed
@@ -341,9 +343,9 @@ _renewed = protocol.renewed
 _is_forgotten = protocol.is_forgotten
 _is_poison = protocol._is_poison
 _failed = protocol.failed
-_completion = Attempt._completion
-_end = Guard._end
-_claimed_by = Guard._claimed
+_completion = Claim._completion
+_end = Delivery._end
+_claimed_by = Delivery._claimed
 
 _OUTCOMES = {Status.COMPLETED, Status.FAILED}
 
@@ -351,20 +353,20 @@ MUTANTS = (
     Mutant(
         "completion without a condition",
         "AWS Powertools _update_record",
-        ((attempt, "_swap", _write_unconditionally(_OUTCOMES)),),
+        ((claim, "_swap", _write_unconditionally(_OUTCOMES)),),
     ),
     Mutant(
         "release without a condition",
         "AWS Powertools _delete_record, celery-once, celery-singleton",
-        ((attempt, "_swap", _write_unconditionally({Status.RELEASED})),),
+        ((claim, "_swap", _write_unconditionally({Status.RELEASED})),),
     ),
     Mutant(
         "renewal without a condition",
         "celery-redbeat 127",
-        ((attempt, "_swap", _write_unconditionally({Status.IN_PROGRESS})),),
+        ((claim, "_swap", _write_unconditionally({Status.IN_PROGRESS})),),
     ),
-    Mutant("owner is the task id", "celery-heimdall", ((guard, "_request", _owner_is_task),)),
-    Mutant("lost replies are not recognised", "redis-py Lock", ((attempt, "_swap", _without_recognition),)),
+    Mutant("owner is the task id", "celery-heimdall", ((claim, "decide", _owner_is_task),)),
+    Mutant("lost replies are not recognised", "redis-py Lock", ((claim, "_swap", _without_recognition),)),
     Mutant("release on an error under refuse", "AWS Powertools", ((protocol, "ending", _always_release),)),
     Mutant("takeover forgotten", "a model of this protocol", ((protocol, "_reclaimed", _takeover_forgotten),)),
     Mutant("takeovers never reset", "forgotten case", ((protocol, "_reclaimed", _takeovers_never_reset),)),
@@ -372,35 +374,35 @@ MUTANTS = (
         "lease as the record's expiry", "redis-py Lock, celery-once", ((protocol, "is_forgotten", _lease_as_expiry),)
     ),
     Mutant("fencing token reset on a claim", "Redisson's fenced lock", ((protocol, "_reclaimed", _token_reset),)),
-    Mutant("takeover one millisecond early", "off by one", ((attempt, "decide", _early),)),
+    Mutant("takeover one millisecond early", "off by one", ((claim, "decide", _early),)),
     Mutant("expiry on a live record", "AWS Powertools", ((protocol, "_claimed", _expiring),)),
-    Mutant("fingerprint ignored", "every peer but Powertools", ((attempt, "decide", _fingerprint_ignored),)),
+    Mutant("fingerprint ignored", "every peer but Powertools", ((claim, "decide", _fingerprint_ignored),)),
     Mutant("stale claim after a vanished record", "UpdateItem's upsert", ((MemoryStore, "swap", _upserting),)),
     Mutant("check, then act", "huey, moto", ((MemoryStore, "swap", _check_then_act),)),
-    Mutant("final state left by its old owner", "a model of this protocol", ((attempt, "settle", _reviving),)),
-    Mutant("own result in place of the winner's", "AWS Powertools", ((Guard, "_settled", _own_result_anyway),)),
-    Mutant("lost lease reported as success", "AWS Powertools", ((Guard, "_settled", _loss_ignored),)),
-    Mutant("unrecorded result reported as success", "idempotency-kit", ((Guard, "_settled", _outage_ignored),)),
-    Mutant("refuse treated as rerun", "forgotten case", ((attempt, "decide", _rerun_all_the_same),)),
-    Mutant("revision reused by a renewal", "forgotten nonce", ((attempt, "renewed", _same_revision),)),
-    Mutant("body runs without a claim in an outage", "idempotency-kit", ((Guard, "run", _run_through_an_outage),)),
-    Mutant("winner's result thrown away", "forgotten case", ((attempt, "settle", _any_completion_is_lost),)),
-    Mutant("every write believed", "AWS Powertools", ((attempt, "settle", _renewal_wins_always),)),
-    Mutant("refused step begins without a record", "forgotten write", ((Protected, "_begun", _called_at_once),)),
-    Mutant("step in doubt is called again", "forgotten case", ((protected, "decide_step", _doubt_waved_through),)),
-    Mutant("finished step is called again", "forgotten case", ((protected, "decide_step", _finished_forgotten),)),
+    Mutant("final state left by its old owner", "a model of this protocol", ((claim, "settle", _reviving),)),
+    Mutant("own result in place of the winner's", "AWS Powertools", ((Delivery, "_settled", _own_result_anyway),)),
+    Mutant("lost lease reported as success", "AWS Powertools", ((Delivery, "_settled", _loss_ignored),)),
+    Mutant("unrecorded result reported as success", "idempotency-kit", ((Delivery, "_settled", _outage_ignored),)),
+    Mutant("refuse treated as rerun", "forgotten case", ((claim, "decide", _rerun_all_the_same),)),
+    Mutant("revision reused by a renewal", "forgotten nonce", ((claim, "renewed", _same_revision),)),
+    Mutant("body runs without a claim in an outage", "idempotency-kit", ((Delivery, "run", _run_through_an_outage),)),
+    Mutant("winner's result thrown away", "forgotten case", ((claim, "settle", _any_completion_is_lost),)),
+    Mutant("every write believed", "AWS Powertools", ((claim, "settle", _renewal_wins_always),)),
+    Mutant("refused step begins without a record", "forgotten write", ((ProtectedAttempt, "_begun", _called_at_once),)),
+    Mutant("step in doubt is called again", "forgotten case", ((attempt, "decide_step", _doubt_waved_through),)),
+    Mutant("finished step is called again", "forgotten case", ((attempt, "decide_step", _finished_forgotten),)),
     Mutant("step in doubt is released", "forgotten case", ((protocol, "ending", _doubt_released),)),
     Mutant(
         "effect key of the attempt, not of the operation",
         "task ids as idempotency keys",
-        ((Attempt, "effect_key", _key_of_the_attempt),),
+        ((Claim, "effect_key", _key_of_the_attempt),),
     ),
-    Mutant("commit without the record's condition", "AWS Powertools", ((Attempt, "commit", _commit_unconditionally),)),
-    Mutant("commit without an answer believed", "forgotten case", ((Attempt, "_was_committed", _believed),)),
+    Mutant("commit without the record's condition", "AWS Powertools", ((Claim, "commit", _commit_unconditionally),)),
+    Mutant("commit without an answer believed", "forgotten case", ((Claim, "_was_committed", _believed),)),
     Mutant(
         "replays answer with None",
         "celery-heimdall, AWS Powertools 8090",
-        ((Guard, "_result", _replayed_without_looking),),
+        ((Delivery, "_result", _replayed_without_looking),),
     ),
     Mutant(
         "identity derived anew on a retry",
@@ -410,26 +412,30 @@ MUTANTS = (
     Mutant(
         "vanished record written without a condition",
         "AWS Powertools _update_record",
-        ((attempt, "_swap", _rewritten_unconditionally),),
+        ((claim, "_swap", _rewritten_unconditionally),),
     ),
-    Mutant("vanished record given up", "an earlier version", ((attempt, "settle", _vanished_given_up),)),
-    Mutant("UNKNOWN left by who was not its owner", "forgotten case", ((attempt, "settle", _unknown_left_by_anybody),)),
+    Mutant("vanished record given up", "an earlier version", ((claim, "settle", _vanished_given_up),)),
+    Mutant("UNKNOWN left by who was not its owner", "forgotten case", ((claim, "settle", _unknown_left_by_anybody),)),
     Mutant("UNKNOWN left by a renewal", "forgotten case", ((protocol, "_may_follow", _unknown_left_by_any_write),)),
     Mutant("owner's late outcome thrown away", "an earlier version", ((protocol, "_may_follow", _unknown_never_left),)),
     Mutant("poison for ever", "an earlier version", ((protocol, "_is_poison", _never_poison),)),
     Mutant("poison one takeover early", "off by one", ((protocol, "_is_poison", _poison_early),)),
     Mutant("poison one takeover late", "off by one", ((protocol, "_is_poison", _poison_late),)),
-    Mutant("struck write given up", "an earlier version", ((Attempt, "unstruck", _given_up_when_struck),)),
-    Mutant("every try of a completion is another write", "lost nonce", ((Attempt, "_completion", _completion_anew),)),
-    Mutant("steps kept in a failure", "an earlier version", ((attempt, "failed", _failed_with_steps),)),
-    Mutant("any error excused by before_effects()", "forgotten case", ((Guard, "_end", _any_error_excused),)),
+    Mutant("struck write given up", "an earlier version", ((Claim, "unstruck", _given_up_when_struck),)),
+    Mutant("every try of a completion is another write", "lost nonce", ((Claim, "_completion", _completion_anew),)),
+    Mutant("steps kept in a failure", "an earlier version", ((claim, "failed", _failed_with_steps),)),
+    Mutant("any error excused by before_effects()", "forgotten case", ((Delivery, "_end", _any_error_excused),)),
     Mutant(
-        "before_effects() after an effect", "forgotten case", ((Protected, "before_effects", _excused_after_effects),)
+        "before_effects() after an effect",
+        "forgotten case",
+        ((ProtectedAttempt, "before_effects", _excused_after_effects),),
     ),
     Mutant(
-        "unreadable answer taken for an outage", "an earlier version", ((Guard, "_claimed", _unreadable_is_an_outage),)
+        "unreadable answer taken for an outage",
+        "an earlier version",
+        ((Delivery, "_claimed", _unreadable_is_an_outage),),
     ),
-    Mutant("claim born expired", "an earlier version", ((Attempt, "ensure_time", _time_taken_for_granted),)),
+    Mutant("claim born expired", "an earlier version", ((Claim, "ensure_time", _time_taken_for_granted),)),
 )
 
 

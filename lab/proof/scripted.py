@@ -17,16 +17,19 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.engine import attempt as attempt_module
-from celery_idempotent.engine import guard as guard_module
-from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.guard import Body, Conflict, ControlFlow, Finished, Guard, Operation
-from celery_idempotent.engine.protected import Protected
+from celery_idempotent.engine import claim as claim_module
+from celery_idempotent.engine import delivery as delivery_module
+from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import Body, Conflict, ControlFlow, Delivery, Outcome
 from celery_idempotent.errors import KeyReused, LeaseLost, OutcomeUnknown, PolicyError, StoreMisconfigured
 from celery_idempotent.errors import StoreUnavailable as NoAnswer
 from celery_idempotent.integration.deliveries import arrived
 from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.effects import AtMostOnce, Keyed
+from celery_idempotent.protocol.effects import Effect as Declared
 from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.steps import Step
 from celery_idempotent.protocol.store import OutboxMessage, Transaction
@@ -172,10 +175,10 @@ class _Script:
     def sleep(self, seconds: float, /) -> None:
         self._slept += 1_000  # past all patience, so that a delivery cut off comes to its end
 
-    def start(self, attempt: Attempt) -> None:
+    def start(self, attempt: Claim) -> None:
         pass
 
-    def stop(self, attempt: Attempt) -> None:
+    def stop(self, attempt: Claim) -> None:
         pass
 
 
@@ -260,8 +263,8 @@ class Deliveries:
             return self._script.nonce()
 
         with (
-            mock.patch.object(attempt_module, "new_nonce", nonce),
-            mock.patch.object(guard_module, "new_nonce", nonce),
+            mock.patch.object(claim_module, "new_nonce", nonce),
+            mock.patch.object(delivery_module, "new_nonce", nonce),
         ):
             yield
 
@@ -290,19 +293,23 @@ class Deliveries:
             if program.raises is None:
                 raise
             return f"failure {error}" if program.has_outcome else None, "raised"
-        return (str(outcome.value), "finished") if isinstance(outcome, Finished) else (None, "conflict")
+        return (str(outcome.value), "finished") if isinstance(outcome, Outcome) else (None, "conflict")
 
-    def _delivered(self, script: _Script) -> Finished | Conflict:
+    def _delivered(self, script: _Script) -> Outcome | Conflict:
         """Deliver the message, and what its body publishes in its place."""
         store = _WorldStore(script, self._looks)
-        guard = Guard(store, _CODEC, script, ControlFlow((Retried,)), lambda event: None, script)  # type: ignore[arg-type]
+
+        def delivery(identity: Identity) -> Delivery:
+            operation = self._operation(script, identity)
+            return Delivery(operation, store, _CODEC, script, ControlFlow((Retried,)), lambda event: None, script)  # type: ignore[arg-type]
+
         *first, last = self._identities
         for identity in first:
             try:
-                return guard.run(self._operation(script, identity), self._body(script, retries=True))
+                return delivery(identity).run(self._body(script, retries=True))
             except Retried:
                 continue
-        return guard.run(self._operation(script, last), self._body(script, retries=False))
+        return delivery(last).run(self._body(script, retries=False))
 
     def _operation(self, script: _Script, identity: Identity) -> Operation:
         task_id = "message" if self._program.one_message else f"message {script.number}"
@@ -311,14 +318,14 @@ class Deliveries:
     def _body(self, script: _Script, *, retries: bool) -> Body:
         program = self._program
 
-        def body(attempt: Attempt | None) -> str:
+        def body(attempt: Claim | None) -> str:
             if attempt is None:
                 script.ask(Call("act"))
                 return f"by {script.number}, unprotected"
             if program.renews:
                 attempt.renew()
                 attempt.ensure_owned()
-            self._have_effect(script, Protected(attempt, _CODEC))
+            self._have_effect(script, ProtectedAttempt(attempt, _CODEC, effects=_DECLARED.get(program.effect)))
             if retries:
                 raise Retried
             script.has_done = True
@@ -328,7 +335,7 @@ class Deliveries:
 
         return body
 
-    def _have_effect(self, script: _Script, handle: Protected) -> None:
+    def _have_effect(self, script: _Script, handle: ProtectedAttempt) -> None:
         match self._program.excuses:
             case "":
                 _have_effect(script, self._program.effect, handle)
@@ -345,21 +352,24 @@ class Deliveries:
                     raise Declined(f"by {script.number}")
 
 
-def _have_effect(script: _Script, effect: Effect, handle: Protected) -> None:
+_DECLARED: Mapping[Effect, Mapping[str, Declared]] = {
+    Effect.REFUSED_STEP: {"effect": AtMostOnce()},
+    Effect.WINDOWED_STEP: {"effect": Keyed(window=timedelta(days=1), on_takeover="refuse")},
+}
+"""What the policy says of the step; of the others nothing."""
+
+
+def _have_effect(script: _Script, effect: Effect, handle: ProtectedAttempt) -> None:
     def ask(kind: Any) -> Callable[[Step], Any]:
         return lambda step: script.ask(Call(kind, step.key, step.fencing_token))
 
     match effect:
         case Effect.BARE:
             script.ask(Call("act"))
-        case Effect.STEP:
+        case Effect.STEP | Effect.REFUSED_STEP:
             handle.step("effect", ask("act"))
-        case Effect.REFUSED_STEP:
-            handle.step("effect", ask("act"), on_takeover="refuse")
-        case Effect.KEYED_STEP:
+        case Effect.KEYED_STEP | Effect.WINDOWED_STEP:
             handle.step("effect", ask("act once per key"))
-        case Effect.WINDOWED_STEP:
-            handle.step("effect", ask("act once per key"), on_takeover="refuse", window=timedelta(days=1))
         case Effect.FENCED_STEP:
             handle.fenced_step("effect", fence=ask("fence"), probe=ask("probe"), act=ask("act if not fenced off"))
         case Effect.TOKEN_ALONE:

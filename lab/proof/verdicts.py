@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
-from celery_idempotent.engine.guard import Body, Finished, Guard, Operation
+from celery_idempotent.engine.delivery import Body, Delivery, Outcome
 from celery_idempotent.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
 from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.keys import Identity
-from celery_idempotent.protocol.operation import OnTakeover
+from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from lab.proof.table import Row
@@ -107,15 +108,15 @@ def operation(key: str, promise: Promise, delivery: int) -> Operation:
     )
 
 
-def tell(guard: Guard, delivered: Operation, body: Body) -> Told:
+def tell(delivery: Delivery, body: Body) -> Told:
     """Deliver, and put what the caller was told into words; a bug's own exception passes."""
     try:
-        outcome = guard.run(delivered, body)
+        outcome = delivery.run(body)
     except (LeaseLost, StoreUnavailable, OutcomeUnknown) as error:
         return Told(type(error).__name__)
     except Remembered as failure:
         return Told("failed", str(failure))
-    return Told("finished", str(outcome.value)) if isinstance(outcome, Finished) else Told("conflict")
+    return Told("finished", str(outcome.value)) if isinstance(outcome, Outcome) else Told("conflict")
 
 
 def snapshot(record: Record) -> str:

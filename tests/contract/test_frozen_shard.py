@@ -6,24 +6,24 @@ from uuid import uuid4
 
 from redis.cluster import RedisCluster
 
-from celery_idempotent.engine.attempt import Attempt, claim
+from celery_idempotent.engine.claim import Claim, claim
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.protocol.operation import Run
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
 from lab.embedded import EmbeddedRedisCluster
 from tests.support.redis_servers import paused, settings
+from tests.support.scene import an_operation
 from tests.support.waiting import wait_until
-from tests.unit.test_attempt import _request
 
 LEASE = 4_000
 
 
-def _begun(store: RedisStore, beats: Heartbeat) -> Attempt:
+def _begun(store: RedisStore, beats: Heartbeat) -> Claim:
     claimed_at = time.monotonic()
-    decision = claim(store, _request(key=uuid4().hex, lease=LEASE))
+    decision = claim(store, an_operation(uuid4().hex, lease=LEASE / 1000))
     assert isinstance(decision, Run)
-    attempt = Attempt(store, decision.record, lease=LEASE, retain=60_000, claimed_at=claimed_at)
+    attempt = Claim(store, decision.record, lease=LEASE, retain=60_000, claimed_at=claimed_at)
     beats.start(attempt)
     return attempt
 

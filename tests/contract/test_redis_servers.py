@@ -10,7 +10,7 @@ import pytest
 import redis
 from redis.cluster import RedisCluster
 
-from celery_idempotent.engine.attempt import new_nonce
+from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores import open_store

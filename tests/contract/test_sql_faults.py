@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from celery_idempotent.engine.attempt import Attempt, claim, new_nonce
+from celery_idempotent.engine.claim import Claim, claim, new_nonce
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.operation import InFlight, Replay, Request, Run
+from celery_idempotent.protocol.operation import Replay, Run, Wait
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing.contract import a_record, a_rival
 from celery_idempotent.testing.parallel import in_children, race
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
 from tests.support.documents import DOCS, table
+from tests.support.scene import an_operation
 from tests.support.sql_databases import Database, process_behind, stopped
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
@@ -100,39 +101,26 @@ def test_paths_cost_what_the_documentation_says(served: Database) -> None:
     result = Encoded("1", "application/json")
     with _behind(served) as (store, proxy):
 
-        def delivery(key: str, lease: int = 60_000) -> Request:
-            return Request(
-                key=key,
-                fingerprint=None,
-                owner=new_nonce(),
-                revision="",
-                lease=lease,
-                grace=0,
-                on_takeover="rerun",
-                task="t",
-                task_id="id",
-                worker="w",
-            )
-
         def run(key: str) -> None:
-            decision = claim(store, delivery(key))
-            assert isinstance(decision, Run)
-            Attempt(store, decision.record, lease=60_000, retain=600_000, claimed_at=0).complete(result)
+            held(key).complete(result)
 
         def wait_for(key: str) -> None:
-            assert isinstance(claim(store, delivery(key)), InFlight | Replay)
+            assert isinstance(claim(store, an_operation(key)), Wait | Replay)
 
-        claim(store, delivery("running"))
-        claim(store, delivery("dead", lease=0))
-        renewing = claim(store, delivery("renewing"))
-        assert isinstance(renewing, Run)
-        attempt = Attempt(store, renewing.record, lease=60_000, retain=600_000, claimed_at=0)
+        def held(key: str) -> Claim:
+            decision = claim(store, an_operation(key))
+            assert isinstance(decision, Run)
+            return Claim(store, decision.record, lease=60_000, retain=600_000, claimed_at=0)
+
+        held("running")
+        held("given back").release()
+        renewing = held("renewing")
         assert documented == {
             "new key": _cost(proxy, lambda: run("new")),
             "duplicate of something finished": _cost(proxy, lambda: wait_for("new")),
             "duplicate of something running": _cost(proxy, lambda: wait_for("running")),
-            "takeover, or running again after a release": _cost(proxy, lambda: run("dead")),
-            "renewal, per third of a lease": _cost(proxy, attempt.renew),
+            "takeover, or running again after a release": _cost(proxy, lambda: run("given back")),
+            "renewal, per third of a lease": _cost(proxy, renewing.renew),
         }
 
 

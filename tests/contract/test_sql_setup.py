@@ -20,7 +20,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, event, inspect, make_url, text
 
-from celery_idempotent.engine.attempt import new_nonce
+from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge

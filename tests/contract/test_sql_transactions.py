@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, declarative_base
 
-from celery_idempotent.engine.attempt import new_nonce
+from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Outbox, OutboxMessage, TransactionalStore

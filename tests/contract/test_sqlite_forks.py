@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from celery_idempotent.engine.attempt import new_nonce
+from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing.contract import a_record

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from botocore.config import Config
 
-from celery_idempotent.engine.attempt import new_nonce
+from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing.contract import a_record
 from lab.proof.fault_campaign import SINGLES, Fault, Operation, Result, campaign, plans

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.guard import Conflict, Finished
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.stores import open_store
 from tests.support.at_the_limit import LEASE, deliver
 
@@ -19,7 +19,7 @@ def test_one_thread_that_cannot_start_leaves_no_later_body_without_renewals(tmp_
     store.provision()
     bodies: list[str] = []
 
-    def duplicate(attempt: Attempt | None) -> str:
+    def duplicate(attempt: Claim | None) -> str:
         bodies.append("duplicate")
         return "done again"
 
@@ -32,11 +32,11 @@ def test_one_thread_that_cannot_start_leaves_no_later_body_without_renewals(tmp_
         while store.now() < until:
             answers.append(deliver(store, "second", duplicate))
         worker.stdin.close()
-        assert worker.stdout.read() == "Finished(value='done')\n"
+        assert worker.stdout.read() == "Outcome(value='done')\n"
 
     assert not bodies
     assert {type(answer) for answer in answers} == {Conflict}
-    assert deliver(store, "second", duplicate) == Finished("done")
+    assert deliver(store, "second", duplicate) == Outcome("done")
     assert told.startswith("StoreUnavailable: sqlite:///"), told
     assert "no thread can be started to renew the lease: can't start new thread" in told
     store.close()

@@ -18,18 +18,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from celery_idempotent.engine.attempt import Attempt, claim
-from celery_idempotent.engine.guard import Body, Conflict, ControlFlow, Finished, Guard, Operation
+from celery_idempotent.engine.claim import Claim, claim
+from celery_idempotent.engine.delivery import Body, Conflict, ControlFlow, Delivery, Outcome
 from celery_idempotent.engine.heartbeat import heartbeat
-from celery_idempotent.protocol.keys import Identity
-from celery_idempotent.protocol.operation import Request, Run
-from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.operation import Run
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from lab.proof.verdicts import CODEC
+from tests.support.scene import an_operation
 from tests.support.waiting import wait_until
 
 LEASE = 1.5
@@ -37,11 +36,10 @@ _STACK = 64 << 20
 """Bytes; so much more than anything else here needs that a limit stops threads alone."""
 
 
-def deliver(store: Store, key: str, body: Body) -> Finished | Conflict:
+def deliver(store: Store, key: str, body: Body) -> Outcome | Conflict:
     """One delivery of the operation ``key``."""
-    guard = Guard(store, CODEC, heartbeat, ControlFlow(), lambda event: None)
-    policy = Policy(lease=LEASE, grace=0)
-    return guard.run(Operation(identity=Identity(key, None), policy=policy, task="t", task_id="id", worker="w"), body)
+    operation = an_operation(key, lease=LEASE, grace=0)
+    return Delivery(operation, store, CODEC, heartbeat, ControlFlow(), lambda event: None).run(body)
 
 
 @contextmanager
@@ -59,7 +57,7 @@ def _meet_a_memory_limit(url: str) -> None:
     store = open_store(url)
     store.get("first")  # opens what it needs
 
-    def say_that_it_began(attempt: Attempt | None) -> str:
+    def say_that_it_began(attempt: Claim | None) -> str:
         print("began", flush=True)  # noqa: T201
         sys.stdin.read()
         return "done"
@@ -95,23 +93,11 @@ def _are_at_least(number: int, swaps: list[Record]) -> bool:
     return len(swaps) >= number
 
 
-def _attempt(store: Store, key: str) -> Attempt:
+def _attempt(store: Store, key: str) -> Claim:
     asked_at = time.monotonic()
-    request = Request(
-        key=key,
-        fingerprint=None,
-        owner=key,
-        revision="",
-        lease=500,
-        grace=0,
-        on_takeover="rerun",
-        task="t",
-        task_id="id",
-        worker="w",
-    )
-    run = claim(store, request)
+    run = claim(store, an_operation(key, lease=0.5, grace=0))
     assert isinstance(run, Run)
-    return Attempt(store, run.record, lease=500, retain=1_000, claimed_at=asked_at)
+    return Claim(store, run.record, lease=500, retain=1_000, claimed_at=asked_at)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,29 @@
-"""A guard over a faulty store and a clock that is moved by hand."""
+"""Deliveries over a faulty store and a clock that is moved by hand."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.guard import ControlFlow, Event, Guard, Operation
+from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event
 from celery_idempotent.engine.heartbeat import Heartbeat
-from celery_idempotent.engine.protected import Protected
 from celery_idempotent.errors import SafeToRetry
 from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.effects import AtLeastOnce, AtMostOnce
 from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
 
 JSON = Codec("json", frozenset({"application/json"}))
+
+
+DECLARED = {"sms": AtMostOnce(), "*": AtLeastOnce()}
+"""What a scene's policy says of steps, unless it says something else."""
 
 
 class Again(Exception):
@@ -28,46 +34,50 @@ class Elsewhere(Exception):
     """Stands for Celery's Ignore and Reject."""
 
 
+def an_operation(key: str = "k", fingerprint: str | None = None, **policy: Any) -> Operation:
+    """An operation, and somebody who asks for it."""
+    return Operation(identity=Identity(key, fingerprint), policy=Policy(**policy), task="t", task_id="id", worker="w")
+
+
 class Scene:
-    """A guard over a faulty store and a clock that stands, with all its events."""
+    """Deliveries over a faulty store and a clock that stands, with all its events."""
 
     def __init__(self, codec: Codec = JSON) -> None:
         self.clock = FakeClock()
         self.store = FaultyStore(MemoryStore(self.clock.now))
         self.events: list[Event] = []
-        self.guard = Guard(
-            self.store,
-            codec,
-            Heartbeat(),  # on the real clock, where no lease here lasts long enough to be renewed
-            ControlFlow((Again,), (Elsewhere,)),
-            self.events.append,
-            self.clock,
-        )
+        self.tell: Callable[[Event], None] = self.events.append
+        self.heartbeat = Heartbeat()  # on the real clock, where no lease here lasts long enough to be renewed
         self.codec = codec
         self.runs = 0
 
-    def perform(self, body: Callable[[Protected], Any], **policy: Any) -> Any:
+    def perform(self, body: Callable[[ProtectedAttempt], Any], **policy: Any) -> Any:
         """Deliver a task whose body uses its handle; what the guard returns or raises."""
 
-        def handled(attempt: Attempt | None) -> Any:
+        def handled(attempt: Claim | None) -> Any:
             assert attempt is not None
-            return body(Protected(attempt, self.codec, (SafeToRetry, Again)))
+            return body(ProtectedAttempt(attempt, self.codec, (SafeToRetry, Again), policy["effects"]))
 
+        policy.setdefault("effects", DECLARED)
         return self.run(handled, **policy)
 
-    def run(self, body: Callable[[Attempt | None], Any], fingerprint: str = "f", **policy: Any) -> Any:
-        return self.guard.run(self._operation(fingerprint, policy), self._counted(body))
+    def run(self, body: Callable[[Claim | None], Any], fingerprint: str = "f", **policy: Any) -> Any:
+        return self.delivery(fingerprint, **policy).run(self._counted(body))
 
-    def observe(self, body: Callable[[Attempt | None], Any], **policy: Any) -> Any:
-        return self.guard.observe(self._operation("f", policy), self._counted(body))
+    def observe(self, body: Callable[[Claim | None], Any], **policy: Any) -> Any:
+        return self.delivery(**policy).observe(self._counted(body))
 
-    def _operation(self, fingerprint: str, policy: dict[str, Any]) -> Operation:
-        return Operation(
-            identity=Identity("k", fingerprint), policy=Policy(**policy), task="t", task_id="id", worker="w"
-        )
+    def delivery(self, fingerprint: str = "f", **policy: Any) -> Delivery:
+        """The next one."""
+        return self.delivery_of(an_operation("k", fingerprint, **policy))
 
-    def _counted(self, body: Callable[[Attempt | None], Any]) -> Callable[[Attempt | None], Any]:
-        def counted(attempt: Attempt | None) -> Any:
+    def delivery_of(self, operation: Operation) -> Delivery:
+        """One of another operation."""
+        control = ControlFlow((Again,), (Elsewhere,))
+        return Delivery(operation, self.store, self.codec, self.heartbeat, control, self.tell, self.clock)
+
+    def _counted(self, body: Callable[[Claim | None], Any]) -> Callable[[Claim | None], Any]:
+        def counted(attempt: Claim | None) -> Any:
             self.runs += 1
             return body(attempt)
 
@@ -83,13 +93,13 @@ class Scene:
     def names(self) -> list[str]:
         return [str(event.name) for event in self.events]
 
-    def abandon(self, body: Callable[[Protected], Any] = lambda handle: None) -> None:
+    def abandon(self, body: Callable[[ProtectedAttempt], Any] = lambda handle: None) -> None:
         """Leave a claim behind whose worker died at the end of ``body``, and let its lease pass."""
 
         class Killed(BaseException):
             pass
 
-        def die(handle: Protected) -> None:
+        def die(handle: ProtectedAttempt) -> None:
             body(handle)
             self.store.before_swap = lambda record: (_ for _ in ()).throw(Killed)
             raise Killed
@@ -106,5 +116,4 @@ class Scene:
         self.clock.advance(61_000)
         other = Scene()
         other.store, other.clock = self.store, self.clock
-        other.guard._store, other.guard._clock = self.store, self.clock
         other.run(lambda attempt: "theirs")

@@ -5,16 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from celery_idempotent.engine.attempt import Attempt, Superseded, Written, claim, new_nonce
+from celery_idempotent.engine.claim import Claim, claim, new_nonce
 from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.operation import (
-    InFlight,
     Lost,
+    Operation,
     Replay,
-    Request,
     Run,
+    Superseded,
     Unknown,
+    Wait,
+    Written,
     completed,
     released,
 )
@@ -25,6 +27,7 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
 from celery_idempotent.testing.contract import a_record
 from celery_idempotent.testing.faults import Fault
+from tests.support.scene import an_operation
 
 LEASE = 60_000
 RETAIN = 600_000
@@ -41,27 +44,15 @@ def store(clock: FakeClock) -> FaultyStore:
     return FaultyStore(MemoryStore(clock.now))
 
 
-def _request(on_takeover: str = "rerun", **changes: object) -> Request:
-    request = Request(
-        key="k",
-        fingerprint=None,
-        owner=new_nonce(),
-        revision="",
-        lease=LEASE,
-        grace=1_000,
-        on_takeover=on_takeover,  # type: ignore[arg-type]
-        task="t",
-        task_id="id",
-        worker="w",
-    )
-    return replace(request, **changes)  # type: ignore[arg-type]
+def _operation(on_takeover: str = "rerun") -> Operation:
+    return an_operation(lease=LEASE / 1000, grace=1, on_takeover=on_takeover)
 
 
-def _claimed(store: FaultyStore, clock: FakeClock) -> Attempt:
+def _claimed(store: FaultyStore, clock: FakeClock) -> Claim:
     claimed_at = clock.monotonic()
-    decision = claim(store, _request())
+    decision = claim(store, _operation())
     assert isinstance(decision, Run)
-    return Attempt(store, decision.record, lease=LEASE, retain=RETAIN, claimed_at=claimed_at, clock=clock)
+    return Claim(store, decision.record, lease=LEASE, retain=RETAIN, claimed_at=claimed_at, clock=clock)
 
 
 def _stored(store: FaultyStore) -> Record:
@@ -72,7 +63,7 @@ def _stored(store: FaultyStore) -> Record:
 
 def test_claim_of_a_new_key_is_one_swap(store: FaultyStore) -> None:
     """The optimistic claim needs no read before it."""
-    decision = claim(store, _request())
+    decision = claim(store, _operation())
 
     assert isinstance(decision, Run)
     assert store.swaps == [decision.record]
@@ -84,7 +75,7 @@ def test_claim_of_a_running_key_is_one_swap(store: FaultyStore, clock: FakeClock
     _claimed(store, clock)
     store.swaps.clear()
 
-    assert isinstance(claim(store, _request()), InFlight)
+    assert isinstance(claim(store, _operation()), Wait)
     assert len(store.swaps) == 1
 
 
@@ -93,7 +84,7 @@ def test_claim_heals_one_lost_message(store: FaultyStore, faults: tuple[Fault, .
     """A lost request or reply costs a second swap, no attempt, and no waiting for the lease."""
     store.faults.extend(faults)
 
-    decision = claim(store, _request())
+    decision = claim(store, _operation())
 
     assert isinstance(decision, Run)
     assert decision.record.attempts == 1
@@ -106,7 +97,7 @@ def test_takeover_heals_a_lost_reply_and_stays_a_takeover(store: FaultyStore, cl
     clock.advance(LEASE + 1_000)
     store.faults.extend(["none", "reply lost"])
 
-    decision = claim(store, _request())
+    decision = claim(store, _operation())
 
     assert isinstance(decision, Run)
     assert decision.record.takeovers == 1
@@ -118,7 +109,7 @@ def test_claim_without_any_answer_is_an_outage(store: FaultyStore) -> None:
     store.faults.extend(["reply lost", "request lost"])
 
     with pytest.raises(StoreUnavailable):
-        claim(store, _request())
+        claim(store, _operation())
 
 
 def test_misconfigured_store_is_not_asked_twice(store: FaultyStore) -> None:
@@ -130,7 +121,7 @@ def test_misconfigured_store_is_not_asked_twice(store: FaultyStore) -> None:
     store.before_swap = refuse
 
     with pytest.raises(StoreMisconfigured):
-        claim(store, _request())
+        claim(store, _operation())
     assert len(store.swaps) == 1
 
 
@@ -143,13 +134,13 @@ def test_lost_race_asks_the_table_again(store: FaultyStore, clock: FakeClock) ->
     def interfere(record: Record) -> None:
         if store.swaps[-1].attempts == 2 and next(rival, "done") is None:
             store.before_swap = lambda record: None
-            assert isinstance(claim(store.store, _request(worker="rival")), Run)
+            assert isinstance(claim(store.store, replace(_operation(), worker="rival")), Run)
 
     store.before_swap = interfere
 
-    decision = claim(store, _request())
+    decision = claim(store, _operation())
 
-    assert isinstance(decision, InFlight)
+    assert isinstance(decision, Wait)
     assert decision.record.worker == "rival"
 
 
@@ -165,7 +156,7 @@ def test_record_that_vanishes_during_a_claim_is_claimed_anew(store: FaultyStore,
 
     store.before_swap = collect
 
-    decision = claim(store, _request())
+    decision = claim(store, _operation())
 
     assert isinstance(decision, Run)
     assert decision.expected is None
@@ -182,7 +173,7 @@ def test_broken_store_does_not_loop_for_ever(store: FaultyStore) -> None:
             return replace(flip[0], status=Status.RELEASED, fingerprint=None)
 
     with pytest.raises(StoreUnavailable, match="races"):
-        claim(Liar(MemoryStore()), _request())
+        claim(Liar(MemoryStore()), _operation())
 
 
 def test_refused_takeover_becomes_unknown_for_everybody(store: FaultyStore, clock: FakeClock) -> None:
@@ -191,9 +182,9 @@ def test_refused_takeover_becomes_unknown_for_everybody(store: FaultyStore, cloc
     clock.advance(LEASE + 1_000)
 
     for _ in range(2):
-        assert isinstance(claim(store, _request("refuse")), Unknown)
+        assert isinstance(claim(store, _operation("refuse")), Unknown)
     assert _stored(store).status is Status.UNKNOWN
-    assert isinstance(claim(store, _request("rerun")), Unknown)
+    assert isinstance(claim(store, _operation("rerun")), Unknown)
 
 
 def test_handle_tells_what_the_record_says(store: FaultyStore, clock: FakeClock) -> None:
@@ -331,7 +322,7 @@ def test_renewal_finds_its_own_unseen_completion(store: FaultyStore, clock: Fake
 
 
 @pytest.fixture
-def zombie(store: FaultyStore, clock: FakeClock) -> tuple[Attempt, Attempt]:
+def zombie(store: FaultyStore, clock: FakeClock) -> tuple[Claim, Claim]:
     """An attempt that slept through its lease, and its successor."""
     stale = _claimed(store, clock)
     clock.advance(LEASE + 1_000)
@@ -346,7 +337,7 @@ def zombie(store: FaultyStore, clock: FakeClock) -> tuple[Attempt, Attempt]:
     ],
 )
 def test_zombie_reports_nothing_of_its_own(
-    zombie: tuple[Attempt, Attempt], store: FaultyStore, act: Callable[[Attempt], object]
+    zombie: tuple[Claim, Claim], store: FaultyStore, act: Callable[[Claim], object]
 ) -> None:
     """While its successor runs, a zombie's outcome is refused and the record stays the successor's."""
     stale, successor = zombie
@@ -359,7 +350,7 @@ def test_zombie_reports_nothing_of_its_own(
     assert successor.complete(ONE) == Written()
 
 
-def test_zombie_neither_releases_nor_gives_up_nor_renews(zombie: tuple[Attempt, Attempt], store: FaultyStore) -> None:
+def test_zombie_neither_releases_nor_gives_up_nor_renews(zombie: tuple[Claim, Claim], store: FaultyStore) -> None:
     """No write of a zombie touches its successor's record."""
     stale, _ = zombie
     before = _stored(store)
@@ -371,7 +362,7 @@ def test_zombie_neither_releases_nor_gives_up_nor_renews(zombie: tuple[Attempt, 
     assert _stored(store) == before
 
 
-def test_zombie_gets_its_successors_result(zombie: tuple[Attempt, Attempt], store: FaultyStore) -> None:
+def test_zombie_gets_its_successors_result(zombie: tuple[Claim, Claim], store: FaultyStore) -> None:
     """Once the successor completed, the zombie's delivery has the successor's result."""
     stale, successor = zombie
     successor.complete(Encoded('"theirs"', "application/json"))
@@ -383,7 +374,7 @@ def test_zombie_gets_its_successors_result(zombie: tuple[Attempt, Attempt], stor
     assert _stored(store).result == '"theirs"'
 
 
-def test_zombie_is_told_when_it_asks(zombie: tuple[Attempt, Attempt]) -> None:
+def test_zombie_is_told_when_it_asks(zombie: tuple[Claim, Claim]) -> None:
     """A body can find out before its effect that it no longer owns the key."""
     stale, successor = zombie
 
@@ -395,9 +386,7 @@ def test_zombie_is_told_when_it_asks(zombie: tuple[Attempt, Attempt]) -> None:
     successor.ensure_owned()
 
 
-def test_completed_successor_is_a_lost_lease_for_the_heartbeat(
-    zombie: tuple[Attempt, Attempt], clock: FakeClock
-) -> None:
+def test_completed_successor_is_a_lost_lease_for_the_heartbeat(zombie: tuple[Claim, Claim], clock: FakeClock) -> None:
     """The heartbeat of a zombie stops at its successor's completion."""
     stale, successor = zombie
     successor.complete(ONE)
@@ -420,7 +409,7 @@ def test_ensuring_ownership_costs_nothing_within_the_lease(store: FaultyStore, c
 @pytest.mark.parametrize("write", ["complete", "ensure_owned", "release", "finish_step"])
 def test_vanished_record_is_written_again_by_its_living_owner(store: FaultyStore, clock: FakeClock, write: str) -> None:
     """A store that forgot, as in a fail-over, costs the attempt nothing: it writes the record as for the first time."""
-    writes: dict[str, Callable[[Attempt], object]] = {
+    writes: dict[str, Callable[[Claim], object]] = {
         "complete": lambda attempt: attempt.complete(ONE),
         "ensure_owned": lambda attempt: attempt.ensure_owned(),
         "release": lambda attempt: attempt.release(),
@@ -461,7 +450,7 @@ def test_vanished_record_that_somebody_claimed_since_is_theirs(store: FaultyStor
 
 
 @pytest.mark.parametrize("end", [lambda attempt: attempt.complete(ONE), lambda attempt: attempt.release()])
-def test_attempt_ends_once(store: FaultyStore, clock: FakeClock, end: Callable[[Attempt], object]) -> None:
+def test_attempt_ends_once(store: FaultyStore, clock: FakeClock, end: Callable[[Claim], object]) -> None:
     """What an attempt recorded is final for itself, too: nothing it does afterwards is written."""
     attempt = _claimed(store, clock)
     end(attempt)
@@ -529,13 +518,13 @@ def test_late_claim_of_a_dead_sender_is_harmless(store: FaultyStore, clock: Fake
     """A claim that lands after its sender gave up cannot replace what was stored meanwhile."""
     store.faults.extend(["request lost", "request lost"])
     with pytest.raises(StoreUnavailable):
-        claim(store, _request())
+        claim(store, _operation())
     late = store.swaps[0]
     _claimed(store, clock).complete(ONE)
 
     store.store.swap(late, None)
 
-    assert isinstance(claim(store, _request()), Replay)
+    assert isinstance(claim(store, _operation()), Replay)
 
 
 def test_write_gives_up_on_a_store_that_always_moves(clock: FakeClock) -> None:

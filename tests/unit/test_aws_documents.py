@@ -19,7 +19,7 @@ from moto import mock_aws
 from moto.core import set_initial_no_auth_action_count
 
 from celery_idempotent import IdempotentTask, Policy, Status, StoreUnavailable
-from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.claim import Claim
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.dynamodb.store import _METHODS, DynamoDBStore
@@ -340,7 +340,7 @@ def test_attempts_renewal_is_a_write_of_the_hot_path(store: DynamoDBStore, calle
     store.swap(record, None)
     called.clear()
 
-    Attempt(store, record, lease=60_000, retain=1, claimed_at=0).renew()
+    Claim(store, record, lease=60_000, retain=1, claimed_at=0).renew()
 
     assert called == {"PutItem"}
     assert store.get("a") != record

@@ -107,7 +107,7 @@ def test_redelivery_of_the_running_message_is_never_dropped(app: Celery, on_conf
 @pytest.mark.parametrize("on_conflict", ["raise", "skip"])
 def test_member_of_a_group_or_chord_is_never_dropped(app: Celery, on_conflict: Any, waiting: dict[str, Any]) -> None:
     """A chord waits for every member: skipping one would keep it waiting for ever."""
-    from celery_idempotent.engine.guard import Conflict
+    from celery_idempotent.engine.delivery import Conflict
     from celery_idempotent.integration.postpone import conflict
 
     @app.task(base=IdempotentTask, shared=False, name="t.member")

@@ -23,7 +23,7 @@ from celery_idempotent import (
     StoreUnavailable,
     current_attempt,
 )
-from celery_idempotent.engine.guard import Guard
+from celery_idempotent.engine.delivery import Delivery
 from celery_idempotent.integration import task as task_module
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
@@ -56,7 +56,7 @@ class Scene:
         self.is_keyed = kind == "keyed"
         self.monkeypatch = monkeypatch
         self.store.before_swap = self._refuse_the_dead
-        monkeypatch.setattr(task_module, "Guard", partial(Guard, clock=self.clock))
+        monkeypatch.setattr(task_module, "Delivery", partial(Delivery, clock=self.clock))
 
         @self.app.task(
             base=IdempotentTask,

@@ -52,13 +52,13 @@ def test_every_kind_of_effect_has_its_promise(effect: Effect, words: str) -> Non
 )
 def test_step_is_made_as_declared(effect: Effect, terms: Terms) -> None:
     """The declaration is what guarantee() tells, so it is what happens."""
-    assert terms_of("charge", None, None, {"charge": effect}) == terms
+    assert terms_of("charge", {"charge": effect}) == terms
 
 
 def test_fenced_step_is_made_as_declared() -> None:
     """Fence and probe are in the call; a fenced step may also keep a weaker declaration."""
-    assert terms_of("index", None, None, {"index": Fenced()}, is_fenced=True) == Terms("rerun", None)
-    assert terms_of("index", None, None, {"index": AtMostOnce()}, is_fenced=True) == Terms("refuse", None)
+    assert terms_of("index", {"index": Fenced()}, is_fenced=True) == Terms("rerun", None)
+    assert terms_of("index", {"index": AtMostOnce()}, is_fenced=True) == Terms("refuse", None)
 
 
 @pytest.mark.parametrize(
@@ -72,20 +72,22 @@ def test_fenced_step_is_made_as_declared() -> None:
 def test_bare_step_does_not_pass_for_a_stronger_one(effect: Effect, is_fenced: bool, remedy: str) -> None:
     """guarantee() says exactly once of it, and a step alone would not keep that."""
     with pytest.raises(PolicyError, match=remedy):
-        terms_of("index", None, None, {"index": effect}, is_fenced=is_fenced)
+        terms_of("index", {"index": effect}, is_fenced=is_fenced)
 
 
 def test_undeclared_step_is_refused() -> None:
     """If effects are declared, all are: a guarantee that leaves one out is none."""
     with pytest.raises(PolicyError, match="'mail'.*is not among.*'charge'"):
-        terms_of("mail", None, None, {"charge": Keyed()})
+        terms_of("mail", {"charge": Keyed()})
 
 
-@pytest.mark.parametrize("arguments", [("refuse", None), (None, 60)])
-def test_step_cannot_contradict_its_declaration(arguments: tuple[Any, Any]) -> None:
-    """There is one place that says how a step is made."""
-    with pytest.raises(PolicyError, match="drop on_takeover and window"):
-        terms_of("charge", *arguments, {"charge": Keyed()})
+def test_pattern_declares_steps_of_a_loop() -> None:
+    """Their names are made as the body runs; a name of its own comes first, then the first pattern that fits."""
+    effects: dict[str, Effect] = {"text to *": AtMostOnce(), "*": AtLeastOnce(), "text to none": Keyed(DAY)}
+
+    assert terms_of("text to 0160", effects) == Terms("refuse", None)
+    assert terms_of("text to none", effects) == Terms("rerun", 86_400_000)
+    assert terms_of("mail", effects) == Terms("rerun", None)
 
 
 @pytest.mark.parametrize("effects", [["charge"], {"charge": "keyed"}, {"": Keyed()}, {1: Keyed()}, {"charge": Keyed}])

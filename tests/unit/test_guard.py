@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.guard import Conflict, Finished
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.errors import (
     InFlight,
     KeyReused,
@@ -33,8 +33,8 @@ def scene() -> Scene:
     return Scene()
 
 
-def raising(error: BaseException) -> Callable[[Attempt | None], Any]:
-    def body(attempt: Attempt | None) -> Any:
+def raising(error: BaseException) -> Callable[[Claim | None], Any]:
+    def body(attempt: Claim | None) -> Any:
         raise error
 
     return body
@@ -44,13 +44,13 @@ def test_first_delivery_runs_and_records(scene: Scene) -> None:
     """The body runs with its attempt; its result is recorded before it is returned."""
     keys = []
 
-    def body(attempt: Attempt | None) -> dict[str, int]:
+    def body(attempt: Claim | None) -> dict[str, int]:
         keys.append(attempt and attempt.key)
         return {"id": 1}
 
     outcome = scene.run(body)
 
-    assert outcome == Finished({"id": 1})
+    assert outcome == Outcome({"id": 1})
     assert keys == ["k"]
     assert (scene.record.status, scene.record.result) == (Status.COMPLETED, '{"id": 1}')
     assert scene.names == ["claimed", "completed"]
@@ -83,12 +83,12 @@ def test_running_operation_is_a_conflict(scene: Scene) -> None:
     """A delivery that meets another one running does nothing and learns how long to wait, and for whom."""
     met: list[Any] = []
 
-    def body(attempt: Attempt | None) -> str:
+    def body(attempt: Claim | None) -> str:
         scene.clock.advance(10_000)
         met.append(scene.run(lambda attempt: "never"))
         return "done"
 
-    assert scene.run(body) == Finished("done")
+    assert scene.run(body) == Outcome("done")
     assert scene.runs == 1
     assert isinstance(met[0], Conflict)
     assert isinstance(met[0].error, InFlight)
@@ -119,7 +119,7 @@ def test_raising_body_releases_under_rerun(scene: Scene, error: BaseException) -
     assert scene.record.status is Status.RELEASED
     assert scene.names == ["claimed", "released"]
     assert len(scene.store.swaps) == 2
-    assert scene.run(lambda attempt: attempt and attempt.number) == Finished(2)
+    assert scene.run(lambda attempt: attempt and attempt.number) == Outcome(2)
 
 
 @pytest.mark.parametrize("error", [Again(), SafeToRetry()])
@@ -128,7 +128,7 @@ def test_only_the_authors_word_releases_under_refuse(scene: Scene, error: Except
     with pytest.raises(type(error)):
         scene.run(raising(error), on_takeover="refuse")
 
-    assert scene.run(lambda attempt: "ran", on_takeover="refuse") == Finished("ran")
+    assert scene.run(lambda attempt: "ran", on_takeover="refuse") == Outcome("ran")
 
 
 def test_exception_is_an_outcome_under_refuse(scene: Scene) -> None:
@@ -194,7 +194,7 @@ def test_takeover_is_announced(scene: Scene) -> None:
     """An attempt after a dead one knows it, and so do the receivers."""
     scene.abandon()
 
-    assert scene.run(lambda attempt: attempt and attempt.is_takeover) == Finished(True)
+    assert scene.run(lambda attempt: attempt and attempt.is_takeover) == Outcome(True)
     assert scene.names == ["claimed", "taken_over", "completed"]
 
 
@@ -214,11 +214,11 @@ def test_zombie_gets_the_successors_result(scene: Scene) -> None:
     for body in (lambda: "mine", lambda: (_ for _ in ()).throw(ValueError("mine"))):
         fresh = Scene()
 
-        def zombie(attempt: Attempt | None, body: Any = body, fresh: Scene = fresh) -> Any:
+        def zombie(attempt: Claim | None, body: Any = body, fresh: Scene = fresh) -> Any:
             fresh.steal()
             return body()
 
-        assert fresh.run(zombie) == Finished("theirs")
+        assert fresh.run(zombie) == Outcome("theirs")
         assert fresh.record.result == '"theirs"'
         assert fresh.names == ["claimed", "lease_lost"]
 
@@ -226,21 +226,21 @@ def test_zombie_gets_the_successors_result(scene: Scene) -> None:
 def test_zombie_fails_with_the_successors_result_remembered(scene: Scene) -> None:
     """A declared failure of a zombie does not replace its successor's result either."""
 
-    def zombie(attempt: Attempt | None) -> Any:
+    def zombie(attempt: Claim | None) -> Any:
         scene.steal()
         raise Declined
 
-    assert scene.run(zombie, remember=(Declined,)) == Finished("theirs")
+    assert scene.run(zombie, remember=(Declined,)) == Outcome("theirs")
 
 
 @pytest.mark.parametrize("end", [lambda: "mine", lambda: (_ for _ in ()).throw(ValueError("mine"))])
 def test_zombie_of_a_running_successor_reports_nothing(scene: Scene, end: Callable[[], Any]) -> None:
     """While the successor still runs, a zombie's delivery has no outcome at all."""
 
-    def successor(attempt: Attempt | None) -> Any:
+    def successor(attempt: Claim | None) -> Any:
         raise AssertionError("stays in progress")
 
-    def zombie(attempt: Attempt | None) -> Any:
+    def zombie(attempt: Claim | None) -> Any:
         scene.clock.advance(61_000)
         record = scene.record
         from dataclasses import replace
@@ -258,7 +258,7 @@ def test_zombie_of_a_running_successor_reports_nothing(scene: Scene, end: Callab
 def test_zombies_control_flow_goes_on(scene: Scene, error: BaseException) -> None:
     """A retry that the body already published, or an exit, is not turned into something else."""
 
-    def zombie(attempt: Attempt | None) -> Any:
+    def zombie(attempt: Claim | None) -> Any:
         scene.steal()
         raise error
 
@@ -281,7 +281,7 @@ def test_store_down_at_claim_may_run_unprotected_if_asked_to(scene: Scene) -> No
     """Only a policy that says so runs without protection, and loudly."""
     scene.store.faults.extend(["request lost"] * 2)
 
-    assert scene.run(lambda attempt: attempt, on_outage="run") == Finished(None)
+    assert scene.run(lambda attempt: attempt, on_outage="run") == Outcome(None)
     assert scene.names == ["store_unavailable"]
 
 
@@ -289,7 +289,7 @@ def test_store_down_at_claim_may_run_unprotected_if_asked_to(scene: Scene) -> No
 def test_store_down_at_completion_is_not_success(scene: Scene, on_outage: str) -> None:
     """A result that could not be recorded is not reported, and the body is not run again here."""
 
-    def body(attempt: Attempt | None) -> str:
+    def body(attempt: Claim | None) -> str:
         scene.store.faults.extend(["request lost"] * 10_000)
         return "done"
 
@@ -304,7 +304,7 @@ def test_store_down_at_completion_is_not_success(scene: Scene, on_outage: str) -
 def test_store_down_at_release_leaves_it_to_the_lease(scene: Scene) -> None:
     """The body's own exception stays primary when the claim cannot be given back."""
 
-    def body(attempt: Attempt | None) -> Any:
+    def body(attempt: Claim | None) -> Any:
         scene.store.faults.extend(["request lost"] * 2)
         raise ValueError("mine")
 
@@ -346,7 +346,7 @@ def test_oversized_result_is_completed_without_it(scene: Scene) -> None:
 
     scene.store.before_swap = limit
 
-    assert scene.run(lambda attempt: "big") == Finished("big")
+    assert scene.run(lambda attempt: "big") == Outcome("big")
     with pytest.raises(ResultLost, match="over 400 KB"):
         scene.run(lambda attempt: "never")
     assert scene.runs == 1
@@ -355,10 +355,10 @@ def test_oversized_result_is_completed_without_it(scene: Scene) -> None:
 def test_pickle_from_the_store_is_refused_unless_accepted() -> None:
     """A result written with pickle is not unpickled by an app that accepts only JSON."""
     writer = Scene(Codec("pickle", frozenset({"application/x-python-serialize"})))
-    assert writer.run(lambda attempt: {1, 2}) == Finished({1, 2})
-    assert writer.run(lambda attempt: "never") == Finished({1, 2})
+    assert writer.run(lambda attempt: {1, 2}) == Outcome({1, 2})
+    assert writer.run(lambda attempt: "never") == Outcome({1, 2})
 
-    writer.guard._codec = JSON
+    writer.codec = JSON
     with pytest.raises(ResultLost, match="cannot be decoded here"):
         writer.run(lambda attempt: "never")
 
@@ -369,7 +369,7 @@ def test_pickled_failure_is_refused_unless_accepted() -> None:
     with pytest.raises(Declined):
         writer.run(raising(Declined()), remember=(Declined,))
 
-    writer.guard._codec = JSON
+    writer.codec = JSON
     with pytest.raises(ResultLost, match="failure cannot be decoded here"):
         writer.run(lambda attempt: "never", remember=(Declined,))
 
@@ -388,7 +388,7 @@ def test_observing_runs_everything_and_reports_what_it_would_suppress(scene: Sce
     """In observe mode duplicates, conflicts and reused keys run, and are counted."""
     met = []
 
-    def outer(attempt: Attempt | None) -> str:
+    def outer(attempt: Claim | None) -> str:
         met.append(scene.observe(lambda attempt: "inner"))
         return "outer"
 
@@ -412,7 +412,7 @@ def test_observing_survives_every_outage(scene: Scene) -> None:
     scene.store.faults.extend(["request lost"] * 2)
     assert scene.observe(lambda attempt: attempt) is None
 
-    def body(attempt: Attempt | None) -> str:
+    def body(attempt: Claim | None) -> str:
         scene.store.faults.extend(["request lost"] * 10_000)
         return "done"
 
@@ -427,7 +427,7 @@ def test_observing_reports_every_verdict(scene: Scene) -> None:
     assert scene.observe(lambda attempt: 1) == 1
     assert scene.names[-1] == "replayed"
 
-    assert scene.guard.observe(scene._operation("other", {}), lambda attempt: 2) == 2
+    assert scene.delivery("other").observe(lambda claim: 2) == 2
     assert scene.names[-1] == "conflicted"
 
     unknown = Scene()

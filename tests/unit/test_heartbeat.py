@@ -9,21 +9,22 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import psutil
 import pytest
 
 import celery_idempotent.engine.heartbeat as heartbeat_module
-from celery_idempotent.engine.attempt import Attempt, Written, claim
+from celery_idempotent.engine.claim import Claim, claim, new_nonce
 from celery_idempotent.engine.heartbeat import Heartbeat, heartbeat
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.operation import Run
+from celery_idempotent.protocol.operation import Run, Written
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
+from tests.support.scene import an_operation
 from tests.support.waiting import wait_until
-from tests.unit.test_attempt import _request
 
 LEASE = 300
 
@@ -38,11 +39,14 @@ def beats() -> Heartbeat:
     return Heartbeat()
 
 
-def _attempt(store: FaultyStore, key: str = "k", lease: int = LEASE) -> Attempt:
+def _attempt(store: FaultyStore, key: str = "k", lease: int = LEASE) -> Claim:
     claimed_at = time.monotonic()
-    decision = claim(store, _request(key=key, lease=lease))
+    decision = claim(store, an_operation(key))
     assert isinstance(decision, Run)
-    return Attempt(store, decision.record, lease=lease, retain=60_000, claimed_at=claimed_at)
+    # Shorter than any policy may have it: these tests wait for renewals.
+    brief = replace(decision.record, lease_until=store.now() + lease, revision=new_nonce())
+    assert store.store.swap(brief, decision.record.revision) == brief
+    return Claim(store, brief, lease=lease, retain=60_000, claimed_at=claimed_at)
 
 
 @contextmanager

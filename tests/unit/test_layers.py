@@ -177,7 +177,7 @@ def test_a_face_defines_nothing(name: str) -> None:
         ("protocol.keys", "def f():\n    from celery_idempotent.stores import open_store"),
         ("engine.guard", "from celery_idempotent import stores"),
         ("engine.guard", "import celery_idempotent.stores.memory"),
-        ("stores.memory", "from celery_idempotent.engine.attempt import Attempt"),
+        ("stores.memory", "from celery_idempotent.engine.claim import Claim"),
         ("stores.sql.store", "from ...integration import task"),
         ("integration.task", "from celery_idempotent.testing import FakeClock"),
         ("integration.task", "from celery_idempotent import signals"),

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from sqlalchemy import create_engine
 
 from celery_idempotent import IdempotentTask, Policy, Record, StoreUnavailable, outbox, signals
-from celery_idempotent.engine.attempt import Attempt, claim
+from celery_idempotent.engine.claim import Claim, claim
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.printable import one_line
@@ -25,8 +25,8 @@ from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import an_app, deliver
+from tests.support.scene import an_operation
 from tests.support.waiting import wait_until
-from tests.unit.test_attempt import _request
 
 FORGED = "7\nERROR idempotency.outcome_unknown \x1b]0;owned\x07\u2028\u202e"
 SHOWN = r"7\nERROR idempotency.outcome_unknown \x1b]0;owned\x07\u2028\u202e"
@@ -103,9 +103,9 @@ def test_rows_of_the_command_line_cannot_be_forged() -> None:
 def test_log_line_of_a_failed_renewal_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     """A key that its publisher chose, and a store's excuse, stay within their line."""
     store = FaultyStore(MemoryStore())
-    decision = claim(store, _request(key=FORGED, lease=300))
+    decision = claim(store, an_operation(FORGED, lease=0.5))
     assert isinstance(decision, Run)
-    attempt = Attempt(store, decision.record, lease=300, retain=1, claimed_at=time.monotonic())
+    attempt = Claim(store, decision.record, lease=300, retain=1, claimed_at=time.monotonic())
     for error, level in ((StoreUnavailable("s", "swap", FORGED), "WARNING"), (LookupError(), "ERROR")):
         store.before_swap = partial(_fail, error)
         beats = Heartbeat()

@@ -9,8 +9,8 @@ from uuid import uuid4
 import pytest
 from celery import Celery
 
-from celery_idempotent.engine.guard import Finished
-from celery_idempotent.engine.protected import Protected
+from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.delivery import Outcome
 from celery_idempotent.engine.transaction import derived_id
 from celery_idempotent.errors import (
     LeaseLost,
@@ -22,7 +22,7 @@ from celery_idempotent.errors import (
     WriteRefused,
 )
 from celery_idempotent.protocol.codec import Codec
-from celery_idempotent.protocol.effects import Fenced
+from celery_idempotent.protocol.effects import Fenced, Keyed
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Step
 from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
@@ -64,7 +64,7 @@ def receiver() -> _Receiver:
 def test_step_is_done_once_however_often_the_body_runs(scene: Scene, receiver: _Receiver) -> None:
     """Its result is recorded before the body goes on, and later attempts get it without a call."""
 
-    def fail_after(handle: Protected) -> None:
+    def fail_after(handle: ProtectedAttempt) -> None:
         handle.step("charge", receiver)
         raise Declined
 
@@ -72,7 +72,7 @@ def test_step_is_done_once_however_often_the_body_runs(scene: Scene, receiver: _
         scene.perform(fail_after)
     outcome = scene.perform(lambda handle: handle.step("charge", receiver))
 
-    assert outcome == Finished("receipt 1")
+    assert outcome == Outcome("receipt 1")
     assert len(receiver.steps) == 1
 
 
@@ -91,7 +91,7 @@ def test_steps_may_be_reordered_between_deployments(scene: Scene) -> None:
     """A step is known by its name, not by its place."""
     calls: list[str] = []
 
-    def step(handle: Protected, name: str) -> Any:
+    def step(handle: ProtectedAttempt, name: str) -> Any:
         return handle.step(name, lambda step: calls.append(step.name) or step.name)  # type: ignore[func-returns-value]
 
     scene.abandon(lambda handle: (step(handle, "a"), step(handle, "b")))
@@ -103,7 +103,7 @@ def test_steps_may_be_reordered_between_deployments(scene: Scene) -> None:
 def test_step_under_rerun_is_called_again_after_a_crash_within(scene: Scene, receiver: _Receiver) -> None:
     """Between effect and record a worker can die; under rerun the call is made again."""
 
-    def die_within(handle: Protected) -> None:
+    def die_within(handle: ProtectedAttempt) -> None:
         def call(step: Step) -> None:
             receiver(step)
             scene.store.before_swap = lambda record: (_ for _ in ()).throw(KeyboardInterrupt)
@@ -115,15 +115,13 @@ def test_step_under_rerun_is_called_again_after_a_crash_within(scene: Scene, rec
     scene.store.before_swap = lambda record: None
     scene.clock.advance(61_000)
 
-    assert scene.perform(lambda handle: handle.step("charge", receiver)) == Finished("receipt 2")
+    assert scene.perform(lambda handle: handle.step("charge", receiver)) == Outcome("receipt 2")
 
 
 def test_step_under_refuse_is_recorded_before_its_call(scene: Scene) -> None:
     """What a call sees in the store is that it has begun."""
     seen: list[Any] = []
-    scene.perform(
-        lambda handle: handle.step("sms", lambda step: seen.append(dict(scene.record.steps)), on_takeover="refuse")
-    )
+    scene.perform(lambda handle: handle.step("sms", lambda step: seen.append(dict(scene.record.steps))))
 
     assert seen == [{"sms": {"begun_at": scene.clock.now(), "attempt": 1}}]
 
@@ -139,12 +137,12 @@ def _timing_out(receiver: _Receiver) -> Callable[[Step], Any]:
 def test_step_under_refuse_that_began_ends_unknown(scene: Scene, receiver: _Receiver) -> None:
     """The next attempt does not call: the operation waits for a person."""
     with pytest.raises(TimeoutError):
-        scene.perform(lambda handle: handle.step("sms", _timing_out(receiver), on_takeover="refuse"))
+        scene.perform(lambda handle: handle.step("sms", _timing_out(receiver)))
     assert scene.names[-1] == "released"
 
     for _ in range(2):
         with pytest.raises(OutcomeUnknown, match="'sms' began in attempt 1"):
-            scene.perform(lambda handle: handle.step("sms", receiver, on_takeover="refuse"))
+            scene.perform(lambda handle: handle.step("sms", receiver))
 
     assert scene.record.status is Status.UNKNOWN
     assert len(receiver.steps) == 1
@@ -154,11 +152,11 @@ def test_step_under_refuse_that_began_ends_unknown(scene: Scene, receiver: _Rece
 def test_step_under_refuse_that_timed_out_is_not_repeated_by_its_own_body(scene: Scene, receiver: _Receiver) -> None:
     """A loop in the body cannot talk its way around the promise."""
 
-    def stubborn(handle: Protected) -> Any:
+    def stubborn(handle: ProtectedAttempt) -> Any:
         try:
-            return handle.step("sms", _timing_out(receiver), on_takeover="refuse")
+            return handle.step("sms", _timing_out(receiver))
         except TimeoutError:
-            return handle.step("sms", receiver, on_takeover="refuse")
+            return handle.step("sms", receiver)
 
     with pytest.raises(OutcomeUnknown):
         scene.perform(stubborn)
@@ -169,10 +167,10 @@ def test_step_under_refuse_that_timed_out_is_not_repeated_by_its_own_body(scene:
 def test_doubt_is_not_an_outcome_to_remember(scene: Scene, receiver: _Receiver) -> None:
     """Also under remember=(Exception,) a step in doubt ends UNKNOWN, not FAILED."""
     with pytest.raises(TimeoutError):
-        scene.perform(lambda handle: handle.step("sms", _timing_out(receiver), on_takeover="refuse"))
+        scene.perform(lambda handle: handle.step("sms", _timing_out(receiver)))
 
     with pytest.raises(OutcomeUnknown):
-        scene.perform(lambda handle: handle.step("sms", receiver, on_takeover="refuse"), remember=(Exception,))
+        scene.perform(lambda handle: handle.step("sms", receiver), remember=(Exception,))
 
     assert scene.record.status is Status.UNKNOWN
 
@@ -180,7 +178,7 @@ def test_doubt_is_not_an_outcome_to_remember(scene: Scene, receiver: _Receiver) 
 def test_doubt_of_another_operation_is_an_ordinary_error(scene: Scene) -> None:
     """OutcomeUnknown that a body got from elsewhere says nothing about its own effects."""
 
-    def ask_another(handle: Protected) -> None:
+    def ask_another(handle: ProtectedAttempt) -> None:
         raise OutcomeUnknown("another key", "?")
 
     with pytest.raises(OutcomeUnknown):
@@ -189,11 +187,14 @@ def test_doubt_of_another_operation_is_an_ordinary_error(scene: Scene) -> None:
     assert scene.record.status is Status.RELEASED
 
 
+WITHIN_AN_HOUR = {"charge": Keyed(window=3_600, on_takeover="refuse")}
+
+
 def test_window_lets_a_step_be_called_again_until_it_is_over(scene: Scene, receiver: _Receiver) -> None:
     """While the receiver honours the key, a repetition is safe; then it is not."""
 
     def attempt(call: Callable[[Step], Any]) -> Any:
-        return scene.perform(lambda handle: handle.step("charge", call, on_takeover="refuse", window=3_600))
+        return scene.perform(lambda handle: handle.step("charge", call), effects=WITHIN_AN_HOUR)
 
     with pytest.raises(TimeoutError):
         attempt(_timing_out(receiver))
@@ -216,24 +217,25 @@ def test_call_that_had_no_effect_says_so(scene: Scene, receiver: _Receiver, erro
         raise error
 
     with pytest.raises(error):
-        scene.perform(lambda handle: handle.step("sms", refused, on_takeover="refuse"))
+        scene.perform(lambda handle: handle.step("sms", refused))
 
-    assert scene.perform(lambda handle: handle.step("sms", receiver, on_takeover="refuse")) == Finished("receipt 1")
+    assert scene.perform(lambda handle: handle.step("sms", receiver)) == Outcome("receipt 1")
 
 
 def test_earlier_beginning_is_not_taken_back(scene: Scene, receiver: _Receiver) -> None:
     """That this call had no effect says nothing about an earlier one."""
+    within_a_minute = {"sms": Keyed(window=60, on_takeover="refuse")}
 
     def refused(step: Step) -> None:
         raise SafeToRetry
 
     with pytest.raises(TimeoutError):
-        scene.perform(lambda h: h.step("sms", _timing_out(receiver), on_takeover="refuse", window=60))
+        scene.perform(lambda h: h.step("sms", _timing_out(receiver)), effects=within_a_minute)
     with pytest.raises(SafeToRetry):
-        scene.perform(lambda h: h.step("sms", refused, on_takeover="refuse", window=60))
+        scene.perform(lambda h: h.step("sms", refused), effects=within_a_minute)
 
     with pytest.raises(OutcomeUnknown):
-        scene.perform(lambda handle: handle.step("sms", receiver, on_takeover="refuse"))
+        scene.perform(lambda handle: handle.step("sms", receiver))
 
 
 def test_name_is_used_once_per_attempt(scene: Scene, receiver: _Receiver) -> None:
@@ -245,18 +247,18 @@ def test_name_is_used_once_per_attempt(scene: Scene, receiver: _Receiver) -> Non
 def test_failed_step_may_be_made_again_by_the_same_body(scene: Scene, receiver: _Receiver) -> None:
     """A body may catch what its call raised and try again, where repeating is allowed."""
 
-    def patient(handle: Protected) -> Any:
+    def patient(handle: ProtectedAttempt) -> Any:
         with pytest.raises(TimeoutError):
             handle.step("charge", _timing_out(receiver))
         return handle.step("charge", receiver)
 
-    assert scene.perform(patient) == Finished("receipt 2")
+    assert scene.perform(patient) == Outcome("receipt 2")
 
 
 def test_concurrent_steps_of_one_name_are_one(scene: Scene) -> None:
     """While a step is being made, a second of its name is refused."""
 
-    def racing(handle: Protected) -> Any:
+    def racing(handle: ProtectedAttempt) -> Any:
         refused: list[Exception] = []
 
         def call(step: Step) -> None:
@@ -273,20 +275,20 @@ def test_concurrent_steps_of_one_name_are_one(scene: Scene) -> None:
         handle.step("mail", call)
         return len(refused)
 
-    assert scene.perform(racing) == Finished(1)
+    assert scene.perform(racing) == Outcome(1)
 
 
 def test_steps_of_several_threads_are_all_recorded(scene: Scene) -> None:
     """Each write of the record goes on from the one before it, whichever thread made that."""
     names = [f"item {number}" for number in range(16)]
 
-    def made(handle: Protected, call: Callable[[Step], Any]) -> list[Any]:
+    def made(handle: ProtectedAttempt, call: Callable[[Step], Any]) -> list[Any]:
         with ThreadPoolExecutor(8) as pool:
             return list(pool.map(lambda name: handle.step(name, call), names))
 
     scene.abandon(lambda handle: made(handle, lambda step: step.name))
 
-    assert scene.perform(lambda handle: made(handle, _never)) == Finished(names)
+    assert scene.perform(lambda handle: made(handle, _never)) == Outcome(names)
 
 
 @pytest.mark.parametrize(
@@ -295,13 +297,9 @@ def test_steps_of_several_threads_are_all_recorded(scene: Scene) -> None:
         ({"name": ""}, "name"),
         ({"name": "x" * 201}, "1 to 200 characters"),
         ({"name": 7}, "name"),
-        ({"on_takeover": "retry"}, "on_takeover='retry'"),
-        ({"window": 0}, "window=0"),
-        ({"window": -1}, "window"),
-        ({"window": "1 h"}, "seconds or a timedelta"),
     ],
 )
-def test_unusable_arguments_are_refused(scene: Scene, arguments: dict[str, Any], match: str) -> None:
+def test_unusable_names_are_refused(scene: Scene, arguments: dict[str, Any], match: str) -> None:
     """Before anything happens, and naming the argument."""
     with pytest.raises(PolicyError, match=match):
         scene.perform(lambda handle: handle.step(**{"name": "a", "call": _never, **arguments}))
@@ -310,13 +308,13 @@ def test_unusable_arguments_are_refused(scene: Scene, arguments: dict[str, Any],
 def test_value_is_the_same_for_first_and_later_attempts(scene: Scene) -> None:
     """A tuple becomes a list at once, not only when it is read back."""
 
-    def pair(handle: Protected) -> Any:
+    def pair(handle: ProtectedAttempt) -> Any:
         return handle.step("pair", lambda step: (1, 2))
 
     scene.abandon(pair)
 
-    assert scene.perform(pair) == Finished([1, 2])
-    assert Scene().perform(pair) == Finished([1, 2])
+    assert scene.perform(pair) == Outcome([1, 2])
+    assert Scene().perform(pair) == Outcome([1, 2])
 
 
 @pytest.mark.parametrize("value", [None, 0, False, "", []])
@@ -324,12 +322,12 @@ def test_empty_results_are_results(scene: Scene, value: Any) -> None:
     """A step that returned nothing has returned."""
     calls: list[int] = []
 
-    def body(handle: Protected) -> Any:
+    def body(handle: ProtectedAttempt) -> Any:
         return handle.step("a", lambda step: calls.append(1) or value)  # type: ignore[func-returns-value]
 
     scene.abandon(body)
 
-    assert scene.perform(body) == Finished(value)
+    assert scene.perform(body) == Outcome(value)
     assert calls == [1]
 
 
@@ -350,7 +348,7 @@ def test_unkeepable_value_does_not_undo_a_step(scene: Scene, receiver: _Receiver
     scene.store.store = _Small(scene.clock.now)
     got: list[Any] = []
 
-    def body(handle: Protected) -> None:
+    def body(handle: ProtectedAttempt) -> None:
         got.append(handle.step("report", lambda step: receiver(step) and value))
         raise Declined
 
@@ -369,7 +367,7 @@ def test_full_record_refuses_a_step_before_its_effect(scene: Scene) -> None:
     small.room = 10
 
     with pytest.raises(PolicyError, match="no room"):
-        scene.perform(lambda handle: handle.step("sms", _never, on_takeover="refuse"))
+        scene.perform(lambda handle: handle.step("sms", _never))
 
 
 def test_step_whose_format_is_not_accepted_here_is_lost(scene: Scene) -> None:
@@ -386,7 +384,7 @@ def test_step_extends_the_lease(scene: Scene, receiver: _Receiver) -> None:
     """A checkpoint is a renewal, too."""
     until: list[int] = []
 
-    def body(handle: Protected) -> None:
+    def body(handle: ProtectedAttempt) -> None:
         until.append(scene.record.lease_until)
         scene.clock.advance(30_000)
         handle.step("a", receiver)
@@ -397,18 +395,18 @@ def test_step_extends_the_lease(scene: Scene, receiver: _Receiver) -> None:
     assert until[1] - until[0] == 30_000
 
 
-@pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
-def test_zombie_records_nothing(scene: Scene, receiver: _Receiver, on_takeover: Any) -> None:
-    """An attempt that was taken over learns so at its next step, and under refuse before the call."""
+@pytest.mark.parametrize(("name", "calls"), [("charge", 1), ("sms", 0)])
+def test_zombie_records_nothing(scene: Scene, receiver: _Receiver, name: str, calls: int) -> None:
+    """An attempt that was taken over learns so at its next step; one made at most once is not called."""
 
-    def body(handle: Protected) -> None:
+    def body(handle: ProtectedAttempt) -> None:
         scene.steal()
         with pytest.raises(LeaseLost):
-            handle.step("a", receiver, on_takeover=on_takeover)
+            handle.step(name, receiver)
         raise Declined
 
-    assert scene.perform(body) == Finished("theirs")
-    assert len(receiver.steps) == (1 if on_takeover == "rerun" else 0)
+    assert scene.perform(body) == Outcome("theirs")
+    assert len(receiver.steps) == calls
     assert scene.record.result == '"theirs"'
 
 
@@ -416,26 +414,26 @@ def test_step_heals_lost_replies(scene: Scene, receiver: _Receiver) -> None:
     """A lost reply to a checkpoint costs another write, no call."""
     scene.store.faults.extend(["none", "reply lost", "none", "reply lost", "none"])
 
-    assert scene.perform(lambda h: h.step("a", receiver, on_takeover="refuse")) == Finished("receipt 1")
+    assert scene.perform(lambda h: h.step("sms", receiver)) == Outcome("receipt 1")
     assert len(receiver.steps) == 1
 
 
 def test_effect_is_remembered_through_an_outage(scene: Scene, receiver: _Receiver) -> None:
     """After an effect the record of it is worth more patience than any fail-over takes."""
 
-    def body(handle: Protected) -> Any:
+    def body(handle: ProtectedAttempt) -> Any:
         scene.store.faults.extend(["request lost"] * 20)
         return handle.step("a", receiver)
 
-    assert scene.perform(body) == Finished("receipt 1")
+    assert scene.perform(body) == Outcome("receipt 1")
 
 
 def test_no_call_without_a_recorded_beginning(scene: Scene) -> None:
     """Under refuse an unreachable store means: do not begin."""
 
-    def body(handle: Protected) -> None:
+    def body(handle: ProtectedAttempt) -> None:
         scene.store.faults.extend(["request lost", "request lost"])
-        handle.step("sms", _never, on_takeover="refuse")
+        handle.step("sms", _never)
 
     with pytest.raises(StoreUnavailable):
         scene.perform(body)
@@ -460,14 +458,14 @@ def test_fenced_step_fences_probes_and_acts(scene: Scene) -> None:
         calls.append("probe")
         return found[0]
 
-    def body(handle: Protected) -> Any:
+    def body(handle: ProtectedAttempt) -> Any:
         return handle.fenced_step("index", fence=note("fence"), probe=probe, act=note("act", "mine"))
 
-    assert scene.perform(body) == Finished("mine")
+    assert scene.perform(body) == Outcome("mine")
     assert calls == ["fence", "probe", "act"]
 
     found[0] = "theirs"
-    assert Scene().perform(body) == Finished("theirs")
+    assert Scene().perform(body) == Outcome("theirs")
     assert calls[3:] == ["fence", "probe"]
 
 
@@ -475,13 +473,12 @@ def test_declared_fence_is_kept(scene: Scene, receiver: _Receiver) -> None:
     """A step declared Fenced is refused without fence and probe, before anything is called."""
     fenced: dict[str, Any] = {"fence": receiver, "probe": lambda step: None, "act": receiver}
 
-    def body(handle: Protected) -> Any:
-        handle.effects = {"index": Fenced()}
+    def body(handle: ProtectedAttempt) -> Any:
         with pytest.raises(PolicyError, match="declared Fenced"):
             handle.step("index", _never)
         return handle.fenced_step("index", **fenced)
 
-    assert scene.perform(body) == Finished("receipt 2")
+    assert scene.perform(body, effects={"index": Fenced()}) == Outcome("receipt 2")
 
 
 WRITES = [{"Put": {"TableName": "stock", "Item": {"sku": "a"}}}]
@@ -491,7 +488,7 @@ def test_commit_records_result_and_writes_in_one_step(scene: Scene) -> None:
     """One swap carries both, and the outcome is the committed result."""
     outcome = scene.perform(lambda handle: handle.commit({"shipped": 1}, WRITES))
 
-    assert outcome == Finished({"shipped": 1})
+    assert outcome == Outcome({"shipped": 1})
     assert scene.record.status is Status.COMPLETED
     assert scene.store.store.committed == WRITES  # type: ignore[attr-defined]
     assert len(scene.store.swaps) == 2
@@ -501,19 +498,19 @@ def test_commit_records_result_and_writes_in_one_step(scene: Scene) -> None:
 def test_committed_result_is_the_outcome_whatever_follows(scene: Scene) -> None:
     """A body that returns something else, or fails after its commit, does not change what is recorded."""
 
-    def fails(handle: Protected) -> None:
+    def fails(handle: ProtectedAttempt) -> None:
         handle.commit((1, 2), WRITES)
         raise Declined
 
-    assert scene.perform(lambda handle: handle.commit("kept", WRITES) and "other") == Finished("kept")
-    assert scene.perform(_never) == Finished("kept")
-    assert Scene().perform(fails) == Finished([1, 2])
+    assert scene.perform(lambda handle: handle.commit("kept", WRITES) and "other") == Outcome("kept")
+    assert scene.perform(_never) == Outcome("kept")
+    assert Scene().perform(fails) == Outcome([1, 2])
 
 
 def test_interrupt_after_a_commit_is_still_an_interrupt(scene: Scene) -> None:
     """A worker that is told to exit exits; the operation is completed all the same."""
 
-    def interrupted(handle: Protected) -> None:
+    def interrupted(handle: ProtectedAttempt) -> None:
         handle.commit("kept", WRITES)
         raise SystemExit
 
@@ -527,20 +524,20 @@ def test_commit_heals_lost_replies(scene: Scene) -> None:
     """A commit whose reply was lost is recognised, and not made twice."""
     scene.store.faults.extend(["none", "reply lost", "reply lost", "none"])
 
-    assert scene.perform(lambda handle: handle.commit(1, WRITES)) == Finished(1)
+    assert scene.perform(lambda handle: handle.commit(1, WRITES)) == Outcome(1)
     assert scene.store.store.committed == WRITES  # type: ignore[attr-defined]
 
 
 def test_zombie_commits_nothing(scene: Scene) -> None:
     """Who was taken over writes neither record nor effect."""
 
-    def body(handle: Protected) -> Any:
+    def body(handle: ProtectedAttempt) -> Any:
         scene.steal()
         with pytest.raises(LeaseLost):
             handle.commit("mine", WRITES)
         raise Declined
 
-    assert scene.perform(body) == Finished("theirs")
+    assert scene.perform(body) == Outcome("theirs")
     assert scene.store.store.committed == []  # type: ignore[attr-defined]
     assert scene.record.result == '"theirs"'
 
@@ -575,25 +572,25 @@ def test_refused_write_is_the_bodys_own_error(scene: Scene, writes: Any, named: 
         scene.perform(lambda handle: handle.commit(1, writes))
 
     assert scene.record.status is Status.RELEASED
-    assert scene.perform(lambda handle: handle.commit(2, WRITES)) == Finished(2)
+    assert scene.perform(lambda handle: handle.commit(2, WRITES)) == Outcome(2)
 
 
 def test_commit_happens_once(scene: Scene) -> None:
     """A second commit would be a second effect without a record."""
 
-    def body(handle: Protected) -> None:
+    def body(handle: ProtectedAttempt) -> None:
         handle.commit(1, WRITES)
         with pytest.raises(PolicyError, match="commits once"):
             handle.commit(2, WRITES)
 
-    assert scene.perform(body) == Finished(1)
+    assert scene.perform(body) == Outcome(1)
 
 
 def test_commit_keeps_effects_whose_result_is_too_large(scene: Scene) -> None:
     """The writes are made, and the result is marked lost."""
     scene.store.store = _Small(scene.clock.now)
 
-    assert scene.perform(lambda handle: handle.commit("x" * 10_001, WRITES)) == Finished("x" * 10_001)
+    assert scene.perform(lambda handle: handle.commit("x" * 10_001, WRITES)) == Outcome("x" * 10_001)
     assert scene.store.store.committed == WRITES
     with pytest.raises(ResultLost):
         scene.perform(_never)
@@ -606,8 +603,8 @@ class _Plain(StoreWrapper):
 def test_store_without_transactions_says_so(scene: Scene) -> None:
     """Before anything happens, and naming what is needed."""
 
-    def body(handle: Protected) -> Any:
-        handle.attempt.store = _Plain(scene.store)
+    def body(handle: ProtectedAttempt) -> Any:
+        handle._claim.store = _Plain(scene.store)
         return handle.commit(1, WRITES)
 
     with pytest.raises(PolicyError, match="needs a DynamoDB store"):
@@ -625,7 +622,7 @@ def test_follow_up_task_is_published_once(scene: Scene) -> None:
     task = app.task(name="receipt", shared=False)(receipt)
     ids: list[str] = []
 
-    def body(handle: Protected) -> None:
+    def body(handle: ProtectedAttempt) -> None:
         ids.append(handle.send("receipt", task, "o-1"))
         ids.append(handle.send("copy", task.s("o-2").set(queue=queue)))
         ids.append(handle.effect_key("receipt"))

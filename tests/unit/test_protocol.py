@@ -1,23 +1,26 @@
 """The decision table and the settlement table, row by row."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import (
+    Decision,
     Ending,
     GiveUp,
-    InFlight,
-    KeyReused,
     Lost,
+    Mismatch,
+    Operation,
     Rebase,
     Replay,
     ReplayFailure,
-    Request,
     Run,
     Superseded,
     Unknown,
     Vanished,
+    Wait,
     Written,
     completed,
     decide,
@@ -29,24 +32,26 @@ from celery_idempotent.protocol.operation import (
     renewed,
     settle,
 )
+from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.testing.contract import a_record
 
 NOW = 1_800_000_100_000
 
-REQUEST = Request(
-    key="k",
-    fingerprint="f" * 64,
-    owner="me",
-    revision="new",
-    lease=60_000,
-    grace=1_000,
-    on_takeover="rerun",
+OPERATION = Operation(
+    identity=Identity("k", "f" * 64),
+    policy=Policy(),
     task="orders.charge",
     task_id="id",
     worker="here",
     app="shop",
 )
+GRACE = OPERATION.policy.grace_ms
+
+
+def _decide(record: Record | None, now: int = NOW, fingerprint: str | None = "f" * 64, **policy: Any) -> Decision:
+    operation = replace(OPERATION, identity=Identity("k", fingerprint), policy=Policy(**policy))
+    return decide(record, operation, now, owner="me", revision="new")
 
 
 def _record(**changes: object) -> Record:
@@ -55,7 +60,7 @@ def _record(**changes: object) -> Record:
 
 def test_absent_record_runs() -> None:
     """The first delivery of a key claims it with a token from the store's clock."""
-    decision = decide(None, REQUEST, NOW)
+    decision = _decide(None)
 
     assert isinstance(decision, Run)
     assert decision.expected is None
@@ -82,7 +87,7 @@ def test_forgotten_outcome_runs_as_a_new_operation(status: Status) -> None:
     """Past its retention an outcome counts as absent, even if still stored; only the token goes on growing."""
     seen = _record(status=status, expires_at=NOW // 1000, fencing_token=NOW + 5, attempts=7, fingerprint="other")
 
-    decision = decide(seen, REQUEST, NOW)
+    decision = _decide(seen)
 
     assert isinstance(decision, Run)
     assert decision.expected == seen.revision
@@ -96,7 +101,7 @@ def test_outcome_counts_until_its_very_last_millisecond(early: int) -> None:
     """A retained outcome is replayed up to its expiry, not a moment less."""
     seen = _record(status=Status.COMPLETED, expires_at=NOW // 1000 + 1)
 
-    assert decide(seen, REQUEST, NOW // 1000 * 1000 + 1000 - early) == Replay(seen)
+    assert _decide(seen, NOW // 1000 * 1000 + 1000 - early) == Replay(seen)
     assert not is_forgotten(seen, NOW // 1000 * 1000 + 1000 - early)
     assert is_forgotten(seen, NOW // 1000 * 1000 + 1000)
 
@@ -106,7 +111,7 @@ def test_other_fingerprint_is_refused_in_every_status(status: Status) -> None:
     """A retained key used with other arguments is an error, whatever became of the first call."""
     seen = _record(status=status, fingerprint="another")
 
-    assert decide(seen, REQUEST, NOW) == KeyReused(seen)
+    assert _decide(seen) == Mismatch(seen)
 
 
 @pytest.mark.parametrize(("stored", "asked"), [(None, "f"), ("f", None), (None, None)])
@@ -114,14 +119,14 @@ def test_absent_fingerprint_compares_with_nothing(stored: str | None, asked: str
     """Where one side declares no arguments there is nothing to compare."""
     seen = _record(status=Status.COMPLETED, fingerprint=stored)
 
-    assert decide(seen, replace(REQUEST, fingerprint=asked), NOW) == Replay(seen)
+    assert _decide(seen, fingerprint=asked) == Replay(seen)
 
 
 def test_final_states_answer() -> None:
     """Every final state has its one answer."""
-    assert isinstance(decide(_record(status=Status.COMPLETED), REQUEST, NOW), Replay)
-    assert isinstance(decide(_record(status=Status.FAILED), REQUEST, NOW), ReplayFailure)
-    assert isinstance(decide(_record(status=Status.UNKNOWN), REQUEST, NOW), Unknown)
+    assert isinstance(_decide(_record(status=Status.COMPLETED)), Replay)
+    assert isinstance(_decide(_record(status=Status.FAILED)), ReplayFailure)
+    assert isinstance(_decide(_record(status=Status.UNKNOWN)), Unknown)
 
 
 @pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
@@ -136,7 +141,7 @@ def test_released_runs_again_and_keeps_its_steps(on_takeover: str) -> None:
         lease_until=NOW * 2,
     )
 
-    decision = decide(seen, replace(REQUEST, on_takeover=on_takeover), NOW)  # type: ignore[arg-type]
+    decision = _decide(seen, on_takeover=on_takeover)
 
     assert isinstance(decision, Run)
     assert decision.expected == seen.revision
@@ -150,17 +155,17 @@ def test_released_runs_again_and_keeps_its_steps(on_takeover: str) -> None:
 @pytest.mark.parametrize("left", [1, 59_999, 61_000])
 def test_running_lease_conflicts(left: int) -> None:
     """Up to the last millisecond of lease and grace, others wait, and are told how long."""
-    seen = _record(lease_until=NOW - REQUEST.grace + left)
+    seen = _record(lease_until=NOW - GRACE + left)
 
-    assert decide(seen, REQUEST, NOW) == InFlight(seen, left)
+    assert _decide(seen) == Wait(seen, left)
 
 
 @pytest.mark.parametrize("over", [0, 1, 10_000_000])
 def test_lease_over_is_taken_over(over: int) -> None:
     """From the first millisecond after lease and grace another runs, and the record counts the takeover."""
-    seen = _record(lease_until=NOW - REQUEST.grace - over, steps={"charge": 1}, takeovers=2)
+    seen = _record(lease_until=NOW - GRACE - over, steps={"charge": 1}, takeovers=2)
 
-    decision = decide(seen, REQUEST, NOW)
+    decision = _decide(seen)
 
     assert isinstance(decision, Run)
     assert decision.expected == seen.revision
@@ -175,7 +180,7 @@ def test_lease_over_is_given_up_under_refuse() -> None:
     """What must not be repeated becomes UNKNOWN, keeps its owner and never expires."""
     seen = _record(lease_until=0)
 
-    decision = decide(seen, replace(REQUEST, on_takeover="refuse"), NOW)
+    decision = _decide(seen, on_takeover="refuse")
 
     assert isinstance(decision, GiveUp)
     assert decision.expected == seen.revision
@@ -189,7 +194,7 @@ def test_token_grows_even_if_the_clock_goes_back() -> None:
     """A fencing token is never smaller than the one before, whatever the store's clock says."""
     seen = _record(status=Status.RELEASED, fencing_token=NOW * 2)
 
-    decision = decide(seen, REQUEST, NOW)
+    decision = _decide(seen)
 
     assert isinstance(decision, Run)
     assert decision.record.fencing_token == NOW * 2 + 1

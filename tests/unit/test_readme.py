@@ -11,7 +11,6 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -26,7 +25,7 @@ from celery.utils.dispatch import Signal
 import celery_idempotent
 import pytest_celery_idempotent
 from celery_idempotent import (
-    AttemptHandle,
+    Attempt,
     IdempotencyError,
     IdempotentTask,
     InFlight,
@@ -41,10 +40,11 @@ from celery_idempotent import (
     signals,
     stores,
 )
-from celery_idempotent.engine.guard import EventName
+from celery_idempotent.engine.delivery import EventName
 from celery_idempotent.integration import task as task_module
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.publishing import HEADERS, KEY_HEADER
+from celery_idempotent.protocol.effects import AtMostOnce, Effect
 from celery_idempotent.protocol.keys import canonical
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.dynamodb import DynamoDBStore
@@ -229,8 +229,8 @@ def test_steps_and_commits_cost_what_the_table_says(store: FaultyStore) -> None:
     app.conf.idempotency_store = store
     costs = {row["path"]: re.findall(r"\d", row["requests to the store"]) for row in table(README, "path")}
 
-    def cost_of(work: Callable[[AttemptHandle], object]) -> str:
-        @app.task(base=IdempotentTask, shared=False, name=f"task-{uuid4()}")
+    def cost_of(work: Callable[[Attempt], object], **effects: Effect) -> str:
+        @app.task(base=IdempotentTask, shared=False, name=f"task-{uuid4()}", idempotent=Policy(effects=effects))
         def task() -> None:
             work(celery_idempotent.current_attempt())
 
@@ -238,10 +238,10 @@ def test_steps_and_commits_cost_what_the_table_says(store: FaultyStore) -> None:
         assert deliver(task).state == "SUCCESS"
         return str(len(store.swaps) - int(costs["new key"][0]))
 
-    def step(attempt: AttemptHandle, **terms: Any) -> None:
-        attempt.step("mail", lambda step: None, **terms)
+    def step(attempt: Attempt) -> None:
+        attempt.step("mail", lambda step: None)
 
-    assert costs["each step in the body"] == [cost_of(step), cost_of(partial(step, on_takeover="refuse"))]
+    assert costs["each step in the body"] == [cost_of(step), cost_of(step, mail=AtMostOnce())]
     assert costs["an effect committed with the record"] == [cost_of(lambda attempt: attempt.commit(1, []))]
 
 
@@ -387,14 +387,14 @@ def test_attempt_is_documented() -> None:
         re.sub(r"\(.*", "", row["name"].strip("`").removeprefix("attempt."))
         for row in table(DOCS / "configuration.md", "name")
     }
-    assert documented == {name for name in vars(AttemptHandle) if not name.startswith("_")}
+    assert documented == {name for name in vars(Attempt) if not name.startswith("_")}
 
 
 def test_public_names_are_documented() -> None:
     """Everything that the package exports is named somewhere."""
     exported = set(celery_idempotent.__all__) - {"__version__"}
     # Types that users meet as values, not by name.
-    assert {name for name in exported if name not in EVERYTHING} <= {"AttemptHandle", "Record", "Status"}
+    assert {name for name in exported if name not in EVERYTHING} <= {"Attempt", "Record", "Status"}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
@@ -413,7 +413,7 @@ def test_nothing_is_documented_that_does_not_exist(document: Path) -> None:
         for module in re.findall(r"^celery_idempotent(?:\.\w+)+$", word):
             _resolve(module)
         for name in re.findall(r"\battempt\.(\w+)", word):
-            assert hasattr(AttemptHandle, name), word
+            assert hasattr(Attempt, name), word
         for name in re.findall(r"\bPolicy\(([^)]*)", word):
             assert set(re.findall(r"(\w+)=", name)) <= {each.name for each in dataclasses.fields(Policy)}, word
         for name in re.findall(r"\b(idempotency_\w+)", word):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent import IdempotentTask, OutcomeUnknown, PolicyError, Status, resolve
+from celery_idempotent import AtMostOnce, IdempotentTask, Keyed, OutcomeUnknown, Policy, PolicyError, Status, resolve
 from celery_idempotent.engine import operator
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.steps import Step
@@ -27,6 +27,9 @@ class _Phone:
         return f"text {self.texts}"
 
 
+IN_DOUBT = Policy(effects={"charge": Keyed(), "sms": AtMostOnce()})
+
+
 @pytest.fixture
 def app() -> Celery:
     return an_app()
@@ -41,10 +44,10 @@ def phone() -> _Phone:
 def in_doubt(app: Celery, phone: _Phone) -> Any:
     """A task with a finished step, and one that began and did not end."""
 
-    @app.task(bind=True, base=IdempotentTask, name="notify", shared=False)
+    @app.task(bind=True, base=IdempotentTask, name="notify", shared=False, idempotent=IN_DOUBT)
     def notify(self: Any, order: str) -> list[str]:
         paid = self.attempt.step("charge", lambda step: "paid")
-        return [paid, self.attempt.step("sms", phone.send, on_takeover="refuse")]
+        return [paid, self.attempt.step("sms", phone.send)]
 
     with pytest.raises(TimeoutError):
         notify.apply(("o-1",), throw=True)
@@ -103,5 +106,5 @@ def test_verdict_uses_the_current_app(app: Celery, in_doubt: Any) -> None:
 
 def test_guarantee_of_a_task_tells_its_name(in_doubt: Any) -> None:
     """What task.guarantee() says is the policy's, for this task."""
-    assert in_doubt.guarantee() == runtime_of(in_doubt.app).default_policy.guarantee("notify")
+    assert in_doubt.guarantee() == IN_DOUBT.guarantee("notify")
     assert in_doubt.guarantee().startswith("notify: ")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.operation import OnTakeover
+from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.steps import (
     Begin,
     Begun,

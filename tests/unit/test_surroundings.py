@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.guard import Conflict, Event, Finished
-from celery_idempotent.engine.protected import Protected
+from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import Conflict, Delivery, Event, Outcome
 from celery_idempotent.errors import (
     LeaseLost,
     OutcomeUnknown,
@@ -21,7 +21,7 @@ from celery_idempotent.errors import (
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.record import Record, Status, bounded
 from celery_idempotent.protocol.store import RecordTooLarge
-from tests.support.scene import Again, Scene
+from tests.support.scene import Again, Scene, an_operation
 
 
 class SoftTimeLimit(Exception):
@@ -75,7 +75,7 @@ def test_body_that_returned_is_completed_before_the_limit_is_raised(
 
     assert scene.record.status is Status.COMPLETED
     assert scene.names[-1] == "completed"
-    assert scene.run(lambda attempt: "again") == Finished("charged")
+    assert scene.run(lambda attempt: "again") == Outcome("charged")
     assert scene.runs == 1
 
 
@@ -154,7 +154,7 @@ def test_limit_during_the_record_of_a_step_leaves_the_step_recorded(scene: Scene
         scene.perform(lambda handle: handle.step("charge", call))
     assert scene.record.status is Status.RELEASED
 
-    assert scene.perform(lambda handle: handle.step("charge", call)) == Finished("charge-1")
+    assert scene.perform(lambda handle: handle.step("charge", call)) == Outcome("charge-1")
     assert len(calls) == 1
 
 
@@ -162,7 +162,7 @@ def test_limit_during_the_record_of_a_failure_leaves_the_failure_recorded(scene:
     """A failure that is an outcome is one, whatever strikes while it is written."""
     strike(scene, Status.FAILED)
 
-    def fail(attempt: Attempt | None) -> None:
+    def fail(attempt: Claim | None) -> None:
         raise LookupError("declined")
 
     with pytest.raises(SoftTimeLimit):
@@ -178,7 +178,7 @@ def test_limit_while_a_claim_is_given_back_or_up_does_not_leave_it_to_its_lease(
     """The write is made again, once."""
     strike(scene, status)
 
-    def end(attempt: Attempt | None) -> None:
+    def end(attempt: Claim | None) -> None:
         raise SystemExit
 
     with pytest.raises((SoftTimeLimit, SystemExit)):
@@ -190,19 +190,19 @@ def test_limit_while_a_claim_is_given_back_or_up_does_not_leave_it_to_its_lease(
 def test_record_that_vanished_costs_no_second_body(scene: Scene) -> None:
     """A fail-over or a FLUSHALL within the body: the delivery did everything right, so its outcome counts."""
 
-    def body(attempt: Attempt | None) -> str:
+    def body(attempt: Claim | None) -> str:
         scene.store.delete("k", scene.record.revision)
         return "charged"
 
-    assert scene.run(body) == Finished("charged")
-    assert scene.run(lambda attempt: "again") == Finished("charged")
+    assert scene.run(body) == Outcome("charged")
+    assert scene.run(lambda attempt: "again") == Outcome("charged")
     assert scene.runs == 1
 
 
 def test_steps_of_a_record_that_vanished_are_kept(scene: Scene) -> None:
     """What the attempt knows of its steps is written again with the record."""
 
-    def body(handle: Protected) -> str:
+    def body(handle: ProtectedAttempt) -> str:
         handle.step("charge", lambda step: "c-1")
         scene.store.delete("k", scene.record.revision)
         handle.step("ship", lambda step: "s-1")
@@ -222,7 +222,7 @@ def test_claim_born_expired_is_renewed_before_the_body(scene: Scene) -> None:
     scene.store.now = lambda: now() - (slow_by if behind[0] else 0)  # type: ignore[method-assign]
     scene.store.before_swap = lambda record: behind.__setitem__(0, False)  # the reply tells the time
 
-    def body(attempt: Attempt | None) -> int:
+    def body(attempt: Claim | None) -> int:
         return scene.record.lease_until - now()
 
     assert scene.run(body).value == 60_000
@@ -282,7 +282,7 @@ def test_claim_that_was_lost_before_its_body_asks_who_took_over(scene: Scene) ->
 
     scene.store.before_swap = stall
 
-    assert scene.run(lambda attempt: "ours") == Finished("theirs")
+    assert scene.run(lambda attempt: "ours") == Outcome("theirs")
     assert scene.runs == 0
 
 
@@ -292,13 +292,13 @@ def test_heartbeat_that_cannot_start_is_an_outage(
 ) -> None:
     """Nobody would renew the lease, so the claim is given back at once and the policy for outages decides."""
 
-    def refuse(attempt: Attempt) -> None:
+    def refuse(attempt: Claim) -> None:
         raise StoreUnavailable("memory", "heartbeat", "can't start new thread")
 
-    monkeypatch.setattr(scene.guard._heartbeat, "start", refuse)
-    seen: list[Attempt | None] = []
+    monkeypatch.setattr(scene.heartbeat, "start", refuse)
+    seen: list[Claim | None] = []
 
-    def body(attempt: Attempt | None) -> str:
+    def body(attempt: Claim | None) -> str:
         seen.append(attempt)
         return "unprotected"
 
@@ -307,7 +307,7 @@ def test_heartbeat_that_cannot_start_is_an_outage(
             scene.run(body, on_outage=on_outage)
         assert seen == []
     else:
-        assert scene.run(body, on_outage=on_outage) == Finished("unprotected")
+        assert scene.run(body, on_outage=on_outage) == Outcome("unprotected")
         assert seen == [None]
     assert scene.record.status is Status.RELEASED
     assert scene.names == ["store_unavailable"]
@@ -321,13 +321,13 @@ def test_receiver_that_ends_the_process_leaves_no_claim_and_no_heartbeat(scene: 
         if event.name == "claimed":
             raise SystemExit
 
-    scene.guard._observe = exit_once_claimed
+    scene.tell = exit_once_claimed
 
     with pytest.raises(SystemExit):
         getattr(scene, mode)(lambda attempt: "never")
 
     assert (scene.runs, scene.record.status) == (0, Status.RELEASED)
-    assert not scene.guard._heartbeat._beats
+    assert not scene.heartbeat._beats
 
 
 def test_poison_ends_unknown(scene: Scene) -> None:
@@ -344,7 +344,7 @@ def test_poison_ends_unknown(scene: Scene) -> None:
 def test_an_attempt_that_ended_begins_the_count_of_takeovers_anew(scene: Scene) -> None:
     """Only deaths in a row are poison."""
 
-    def fail(attempt: Attempt | None) -> None:
+    def fail(attempt: Claim | None) -> None:
         raise LookupError
 
     scene.abandon()
@@ -352,7 +352,7 @@ def test_an_attempt_that_ended_begins_the_count_of_takeovers_anew(scene: Scene) 
         scene.run(fail, max_takeovers=1)
     scene.abandon()
 
-    assert scene.run(lambda attempt: "done", max_takeovers=1) == Finished("done")
+    assert scene.run(lambda attempt: "done", max_takeovers=1) == Outcome("done")
 
 
 def test_takeovers_without_a_bound(scene: Scene) -> None:
@@ -360,21 +360,21 @@ def test_takeovers_without_a_bound(scene: Scene) -> None:
     for _ in range(6):
         scene.abandon()
 
-    assert scene.run(lambda attempt: "done", max_takeovers=None) == Finished("done")
+    assert scene.run(lambda attempt: "done", max_takeovers=None) == Outcome("done")
 
 
 def test_owner_of_a_record_that_became_unknown_completes_it_late(scene: Scene) -> None:
     """A stalled body that goes on is the answer that a person would have looked for."""
 
-    def body(attempt: Attempt | None) -> str:
+    def body(attempt: Claim | None) -> str:
         scene.clock.advance(61_000)
         with pytest.raises(OutcomeUnknown):
             scene.run(lambda attempt: "never", on_takeover="refuse")
         assert scene.record.status is Status.UNKNOWN
         return "charged"
 
-    assert scene.run(body, on_takeover="refuse") == Finished("charged")
-    assert scene.run(lambda attempt: "never", on_takeover="refuse") == Finished("charged")
+    assert scene.run(body, on_takeover="refuse") == Outcome("charged")
+    assert scene.run(lambda attempt: "never", on_takeover="refuse") == Outcome("charged")
 
 
 def test_remembered_failure_after_large_steps_is_the_users_own(scene: Scene) -> None:
@@ -387,7 +387,7 @@ def test_remembered_failure_after_large_steps_is_the_users_own(scene: Scene) -> 
 
     scene.store.before_swap = refuse_large
 
-    def body(handle: Protected) -> None:
+    def body(handle: ProtectedAttempt) -> None:
         handle.step("charge", lambda step: "x" * 1_400)
         raise LookupError("declined " * 50)
 
@@ -407,7 +407,7 @@ def test_failure_that_is_too_large_is_recorded_by_its_type(scene: Scene) -> None
 
     scene.store.before_swap = refuse_large
 
-    def fail(attempt: Attempt | None) -> None:
+    def fail(attempt: Claim | None) -> None:
         raise LookupError("declined " * 50)
 
     with pytest.raises(LookupError):
@@ -425,7 +425,7 @@ def test_doubt_that_is_too_large_is_recorded_by_its_type(scene: Scene) -> None:
 
     scene.store.before_swap = refuse_large
 
-    def end(attempt: Attempt | None) -> None:
+    def end(attempt: Claim | None) -> None:
         raise SystemExit
 
     with pytest.raises(SystemExit):
@@ -450,8 +450,8 @@ def test_record_that_leaves_no_room_for_another_claim_is_told_to_an_operator(sce
 def test_names_for_people_are_bounded(scene: Scene) -> None:
     """A publisher may choose a task id of any length; two long ones stay different."""
     long = "i" * 390_000
-    operation = scene._operation("f", {})
-    scene.guard.run(replace(operation, task_id=long, worker=long, task=long, app=long), lambda attempt: 1)
+    operation = replace(an_operation(), task_id=long, worker=long, task=long, app=long)
+    scene.delivery_of(operation).run(lambda claim: 1)
 
     for name in (scene.record.task_id, scene.record.worker, scene.record.task, scene.record.app):
         assert name == bounded(long)
@@ -462,7 +462,7 @@ def test_names_for_people_are_bounded(scene: Scene) -> None:
 def test_conflict_names_the_bounded_id_of_its_holder(scene: Scene) -> None:
     """Which is what a redelivery of the same message is compared by."""
 
-    def meet(attempt: Attempt | None) -> Any:
+    def meet(attempt: Claim | None) -> Any:
         return scene.run(lambda attempt: "never")
 
     conflict = scene.run(meet).value
@@ -477,7 +477,7 @@ class TestBeforeEffects:
         """The delivery fails with it, and the next one runs."""
         fixed: list[bool] = []
 
-        def body(handle: Protected) -> str:
+        def body(handle: ProtectedAttempt) -> str:
             with handle.before_effects():
                 if not fixed:
                     raise TypeError("a bug")
@@ -488,12 +488,12 @@ class TestBeforeEffects:
         assert scene.record.status is Status.RELEASED
 
         fixed.append(True)
-        assert scene.perform(body, on_takeover="refuse") == Finished("charged")
+        assert scene.perform(body, on_takeover="refuse") == Outcome("charged")
 
     def test_process_exit_before_any_effect_releases_under_refuse(self, scene: Scene) -> None:
         """A cold shutdown there leaves nothing for a person to look at."""
 
-        def body(handle: Protected) -> None:
+        def body(handle: ProtectedAttempt) -> None:
             with handle.before_effects():
                 raise SystemExit
 
@@ -505,12 +505,12 @@ class TestBeforeEffects:
     def test_error_after_the_block_is_final_under_refuse(self, scene: Scene) -> None:
         """The word is for what leaves the block, also where the body raises something else of it later."""
 
-        def after(handle: Protected) -> None:
+        def after(handle: ProtectedAttempt) -> None:
             with handle.before_effects():
                 pass
             raise TypeError("after")
 
-        def instead(handle: Protected) -> None:
+        def instead(handle: ProtectedAttempt) -> None:
             try:
                 with handle.before_effects():
                     raise TypeError("inside")
@@ -526,7 +526,7 @@ class TestBeforeEffects:
     def test_error_of_the_block_that_is_raised_after_an_effect_is_final_under_refuse(self, scene: Scene) -> None:
         """It may be the same object; something has begun since."""
 
-        def body(handle: Protected) -> None:
+        def body(handle: ProtectedAttempt) -> None:
             try:
                 with handle.before_effects():
                     raise TypeError("inside")
@@ -543,7 +543,7 @@ class TestBeforeEffects:
     def test_attempt_that_dies_in_the_block_is_unknown_under_refuse(self, scene: Scene) -> None:
         """Nothing recorded that it was in the block, so nobody may trust that it was."""
 
-        def body(handle: Protected) -> None:
+        def body(handle: ProtectedAttempt) -> None:
             with handle.before_effects():
                 pass
 
@@ -560,10 +560,12 @@ class TestBeforeEffects:
             lambda handle: handle.transaction(),
         ],
     )
-    def test_effects_inside_the_block_are_refused(self, scene: Scene, effect: Callable[[Protected], Any]) -> None:
+    def test_effects_inside_the_block_are_refused(
+        self, scene: Scene, effect: Callable[[ProtectedAttempt], Any]
+    ) -> None:
         """The library holds the author to the word where it can."""
 
-        def body(handle: Protected) -> None:
+        def body(handle: ProtectedAttempt) -> None:
             with handle.before_effects():
                 effect(handle)
 
@@ -577,7 +579,7 @@ class TestBeforeEffects:
         def decline(step: Any) -> None:
             raise LookupError
 
-        def body(handle: Protected) -> None:
+        def body(handle: ProtectedAttempt) -> None:
             if is_caught:
                 with pytest.raises(LookupError):
                     handle.step("charge", decline)
@@ -594,7 +596,7 @@ class TestBeforeEffects:
 def test_observing_changes_nothing_whatever_is_wrong(scene: Scene) -> None:
     """A store that breaks at the claim, at the release or at the completion: the body's own result and error pass."""
 
-    def fail(attempt: Attempt | None) -> None:
+    def fail(attempt: Claim | None) -> None:
         raise LookupError("its own")
 
     for status in (Status.IN_PROGRESS, Status.RELEASED, Status.COMPLETED):
@@ -630,7 +632,7 @@ def test_answer_that_cannot_be_read_never_runs_a_body(scene: Scene) -> None:
 def test_safe_to_retry_still_releases(scene: Scene) -> None:
     """The other way to say that nothing has begun."""
 
-    def body(attempt: Attempt | None) -> None:
+    def body(attempt: Claim | None) -> None:
         raise SafeToRetry
 
     with pytest.raises(SafeToRetry):
@@ -654,8 +656,8 @@ class Grudging:
 
 def test_limit_during_the_encoding_of_a_result_costs_no_outcome(scene: Scene) -> None:
     """kombu takes it for an error of the serialiser; what cannot be encoded fails twice."""
-    assert scene.run(lambda attempt: Grudging()) == Finished("charged")
-    assert scene.run(lambda attempt: "again") == Finished("charged")
+    assert scene.run(lambda attempt: Grudging()) == Outcome("charged")
+    assert scene.run(lambda attempt: "again") == Outcome("charged")
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -663,7 +665,7 @@ def test_limit_between_two_lines_after_the_body_leaves_its_outcome(
     scene: Scene, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the completion is sent, or when it is stored and noted: it is made again, and counts once."""
-    complete, strikes = scene.guard._complete, [SoftTimeLimit()]
+    complete, strikes = Delivery._complete, [SoftTimeLimit()]
 
     def struck(*args: Any) -> Any:
         if strikes and moment == "before":
@@ -673,7 +675,7 @@ def test_limit_between_two_lines_after_the_body_leaves_its_outcome(
             raise strikes.pop()
         return finished
 
-    monkeypatch.setattr(scene.guard, "_complete", struck)
+    monkeypatch.setattr(Delivery, "_complete", struck)
 
     with pytest.raises(SoftTimeLimit):
         scene.run(lambda attempt: "charged")
@@ -705,23 +707,23 @@ def test_exit_while_an_observed_body_is_recorded_is_an_exit(scene: Scene) -> Non
 def test_error_of_the_store_that_the_body_survives_does_not_come_back(scene: Scene) -> None:
     """It was raised where it happened, once."""
 
-    def body(handle: Protected) -> str:
+    def body(handle: ProtectedAttempt) -> str:
         with pytest.raises(TypeError):
             handle.step("charge", lambda step: strike(scene, Status.IN_PROGRESS, times=3, error=TypeError))
         return "without it"
 
-    assert scene.perform(body) == Finished("without it")
+    assert scene.perform(body) == Outcome("without it")
 
 
 def test_doubt_about_what_another_has_completed_is_none(scene: Scene) -> None:
     """The outcome that is recorded counts, and nobody is told to resolve it."""
 
-    def body(attempt: Attempt | None) -> None:
+    def body(attempt: Claim | None) -> None:
         assert attempt is not None
         scene.steal()
         raise OutcomeUnknown(attempt.key, "a step may have had its effect")
 
-    assert scene.run(body) == Finished("theirs")
+    assert scene.run(body) == Outcome("theirs")
     assert scene.names == ["claimed", "lease_lost"]
 
 
@@ -729,13 +731,13 @@ def test_limit_while_a_step_is_forgotten_is_raised_after_it(scene: Scene) -> Non
     """The body is interrupted there, and does not go on to the next effect."""
     reached = []
 
-    def body(handle: Protected) -> None:
+    def body(handle: ProtectedAttempt) -> None:
         def call(step: Any) -> None:
             strike(scene, Status.IN_PROGRESS)
             raise SafeToRetry
 
         with suppress(SafeToRetry):
-            handle.step("charge", call, on_takeover="refuse")
+            handle.step("sms", call)
         reached.append("the next effect")
 
     with pytest.raises(SoftTimeLimit):
@@ -750,10 +752,10 @@ def test_exit_while_a_claim_that_nobody_could_renew_is_given_back_is_an_exit(
 ) -> None:
     """The outage of the heartbeat would only postpone the delivery, and the process would go on."""
 
-    def refuse(attempt: Attempt) -> None:
+    def refuse(attempt: Claim) -> None:
         raise StoreUnavailable("m", "heartbeat", "no thread")
 
-    monkeypatch.setattr(scene.guard._heartbeat, "start", refuse)
+    monkeypatch.setattr(scene.heartbeat, "start", refuse)
     strike(scene, Status.RELEASED, error=SystemExit)
 
     with pytest.raises(SystemExit):
@@ -780,11 +782,11 @@ def test_exit_while_the_result_of_a_step_is_encoded_makes_the_step_once(
         calls.append(step.key)
         return "charged"
 
-    def body(handle: Protected) -> Any:
+    def body(handle: ProtectedAttempt) -> Any:
         return handle.step("charge", call)
 
     with pytest.raises(SystemExit):
         scene.perform(body)
 
-    assert scene.perform(body) == Finished("charged")
+    assert scene.perform(body) == Outcome("charged")
     assert len(calls) == 1

@@ -16,10 +16,10 @@ from sqlalchemy import Column, MetaData, String, Table, create_engine, func, sel
 from sqlalchemy.orm import Session
 
 from celery_idempotent import AtMostOnce, IdempotencyWarning, IdempotentTask, Keyed, Policy
-from celery_idempotent.engine import attempt
+from celery_idempotent.engine import claim
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol import operation as protocol
-from celery_idempotent.protocol.operation import Replay, Request, Run, Written
+from celery_idempotent.protocol.operation import Operation, Replay, Run, Written
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
@@ -171,13 +171,13 @@ def test_plain_task_is_reported(declare: Callable[..., Task], outbox: list[str])
     assert "base=IdempotentTask" in report
 
 
-def _runs_always(record: Record | None, request: Request, now: int) -> Any:
-    return Run(_decide(None, request, now).record, record.revision if record else None)
+def _runs_always(record: Record | None, operation: Operation, now: int, **nonces: str) -> Any:
+    return Run(_decide(None, operation, now, **nonces).record, record.revision if record else None)
 
 
-def _replays_nothing(record: Record | None, request: Request, now: int) -> Any:
-    decision = _decide(record, request, now)
-    return _runs_always(record, request, now) if isinstance(decision, Replay) else decision
+def _replays_nothing(record: Record | None, operation: Operation, now: int, **nonces: str) -> Any:
+    decision = _decide(record, operation, now, **nonces)
+    return _runs_always(record, operation, now, **nonces) if isinstance(decision, Replay) else decision
 
 
 def _writes_anything(store: Any, new: Record, expected: str | None) -> Record:
@@ -185,19 +185,19 @@ def _writes_anything(store: Any, new: Record, expected: str | None) -> Record:
     return new
 
 
-_decide = protocol.decide
+_decide: Any = protocol.decide
 
 BROKEN_GUARDS: dict[str, tuple[Any, str, Any, set[str]]] = {
-    "grants every claim": (attempt, "decide", _runs_always, {"delivered twice", "delivered again as the body begins"}),
-    "replays nothing": (attempt, "decide", _replays_nothing, {"delivered twice"}),
+    "grants every claim": (claim, "decide", _runs_always, {"delivered twice", "delivered again as the body begins"}),
+    "replays nothing": (claim, "decide", _replays_nothing, {"delivered twice"}),
     "records no completion": (
-        attempt.Attempt,
+        claim.Claim,
         "complete",
         lambda self, encoded, lost=None: Written(),
         {"delivered twice", "delivered again as the body ends"},
     ),
     "writes without a condition": (
-        attempt,
+        claim,
         "_swap",
         _writes_anything,
         {"delivered twice", "delivered again as the body begins", "delivered again as the body ends"},
@@ -526,9 +526,9 @@ def test_step_that_takes_its_beginning_back_is_followed(declare: Callable[..., T
                 raise self.retry(countdown=1)
             outbox.append(to)
 
-        self.attempt.step("text", send, on_takeover="refuse")
+        self.attempt.step("text", send)
 
-    task = declare(body=text)
+    task = declare(Policy(key="to", effects={"text": AtMostOnce()}), text)
     assert_effect_once(task, "a@b", effects=outbox, promise="at most once")
 
     assert "the worker dies before the withdrawal of step 'text'" in rows(report_of(task, "a@b", effects=outbox))

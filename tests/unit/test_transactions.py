@@ -6,8 +6,8 @@ from typing import Any, Literal
 import pytest
 from celery import Celery
 
-from celery_idempotent.engine.guard import Finished
-from celery_idempotent.engine.protected import Protected
+from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.delivery import Outcome
 from celery_idempotent.engine.transaction import derived_id
 from celery_idempotent.errors import LeaseLost, PolicyError, ResultLost, StoreUnavailable
 from celery_idempotent.protocol.codec import Encoded
@@ -94,7 +94,6 @@ class _Passing(FaultyStore):
 def scene() -> Scene:
     scene = Scene()
     scene.store = _Passing(_Bank(scene.clock.now))
-    scene.guard._store = scene.store
     return scene
 
 
@@ -104,7 +103,7 @@ def bank(scene: Scene) -> _Bank:
     return scene.store.store
 
 
-def _book(handle: Protected) -> Any:
+def _book(handle: ProtectedAttempt) -> Any:
     with handle.transaction() as tx:
         tx.execute("booked")
         return tx.done({"booked": (1, 2)})
@@ -112,8 +111,8 @@ def _book(handle: Protected) -> Any:
 
 def test_effect_and_result_are_committed_together(scene: Scene, bank: _Bank) -> None:
     """The claim is one swap, and nothing else is written outside the transaction."""
-    assert scene.perform(_book) == Finished({"booked": [1, 2]})
-    assert scene.perform(_book) == Finished({"booked": [1, 2]})
+    assert scene.perform(_book) == Outcome({"booked": [1, 2]})
+    assert scene.perform(_book) == Outcome({"booked": [1, 2]})
 
     assert bank.ledger == ["booked"]
     assert scene.record.status is Status.COMPLETED
@@ -124,7 +123,7 @@ def test_effect_and_result_are_committed_together(scene: Scene, bank: _Bank) -> 
 def test_exception_undoes_all_and_releases(scene: Scene, bank: _Bank) -> None:
     """As of any body, and the next delivery begins anew."""
 
-    def fails(handle: Protected) -> None:
+    def fails(handle: ProtectedAttempt) -> None:
         with handle.transaction() as tx:
             tx.execute("booked")
             tx.done(1)
@@ -134,24 +133,24 @@ def test_exception_undoes_all_and_releases(scene: Scene, bank: _Bank) -> None:
         scene.perform(fails)
 
     assert (bank.ledger, bank.open, scene.names[-1]) == ([], 0, "released")
-    assert scene.perform(_book) == Finished({"booked": [1, 2]})
+    assert scene.perform(_book) == Outcome({"booked": [1, 2]})
 
 
 def test_zombie_commits_nothing(scene: Scene, bank: _Bank) -> None:
     """The claim is checked again inside the transaction."""
 
-    def stalls(handle: Protected) -> None:
+    def stalls(handle: ProtectedAttempt) -> None:
         with handle.transaction() as tx:
             tx.execute("booked")
             scene.steal()
             tx.done(1)
 
-    def body(handle: Protected) -> None:
+    def body(handle: ProtectedAttempt) -> None:
         with pytest.raises(LeaseLost):
             stalls(handle)
         raise LookupError
 
-    assert scene.perform(body) == Finished("theirs")
+    assert scene.perform(body) == Outcome("theirs")
     assert (bank.ledger, bank.open) == ([], 0)
 
 
@@ -161,7 +160,7 @@ def test_commit_whose_reply_was_lost_is_found_committed(scene: Scene, bank: _Ban
     bank.fates.append("committed, reply lost")
     scene.store.faults.extend(["none", *["request lost"] * lost])  # type: ignore[list-item]
 
-    assert scene.perform(_book) == Finished({"booked": [1, 2]})
+    assert scene.perform(_book) == Outcome({"booked": [1, 2]})
     assert bank.ledger == ["booked"]
     assert scene.names == ["claimed", "completed"]
 
@@ -174,7 +173,7 @@ def test_commit_that_was_undone_is_the_bodys_failure(scene: Scene, bank: _Bank) 
         scene.perform(_book)
 
     assert (bank.ledger, scene.names[-1]) == ([], "released")
-    assert scene.perform(_book) == Finished({"booked": [1, 2]})
+    assert scene.perform(_book) == Outcome({"booked": [1, 2]})
     assert bank.ledger == ["booked"]
 
 
@@ -182,7 +181,7 @@ def test_undone_commit_of_a_zombie_is_a_loss(scene: Scene, bank: _Bank) -> None:
     """Somebody took over while the commit was in doubt: their result counts."""
     bank.fates.append("undone, reply lost")
 
-    def body(handle: Protected) -> None:
+    def body(handle: ProtectedAttempt) -> None:
         def interfere(record: Record) -> None:
             scene.store.before_swap = lambda record: None
             scene.steal()
@@ -190,7 +189,7 @@ def test_undone_commit_of_a_zombie_is_a_loss(scene: Scene, bank: _Bank) -> None:
         scene.store.before_swap = interfere
         _book(handle)
 
-    assert scene.perform(body) == Finished("theirs")
+    assert scene.perform(body) == Outcome("theirs")
     assert bank.ledger == []
 
 
@@ -207,7 +206,7 @@ def test_refused_commit_is_the_databases_own_error(scene: Scene, bank: _Bank) ->
 def test_block_must_state_its_result(scene: Scene, bank: _Bank) -> None:
     """A forgotten tx.done() undoes the block instead of committing effects without a record."""
 
-    def forgets(handle: Protected) -> None:
+    def forgets(handle: ProtectedAttempt) -> None:
         with handle.transaction() as tx:
             tx.execute("booked")
 
@@ -231,12 +230,12 @@ def test_result_that_cannot_be_encoded_is_lost_not_undone(scene: Scene, bank: _B
     """As for any task: the effect counts."""
     odd = object()
 
-    def body(handle: Protected) -> Any:
+    def body(handle: ProtectedAttempt) -> Any:
         with handle.transaction() as tx:
             tx.execute("booked")
             return tx.done(odd)
 
-    assert scene.perform(body) == Finished(odd)
+    assert scene.perform(body) == Outcome(odd)
     assert bank.ledger == ["booked"]
     with pytest.raises(ResultLost):
         scene.perform(body)
@@ -245,31 +244,31 @@ def test_result_that_cannot_be_encoded_is_lost_not_undone(scene: Scene, bank: _B
 def test_operation_commits_once(scene: Scene) -> None:
     """A second transaction would be an effect without a record."""
 
-    def twice(handle: Protected) -> None:
+    def twice(handle: ProtectedAttempt) -> None:
         _book(handle)
         with pytest.raises(PolicyError, match="commits once"):
             handle.transaction()
 
-    assert scene.perform(twice) == Finished({"booked": [1, 2]})
+    assert scene.perform(twice) == Outcome({"booked": [1, 2]})
 
 
 def test_handle_is_of_no_use_outside_its_block(scene: Scene) -> None:
     """What is done after the block would not be in the transaction."""
 
-    def late(handle: Protected) -> None:
+    def late(handle: ProtectedAttempt) -> None:
         with handle.transaction() as tx:
             tx.done(1)
         for use in (lambda: tx.execute("late"), lambda: tx.done(2), lambda: tx.connection):
             with pytest.raises(PolicyError, match="outside its block"):
                 use()
 
-    assert scene.perform(late) == Finished(1)
+    assert scene.perform(late) == Outcome(1)
 
 
 def test_users_connection_is_handed_to_the_store(scene: Scene, bank: _Bank) -> None:
     """An ORM session of the user's takes the place of the store's own connection."""
 
-    def body(handle: Protected) -> Any:
+    def body(handle: ProtectedAttempt) -> Any:
         with handle.transaction("a session") as tx:
             return tx.done(1)
 
@@ -302,7 +301,7 @@ class TestOutbox:
         receipt = app.tasks["receipt"]
         ids: list[str] = []
 
-        def body(handle: Protected) -> Any:
+        def body(handle: ProtectedAttempt) -> Any:
             with handle.transaction() as tx:
                 ids.append(tx.send(receipt, "o-1", copies=2))
                 ids.append(tx.send(receipt.s("o-2").set(queue="mail")))

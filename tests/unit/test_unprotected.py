@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 from celery import Celery, Task
 
-from celery_idempotent import IdempotentTask, Policy, PolicyError, StoreUnavailable
+from celery_idempotent import AtMostOnce, IdempotentTask, Policy, PolicyError, StoreUnavailable
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.steps import Step
 from celery_idempotent.testing import FakeStore
@@ -58,13 +58,14 @@ def test_block_before_effects_is_a_block(app: Celery) -> None:
 
 
 def test_step_at_most_once_is_made_all_the_same(app: Celery) -> None:
-    """Nothing is recorded, so nothing is in doubt; a mistaken argument is told as in a delivery."""
-    task = _task(app, lambda attempt: attempt.step("text", lambda step: "sent", on_takeover="refuse"), mode="off")
-    mistaken = _task(app, lambda attempt: attempt.step("text", lambda step: "sent", window=0))
+    """Nothing is recorded, so nothing is in doubt; a mistaken name is told as in a delivery."""
+    once = {"text": AtMostOnce()}
+    task = _task(app, lambda attempt: attempt.step("text", lambda step: "sent"), mode="off", effects=once)
+    mistaken = _task(app, lambda attempt: attempt.step("", lambda step: "sent"))
 
     assert deliver(task, "o-1").value == "sent"
     assert app.conf.idempotency_store.records == []
-    with pytest.raises(PolicyError, match="window=0"):
+    with pytest.raises(PolicyError, match="a step's name"):
         mistaken("o-1")
 
 

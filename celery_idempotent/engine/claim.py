@@ -1,0 +1,522 @@
+"""The claim: what one attempt owns, from the write that granted it to its last.
+
+Every write after the first expects the revision that this attempt wrote last. When such a write does not
+win, :func:`celery_idempotent.protocol.operation.settle` says what that means; nothing here decides anything.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from secrets import token_hex
+from typing import Any, Protocol, TypeVar, assert_never
+
+from celery_idempotent.errors import IdempotencyError, LeaseLost, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.protocol.codec import Encoded, Kept
+from celery_idempotent.protocol.operation import (
+    Answer,
+    GiveUp,
+    Lost,
+    Operation,
+    Rebase,
+    Run,
+    Superseded,
+    Vanished,
+    Written,
+    checkpointed,
+    completed,
+    decide,
+    failed,
+    given_up,
+    released,
+    renewed,
+    settle,
+)
+from celery_idempotent.protocol.record import Record, Status, damaged
+from celery_idempotent.protocol.steps import Begun, Finished, from_plain, to_plain
+from celery_idempotent.protocol.store import CommittingStore, RecordTooLarge, Store, Transaction, WriteFailed
+
+_MAX_RACES = 100
+"""Lost races before a claim gives up. Every one of them means that another delivery advanced the record, so
+a real store never gets near it; a store that breaks ``swap`` would otherwise loop for ever."""
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+"""Seconds between tries of a final write that got no certain answer."""
+
+_CONFIRM_FOR = 600.0
+"""Seconds, or one lease if that is longer, for which a final write is tried. The effect has happened, so
+giving up means that it happens again or stays unknown: worth more patience than any fail-over takes."""
+
+
+_MAX_STRIKES = 3
+"""How often one write may be struck by an exception of somebody else's before that is taken for the store's own."""
+
+T = TypeVar("T")
+
+_Swap = Callable[[Record, str | None], Record | None]
+
+_Transition = Callable[[Record], Record]
+"""From a record that this attempt wrote to the next one. Made again on a newer record, it has the same revision."""
+
+
+class _Forgotten(Exception):
+    """The store has no record of a living attempt."""
+
+
+class Clock(Protocol):
+    """A local clock; the module ``time`` is one. Only intervals are taken from it, never a date."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go backwards."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait that many seconds."""
+
+
+def new_nonce() -> str:
+    """128 random bits: identifies one attempt or one write, on every machine, for ever."""
+    return token_hex(16)
+
+
+def effect_key(key: str, name: str) -> str:
+    """A key for a receiver that honours idempotency keys: 64 hexadecimal digits, the same on every attempt."""
+    return sha256(f"{key}\0{name}".encode()).hexdigest()
+
+
+def _ends_the_process(error: BaseException | None) -> bool:
+    return error is not None and not isinstance(error, Exception)
+
+
+def claim(store: Store, operation: Operation) -> Run | Answer:
+    """Ask for the right to run: ``Run`` means it was granted and is stored; the rest says why not.
+
+    Args:
+        store: Where the record lives.
+        operation: Which operation, and who asks.
+
+    Raises:
+        StoreUnavailable: No certain answer, so nothing may run. A claim may have been stored all the same;
+            it then ends with its lease.
+    """
+    seen: Record | None = None
+    owner = new_nonce()
+    for _ in range(_MAX_RACES):
+        decision = decide(seen, operation, store.now(), owner=owner, revision=new_nonce())
+        if not isinstance(decision, Run | GiveUp):
+            return decision
+        try:
+            seen = _swap(store, decision.record, decision.expected)
+        except RecordTooLarge as error:
+            raise StoreMisconfigured(
+                type(store).__name__,
+                "claim",
+                f"the record's steps leave no room to claim it again ({error}); resolve it",
+            ) from error
+        won = seen is not None and seen.revision == decision.record.revision
+        if won and isinstance(decision, Run):
+            return decision
+    raise StoreUnavailable(type(store).__name__, "claim", f"{_MAX_RACES} races lost in a row")
+
+
+def _swap(store: Store, new: Record, expected: str | None) -> Record | None:
+    """``store.swap``, asked once more when the answer is lost: the same revision makes that safe."""
+    return _twice(lambda: store.swap(new, expected))
+
+
+def _twice(swap: Callable[[], Record | None]) -> Record | None:
+    try:
+        return swap()
+    except StoreMisconfigured:
+        raise
+    except StoreUnavailable:
+        return swap()
+
+
+class Claim:
+    """The right of one attempt to run: extended and ended here, by its delivery, its attempt and the heartbeat.
+
+    Args:
+        store: Where the record lives.
+        record: The record that the claim stored.
+        lease: Milliseconds that a claim or renewal is good for.
+        retain: Milliseconds that an outcome is kept.
+        claimed_at: The local clock, in seconds, before the claim was sent.
+        clock: The local clock.
+    """
+
+    def __init__(
+        self, store: Store, record: Record, *, lease: int, retain: int, claimed_at: float, clock: Clock = time
+    ) -> None:
+        self.lease = lease / 1000
+        self._lease_ms = lease
+        #: Where the record lives.
+        self.store = store
+        self._record = record
+        self._retain = retain
+        self._clock = clock
+        self._owned_until = claimed_at + self.lease
+        self._lost = False
+        self._settled = False
+        self._struck: BaseException | None = None
+        # An attempt has one outcome, and one revision for it, however often it is written.
+        self._outcome = new_nonce()
+        #: Seconds for which a final write is tried.
+        self.patience = max(self.lease, _CONFIRM_FOR)
+        #: What left the block in which the author says that no effect had begun.
+        self.excused: BaseException | None = None
+        #: What :meth:`commit` has recorded; whatever the body does afterwards, this is the outcome.
+        self.committed: Kept | None = None
+        # The heartbeat renews while the body's thread settles; each write must expect the other's revision.
+        self._writing = threading.Lock()
+
+    @property
+    def key(self) -> str:
+        """The idempotency key."""
+        return self._record.key
+
+    @property
+    def fencing_token(self) -> int:
+        """An integer larger than that of every earlier attempt; send it to receivers that check it.
+
+        It shuts out late writers. It does not make an effect happen once: the next attempt passes the check.
+        """
+        return self._record.fencing_token
+
+    @property
+    def number(self) -> int:
+        """1 for the operation's first attempt, 2 for the next, and so on."""
+        return self._record.attempts
+
+    @property
+    def is_takeover(self) -> bool:
+        """Whether the attempt before this one ended without a word, so that its effects may have happened.
+
+        False proves nothing: an attempt that raised gave its claim back, whatever it had done before.
+        """
+        return self._record.takeovers > 0
+
+    def effect_key(self, name: str) -> str:
+        """A key for the effect called ``name``, for a receiver that honours idempotency keys.
+
+        The same on every attempt of the operation and different for every other name. 64 hexadecimal
+        digits; where a receiver takes fewer, cut it: 32 are plenty.
+        """
+        return effect_key(self.key, name)
+
+    def ensure_owned(self) -> None:
+        """Return if this attempt still owns its key; call it right before an effect.
+
+        It asks the store only when the lease is over by the local clock. Ownership can end right after the
+        answer: what must never happen twice needs the receiver's help, by :meth:`effect_key` or
+        :attr:`fencing_token`.
+
+        Raises:
+            LeaseLost: It does not; stop. The delivery is tried again by itself.
+            StoreUnavailable: It cannot be known.
+        """
+        if not self._lost and self._clock.monotonic() >= self._owned_until:
+            self._go_on(self._renewal())
+        if self._lost:
+            raise LeaseLost(self.key, self.fencing_token)
+
+    def now(self) -> int:
+        """The store's clock in milliseconds since the epoch."""
+        return self.store.now()
+
+    def ensure_time(self) -> None:
+        """Renew a lease of which the reply to the claim shows that half of it is over: the clock had fallen behind.
+
+        Raises:
+            LeaseLost: Somebody took over; nothing has run here.
+            StoreUnavailable: No certain answer; run nothing.
+        """
+        if self._record.lease_until - self.now() < self._lease_ms / 2:
+            self._require_ours(self._go_on(self._renewal()))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to renew: the attempt is settled, or lost."""
+        return self._settled or self._lost
+
+    def renew(self) -> None:
+        """Extend the lease, for the heartbeat. A loss is remembered, not raised: the body asks, or meets it at the end.
+
+        A record that vanished is left to the body's own writes. In a database it may only be invisible from here, in a
+        transaction that the body's thread is in, and to write it would wait for that one's end, and the end for this.
+
+        Raises:
+            StoreUnavailable: No certain answer; try again soon.
+        """
+
+        def replace_only(new: Record, expected: str | None) -> Record | None:
+            if expected is None:
+                raise _Forgotten
+            return _swap(self.store, new, expected)
+
+        with suppress(_Forgotten):
+            self._go_on(self._renewal(), replace_only)
+
+    def step_state(self, name: str) -> Begun | Finished | None:
+        """What is recorded of the step called ``name``, by this attempt or an earlier one.
+
+        Raises:
+            StoreMisconfigured: That cannot be read; make no call.
+        """
+        try:
+            return from_plain(self._record.steps.get(name))
+        except ValueError as error:
+            raise damaged(self.key, error, store=repr(self.store)) from error
+
+    def begin_step(self, name: str) -> None:
+        """Record that the call of a step is about to be made; only then may it be.
+
+        Raises:
+            RecordTooLarge: The record has no room for it; nothing has happened.
+            LeaseLost: Somebody took over; make no call.
+            StoreUnavailable: Not confirmed; make no call.
+        """
+        self._require_ours(self._checkpoint(name, Begun(self.store.now(), self.number), new_nonce()))
+
+    def finish_step(self, name: str, finished: Finished) -> None:
+        """Record that the call of a step returned; returns once that is certain.
+
+        Raises:
+            RecordTooLarge: The record has no room for the result; finish it without one.
+            LeaseLost: Somebody took over, and may make the call again.
+            StoreUnavailable: It could not be confirmed in ten minutes.
+        """
+        revision = new_nonce()
+        self._require_ours(self._until_certain(lambda: self._checkpoint(name, finished, revision)))
+        self.raise_struck()
+
+    def forget_step(self, name: str) -> None:
+        """Record that the call of a step that this attempt began had no effect; raises as :meth:`finish_step`."""
+        revision = new_nonce()
+        self._require_ours(self._until_certain(lambda: self._checkpoint(name, None, revision)))
+        self.raise_struck()
+
+    def _checkpoint(self, name: str, state: Begun | Finished | None, revision: str) -> Written | Superseded | Lost:
+        plain = None if state is None else to_plain(state)
+        return self._go_on(
+            lambda record: checkpointed(record, self.store.now(), self._lease_ms, revision, step=name, state=plain)
+        )
+
+    def _go_on(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
+        """Write without ending the claim; every such write extends the lease."""
+        with self._writing:
+            if self.is_over:
+                return Lost()
+            asked_at = self._clock.monotonic()
+            settlement = self._write(transition, swap)
+            match settlement:
+                case Written():
+                    self._owned_until = asked_at + self.lease
+                case Superseded(record) if record.owner == self._record.owner:
+                    self._settled = True  # our own completion, whose reply was lost
+                case Superseded() | Lost():
+                    self._lost = True
+                case unreachable:
+                    assert_never(unreachable)
+            return settlement
+
+    def complete(self, encoded: Encoded | None, lost: str | None = None) -> Written | Superseded:
+        """Record the result; return once it is certain, or say whose result counts instead.
+
+        Args:
+            encoded: The result; None if it cannot be kept.
+            lost: Why it cannot be kept.
+
+        Raises:
+            RecordTooLarge: The store cannot hold it; complete again without the result.
+            LeaseLost: Somebody took over and has no result yet. Report nothing as done.
+            StoreUnavailable: It could not be confirmed in ten minutes. Report nothing as done.
+        """
+        completion = self._completion(self._outcome, encoded, lost)
+        return self._until_certain(lambda: self._end(completion))
+
+    def commit(self, store: CommittingStore, kept: Kept, writes: Sequence[Mapping[str, Any]]) -> None:
+        """Record the result and make the user's ``writes`` in one atomic step.
+
+        Args:
+            store: The attempt's own store, which can do that.
+            kept: The result.
+            writes: The user's, as the store takes them.
+
+        Raises:
+            WriteFailed: One was refused; nothing was written, and the claim is still ours.
+            RecordTooLarge: The store cannot hold the result; nothing was written. Commit without it.
+            LeaseLost: Somebody took over; nothing was written.
+            StoreUnavailable: It could not be confirmed in ten minutes. Report nothing as done.
+        """
+        completion = self._completion(new_nonce(), kept.encoded, kept.lost)
+
+        def swap(new: Record, expected: str | None) -> Record | None:
+            return _twice(lambda: store.swap_with(new, expected, writes))
+
+        self._require_ours(self._until_certain(lambda: self._end(completion, swap)))
+        self.committed = kept
+        self.raise_struck()
+
+    def commit_in(self, transaction: Transaction, kept: Kept) -> None:
+        """Record the result within ``transaction`` and commit it; ends the transaction in any case.
+
+        A commit without a certain answer is made certain: a renewal of the claim either meets the committed
+        result, or wins, and then the transaction is undone for good, as it had the row.
+
+        Raises:
+            RecordTooLarge: The store cannot hold the result; nothing was committed.
+            LeaseLost: Somebody took over; nothing was committed.
+            StoreUnavailable: Nothing was committed, or it could not be made certain in ten minutes.
+            Exception: What the database says to the commit itself; nothing was committed.
+        """
+        revision = new_nonce()
+        completion = self._completion(revision, kept.encoded, kept.lost)
+        with self._writing:
+            before = self._record
+            try:
+                self._require_ours(self._write(completion, transaction.swap))
+            except BaseException:
+                transaction.rollback()
+                raise
+            try:
+                transaction.commit()
+            except StoreUnavailable:
+                self._record = before
+                if not self._was_committed(revision):
+                    raise
+            except BaseException:
+                self._record = before
+                raise
+            self._settled = True
+        self.committed = kept
+
+    def _was_committed(self, revision: str) -> bool:
+        """Whether the transaction that wrote ``revision`` was committed; if not, it never will be."""
+        renewal = self._renewal()
+        settlement = self._until_certain(lambda: self._write(renewal))
+        match settlement:
+            case Written():
+                return False
+            case Superseded(record) if record.revision == revision:
+                return True
+            case Superseded():
+                raise LeaseLost(self.key, self.fencing_token)
+            case unreachable:
+                assert_never(unreachable)
+
+    def fail(self, encoded: Encoded | None, error: str) -> Written | Superseded:
+        """Record a failure that is an outcome; raises as :meth:`complete` does."""
+        revision, kept = self._outcome, _kept(encoded)
+        return self._until_certain(
+            lambda: self._end(
+                lambda record: failed(record, self.store.now(), self._retain, revision, error=error, **kept)
+            )
+        )
+
+    def release(self) -> Written | Superseded | Lost:
+        """Give the claim back, if it is still ours.
+
+        Raises:
+            StoreUnavailable: Not confirmed; the claim ends with its lease at the latest.
+        """
+        revision = new_nonce()
+        return self.unstruck(lambda: self._end(lambda record: released(record, self.store.now(), revision)))
+
+    def give_up(self, reason: str) -> Written | Superseded | Lost:
+        """Mark the outcome UNKNOWN, if the claim is still ours; raises as :meth:`release` does."""
+        revision = new_nonce()
+        return self.unstruck(lambda: self._end(lambda record: given_up(record, self.store.now(), revision, reason)))
+
+    def raise_struck(self) -> None:
+        """Raise what struck in a write that has been made certain since, such as a soft time limit, if anything did."""
+        struck, self._struck = self._struck, None
+        if struck is not None:
+            raise struck
+
+    def _renewal(self) -> _Transition:
+        revision = new_nonce()
+        return lambda record: renewed(record, self.store.now(), self._lease_ms, revision)
+
+    def _completion(self, revision: str, encoded: Encoded | None, lost: str | None) -> _Transition:
+        kept = _kept(encoded)
+        return lambda record: completed(record, self.store.now(), self._retain, revision, lost=lost, **kept)
+
+    def _until_certain(self, write: Callable[[], Written | Superseded | Lost]) -> Written | Superseded:
+        give_up_at = self._clock.monotonic() + self.patience
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                settlement = self.unstruck(write)
+                break
+            except StoreMisconfigured:
+                raise
+            except StoreUnavailable:
+                if self._clock.monotonic() >= give_up_at:
+                    raise
+            self.unstruck(partial(self._clock.sleep, pause))
+            pause = min(pause * 2, _LONGEST_PAUSE)
+        if isinstance(settlement, Lost):
+            raise LeaseLost(self.key, self.fencing_token)
+        return settlement
+
+    def unstruck(self, act: Callable[[], T]) -> T:
+        """``act()``, again when a signal or a timeout of somebody else's strikes in it.
+
+        The effect has happened, and an unfinished write would make it happen again. A write that is made twice has one
+        revision, so it counts once.
+        """
+        for _ in range(_MAX_STRIKES):
+            try:
+                return act()
+            except (IdempotencyError, RecordTooLarge, WriteFailed):
+                raise
+            except BaseException as error:  # noqa: BLE001 - whatever it is, raise_struck() raises it after the write
+                # A limit that follows an exit must not take its place.
+                self._struck = self._struck if _ends_the_process(self._struck) else error
+        struck, self._struck = self._struck, None
+        assert struck is not None
+        raise struck
+
+    def _require_ours(self, settlement: Written | Superseded | Lost) -> None:
+        if not isinstance(settlement, Written):
+            raise LeaseLost(self.key, self.fencing_token)
+
+    def _end(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
+        with self._writing:
+            settlement = self._write(transition, swap)
+            self._settled = True
+            return settlement
+
+    def _write(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
+        swap = swap or partial(_swap, self.store)
+        current = self._record
+        if current.status is not Status.IN_PROGRESS:
+            # An attempt ends once, and what it wrote last is final, also for itself: unless this is that very write.
+            again = transition(current)
+            timed = replace(current, updated_at=again.updated_at, expires_at=again.expires_at)
+            return Written() if again == timed else Lost()
+        expected: str | None = current.revision
+        for _ in range(_MAX_RACES):
+            write = transition(current)
+            settlement = settle(write, swap(write, expected))
+            match settlement:
+                case Written():
+                    self._record = write
+                    return settlement
+                case Rebase(record):
+                    current, expected = record, record.revision
+                case Vanished():
+                    expected = None
+                case Superseded() | Lost():
+                    return settlement
+                case unreachable:
+                    assert_never(unreachable)
+        raise StoreUnavailable(type(self.store).__name__, "write", f"{_MAX_RACES} races lost in a row")
+
+
+def _kept(encoded: Encoded | None) -> dict[str, Any]:
+    return {"data": encoded.data, "content_type": encoded.content_type} if encoded else {}

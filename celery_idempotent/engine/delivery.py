@@ -1,0 +1,445 @@
+"""A delivery: runs a body at most once per claim and turns every ending into a recorded outcome.
+
+It knows stores, policies and exceptions, and nothing of Celery. Whoever uses it says which exceptions are
+its control flow, and maps what :meth:`Delivery.run` returns or raises to its own world.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, NoReturn, TypeVar, assert_never
+
+from kombu.exceptions import KombuError
+
+from celery_idempotent.engine.claim import Claim, Clock, claim
+from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.errors import (
+    InFlight,
+    KeyReused,
+    LeaseLost,
+    OutcomeUnknown,
+    ResultLost,
+    SafeToRetry,
+    StoreMisconfigured,
+    StoreUnavailable,
+)
+from celery_idempotent.protocol.codec import Codec, Encoded, describe
+from celery_idempotent.protocol.operation import (
+    Answer,
+    Ending,
+    Lost,
+    Mismatch,
+    Operation,
+    Replay,
+    ReplayFailure,
+    Run,
+    Superseded,
+    Unknown,
+    Wait,
+    Written,
+    ending,
+)
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import RecordTooLarge, Store
+
+RESULT_LOST = "result lost"
+"""How the reason of a completion begins whose result could not be kept."""
+
+_OUR_OWN = (LeaseLost, StoreUnavailable)
+"""What a body raises when it asks its attempt. Recorded as an outcome and replayed, it would look like an
+outage of the replay's own, and be tried again for ever."""
+
+T = TypeVar("T")
+
+Body = Callable[[Claim | None], Any]
+"""What is to happen once; it gets its claim, or None where the policy lets it run unprotected."""
+
+
+class EventName(StrEnum):
+    """What can be observed; also the names of the signals and of the log events."""
+
+    CLAIMED = "claimed"
+    REPLAYED = "replayed"
+    CONFLICTED = "conflicted"
+    TAKEN_OVER = "taken_over"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    RELEASED = "released"
+    LEASE_LOST = "lease_lost"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    STORE_UNAVAILABLE = "store_unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to an operation; never carries arguments or results.
+
+    Args:
+        name: What happened.
+        key: The idempotency key.
+        fencing_token: Of the attempt concerned, if there is one.
+        reason: Why, for people.
+    """
+
+    name: EventName
+    key: str
+    fencing_token: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlFlow:
+    """Exceptions that a body raises to steer its caller, not to fail.
+
+    Args:
+        nothing_begun: The author says that running again is right.
+        no_outcome: They end the delivery without telling whether the effect happened.
+    """
+
+    nothing_begun: tuple[type[BaseException], ...] = ()
+    no_outcome: tuple[type[BaseException], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The operation has one; ``value`` is its result, of this delivery or of an earlier one."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Another delivery is running the operation; nothing was done.
+
+    Args:
+        error: Who holds the key, and for how long.
+        task_id: Task id of the delivery that holds it.
+    """
+
+    error: InFlight
+    task_id: str
+
+
+class Delivery:
+    """One delivery of an operation.
+
+    Args:
+        operation: Which one, and who asks.
+        store: Where the records live.
+        codec: How outcomes are kept.
+        heartbeat: Who renews the leases.
+        control: The caller's control flow.
+        tell: Called with every event, in the thread that executes the body.
+        clock: The local clock.
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        store: Store,
+        codec: Codec,
+        heartbeat: Heartbeat,
+        control: ControlFlow,
+        tell: Callable[[Event], None],
+        clock: Clock = time,
+    ) -> None:
+        self._operation = operation
+        self._policy = operation.policy
+        self._store = store
+        self._codec = codec
+        self._heartbeat = heartbeat
+        self._control = control
+        self._tell = tell
+        self._clock = clock
+
+    def run(self, body: Body) -> Outcome | Conflict:
+        """Run ``body`` if nobody ran it, replay its outcome if somebody did.
+
+        Raises:
+            KeyReused: The key belongs to other arguments; nothing ran.
+            OutcomeUnknown: An earlier attempt must not be repeated and never ended; nothing ran.
+            ResultLost: The effect happened earlier; its result was not kept.
+            LeaseLost: The body ran, and somebody took over meanwhile; report nothing as done.
+            StoreUnavailable: No certain answer; report nothing as done.
+            BaseException: What the body raised, now or, if it is a recorded outcome, earlier.
+        """
+        try:
+            decision = self._claimed(self._operation)
+        except StoreMisconfigured as error:
+            # There is an answer, and it may be an outcome: whoever cannot read it must not run the body.
+            self._emit(EventName.STORE_UNAVAILABLE, None, str(error))
+            raise
+        except StoreUnavailable as error:
+            self._emit(EventName.STORE_UNAVAILABLE, None, str(error))
+            if self._policy.on_outage == "run":
+                return Outcome(body(None))
+            raise
+        if isinstance(decision, Claim):
+            return self._execute(decision, body)
+        return self._answer(decision)
+
+    def observe(self, body: Body) -> Any:
+        """Run ``body`` in any case and report what :meth:`run` would have suppressed.
+
+        Returns:
+            What the body returns, untouched.
+        """
+        held = self._observed()
+        if held is None:
+            return body(None)
+        try:
+            self._announce(held)
+            value = body(held)
+        except BaseException:
+            self._quietly(held, held.release)
+            raise
+        else:
+            held.patience = 0  # to wait for a store that is away would change when the task ends
+            self._quietly(held, lambda: self._complete(held, value))
+            return value
+        finally:
+            self._heartbeat.stop(held)
+
+    def _observed(self) -> Claim | None:
+        """The attempt that :meth:`run` would have made, if it would have made one and that can be known."""
+        try:
+            # Observing leaves nothing UNKNOWN, which would stop the task once the policy is enforced.
+            rerun = replace(self._policy, on_takeover="rerun", max_takeovers=None)
+            decision = self._claimed(replace(self._operation, policy=rerun))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
+            self._emit(EventName.STORE_UNAVAILABLE, None, describe(error))
+            return None
+        if isinstance(decision, Claim):
+            return decision
+        event, reason, _ = self._read(decision)
+        self._emit(event, decision.record, reason)
+        return None
+
+    def _quietly(self, held: Claim, end: Callable[[], object]) -> None:
+        try:
+            end()
+            held.raise_struck()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._emit(EventName.STORE_UNAVAILABLE, None, describe(error))
+
+    def _claimed(self, operation: Operation) -> Claim | Answer:
+        asked_at = self._clock.monotonic()
+        decision = claim(self._store, operation)
+        if not isinstance(decision, Run):
+            return decision
+        policy = self._policy
+        held = Claim(
+            self._store,
+            decision.record,
+            lease=policy.lease_ms,
+            retain=policy.retain_ms,
+            claimed_at=asked_at,
+            clock=self._clock,
+        )
+        try:
+            held.ensure_time()
+            self._heartbeat.start(held)
+        except LeaseLost:
+            return self._claimed(operation)  # nothing has run here: ask who took over
+        except StoreUnavailable:
+            # A body whose lease nobody renews would soon run beside another.
+            self._try(held, held.release)
+            held.raise_struck()
+            raise
+        return held
+
+    def _announce(self, held: Claim) -> None:
+        self._emit(EventName.CLAIMED, held, f"attempt {held.number}")
+        if held.is_takeover:
+            self._emit(EventName.TAKEN_OVER, held, "the attempt before never ended")
+
+    def _answer(self, answer: Answer) -> Outcome | Conflict:
+        event, reason, give = self._read(answer)
+        self._emit(event, answer.record, reason)
+        return give()
+
+    def _read(self, answer: Answer) -> tuple[EventName, str, Callable[[], Outcome | Conflict]]:
+        """What an answer means: the event to tell, its reason, and what to return or raise."""
+        record = answer.record
+        match answer:
+            case Replay():
+                return EventName.REPLAYED, "completed earlier", lambda: Outcome(self._result(record))
+            case ReplayFailure():
+                reason = f"failed earlier: {record.error}"
+                return EventName.REPLAYED, reason, lambda: _raise(self._failure(record))
+            case Wait(_, retry_after):
+                conflict = Conflict(InFlight(record.key, retry_after, record.worker), record.task_id)
+                return EventName.CONFLICTED, f"in flight for another {retry_after} ms", lambda: conflict
+            case Mismatch():
+                reused = KeyReused(record.key, record.task_id)
+                return EventName.CONFLICTED, "key reused with other arguments", lambda: _raise(reused)
+            case Unknown():
+                unknown = OutcomeUnknown(record.key, record.error or "")
+                return EventName.OUTCOME_UNKNOWN, unknown.reason, lambda: _raise(unknown)
+            case unreachable:
+                assert_never(unreachable)
+
+    def _execute(self, held: Claim, body: Body) -> Outcome:
+        try:
+            try:
+                self._announce(held)  # to code that may end the process: from here on there is an end
+                value = body(held)
+            except BaseException as error:
+                instead = self._end(held, error)
+                held.raise_struck()
+                if instead is None:
+                    raise
+                return instead
+            finished = held.unstruck(lambda: self._complete(held, value))
+            held.raise_struck()
+            return finished
+        finally:
+            self._heartbeat.stop(held)
+
+    def _complete(self, held: Claim, value: Any) -> Outcome:
+        if held.committed is not None:
+            self._emit(EventName.COMPLETED, held, held.committed.lost or "committed")
+            return Outcome(held.committed.value)
+        kept = self._codec.keep(value)
+        write = _or_less(lambda: held.complete(kept.encoded, kept.lost), lambda error: held.complete(None, str(error)))
+        lost = f"{RESULT_LOST}: {kept.lost}" if kept.lost else ""
+        instead = self._settled(held, write, EventName.COMPLETED, lost)
+        return instead or Outcome(kept.value)
+
+    def _end(self, held: Claim, error: BaseException) -> Outcome | None:
+        """Settle the claim of a body that raised; the outcome to report instead of ``error``, if there is one."""
+        policy = self._policy
+        if held.committed is not None:
+            # The effects are there and recorded: what went wrong after them changes nothing of that.
+            self._emit(EventName.COMPLETED, held, f"{type(error).__name__} after the commit")
+            return Outcome(held.committed.value) if isinstance(error, Exception) else None
+        match ending(
+            error,
+            on_takeover=policy.on_takeover,
+            remember=policy.remember,
+            nothing_begun=(SafeToRetry, *self._control.nothing_begun),
+            no_outcome=(*_OUR_OWN, *self._control.no_outcome),
+            in_doubt=isinstance(error, OutcomeUnknown) and error.key == held.key,
+            before_effects=error is held.excused,
+        ):
+            case Ending.FAIL:
+                failure, text = self._codec.encode_failure(error), self._codec.summary(error)
+                write = _or_less(lambda: held.fail(failure, text), lambda _: held.fail(None, type(error).__name__))
+                return self._settled(held, write, EventName.FAILED, type(error).__name__)
+            case Ending.RELEASE:
+                return self._without_outcome(held, error, held.release, EventName.RELEASED, type(error).__name__)
+            case Ending.GIVE_UP:
+                reason = (
+                    error.reason
+                    if isinstance(error, OutcomeUnknown) and not policy.redact_errors
+                    else f"{type(error).__name__} ended attempt {held.number}"
+                )
+                give_up = _or_less(lambda: held.give_up(reason), lambda _: held.give_up(type(error).__name__))
+                return self._without_outcome(held, error, give_up, EventName.OUTCOME_UNKNOWN, reason)
+            case unreachable:
+                assert_never(unreachable)
+
+    def _without_outcome(
+        self,
+        held: Claim,
+        error: BaseException,
+        write: Callable[[], Written | Superseded | Lost],
+        event: EventName,
+        reason: str,
+    ) -> Outcome | None:
+        """End a claim whose body has no outcome; the one to report instead of ``error``, if another recorded it."""
+        settlement = self._try(held, write)
+        if settlement is None:
+            return None
+        if isinstance(settlement, Written):
+            self._emit(event, held, reason)
+            return None
+        self._emit(EventName.LEASE_LOST, held, "taken over before the body raised")
+        if not isinstance(error, Exception) or isinstance(error, self._steering):
+            return None  # the message is already on its way elsewhere
+        if isinstance(settlement, Superseded):
+            return Outcome(self._result(settlement.record))
+        raise LeaseLost(held.key, held.fencing_token) from error
+
+    @property
+    def _steering(self) -> tuple[type[BaseException], ...]:
+        return (*self._control.nothing_begun, *self._control.no_outcome)
+
+    def _try(self, held: Claim, write: Callable[[], Written | Superseded | Lost]) -> Written | Superseded | Lost | None:
+        """``write()``, or None where the store gave no answer: the lease then ends the claim by itself."""
+        try:
+            return write()
+        except StoreUnavailable as error:
+            self._emit(EventName.STORE_UNAVAILABLE, held, str(error))
+            return None
+
+    def _settled(
+        self,
+        held: Claim,
+        write: Callable[[], Written | Superseded],
+        event: EventName,
+        reason: str,
+    ) -> Outcome | None:
+        """Make an outcome certain; the outcome that counts instead, if another attempt recorded one."""
+        try:
+            settlement = write()
+        except LeaseLost as error:
+            self._emit(EventName.LEASE_LOST, held, str(error))
+            raise
+        except StoreUnavailable as error:
+            self._emit(EventName.STORE_UNAVAILABLE, held, str(error))
+            raise
+        match settlement:
+            case Written():
+                self._emit(event, held, reason)
+                return None
+            case Superseded(record):
+                self._emit(EventName.LEASE_LOST, held, "completed by another attempt")
+                return Outcome(self._result(record))
+            case unreachable:
+                assert_never(unreachable)
+
+    def _result(self, record: Record) -> Any:
+        kept = _encoded(record)
+        if kept is None:
+            raise ResultLost(record.key, record.error or "no reason recorded")
+        try:
+            return self._codec.decode(kept)
+        except KombuError as error:
+            raise ResultLost(record.key, f"it cannot be decoded here: {self._codec.told(error)}") from error
+
+    def _failure(self, record: Record) -> Exception:
+        never = (SafeToRetry, *_OUR_OWN, *self._steering)
+        try:
+            return self._codec.decode_failure(
+                _encoded(record), record.key, remembered=self._policy.outcomes, never=never
+            )
+        except KombuError as error:
+            raise ResultLost(record.key, f"its failure cannot be decoded here: {self._codec.told(error)}") from error
+
+    def _emit(self, name: EventName, holder: Record | Claim | None, reason: str) -> None:
+        token = None if holder is None else holder.fencing_token
+        self._tell(Event(name, self._operation.identity.key, token, reason))
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _or_less(write: Callable[[], T], less: Callable[[RecordTooLarge], T]) -> Callable[[], T]:
+    """``write``, or ``less`` where the store has no room for it."""
+
+    def written() -> T:
+        try:
+            return write()
+        except RecordTooLarge as error:
+            return less(error)
+
+    return written
+
+
+def _encoded(record: Record) -> Encoded | None:
+    if record.result is None or record.content_type is None:
+        return None
+    return Encoded(record.result, record.content_type)

@@ -1,0 +1,81 @@
+"""Which attempt executes the calling code, however deep inside a body it is.
+
+A context variable and not Celery's request: it is right in threads, in greenlets and in nested calls.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+from celery_idempotent.engine.attempt import Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One body being executed, within ``outer`` if there is one.
+
+    Args:
+        attempt: What the body sees.
+        task: Name of its task.
+        task_id: Of its delivery; None for a function call.
+        layer: The class whose ``__call__`` is being executed.
+        item_of: Task id of the ``map`` or ``starmap`` that it is an item of, if it is one.
+        outer: The execution around it.
+    """
+
+    attempt: Attempt
+    task: str
+    task_id: str | None
+    layer: type
+    item_of: str | None
+    outer: "Execution | None"
+
+    def is_of(self, task: str, task_id: str | None) -> bool:
+        """Whether this is the execution of that very delivery."""
+        return self.task == task and self.task_id == task_id
+
+    def is_around(self, task: str, task_id: str | None) -> bool:
+        """Whether this or a surrounding execution is that very delivery: the call is then a recursion."""
+        return self.is_of(task, task_id) or (self.outer is not None and self.outer.is_around(task, task_id))
+
+
+_executing: ContextVar[Execution | None] = ContextVar("celery_idempotent_executing", default=None)
+
+
+def execution() -> Execution | None:
+    """The innermost execution of an idempotent task around the calling code, if there is one."""
+    return _executing.get()
+
+
+def current_attempt() -> Attempt:
+    """The attempt that executes the calling code, wherever in the call stack of a task's body it is.
+
+    Raises:
+        LookupError: No idempotent task is executing in this thread or greenlet.
+    """
+    innermost = execution()
+    if innermost is None:
+        raise LookupError("no idempotent task is executing here; call it from a task's body, in the body's own thread")
+    return innermost.attempt
+
+
+def executed_by(
+    attempt: Attempt, task: str, task_id: str | None, layer: type, item_of: str | None = None
+) -> AbstractContextManager[Execution]:
+    """Within the block, ``attempt`` is the current attempt."""
+    return _innermost(Execution(attempt, task, task_id, layer, item_of, _executing.get()))
+
+
+def passing(around: Execution, layer: type) -> AbstractContextManager[Execution]:
+    """Within the block, the same execution has come to the ``__call__`` of ``layer``."""
+    return _innermost(replace(around, layer=layer))
+
+
+@contextmanager
+def _innermost(execution: Execution) -> Iterator[Execution]:
+    token = _executing.set(execution)
+    try:
+        yield execution
+    finally:
+        _executing.reset(token)
