@@ -18,7 +18,6 @@ from celery.app.task import Context
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.engine import claim as claim_module
-from celery_idempotent.engine import delivery as delivery_module
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, ControlFlow, Delivery, Outcome
@@ -264,7 +263,6 @@ class Deliveries:
 
         with (
             mock.patch.object(claim_module, "new_nonce", nonce),
-            mock.patch.object(delivery_module, "new_nonce", nonce),
         ):
             yield
 
