@@ -58,12 +58,12 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 unit: $(SYSTEM)
-	$(BIN)/pytest tests/unit tests/contract tests/django --ignore=tests/django/live --cov --cov-report=term:skip-covered
+	$(BIN)/pytest tests/unit tests/docs tests/processes tests/contract tests/django --ignore=tests/django/live --cov --cov-report=term:skip-covered
 	@# Left out: what runs in forked children, or draws on a terminal, which coverage does not see.
 	$(BIN)/coverage report --fail-under=100 --omit="*/testing/*,*/heartbeat.py,*/cli.py"
 
 evidence: $(SYSTEM)
-	$(BIN)/pytest tests/properties tests/proof tests/crash -n 2
+	$(BIN)/pytest tests/tools tests/proof -n 2
 
 integration: $(SYSTEM)
 	$(BIN)/pytest tests/integration tests/django/live -n 2

@@ -119,7 +119,7 @@ databases ran as one server each, with `appendfsync always` and their durable de
 fail-over to a replica, and the cluster of three masters was never reshaped.
 
 A server killed by SIGKILL is not a power failure: what the operating system holds for the disk survives it. So
-`tests/crash/test_synced.py` watches the system calls of each server, and of a process that uses SQLite: it syncs its
+`tests/proof/test_synced.py` watches the system calls of each server, and of a process that uses SQLite: it syncs its
 file before it answers. Disks that lie are their owner's business.
 
 The explorer's worlds have one effect for each delivery. It knows no heartbeat of its own: a body that renews stands for

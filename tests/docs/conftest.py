@@ -1,4 +1,4 @@
-"""What several unit tests need of the process that they share."""
+"""What several pages need of the process that they share."""
 
 from collections.abc import Iterator
 
