@@ -140,8 +140,14 @@ class StagedStore(StoreWrapper):
     def begin(self, using: Any = None) -> Transaction:
         """See :meth:`celery_idempotent.stores.TransactionalStore.begin`; ``transaction`` and points within."""
         assert isinstance(self.store, TransactionalStore)
-        transactional = self.store
-        return _StagedTransaction(self._stage.ask("transaction", lambda: transactional.begin(using)), self._stage)
+        transactional, begun = self.store, list[Transaction]()
+        try:
+            self._stage.ask("transaction", lambda: begun.append(transactional.begin(using)))
+        except WorkerDied:
+            for each in begun:
+                each.rollback()  # of a dead worker, the database itself does it
+            raise
+        return _StagedTransaction(begun[0], self._stage)
 
     def enqueue(self, message: OutboxMessage, using: Any) -> None:
         """See :meth:`celery_idempotent.stores.Outbox.enqueue`."""
