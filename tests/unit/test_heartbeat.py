@@ -3,7 +3,6 @@
 import _thread
 import logging
 import math
-import os
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ import pytest
 
 import celery_idempotent.engine.heartbeat as heartbeat_module
 from celery_idempotent.engine.claim import Claim, claim, new_nonce
-from celery_idempotent.engine.heartbeat import Heartbeat, heartbeat
+from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.operation import Run, Written
@@ -554,28 +553,3 @@ def test_outage_is_logged_without_arguments(
 
     wait_until(lambda: "idempotency.renewal_failed key=k" in caplog.text, "the failure was logged")
     beats.stop(attempt)
-
-
-def test_child_has_a_heartbeat_of_its_own(store: FaultyStore) -> None:
-    """After a fork the process's heartbeat is new: no thread, no beats, no lock held in the copy."""
-    attempt = _attempt(store, lease=60_000)
-    heartbeat.start(attempt)
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+ on fork with threads
-        pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            first = _lease(store)
-            short = _attempt(store, "child")
-            heartbeat.start(short)
-            begun = _lease(store, "child")
-            wait_until(lambda: _lease(store, "child") > begun, "the child's own attempt was renewed")
-            status = 0 if attempt not in heartbeat._beats and _lease(store) == first else 2
-        finally:
-            os._exit(status)
-    heartbeat.stop(attempt)
-
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

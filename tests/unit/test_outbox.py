@@ -2,11 +2,8 @@
 
 import json
 import logging
-import os
 import pickle
 import re
-import threading
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -402,45 +399,6 @@ class TestRelay:
             step.stop(SimpleNamespace(app=app))
 
         assert "idempotency.relay_failed" in caplog.text
-
-    def test_no_process_is_forked_in_the_middle_of_a_look(
-        self, app: Celery, store: SQLStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A fork waits for the look, and only then the store closes what a child must not inherit.
-
-        A child would otherwise wait for ever for locks that the relay's thread had held, and SQLite would lose writes.
-        """
-        looking, go_on, order = threading.Event(), threading.Event(), []
-
-        def look(app: Celery) -> int:
-            looking.set()
-            go_on.wait(30)
-            order.append("looked")
-            return 0
-
-        def fork() -> None:
-            child = os.fork()
-            if child == 0:
-                os._exit(0)
-            order.append("forked")
-            os.waitpid(child, 0)
-
-        monkeypatch.setattr(outbox, "relay", look)
-        monkeypatch.setattr(store, "_leave_file", lambda: order.append("closed"))
-        app.conf.idempotency_relay = 60
-        step = outbox.Relay(SimpleNamespace(app=app, steps=[]))
-        step.start(SimpleNamespace(app=app))
-        assert looking.wait(30)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+ on fork with threads: this is the point
-            forking = threading.Thread(target=fork)
-            forking.start()
-            forking.join(0.2)  # far longer than a fork that does not wait
-            go_on.set()
-            forking.join(30)
-        step.stop(SimpleNamespace(app=app))
-
-        assert order == ["looked", "closed", "forked"]
 
     def test_stops_though_it_never_started(self, app: Celery) -> None:
         """A worker can end before its steps have begun."""

@@ -1,0 +1,109 @@
+"""A child that is forked relies on nothing of its parent's threads: they are not there, and what they held may be."""
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from celery_idempotent.engine.claim import Claim, claim, new_nonce
+from celery_idempotent.engine.heartbeat import heartbeat
+from celery_idempotent.integration import outbox
+from celery_idempotent.protocol.operation import Run
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.sql import SQLStore
+from tests.support.deliveries import an_app
+from tests.support.scene import an_operation
+from tests.support.waiting import wait_until
+
+LEASE = 300
+
+
+@pytest.fixture(autouse=True)
+def _forks_with_threads() -> Iterator[None]:
+    """Python 3.12 and later warn of them; they are what this is about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def _attempt(store: MemoryStore, key: str, lease: int) -> Claim:
+    claimed_at = time.monotonic()
+    decision = claim(store, an_operation(key))
+    assert isinstance(decision, Run)
+    # Shorter than any policy may have it: the test waits for renewals.
+    brief = replace(decision.record, lease_until=store.now() + lease, revision=new_nonce())
+    assert store.swap(brief, decision.record.revision) == brief
+    return Claim(store, brief, lease=lease, retain=60_000, claimed_at=claimed_at)
+
+
+def _lease(store: MemoryStore, key: str) -> int:
+    record = store.get(key)
+    assert record is not None
+    return record.lease_until
+
+
+def test_child_has_a_heartbeat_of_its_own() -> None:
+    """After a fork the process's heartbeat is new: no thread, no beats, no lock held in the copy."""
+    store = MemoryStore()
+    attempt = _attempt(store, "k", lease=60_000)
+    heartbeat.start(attempt)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            first = _lease(store, "k")
+            short = _attempt(store, "child", LEASE)
+            heartbeat.start(short)
+            begun = _lease(store, "child")
+            wait_until(lambda: _lease(store, "child") > begun, "the child's own attempt was renewed")
+            status = 0 if attempt not in heartbeat._beats and _lease(store, "k") == first else 2
+        finally:
+            os._exit(status)
+    heartbeat.stop(attempt)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_no_process_is_forked_in_the_middle_of_a_relays_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork waits for the look, and only then the store closes what a child must not inherit.
+
+    A child would otherwise wait for ever for locks that the relay's thread had held, and SQLite would lose writes.
+    """
+    looking, go_on, order = threading.Event(), threading.Event(), []
+    store, app = SQLStore(f"sqlite:///{tmp_path}/records.sqlite"), an_app()
+    store.provision()
+    app.conf.update(idempotency_store=store, idempotency_relay=60)
+
+    def look(app: object) -> int:
+        looking.set()
+        go_on.wait(30)
+        order.append("looked")
+        return 0
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        order.append("forked")
+        os.waitpid(child, 0)
+
+    monkeypatch.setattr(outbox, "relay", look)
+    monkeypatch.setattr(store, "_leave_file", lambda: order.append("closed"))
+    step = outbox.Relay(SimpleNamespace(app=app, steps=[]))
+    step.start(SimpleNamespace(app=app))
+    assert looking.wait(30)
+    forking = threading.Thread(target=fork)
+    forking.start()
+    forking.join(0.2)  # far longer than a fork that does not wait
+    go_on.set()
+    forking.join(30)
+    step.stop(SimpleNamespace(app=app))
+    store.close()
+
+    assert order == ["looked", "closed", "forked"]

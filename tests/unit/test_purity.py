@@ -1,0 +1,40 @@
+"""Whatever is no longer pure is refused here, also where the tested code would survive the refusal."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.conftest import Impure
+
+
+def _connect() -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect("/nowhere")
+
+
+def _listen() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+
+
+@pytest.mark.parametrize(
+    ("act", "event"),
+    [
+        (lambda: socket.getaddrinfo("example.com", 80), "socket.getaddrinfo"),
+        (_connect, "socket.connect"),
+        (_listen, "socket.bind"),
+        (lambda: subprocess.run(["true"], check=True), "subprocess.Popen"),
+        (os.fork, "os.fork"),
+        (lambda: os.system("true"), "os.system"),
+    ],
+)
+def test_connections_and_processes_are_refused(act: Callable[[], object], event: str, refusals: list[str]) -> None:
+    """The refusal is raised where it is asked for, and kept for the end of the test."""
+    with pytest.raises(Impure, match=event):
+        act()
+
+    assert refusals == [event]
+    refusals.clear()
