@@ -71,7 +71,7 @@ def bare_redis(url: str, client: redis.Redis | redis.RedisCluster) -> Contender:
     with Tap(port, wire.redis) as tap:
 
         def during(act: Callable[[], object]) -> list[list[bytes]]:
-            before = len(tap.trips)
+            before = tap.round_trips
             act()
             return _commands(tap.trips[before:])
 
@@ -82,8 +82,8 @@ def bare_redis(url: str, client: redis.Redis | redis.RedisCluster) -> Contender:
     return _BareRedis(client, recording)
 
 
-def _commands(trips: Sequence[bytearray]) -> list[list[bytes]]:
-    return [command for trip in trips for command in wire.redis_commands(bytes(trip))]
+def _commands(trips: Sequence[bytes]) -> list[list[bytes]]:
+    return [command for trip in trips for command in wire.redis_commands(trip)]
 
 
 class _BareRedis:

@@ -7,24 +7,18 @@ pipeline is one, a transaction of three statements that waits for each is three.
 from __future__ import annotations
 
 import re
-import socket
-import socketserver
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Self
+
+from lab.proxy import Proxy
 
 __all__ = ["Protocol", "Tap", "aws", "mysql", "postgresql", "redis", "redis_commands", "trips_during"]
-
-_HOST = "127.0.0.1"
-_CHUNK = 65536
 
 Protocol = Callable[[Sequence[bytes]], list[str]]
 """Names the commands of each round trip, given all that came since the client connected."""
 
 
-class Tap:
-    """A proxy on this machine that lives as long as the ``with`` block.
+class Tap(Proxy):
+    """A proxy on this machine that keeps the round trips; see :class:`lab.proxy.Proxy`.
 
     Args:
         upstream: The port of the server behind, on this machine.
@@ -32,75 +26,19 @@ class Tap:
     """
 
     def __init__(self, upstream: int, protocol: Protocol) -> None:
-        self.upstream = upstream
-        self.trips: list[bytearray] = []
+        super().__init__(upstream, keeps_trips=True)
         self._protocol = protocol
-        self._server = _Server((_HOST, 0), _Connection)
-        self._server.tap = self
-
-    @property
-    def port(self) -> int:
-        """Where clients connect."""
-        port: int = self._server.server_address[1]
-        return port
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     def named(self) -> list[str]:
         """All round trips so far, by name."""
-        return self._protocol([bytes(each) for each in self.trips])
+        return self._protocol(self.trips)
 
 
 def trips_during(taps: Sequence[Tap], act: Callable[[], object]) -> list[str]:
     """The round trips that ``act`` makes through ``taps``, by name."""
-    before = [len(tap.trips) for tap in taps]
+    before = [tap.round_trips for tap in taps]
     act()
     return [name for tap, count in zip(taps, before, strict=True) for name in tap.named()[count:]]
-
-
-class _Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    block_on_close = False
-    tap: Tap
-
-
-class _Connection(socketserver.BaseRequestHandler):
-    server: _Server
-
-    def handle(self) -> None:
-        self._trip: bytearray | None = None
-        with socket.create_connection((_HOST, self.server.tap.upstream)) as upstream:
-            for each in (self.request, upstream):
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._pump, args=(upstream, self.request, self._answered), daemon=True).start()
-            self._pump(self.request, upstream, self._asked)
-
-    def _asked(self, data: bytes) -> None:
-        if self._trip is None:
-            self._trip = bytearray()
-            self.server.tap.trips.append(self._trip)
-        self._trip += data
-
-    def _answered(self, data: bytes) -> None:
-        self._trip = None
-
-    @staticmethod
-    def _pump(source: socket.socket, target: socket.socket, note: Callable[[bytes], None]) -> None:
-        try:
-            while data := source.recv(_CHUNK):
-                note(data)  # before it goes on: the other side answers at once
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-        except OSError:
-            return  # one side has hung up, as clients do when they are done
 
 
 def redis(trips: Sequence[bytes]) -> list[str]:

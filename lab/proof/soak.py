@@ -289,7 +289,7 @@ def _campaign(minutes: float, seed: int, folder: Path, progress: Progress, store
         site = Site(aws.store_url("soak")) if store == "dynamodb" else stack.enter_context(start(store))
         opened = stack.enter_context(contextlib.closing(open_store(site.url)))
         opened.provision()
-        line = None if store == "sqlite" else stack.enter_context(contextlib.closing(_line_to(site.url)))
+        line = None if store == "sqlite" else stack.enter_context(_line_to(site.url))
         freezer = Freezer()
         stack.callback(freezer.thaw)
         settings = Settings(
@@ -319,15 +319,14 @@ def _line_to(url: str) -> Line:
     address = urlsplit(url)
     assert address.hostname is not None
     assert address.port is not None
-    return Line((address.hostname, address.port), r"proof\.soak_app\.(\w+)")
+    return Line(address.hostname, address.port, r"proof\.soak_app\.(\w+)")
 
 
 def _through(line: Line, url: str) -> str:
     """The same store, reached through the line."""
     address = urlsplit(url)
-    host, port = line.address
     user, at, _ = address.netloc.rpartition("@")
-    return address._replace(netloc=f"{user}{at}{host}:{port}").geturl()
+    return address._replace(netloc=f"{user}{at}{line.host}:{line.port}").geturl()
 
 
 @dataclass

@@ -74,7 +74,7 @@ def test_redis_elsewhere(
 ) -> None:
     """One warning says what is weak, and what to write instead."""
     tls = certificates.for_server() if scheme == "rediss" else None
-    with TcpProxy(redis_server.port, tls=tls, host=ELSEWHERE or "") as proxy:
+    with TcpProxy(redis_server.port, tls=tls, listen_on=ELSEWHERE or "") as proxy:
         store = open_store(f"{scheme}://{ELSEWHERE}:{proxy.port}/0{options.format(ca=certificates.authority)}")
         found = _warnings_of(store)
         store.close()
@@ -149,7 +149,7 @@ def test_postgresql_elsewhere(
 ) -> None:
     """What the driver has done counts, and not the URL: by default libpq takes what the server offers."""
     tls = None if weakness == "is not encrypted" else certificates.for_server()
-    with TcpProxy(postgres.port, tls=tls, host=ELSEWHERE or "") as proxy:
+    with TcpProxy(postgres.port, tls=tls, listen_on=ELSEWHERE or "") as proxy:
         options = options.format(ca=certificates.authority)
         _warns_of_sql(postgres.url, proxy, driver, options, weakness, "set sslmode=verify-full and sslrootcert")
 
@@ -167,7 +167,7 @@ def test_mariadb_elsewhere(
 ) -> None:
     """PyMySQL verifies if it is given an authority."""
     running: EmbeddedMariaDB = request.getfixturevalue(server)
-    with TcpProxy(running.port, host=ELSEWHERE or "") as proxy:
+    with TcpProxy(running.port, listen_on=ELSEWHERE or "") as proxy:
         options = options.format(ca=certificates.authority)
         _warns_of_sql(running.url, proxy, "mysql+pymysql", options, weakness, "set ssl_ca")
 

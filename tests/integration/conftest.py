@@ -32,9 +32,9 @@ from tests.integration.cluster import (
     SqsBroker,
     WorkerOptions,
 )
-from tests.support.fault_proxy import FaultProxy
 from tests.support.ledger import Ledger
 from tests.support.local_docker import ROOT, LocalDockerClient, missing_packages
+from tests.support.tcp_proxy import TcpProxy
 
 if os.environ.get("CI_RUNTIME", "process") == "process":
 
@@ -161,11 +161,11 @@ def celery_setup_app(
     worker_options: WorkerOptions,
     store_url: Callable[[str], str],
     store: Store,
-    faults: FaultProxy,
+    faults: TcpProxy,
 ) -> Iterator[Celery]:
     """The app of the test and of its workers: pytest-celery sends them what differs from the defaults."""
     celery_setup_app.conf.update(
-        idempotency_store=store_url(faults.address),
+        idempotency_store=store_url(f"{faults.host}:{faults.port}"),
         **worker_options.app_settings(celery_setup_app.conf.broker_url),
     )
     yield celery_setup_app
@@ -188,13 +188,13 @@ def store(aws: AwsContainer, store_url: Callable[[str], str]) -> Iterator[Store]
 
 
 @pytest.fixture
-def faults(aws: AwsContainer, default_pytest_celery_network: Any) -> Iterator[FaultProxy]:
+def faults(aws: AwsContainer, default_pytest_celery_network: Any) -> Iterator[TcpProxy]:
     """The proxy between the workers and DynamoDB, listening where containers reach their host."""
     default_pytest_celery_network.reload()
     gateway = default_pytest_celery_network.attrs["IPAM"]["Config"][0]["Gateway"]
-    proxy = FaultProxy(aws.outside_address, gateway)
-    yield proxy
-    proxy.close()
+    host, _, port = aws.outside_address.partition(":")
+    with TcpProxy(int(port), host=host, listen_on=gateway, keeps_trips=True) as proxy:
+        yield proxy
 
 
 @pytest.fixture

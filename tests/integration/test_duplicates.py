@@ -7,10 +7,11 @@ import pytest
 from celery_idempotent.errors import KeyReused
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
+from lab.benchmarks.wire import aws
 from tests.integration.cluster import IdempotentSetup, on_redis, record_of
 from tests.integration.idempotent_tasks import FALSY, charge, falsy, refund, ship
-from tests.support.fault_proxy import FaultProxy
 from tests.support.ledger import Ledger
+from tests.support.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.worker
 
@@ -45,18 +46,18 @@ def test_every_pool_runs_a_duplicate_once(celery_setup: IdempotentSetup, ledger:
 
 @on_redis
 def test_a_new_key_costs_two_requests_and_a_duplicate_one(
-    celery_setup: IdempotentSetup, ledger: Ledger, faults: FaultProxy
+    celery_setup: IdempotentSetup, ledger: Ledger, faults: TcpProxy
 ) -> None:
     """Claim and completion for the first delivery, the claim alone for every other, and never a read."""
 
-    def requests_of(order_id: str) -> dict[str, int]:
-        before = faults.requests.copy()
+    def requests_of(order_id: str) -> list[str]:
+        before = faults.round_trips
         charge.delay(order_id).get(timeout=60)
-        return dict(faults.requests - before)
+        return aws(faults.trips[before:])
 
     requests_of("another, so that the pool's process has its connection")
-    assert requests_of("o") == {"PutItem": 2}
-    assert requests_of("o") == {"PutItem": 1}
+    assert requests_of("o") == ["PutItem", "PutItem"]
+    assert requests_of("o") == ["PutItem"]
 
 
 @on_redis

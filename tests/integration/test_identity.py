@@ -11,8 +11,8 @@ from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from tests.integration.cluster import IdempotentSetup, on_redis, record_of
 from tests.integration.idempotent_tasks import charge, fulfil
-from tests.support.fault_proxy import FaultProxy
 from tests.support.ledger import Ledger
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.worker
@@ -56,13 +56,13 @@ def test_items_of_a_list_are_operations(celery_setup: IdempotentSetup, ledger: L
 
 @on_redis
 def test_a_soft_time_limit_during_the_completion_waits_for_it(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, faults: FaultProxy
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, faults: TcpProxy
 ) -> None:
     """The body has returned: Celery reports the limit, and the same call sent again is answered and has no effect."""
     ledger.open("go:1")
-    with faults.down("PutItem", body="COMPLETED") as cut:
+    with faults.losing(b"PutItem", b"COMPLETED") as cut:
         limited = charge.apply_async(("o", "go"), soft_time_limit=2)
-        wait_until(cut.has_struck, "the completion is under way")
+        wait_until(lambda: cut.struck, "the completion is under way")
         wait_until(lambda: "Soft time limit" in celery_setup.worker.logs(), "the limit strikes")
     with pytest.raises(SoftTimeLimitExceeded):
         limited.get(timeout=60)

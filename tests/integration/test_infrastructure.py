@@ -9,10 +9,11 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError
 
+from lab.benchmarks.wire import aws
 from tests.integration.cluster import IdempotentSetup, leases_may_be_longer, short_visibility
 from tests.integration.plain_tasks import add, plain_effect
-from tests.support.fault_proxy import FaultProxy
 from tests.support.ledger import Ledger
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.worker, leases_may_be_longer]
@@ -88,11 +89,11 @@ def test_every_pool_runs_tasks(celery_setup: IdempotentSetup, pool: str) -> None
 
 
 @pytest.fixture
-def dynamodb(faults: FaultProxy, aws_account: str) -> Any:
+def dynamodb(faults: TcpProxy, aws_account: str) -> Any:
     """A DynamoDB client whose every request passes the fault proxy, and that never tries again by itself."""
     return boto3.client(
         "dynamodb",
-        endpoint_url=f"http://{faults.address}",
+        endpoint_url=f"http://{faults.host}:{faults.port}",
         region_name="us-east-1",
         aws_access_key_id=aws_account,
         aws_secret_access_key="secret",
@@ -116,29 +117,29 @@ def keys(dynamodb: Any, table: str) -> set[str]:
     return {item["key"]["S"] for item in dynamodb.scan(TableName=table)["Items"]}
 
 
-def test_a_cut_reply_loses_the_answer_but_not_the_write(dynamodb: Any, table: str, faults: FaultProxy) -> None:
+def test_a_cut_reply_loses_the_answer_but_not_the_write(dynamodb: Any, table: str, faults: TcpProxy) -> None:
     """The second matching request is applied although its sender sees an error; the others pass."""
-    cut = faults.cut_reply("PutItem", body="order", nth=2)
+    cut = faults.cut_reply(b"PutItem", b"order", nth=2)
     for key in ("other", "order-1"):
         dynamodb.put_item(TableName=table, Item={"key": {"S": key}})
-    assert not cut.has_struck()
+    assert not cut.struck
     with pytest.raises(ConnectionClosedError):
         dynamodb.put_item(TableName=table, Item={"key": {"S": "order-2"}})
-    assert cut.has_struck()
+    assert cut.struck
     dynamodb.put_item(TableName=table, Item={"key": {"S": "order-3"}})
     assert keys(dynamodb, table) == {"other", "order-1", "order-2", "order-3"}
-    assert faults.requests["PutItem"] == 4
+    assert aws(faults.trips).count("PutItem") == 4
 
 
-def test_a_cut_request_never_reaches_the_store(dynamodb: Any, table: str, faults: FaultProxy) -> None:
+def test_a_cut_request_never_reaches_the_store(dynamodb: Any, table: str, faults: TcpProxy) -> None:
     """The sender sees the same error as for a lost reply, but nothing was written."""
-    faults.cut_request("PutItem")
+    faults.cut_request(b"PutItem")
     with pytest.raises(ConnectionClosedError):
         dynamodb.put_item(TableName=table, Item={"key": {"S": "order-1"}})
     assert keys(dynamodb, table) == set()
 
 
-def test_a_store_that_is_down_refuses_everything(dynamodb: Any, table: str, faults: FaultProxy) -> None:
+def test_a_store_that_is_down_refuses_everything(dynamodb: Any, table: str, faults: TcpProxy) -> None:
     """Every request fails until the store is back."""
     with faults.down():
         for _ in range(3):

@@ -3,11 +3,12 @@
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import pytest
 
 from lab.proof.line import Line
+from lab.proxy import HOST
 from tests.support.waiting import wait_until
 
 REVISION, OTHER = "1" * 32, "2" * 32
@@ -19,7 +20,7 @@ class _Server:
 
     def __init__(self) -> None:
         self.requests: list[bytes] = []
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = socket.create_server((HOST, 0))
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -44,13 +45,13 @@ def server() -> Iterator[_Server]:
 
 @pytest.fixture
 def line(server: _Server) -> Iterator[Line]:
-    with closing(Line(server.listener.getsockname(), r"app\.(\w+)")) as line:
+    with Line(HOST, server.listener.getsockname()[1], r"app\.(\w+)") as line:
         yield line
 
 
 def ask(line: Line, *requests: bytes) -> list[bytes]:
     """What one connection is answered; empty where it was cut."""
-    with socket.create_connection(line.address, timeout=10) as connection:
+    with socket.create_connection((line.host, line.port), timeout=10) as connection:
         return [_answer(connection, request) for request in requests]
 
 
@@ -93,7 +94,7 @@ def test_lost_reply_was_applied_and_its_resend_counts_as_healed(line: Line, serv
 
 def test_line_that_is_down_cuts_old_and_new_connections(line: Line, server: _Server) -> None:
     """Inside the block nothing gets through, afterwards all does."""
-    with socket.create_connection(line.address, timeout=10) as connection:
+    with socket.create_connection((line.host, line.port), timeout=10) as connection:
         assert _answer(connection, b"hello") == b"OK"
         with line.down():
             assert _answer(connection, CLAIM) == b""

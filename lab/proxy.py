@@ -1,0 +1,196 @@
+"""A TCP proxy between clients and a server: whoever drives it loses requests and replies, or counts round trips.
+
+It knows no protocol. Clients write a request at once, or its head and then its body, and wait for the reply; what one
+read brings is decided about before it is forwarded. Nothing happens by chance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from typing import Self
+
+from celery_idempotent.testing.faults import Fault
+
+__all__ = ["HOST", "Proxy"]
+
+HOST = "127.0.0.1"
+
+_READ = 1 << 16
+
+_SSL_REQUEST = bytes.fromhex("0000000804d2162f")
+"""What a client of PostgreSQL asks before it speaks TLS; the answer is a letter."""
+
+
+class Proxy:
+    """Forwards bytes both ways, each connection to the upstream of its beginning, as long as the ``with`` block lasts.
+
+    A round trip is what a client sends between two replies, however many commands or packets that are.
+
+    Args:
+        upstream: Port of the server; may be changed.
+        host: Where the server is.
+        listen_on: The address of this machine where clients connect.
+        tls: Where the clients speak TLS; towards the server it is plain.
+        keeps_trips: Whether to keep what clients send.
+    """
+
+    def __init__(
+        self,
+        upstream: int,
+        *,
+        host: str = HOST,
+        listen_on: str = HOST,
+        tls: ssl.SSLContext | None = None,
+        keeps_trips: bool = False,
+    ) -> None:
+        self.upstream = upstream
+        #: Connections that were accepted.
+        self.connections = 0
+        #: Round trips that have begun.
+        self.round_trips = 0
+        self._keeps_trips = keeps_trips
+        self._trips: list[bytearray] = []
+        self._upstream_host = host
+        self._tls = tls
+        self._is_down = False
+        self._lock = threading.Lock()
+        self._open: set[_Connection] = set()
+        self._listener = socket.create_server((listen_on, 0))
+        #: Where clients connect.
+        self.port: int = self._listener.getsockname()[1]
+        self.host = listen_on
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+
+    def decide(self, request: bytes, before: bytes) -> Fault:
+        """What becomes of a request; called by several threads, one at a time.
+
+        Args:
+            request: What one read brought.
+            before: What the same round trip brought before it.
+        """
+        return "none"
+
+    def __enter__(self) -> Self:
+        self._acceptor.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_down = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join()
+        self._listener.close()
+        self.drop_connections()
+
+    @property
+    def trips(self) -> list[bytes]:
+        """What clients sent, by round trip, if it is kept."""
+        with self._lock:
+            return [bytes(each) for each in self._trips]
+
+    def drop_connections(self) -> None:
+        """Cut every connection there is."""
+        with self._lock:
+            for each in self._open:
+                each.cut()
+
+    @contextlib.contextmanager
+    def down(self) -> Iterator[None]:
+        """Cut every connection, and every new one, inside the block."""
+        self._is_down = True
+        self.drop_connections()
+        try:
+            yield
+        finally:
+            self._is_down = False
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with self._lock:
+            self.connections += 1
+        with contextlib.suppress(OSError), contextlib.ExitStack() as sockets:
+            client = self._meet(sockets.enter_context(client), sockets)
+            server = sockets.enter_context(socket.create_connection((self._upstream_host, self.upstream)))
+            connection = _Connection(self, client, server)
+            with self._lock:
+                self._open.add(connection)
+            if self._is_down:
+                connection.cut()
+            connection.carry()
+            with self._lock:
+                self._open.discard(connection)
+
+    def _meet(self, client: socket.socket, sockets: contextlib.ExitStack) -> socket.socket:
+        if self._tls is None:
+            return client
+        if client.recv(len(_SSL_REQUEST), socket.MSG_PEEK) == _SSL_REQUEST:
+            client.recv(len(_SSL_REQUEST))
+            client.sendall(b"S")
+        return sockets.enter_context(self._tls.wrap_socket(client, server_side=True))
+
+    def _begin_round_trip(self) -> bytearray:
+        trip = bytearray()
+        with self._lock:
+            self.round_trips += 1
+            if self._keeps_trips:
+                self._trips.append(trip)
+        return trip
+
+    def _asked(self, request: bytes, trip: bytearray) -> Fault:
+        with self._lock:
+            before = bytes(trip)
+            trip += request
+            return self.decide(request, before)
+
+
+class _Connection:
+    def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._server = server
+        self._trip: bytearray | None = None
+        self._loses_reply = False
+        for end in (client, server):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def carry(self) -> None:
+        """Forward both ways until either end closes or the connection is cut."""
+        replies = threading.Thread(target=self._carry_replies, daemon=True)
+        replies.start()
+        with contextlib.suppress(OSError):
+            self._carry_requests()
+        if not self._loses_reply:
+            self.cut()
+        replies.join()
+
+    def cut(self) -> None:
+        """Let both ends find the connection closed."""
+        for end in (self._client, self._server):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _carry_requests(self) -> None:
+        while request := self._client.recv(_READ):
+            if (trip := self._trip) is None:
+                trip = self._trip = self._proxy._begin_round_trip()
+            fault = self._proxy._asked(request, trip)
+            if fault == "request lost":
+                return
+            self._loses_reply |= fault == "reply lost"
+            self._server.sendall(request)
+
+    def _carry_replies(self) -> None:
+        with contextlib.suppress(OSError):
+            while (reply := self._server.recv(_READ)) and not self._loses_reply:
+                self._trip = None
+                self._client.sendall(reply)
+        self.cut()
