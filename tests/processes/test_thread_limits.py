@@ -7,9 +7,9 @@ from pathlib import Path
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.stores import open_store
-from tests.support.at_the_limit import LEASE, deliver
+from tests.processes.at_the_limit import LEASE, deliver
 
-PROGRAM = [sys.executable, "-m", "tests.support.at_the_limit"]
+PROGRAM = [sys.executable, "-m", "tests.processes.at_the_limit"]
 
 
 def test_one_thread_that_cannot_start_leaves_no_later_body_without_renewals(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Processes that cannot start threads.
 
-``python -m tests.support.at_the_limit STORE``: a delivery of ``first`` comes while no more memory is to be had. Then,
+``python -m tests.processes.at_the_limit STORE``: a delivery of ``first`` comes while no more memory is to be had. Then,
 without a limit, comes one of ``second``, whose body lasts until the standard input ends.
 
-``python -m tests.support.at_the_limit``: the interpreter ends while attempts are renewed, first with threads to be had
-and then without.
+``python -m tests.processes.at_the_limit``: the interpreter ends while attempts are renewed, first with threads to be
+had and then without.
 """
 
 import atexit
