@@ -2,13 +2,19 @@
 contract that every store passes. The pytest fixtures are in ``pytest_celery_idempotent``.
 """
 
-from celery_idempotent.testing.capabilities import PurgeableContract, VerifiableContract
 from celery_idempotent.testing.clock import FakeClock
-from celery_idempotent.testing.contract import OutageContract, StoreContract
+from celery_idempotent.testing.contract import (
+    CommittingContract,
+    OutageContract,
+    OutboxContract,
+    PurgeableContract,
+    StoreContract,
+    TransactionalContract,
+    VerifiableContract,
+)
 from celery_idempotent.testing.effects import assert_effect_once
 from celery_idempotent.testing.faults import FaultyStore, StoreWrapper
 from celery_idempotent.testing.stores import FakeStore
-from celery_idempotent.testing.together import CommittingContract, OutboxContract, TransactionalContract
 
 __all__ = [
     "CommittingContract",

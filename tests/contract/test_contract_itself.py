@@ -882,7 +882,7 @@ def test_store_that_cannot_share_with_processes_is_noticed(
     flaw: str, noticed_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Locks that only threads see, connections that a child inherited, and locks that nobody gives back."""
-    monkeypatch.setattr("celery_idempotent.testing.parallel._CHILD_ANSWERS_WITHIN", 1)
+    monkeypatch.setattr("celery_idempotent.testing.contract.parallel._CHILD_ANSWERS_WITHIN", 1)
 
     with pytest.raises((AssertionError, BrokenInside, StoreMisconfigured)):
         getattr(StoreContract(), f"test_{noticed_by}")(Files(tmp_path, flaw))

@@ -26,7 +26,7 @@ from sqlalchemy import update
 from celery_idempotent import outbox
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.testing.parallel import race
+from celery_idempotent.testing.contract.parallel import race
 from lab.embedded import EmbeddedAws, EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
 from lab.embedded.aws import REGION
 from tests.support.sql_databases import Database

@@ -22,7 +22,7 @@ from celery_idempotent.protocol.operation import Replay, Run, Wait
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing.contract import a_record, a_rival
-from celery_idempotent.testing.parallel import in_children, race
+from celery_idempotent.testing.contract.parallel import in_children, race
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
 from tests.support.documents import DOCS, table
 from tests.support.scene import an_operation

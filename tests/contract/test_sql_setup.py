@@ -27,7 +27,7 @@ from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql.schema import OUTBOX, TABLE, ddl, metadata, outbox_table, records_table
 from celery_idempotent.testing.contract import a_record, a_rival
-from celery_idempotent.testing.parallel import in_children, race
+from celery_idempotent.testing.contract.parallel import in_children, race
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
 from tests.support.documents import DOCS
 from tests.support.documents import table as documented

@@ -25,7 +25,7 @@ from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 from celery_idempotent.testing import StoreContract
 from celery_idempotent.testing.contract import a_record
-from celery_idempotent.testing.parallel import in_children, race
+from celery_idempotent.testing.contract.parallel import in_children, race
 from lab.embedded import EmbeddedPostgres
 from tests.django.databases import configured, migrated, postgresql, sqlite
 from tests.django.server import Server

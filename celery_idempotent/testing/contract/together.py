@@ -22,8 +22,8 @@ from celery_idempotent.protocol.store import (
     WaitingMessage,
     WriteFailed,
 )
-from celery_idempotent.testing.contract import a_claim, a_completion, a_record, a_rival
-from celery_idempotent.testing.parallel import race
+from celery_idempotent.testing.contract.parallel import race
+from celery_idempotent.testing.contract.records import a_claim, a_completion, a_record, a_rival
 
 __all__ = ["CommittingContract", "OutboxContract", "TransactionalContract", "UsersRows", "UsersWrites"]
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import PurgeableStore, Store, VerifiableStore
-from celery_idempotent.testing.contract import a_record, a_rival
-from celery_idempotent.testing.parallel import race
+from celery_idempotent.testing.contract.parallel import race
+from celery_idempotent.testing.contract.records import a_record, a_rival, answer_of
 
 __all__ = ["PurgeableContract", "VerifiableContract"]
 
@@ -89,7 +89,7 @@ class VerifiableContract:
     def test_verify_refuses_a_store_that_cannot_work(self, misconfigured_store: _Verifiable) -> None:
         """A worker does not start, and is told what a claim would be told."""
         for ask in (misconfigured_store.verify, partial(misconfigured_store.swap, a_record(), None)):
-            assert isinstance(_error_of(ask), StoreMisconfigured)
+            assert isinstance(answer_of(ask), StoreMisconfigured)
 
 
 def _outcome(store: Store, status: Status, expires_at: int) -> Record:
@@ -117,10 +117,3 @@ def _purge_all(store: _Purgeable) -> None:
         if not deleted:
             return
     raise AssertionError("a thousand purges, and every one of them deleted something")
-
-
-def _error_of(call: Callable[[], object]) -> object:
-    try:
-        return call()
-    except StoreUnavailable as error:
-        return error

@@ -1,0 +1,68 @@
+"""Records to swap, and what a call answers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from uuid import uuid4
+
+from celery_idempotent.engine.claim import new_nonce
+from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import Store
+
+__all__ = ["LONG_AFTER", "a_claim", "a_completion", "a_record", "a_rival", "answer_of"]
+
+
+LONG_AFTER = 4_000_000_000
+"""An expiry in seconds, in the year 2096."""
+
+
+def a_record() -> Record:
+    """A record of a key of its own, as the first claim writes it."""
+    return Record(
+        key=f"orders.charge:1:{uuid4().hex}",
+        status=Status.IN_PROGRESS,
+        revision=new_nonce(),
+        owner=new_nonce(),
+        fencing_token=1_800_000_000_000,
+        lease_until=1_800_000_060_000,
+        fingerprint="f" * 64,
+        attempts=1,
+        created_at=1_800_000_000_000,
+        updated_at=1_800_000_000_000,
+        task="orders.charge",
+        task_id=str(uuid4()),
+        worker="celery@example",
+        app="shop",
+    )
+
+
+def a_claim(store: Store) -> Record:
+    """A record of a key of its own, stored."""
+    record = a_record()
+    assert store.swap(record, None) == record
+    return record
+
+
+def a_completion(record: Record, result: str = "1") -> Record:
+    """The record as its own attempt completes it."""
+    return replace(
+        record,
+        status=Status.COMPLETED,
+        revision=new_nonce(),
+        result=result,
+        content_type="application/json",
+        expires_at=LONG_AFTER,
+    )
+
+
+def a_rival(record: Record) -> Record:
+    """Another attempt's record of the same key."""
+    return replace(a_record(), key=record.key)
+
+
+def answer_of(call: Callable[[], object]) -> object:
+    """The ``StoreUnavailable`` that ``call`` raises, or else what it returns."""
+    try:
+        return call()
+    except StoreUnavailable as error:
+        return error
