@@ -20,9 +20,10 @@ from django.db import OperationalError, connections, transaction
 from django.db.backends.signals import connection_created
 
 from celery_idempotent import IdempotentTask, Policy, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.contrib.django.store import DjangoStore, _inherited, _leave_to_parent
+from celery_idempotent.contrib.django.store import DjangoStore, _leave_to_parent
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import RecordTooLarge, Store
+from celery_idempotent.stores import forks
 from celery_idempotent.testing import StoreContract
 from celery_idempotent.testing.contract import a_record
 from celery_idempotent.testing.contract.parallel import in_children, race
@@ -175,9 +176,9 @@ def test_what_a_child_does_with_what_it_inherits(store: DjangoStore, tmp_path: P
         _leave_to_parent()
         assert connection.connection is None
         assert other.connection is not None
-        assert inherited in _inherited
+        assert inherited in forks.inherited
         inherited.cursor().execute("SELECT 1")
-        _inherited.remove(inherited)
+        forks.inherited.remove(inherited)
         inherited.close()
         other.close()
 
@@ -196,8 +197,8 @@ def test_what_a_child_does_with_a_pool_it_inherits(postgres: EmbeddedPostgres) -
         _leave_to_parent()
         connection.ensure_connection()
         assert connection.pool is not pool
-        assert _inherited[-2:] == [inherited, pool]
-        del _inherited[-2:]
+        assert forks.inherited[-2:] == [inherited, pool]
+        del forks.inherited[-2:]
         pool.putconn(inherited)
         pool.close()
         connection.close()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
+from celery_idempotent.stores import forks
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql.drivers import is_dead
 from celery_idempotent.testing.contract import a_record
@@ -75,7 +76,7 @@ def test_engine_from_before_a_fork_leaves_its_connections_to_the_parent(
     assert store.swap(record, None) == record
 
     assert engine.pool is not inherited
-    assert store._inherited == [inherited]
+    assert forks.inherited.pop() is inherited
     engine.dispose()
     inherited.dispose()
 
@@ -88,7 +89,6 @@ def test_inherited_engine_of_our_own_is_kept_and_not_used(tmp_path: Path, monkey
     monkeypatch.setattr("os.getpid", lambda: -1)
 
     assert store._engine() is not inherited
-    assert inherited in store._engines.values()
     store.close()
-    assert list(store._engines.values()) == [inherited]
+    assert list(store._engine._values.values()) == [inherited]
     inherited.dispose()

@@ -33,6 +33,7 @@ from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnava
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
+from celery_idempotent.stores import forks
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.sql.checks import try_out, warn_of_exposure, warn_of_losses
 from celery_idempotent.stores.sql.drivers import explained, gave_way, is_dead, is_duplicate
@@ -336,21 +337,18 @@ _TO_LAST = {"swap", "delete", "begin"}
 _inheritable: set[str] = set()
 """The databases of all stores in this process."""
 
-_inherited: list[object] = []
-"""Connections of the process that forked this one. They are kept: to close one, or to let it be collected, would
-say goodbye to the server in the parent's name."""
-
 
 def _leave_to_parent() -> None:
     for connection in connections.all(initialized_only=True):
         if connection.alias in _inheritable and connection.connection is not None:
-            _inherited.append(connection.connection)
+            forks.inherited.append(connection.connection)
             connection.connection = None
         pools = getattr(connection, "_connection_pools", {})  # Django's, by alias, for psycopg's option "pool"
         if connection.alias in _inheritable and connection.alias in pools:
-            _inherited.append(pools.pop(connection.alias))
+            forks.inherited.append(pools.pop(connection.alias))
 
 
+@forks.before_fork
 def _leave_files() -> None:
     """Close idle connections to SQLite files: a child would inherit what SQLite notes of its locks, and not the locks.
 
@@ -361,7 +359,7 @@ def _leave_files() -> None:
             _close(connection)
 
 
-os.register_at_fork(before=_leave_files, after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _give_back(connection: BaseDatabaseWrapper, was_open: bool) -> None:

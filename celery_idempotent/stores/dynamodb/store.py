@@ -10,7 +10,6 @@ local clock agrees with it to the second, the local clock counts; beyond that, i
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.dynamodb.writes import typed
+from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.reading import readable
 
 if TYPE_CHECKING:
@@ -101,13 +101,6 @@ _CONFIG = Config(
 )
 """Seconds. botocore's defaults (60 s, 60 s) outlast a lease; three tries of these do not."""
 
-_creating_client = threading.Lock()
-os.register_at_fork(
-    before=_creating_client.acquire,
-    after_in_parent=_creating_client.release,
-    after_in_child=_creating_client.release,
-)
-
 
 class DynamoDBStore:
     """Records as items of one DynamoDB table, one item per idempotency key.
@@ -168,8 +161,8 @@ class DynamoDBStore:
         self._local_clock = local_clock
         self._offset = 0
         self._date = ""
-        self._client: DynamoDBClient | None = None
-        self._client_pid = os.getpid() if client is not None else 0
+        self._connected = PerProcess(self._new_client)
+        self._made_in = os.getpid()
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -335,7 +328,7 @@ class DynamoDBStore:
 
     def close(self) -> None:
         """See :meth:`celery_idempotent.stores.Store.close`; a client given by you stays open."""
-        client, self._client = self._client, None
+        client = self._connected.forget()
         if client is not None and client is not self._given_client:
             client.close()
 
@@ -425,16 +418,7 @@ class DynamoDBStore:
         self._learn_time(reply, asked_at)
         return reply
 
-    def _connected(self) -> "DynamoDBClient":
-        # A client whose sockets crossed a fork mixes up its replies with those of its twin.
-        pid = os.getpid()
-        if self._client is None or self._client_pid != pid:
-            with _creating_client:
-                made_meanwhile = self._client if self._client_pid == pid else None
-                self._client, self._client_pid = made_meanwhile or self._new_client(pid), pid
-        return self._client
-
-    def _new_client(self, pid: int) -> "DynamoDBClient":
+    def _new_client(self) -> "DynamoDBClient":
         given = self._given_client
         if given is None:
             session = self._session or boto3.session.Session()
@@ -443,7 +427,7 @@ class DynamoDBStore:
             )
         if not isinstance(given, BaseClient):
             return given()
-        if pid != self._client_pid:
+        if os.getpid() != self._made_in:
             raise StoreMisconfigured(
                 repr(self),
                 "connect",

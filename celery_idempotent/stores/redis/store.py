@@ -10,7 +10,6 @@ forget what was acknowledged. ``verify`` warns of settings that lose writes; ``d
 import hashlib
 import json
 import logging
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, leaves_machine, warn_if_exposed, weakness_of
+from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.reading import readable
 from celery_idempotent.stores.redis.errors import DRIVER_ERRORS, OTHER_TYPE, READ_ONLY, quotable, trouble_of
 from celery_idempotent.stores.redis.url import WAIT_TIMEOUT, Client, read_url
@@ -118,9 +118,8 @@ class RedisStore:
         self._wait_timeout = wait_timeout
         self._name = name or "redis://(a client of your own)"
         self._clock = ServerClock(self._ask_time)
-        #: By process id, as sockets must not cross a fork. What a child inherits stays here unused: redis-py's
-        #: destructors wait for locks which another thread of the parent may have held.
-        self._clients: dict[int, Client] = {}
+        # Not alone: a cluster's client connects at once, and in an outage each would wait for those before it.
+        self._connected = PerProcess(self._new_client, alone=False)
         if not callable(client) and (problem := _unfit(client) or _unfit_for_forks(client)):
             raise PolicyError("client", type(client).__name__, problem)
 
@@ -197,7 +196,7 @@ class RedisStore:
 
     def close(self) -> None:
         """See :meth:`celery_idempotent.stores.Store.close`; a client given by you stays open."""
-        client = self._clients.pop(os.getpid(), None)
+        client = self._connected.forget()
         if client is not None and client is not self._given:
             client.close()
 
@@ -293,14 +292,6 @@ class RedisStore:
         seconds, microseconds = self._ask("now", lambda client: client.time())
         return int(seconds) * 1000 + int(microseconds) // 1000
 
-    def _connected(self) -> Client:
-        pid = os.getpid()
-        client = self._clients.get(pid)
-        if client is None:
-            # Threads that come at once may each make one; all take the first that is stored.
-            client = self._clients.setdefault(pid, self._new_client())
-        return client
-
     def _new_client(self) -> Client:
         if not callable(self._given):
             return self._given
@@ -336,7 +327,7 @@ class RedisStore:
 
     def _drop_idle_connections(self) -> None:
         # A primary that was demoted keeps its connections. A new connection finds its successor behind the name.
-        client = self._clients.get(os.getpid())
+        client = self._connected.made()
         for server in _primaries(client) if client is not None else ():
             server.connection_pool.disconnect(inuse_connections=False)
 

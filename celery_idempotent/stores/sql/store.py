@@ -8,7 +8,6 @@ swap is one statement and one round trip where the database can; or inside a tra
 """
 
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from sqlalchemy.schema import DDLElement
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
+from celery_idempotent.stores import forks
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.sql.checks import try_out, warn_of_exposure, warn_of_losses
 from celery_idempotent.stores.sql.drivers import (
@@ -89,18 +89,14 @@ _LEVEL: Mapping[str, Any] = {
 """By dialect, the isolation level of :meth:`SQLStore.begin`: one at which a renewal by the heartbeat, in the middle of
 a long transaction, does not make it fail. SQLite has no other."""
 
-_connecting = threading.Lock()
 _on_files: "WeakSet[SQLStore]" = WeakSet()
-"""Stores on SQLite; changed under the lock."""
+"""Stores on SQLite."""
 
 
-def _before_fork() -> None:
-    _connecting.acquire()
+@forks.before_fork
+def _leave_files() -> None:
     for store in _on_files:
         store._leave_file()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_connecting.release, after_in_child=_connecting.release)
 
 
 class SQLStore:
@@ -152,13 +148,10 @@ class SQLStore:
         self._outbox = OutboxStatements(self.outbox)
         self._statements = Statements(self.table, self.dialect, repr(self))
         self._clock = ServerClock(lambda: self._statements.now(self._asking("now")))
-        #: By process id, as sockets must not cross a fork. What a child inherits stays here unused: a driver that
-        #: closed it would say goodbye in the parent's name.
-        self._engines: dict[int, Engine] = {}
-        self._inherited: list[object] = []
+        self._engine = forks.PerProcess(self._new_engine)
         self._made_in = os.getpid()
         if self.dialect == "sqlite":
-            with _connecting:
+            with forks.making:
                 _on_files.add(self)
 
     @classmethod
@@ -321,7 +314,7 @@ class SQLStore:
 
     def close(self) -> None:
         """See :meth:`celery_idempotent.stores.Store.close`; an engine given by you stays open."""
-        engine = self._engines.pop(os.getpid(), None)
+        engine = self._engine.forget()
         if engine is not None and self._given is None:
             engine.dispose()
 
@@ -429,14 +422,6 @@ class SQLStore:
             largest = row["max_allowed_packet"]
         connection.info[_LARGEST_PACKET] = largest
 
-    def _engine(self) -> Engine:
-        pid = os.getpid()
-        engine = self._engines.get(pid)
-        if engine is None:
-            with _connecting:
-                engine = self._engines.get(pid) or self._engines.setdefault(pid, self._new_engine(pid))
-        return engine
-
     def _leave_file(self) -> None:
         """Close idle connections to SQLite, before a fork.
 
@@ -444,16 +429,15 @@ class SQLStore:
         would take for granted what only its parent has; and a parent that then closes the file believes itself
         alone, and deletes the log that its children write to.
         """
-        pid = os.getpid()
-        engine = self._engines.get(pid, self._given if pid == self._made_in else None)
+        engine = self._engine.made() or (self._given if os.getpid() == self._made_in else None)
         if engine is not None:
             engine.dispose()
 
-    def _new_engine(self, pid: int) -> Engine:
+    def _new_engine(self) -> Engine:
         if self._given is None:
             return new_engine(self._url, timeout=self._timeout, pool_size=self._pool_size)
-        if pid != self._made_in:
-            self._inherited.append(self._given.pool)
+        if os.getpid() != self._made_in:
+            forks.inherited.append(self._given.pool)
             self._given.dispose(close=False)
         return self._given.execution_options(isolation_level="AUTOCOMMIT")
 
