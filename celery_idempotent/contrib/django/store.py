@@ -10,8 +10,7 @@ the body has used.
 """
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Self, cast
@@ -20,9 +19,8 @@ from weakref import WeakKeyDictionary
 from celery import current_task
 from django.apps import apps
 from django.core.exceptions import AppRegistryNotReady, ImproperlyConfigured
-from django.db import Error, IntegrityError, connections, transaction
+from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.utils import CursorWrapper
 from sqlalchemy import ClauseElement, Executable
 from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.dialects.postgresql import psycopg
@@ -31,24 +29,12 @@ from sqlalchemy.engine.interfaces import Dialect
 from celery_idempotent.contrib.django.transactions import DjangoTransaction
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import scheme_of
-from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
+from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores import forks
-from celery_idempotent.stores.clock import ServerClock
-from celery_idempotent.stores.sql.checks import try_out, warn_of_exposure, warn_of_losses
-from celery_idempotent.stores.sql.drivers import explained, gave_way, is_dead, is_duplicate
-from celery_idempotent.stores.sql.outbox import OutboxStatements
+from celery_idempotent.stores.sql.drivers import is_dead
 from celery_idempotent.stores.sql.schema import outbox, records
-from celery_idempotent.stores.sql.statements import (
-    MYSQL_GREETING,
-    SERVER_NOW,
-    DuplicateKey,
-    Execute,
-    Parameters,
-    Reply,
-    Statements,
-    bytes_on_the_wire,
-)
+from celery_idempotent.stores.sql.statement_store import StatementStore
+from celery_idempotent.stores.sql.statements import Parameters, Reply
 
 __all__ = ["APP", "DjangoStore", "dialect_of"]
 
@@ -68,7 +54,7 @@ def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
     return _DIALECTS[connection.vendor]()
 
 
-class DjangoStore:
+class DjangoStore(StatementStore[BaseDatabaseWrapper]):
     """Records in the table that the app's migration makes, on one of Django's databases.
 
     Args:
@@ -78,15 +64,15 @@ class DjangoStore:
         PolicyError: Django is not set up, the app is not installed, or the database cannot be used.
     """
 
+    errors = (Error,)
+
     def __init__(self, alias: str = "default") -> None:
         _check(alias)
         self.alias = alias
+        self.creation = f"python manage.py migrate --database {alias}"
         self._dialect = dialect_of(connections[alias])
-        self._statements = Statements(records, self._dialect.name, repr(self))
-        self._outbox = OutboxStatements(outbox)
         self._compiled: WeakKeyDictionary[Executable, _Compiled] = WeakKeyDictionary()
-        self._clock = ServerClock(lambda: self._statements.now(self._asking("now")))
-        self._met: WeakKeyDictionary[BaseDatabaseWrapper, _Met] = WeakKeyDictionary()
+        super().__init__(self._dialect.name, records, outbox)
         _inheritable.add(alias)
 
     @classmethod
@@ -106,15 +92,6 @@ class DjangoStore:
     def __repr__(self) -> str:
         return f"django://{self.alias}"
 
-    def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`."""
-        return self._statements.swap(self._asking("swap"), new, expected)
-
-    def swap_on(self, connection: BaseDatabaseWrapper, new: Record, expected: str | None) -> Record | None:
-        """The same inside the transaction of ``connection``; it counts if and when that is committed."""
-        with self.explaining("swap"):
-            return self._statements.swap(partial(self._execute, connection), new, expected)
-
     def begin(self, using: Any = None) -> DjangoTransaction:
         """See :meth:`celery_idempotent.stores.TransactionalStore.begin`; an ``atomic()`` block, for models and cursors.
 
@@ -128,73 +105,9 @@ class DjangoStore:
     def enqueue(self, message: OutboxMessage, using: Any = None) -> None:
         """See :meth:`celery_idempotent.stores.Outbox.enqueue`; in the ``atomic()`` block around it, or at once."""
         self._refuse_using(using)
-        now = self.now()
-        with self._borrowed("enqueue") as connection:
+        with self._connected("enqueue") as connection:
             # Not tried again: after an error the transaction that it belongs to is lost.
-            self._outbox.enqueue(partial(self._execute, connection), message, now)
-
-    def take(self, limit: int, hold: int) -> list[TakenMessage]:
-        """See :meth:`celery_idempotent.stores.Outbox.take`."""
-        return self._outbox.take(self._asking("take"), limit, self.now(), hold)
-
-    def give_back(self, messages: Sequence[TakenMessage]) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.give_back`."""
-        self._outbox.give_back(self._asking("give_back"), messages)
-
-    def postpone(self, message: TakenMessage, pause: int, reason: str) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.postpone`."""
-        self._outbox.postpone(self._asking("postpone"), message, self.now() + pause, reason)
-
-    def forget(self, numbers: Sequence[int]) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.forget`."""
-        self._outbox.forget(self._asking("forget"), numbers)
-
-    def waiting(self, limit: int) -> list[WaitingMessage]:
-        """See :meth:`celery_idempotent.stores.Outbox.waiting`."""
-        return self._outbox.waiting(self._asking("waiting"), limit)
-
-    @contextmanager
-    def explaining(self, operation: str) -> Iterator[None]:
-        """Within the block, what Django says of the database is said as a store says it."""
-        try:
-            yield
-        except Error as error:
-            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-            creation = f"python manage.py migrate --database {self.alias}"
-            raise explained(cause, repr(self), operation, creation=creation) from cause
-
-    def get(self, key: str) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.get`; inside a transaction, what that transaction sees."""
-        return self._statements.get(self._asking("get"), key)
-
-    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
-        """See :meth:`celery_idempotent.stores.Store.scan`; in the order of the keys, by many short statements."""
-        return self._statements.scan(self._asking("scan"), status=status, task=task)
-
-    def delete(self, key: str, expected: str) -> bool:
-        """See :meth:`celery_idempotent.stores.Store.delete`."""
-        return self._statements.delete(self._asking("delete"), key, expected)
-
-    def purge(self, limit: int) -> int:
-        """See :meth:`celery_idempotent.stores.PurgeableStore.purge`."""
-        return self._statements.purge(self._asking("purge"), limit, self.now())
-
-    def now(self) -> int:
-        """See :meth:`celery_idempotent.stores.Store.now`; on SQLite, which has no server, this machine's clock."""
-        return time.time_ns() // 1_000_000 if self._dialect.name == "sqlite" else self._clock.now()
-
-    def verify(self) -> None:
-        """See :meth:`celery_idempotent.stores.VerifiableStore.verify`; writes records and takes them back.
-
-        Warns of settings under which the server forgets what it has acknowledged.
-        """
-        with self._borrowed("verify") as connection:
-            execute = partial(self._execute, connection)
-            with transaction.atomic(using=self.alias):
-                try_out(self._statements, execute, repr(self))
-                transaction.set_rollback(True, using=self.alias)
-            warn_of_losses(self._dialect.name, execute, repr(self))
-            warn_of_exposure(self._dialect.name, connection.connection, repr(self))
+            self.enqueue_on(connection, message)
 
     def provision(self) -> None:
         """Check as :meth:`verify` does; the table is made by ``manage.py migrate``, as all of Django's.
@@ -208,24 +121,8 @@ class DjangoStore:
     def close(self) -> None:
         """Nothing to release: connections are Django's, and what this store opened it has closed."""
 
-    def _asking(self, operation: str) -> Execute:
-        """Executes each statement alone, on the thread's connection."""
-
-        def ask(statement: Executable, parameters: Parameters) -> Reply:
-            tries = 0
-            while True:
-                tries += 1
-                try:
-                    with self._borrowed(operation) as connection:
-                        return self._execute(connection, statement, parameters)
-                except StoreUnavailable as error:
-                    if tries == _TRIES or not gave_way(error.__cause__):
-                        raise
-
-        return ask
-
     @contextmanager
-    def _borrowed(self, operation: str) -> Iterator[BaseDatabaseWrapper]:
+    def _connected(self, operation: str) -> Iterator[BaseDatabaseWrapper]:
         connection, was_open = self._living_connection(operation)
         try:
             with self.explaining(operation):
@@ -269,29 +166,23 @@ class DjangoStore:
             "with ATOMIC_REQUESTS mark the view by transaction.non_atomic_requests",
         )
 
-    def _execute(self, connection: BaseDatabaseWrapper, statement: Executable, parameters: Parameters, /) -> Reply:
-        with connection.cursor() as cursor:
-            largest = self._largest_packet(connection, cursor)
-            if largest is not None and bytes_on_the_wire(parameters) > largest:
-                raise RecordTooLarge(f"max_allowed_packet is {largest} bytes; a byte of a result may take two of them")
-            return self._ask(cursor, statement, parameters)
-
-    def _ask(self, cursor: CursorWrapper, statement: Executable, parameters: Parameters) -> Reply:
+    def _send(self, connection: BaseDatabaseWrapper, statement: Executable, parameters: Parameters) -> Reply:
         text, fixed = self._compile(statement)
-        asked_at = self._clock.before_asking()
-        try:
+        with connection.cursor() as cursor:
             cursor.execute(text, {name: parameters.get(name, value) for name, value in fixed.items()})
-        except IntegrityError as error:
-            if is_duplicate(error):
-                raise DuplicateKey from None
-            raise
-        if cursor.description is None:
-            return Reply([], cursor.rowcount)
-        names = [each[0] for each in cursor.description]
-        rows = [dict(zip(names, each, strict=True)) for each in cursor.fetchall()]
-        if rows and SERVER_NOW in rows[0]:
-            self._clock.learn(int(rows[0][SERVER_NOW]), asked_at)
-        return Reply(rows, cursor.rowcount)
+            names = [each[0] for each in cursor.description or ()]
+            rows = cursor.fetchall() if names else ()
+            return Reply([dict(zip(names, each, strict=True)) for each in rows], cursor.rowcount)
+
+    def _of_driver(self, connection: BaseDatabaseWrapper) -> Any:
+        connection.ensure_connection()
+        return connection.connection
+
+    @contextmanager
+    def _undone(self, connection: BaseDatabaseWrapper, operation: str) -> Iterator[None]:
+        with transaction.atomic(using=self.alias):
+            yield
+            transaction.set_rollback(True, using=self.alias)
 
     def _compile(self, statement: Executable) -> "_Compiled":
         found = self._compiled.get(statement)
@@ -300,16 +191,6 @@ class DjangoStore:
             compiled = element.compile(dialect=self._dialect, compile_kwargs={"render_postcompile": True})
             found = self._compiled[statement] = _Compiled(str(compiled), dict(compiled.params))
         return found
-
-    def _largest_packet(self, connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> int | None:
-        """Bytes that MySQL takes at once, asked on each new connection, together with the time; None elsewhere."""
-        if self._dialect.name != "mysql":
-            return None
-        met = self._met.get(connection)
-        if met is None or met.connection is not connection.connection:
-            (row,) = self._ask(cursor, MYSQL_GREETING, {}).rows
-            met = self._met[connection] = _Met(connection.connection, int(row["max_allowed_packet"]))
-        return met.largest_packet
 
 
 class _Compiled(NamedTuple):
@@ -320,16 +201,8 @@ class _Compiled(NamedTuple):
     parameters: Mapping[str, Any]
 
 
-class _Met(NamedTuple):
-    connection: object
-    largest_packet: int
-
-
 _MORE_THAN_AN_ALIAS = "/?#@:"
 """What only a URL with a host, a login or options has; the login stays out of errors."""
-
-_TRIES = 10
-"""How often a statement is sent that the database undoes for another's sake, as in a deadlock; see the SQL store."""
 
 _TO_LAST = {"swap", "delete", "begin"}
 """Operations whose effect must not be rolled back with something else."""

@@ -1,8 +1,8 @@
 """A transaction of Django's in which a record is written together with the user's models."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Protocol
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from django.db import Error, IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -10,18 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import OutboxMessage
-
-__all__ = ["DjangoTransaction"]
-
-
-class _Store(Protocol):
-    alias: str
-
-    def swap_on(self, connection: BaseDatabaseWrapper, new: Record, expected: str | None) -> Record | None: ...
-
-    def enqueue(self, message: OutboxMessage, using: Any) -> None: ...
-
-    def explaining(self, operation: str) -> AbstractContextManager[None]: ...
+from celery_idempotent.stores.sql.statement_store import StatementStore
 
 
 class _Undone(Exception):
@@ -37,11 +26,13 @@ class DjangoTransaction:
         close: Gives the connection back; called once at the end.
     """
 
-    def __init__(self, store: _Store, connection: BaseDatabaseWrapper, close: Callable[[], None]) -> None:
+    def __init__(
+        self, store: StatementStore[BaseDatabaseWrapper], connection: BaseDatabaseWrapper, close: Callable[[], None]
+    ) -> None:
         self.connection = connection
         self._store = store
         self._close = close
-        self._atomic = transaction.atomic(using=store.alias, durable=True)
+        self._atomic = transaction.atomic(using=connection.alias, durable=True)
         try:
             with store.explaining("begin"), _writing_from_the_start(connection):
                 self._atomic.__enter__()
@@ -66,7 +57,7 @@ class DjangoTransaction:
 
     def enqueue(self, message: OutboxMessage) -> None:
         """See :meth:`celery_idempotent.stores.Transaction.enqueue`."""
-        self._store.enqueue(message, None)
+        self._store.enqueue_on(self.connection, message)
 
     def commit(self) -> None:
         """See :meth:`celery_idempotent.stores.Transaction.commit`.

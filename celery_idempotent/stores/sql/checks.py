@@ -10,7 +10,8 @@ from sqlalchemy import text
 from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.exposure import warn_if_exposed
-from celery_idempotent.stores.sql.drivers import OTHER_TABLE, exposure
+from celery_idempotent.stores.sql.drivers import exposure
+from celery_idempotent.stores.sql.errors import OTHER_TABLE
 from celery_idempotent.stores.sql.statements import Execute, Statements
 
 __all__ = ["try_out", "warn_of_exposure", "warn_of_losses"]

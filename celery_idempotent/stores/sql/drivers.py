@@ -1,7 +1,6 @@
-"""What differs between the drivers of SQL databases: how to connect, how to see a dead connection, what errors mean."""
+"""What differs between the drivers of SQL databases: how to connect, and what a connection tells of its other side."""
 
 import math
-import re
 import select
 from collections.abc import Callable, Generator, Mapping
 from importlib.util import find_spec
@@ -9,32 +8,15 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import URL, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError
 
-from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.errors import PolicyError
 from celery_idempotent.printable import scheme_of
-from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, leaves_machine, weakness_of
 from celery_idempotent.stores.sql.schema import DIALECTS
-from celery_idempotent.stores.sql.statements import UnreadableRow
 
 if TYPE_CHECKING:
     from psycopg import Connection as PsycopgConnection
-
-__all__ = [
-    "OTHER_TABLE",
-    "already_exists",
-    "cause_of",
-    "connectable",
-    "explained",
-    "exposure",
-    "gave_way",
-    "is_dead",
-    "is_duplicate",
-    "new_engine",
-    "parsed",
-    "url_of",
-]
 
 
 class _Driver(NamedTuple):
@@ -320,137 +302,3 @@ _SOCKETS = ("_usock", "_sock")
 
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 """Linux tells it apart from data that has come."""
-
-
-_CREATION = "celery -A <your app> idempotency provision"
-
-
-def explained(
-    error: Exception, store: str, operation: str, *, creation: str = _CREATION
-) -> StoreUnavailable | RecordTooLarge:
-    """What a driver's error means to the caller of a store; raise it ``from`` :func:`cause_of` the error.
-
-    Args:
-        error: The driver's, or SQLAlchemy's around it.
-        store: The store's name.
-        operation: What was asked of the store.
-        creation: The command that creates the table.
-    """
-    error = cause_of(error)
-    code, reason = _code(error), _reason(error)
-    if code in _TOO_LARGE:
-        return RecordTooLarge(reason)
-    if code in _READ_ONLY:
-        # A server that gave up its part in a fail-over says this, too; the next connection finds its successor.
-        kind = StoreMisconfigured if operation in _AT_LEISURE else StoreUnavailable
-        return kind(store, operation, f"the server only reads; name the primary in idempotency_store ({reason})")
-    if reason.startswith(_NOT_DECODED):
-        return UnreadableRow(store, operation, f"a row is damaged: {reason.partition(' with text ')[0]}; look at it")
-    for codes, words, remedy in _REMEDIES:
-        if code in codes or (words and words.search(reason)):
-            return StoreMisconfigured(store, operation, f"{remedy.format(creation=creation)} ({reason})")
-    return StoreUnavailable(store, operation, reason)
-
-
-def cause_of(error: Exception) -> Exception:
-    """The driver's error; SQLAlchemy's text shows statements, and with them what people have stored."""
-    return error.orig if isinstance(error, DBAPIError) and isinstance(error.orig, Exception) else error
-
-
-def is_duplicate(error: Exception) -> bool:
-    """Whether MySQL refused an INSERT because its primary key is there already."""
-    return _code(cause_of(error)) == "1062"
-
-
-def gave_way(error: BaseException | None) -> bool:
-    """Whether the database undid a statement because it could not go together with others: it may be tried again."""
-    return error is not None and _code(error) in _GAVE_WAY
-
-
-def already_exists(error: Exception) -> bool:
-    """Whether a table, column or index was there already, or was made by somebody else in the same moment."""
-    error = cause_of(error)
-    return _code(error) in _ALREADY_EXISTS or (_code(error) == "SQLITE_ERROR" and "already exists" in str(error))
-
-
-_NOT_DECODED = "Could not decode to UTF-8"
-"""How Python says that SQLite has text which is none; it goes on to quote all of it."""
-
-_AT_LEISURE = {"verify", "provision"}
-_READ_ONLY = {"25006", "1290", "1792", "1836"}
-_TOO_LARGE = {"22001", "54000", "1118", "1153", "1406", "SQLITE_TOOBIG"}
-_GAVE_WAY = {"1213", "40001", "40P01"}
-_ALREADY_EXISTS = {"42P07", "42710", "42701", "23505", "1050", "1060", "1061"}
-"""The loser of two CREATEs in the same moment is told by PostgreSQL of the table's type (42710), or of a duplicate in
-the catalogue (23505); the winner has committed by then."""
-
-OTHER_TABLE = (
-    "the table is not the one that this prints: celery -A <your app> idempotency ddl; "
-    "change it, or take another by the option table"
-)
-"""What is wrong with a table that others made."""
-
-_REMEDIES = [
-    (
-        {"42P01", "1146"},
-        re.compile("^no such table"),
-        "there is no such table; create it with: {creation}",
-    ),
-    (
-        {"42703", "1054"},
-        re.compile("no such column|has no column named"),
-        "a column is missing; a table of an earlier version gets it by: {creation}. Otherwise " + OTHER_TABLE,
-    ),
-    (
-        {"42804", "42P10", "23502", "1364"},
-        re.compile("does not match any PRIMARY KEY"),
-        OTHER_TABLE,
-    ),
-    (
-        {"3F000", "3D000", "1049"},
-        re.compile('database "[^"]*" does not exist'),
-        "there is no such database or schema",
-    ),
-    (
-        {"42501", "1044", "1142", "1143", "SQLITE_READONLY", "SQLITE_PERM"},
-        None,
-        "a permission is missing: a worker needs SELECT, INSERT and UPDATE on the table, purging also DELETE; the "
-        "outbox takes all four",
-    ),
-    (
-        {"28P01", "28000", "1045", "1698"},
-        re.compile('authentication failed|no password supplied|no pg_hba.conf entry|role "[^"]*" does not exist'),
-        "the server does not let this user in",
-    ),
-    (
-        set(),
-        re.compile("unexpected keyword argument|invalid connection option|invalid URI query|invalid dsn"),
-        "the driver does not know an option in the query of the URL",
-    ),
-    (
-        set(),
-        re.compile("unsupported startup parameter"),
-        "a pooler keeps settings from the server; tell PgBouncer: ignore_startup_parameters = options",
-    ),
-    ({"SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_CORRUPT"}, None, "the file cannot be used as a database"),
-]
-"""Codes (SQLSTATE, MySQL's error number, SQLite's name), texts where a driver gives no code, and what to do."""
-
-
-def _code(error: BaseException) -> str:
-    first = error.args[0] if error.args else None
-    if isinstance(first, int):
-        return str(first)  # PyMySQL, mysqlclient
-    if isinstance(first, dict):
-        return str(first.get("C"))  # pg8000
-    names = ("sqlstate", "pgcode", "sqlite_errorname")  # psycopg, psycopg2, sqlite3
-    code = next((found for name in names if (found := getattr(error, name, None))), "")
-    return "_".join(code.split("_")[:2])  # SQLITE_READONLY_DIRECTORY is a kind of SQLITE_READONLY
-
-
-def _reason(error: BaseException) -> str:
-    """One line; of PostgreSQL's answers without the details, which show values."""
-    message = getattr(getattr(error, "diag", None), "message_primary", None)  # psycopg, psycopg2
-    if message is None and error.args and isinstance(error.args[0], dict):
-        message = error.args[0].get("M")  # pg8000
-    return " ".join(str(message or error).split())

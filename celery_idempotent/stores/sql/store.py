@@ -1,16 +1,14 @@
 """SQL databases through SQLAlchemy: PostgreSQL, MySQL, MariaDB and SQLite.
 
-What is said to the database stands in :mod:`celery_idempotent.stores.sql.statements`, the table in
-:mod:`celery_idempotent.stores.sql.schema`, what differs between drivers in
-:mod:`celery_idempotent.stores.sql.drivers`. Here it is executed: on a pooled connection in autocommit mode, so that a
-swap is one statement and one round trip where the database can; or inside a transaction of the caller's
-(:meth:`SQLStore.swap_on`).
+Statements are sent on a pooled connection in autocommit mode, so that a swap is one statement and one round trip where
+the database can; or inside a transaction of the caller's (:meth:`SQLStore.swap_on`). What differs between drivers is in
+:mod:`celery_idempotent.stores.sql.drivers`.
 """
 
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, Self
 from weakref import WeakSet
@@ -20,24 +18,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import DDLElement
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
+from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores import forks
-from celery_idempotent.stores.clock import ServerClock
-from celery_idempotent.stores.sql.checks import try_out, warn_of_exposure, warn_of_losses
-from celery_idempotent.stores.sql.drivers import (
-    already_exists,
-    cause_of,
-    connectable,
-    explained,
-    gave_way,
-    is_dead,
-    is_duplicate,
-    new_engine,
-    parsed,
-    url_of,
-)
-from celery_idempotent.stores.sql.outbox import OutboxStatements
+from celery_idempotent.stores.failures import Meaning
+from celery_idempotent.stores.sql.drivers import connectable, is_dead, new_engine, parsed, url_of
+from celery_idempotent.stores.sql.errors import cause_of, meaning_of
 from celery_idempotent.stores.sql.schema import (
     TABLE,
     completion,
@@ -47,19 +32,9 @@ from celery_idempotent.stores.sql.schema import (
     records,
     records_table,
 )
-from celery_idempotent.stores.sql.statements import (
-    MYSQL_GREETING,
-    SERVER_NOW,
-    DuplicateKey,
-    Execute,
-    Parameters,
-    Reply,
-    Statements,
-    bytes_on_the_wire,
-)
+from celery_idempotent.stores.sql.statement_store import StatementStore
+from celery_idempotent.stores.sql.statements import DuplicateKey, Execute, Parameters, Reply
 from celery_idempotent.stores.sql.transaction import SQLTransaction, connection_of
-
-__all__ = ["SQLStore"]
 
 _TIMEOUT = 5.0
 """Seconds. A server that needs longer is in trouble, and leases would end meanwhile."""
@@ -70,15 +45,11 @@ _POOL_SIZE = 64
 _PAUSE = 0.02
 """Seconds between two tries where a database does not wait by itself."""
 
-_TRIES = 10
-"""How often a statement is sent that the database undoes for another's sake: a deadlock on MySQL, where several
-deliveries claim a key in the moment of its deletion. Each time, somebody else has got on."""
-
 _LONGEST_NAME = 50
 """Characters; PostgreSQL cuts names at 63 bytes, and the name of the index has some more."""
 
-_LARGEST_PACKET = "celery_idempotent.max_allowed_packet"
-"""In the ``info`` of every connection that was used before: bytes, or None where there is no such limit."""
+_IS_USED = "celery_idempotent.is_used"
+"""In the ``info`` of every connection that was used before, and may be dead since."""
 
 _LEVEL: Mapping[str, Any] = {
     "postgresql": "READ COMMITTED",
@@ -99,7 +70,7 @@ def _leave_files() -> None:
         store._leave_file()
 
 
-class SQLStore:
+class SQLStore(StatementStore[Connection]):
     """Records as rows of one table, one row per idempotency key.
 
     Args:
@@ -115,6 +86,8 @@ class SQLStore:
     Raises:
         PolicyError: An option cannot be used; the message names the remedy.
     """
+
+    errors = (SQLAlchemyError,)
 
     def __init__(
         self,
@@ -136,20 +109,14 @@ class SQLStore:
             raise PolicyError("timeout, pool_size", f"{timeout}, {pool_size}", "an engine of your own brings its own")
         self._timeout = _at_least(0.1, "timeout", _TIMEOUT if timeout is None else timeout)
         self._pool_size = int(_at_least(1, "pool_size", _POOL_SIZE if pool_size is None else pool_size))
-        is_default = (table, schema) == (TABLE, None)
-        #: The table, as SQLAlchemy knows it.
-        self.table: Table = records if is_default else records_table(table, schema=schema, metadata=MetaData())
-        #: Which database it is: one of :data:`celery_idempotent.stores.sql.schema.DIALECTS`.
-        self.dialect = self._url.get_backend_name()
-        #: The table of messages to be published.
-        self.outbox: Table = (
-            outbox if is_default else outbox_table(f"{table}_outbox", schema=schema, metadata=MetaData())
-        )
-        self._outbox = OutboxStatements(self.outbox)
-        self._statements = Statements(self.table, self.dialect, repr(self))
-        self._clock = ServerClock(lambda: self._statements.now(self._asking("now")))
         self._engine = forks.PerProcess(self._new_engine)
         self._made_in = os.getpid()
+        tables = records, outbox
+        if (table, schema) != (TABLE, None):
+            own: dict[str, Any] = {"schema": schema, "metadata": MetaData()}
+            tables = records_table(table, **own), outbox_table(f"{table}_outbox", **own)
+        self._name = _name_of(self._url, tables[0])
+        super().__init__(self._url.get_backend_name(), *tables)
         if self.dialect == "sqlite":
             with forks.making:
                 _on_files.add(self)
@@ -168,32 +135,7 @@ class SQLStore:
         return cls(found.set(query=query), **options)
 
     def __repr__(self) -> str:
-        place = URL.create(self.dialect, host=self._url.host, port=self._url.port, database=self._url.database)
-        return f"{place.render_as_string()}?table={self.table.fullname}"
-
-    def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`."""
-        return self._statements.swap(self._asking("swap"), new, expected)
-
-    def swap_on(self, connection: Connection, new: Record, expected: str | None) -> Record | None:
-        """The same on a connection of the caller's, inside its transaction, which the caller commits.
-
-        The record is written if and when that transaction is committed, together with all else in it.
-
-        Args:
-            connection: A connection to the same database.
-            new: The record to write, whole.
-            expected: The revision that must be stored now; None if there must be no record.
-
-        Returns:
-            As :meth:`swap` does. What is returned counts once the transaction is committed.
-
-        Raises:
-            RecordTooLarge: The record exceeds the database's limit.
-            StoreUnavailable: The statement failed; roll back.
-        """
-        self._meet(connection, "swap")
-        return self._statements.swap(partial(self._execute, connection, "swap"), new, expected)
+        return self._name
 
     def begin(self, using: Any = None) -> SQLTransaction:
         """See :meth:`celery_idempotent.stores.TransactionalStore.begin`.
@@ -204,10 +146,9 @@ class SQLStore:
         """
         if using is not None:
             return SQLTransaction(self, using)
-        with self._explaining("begin"):
-            connection = self._living_connection()
+        connection = self._living_connection("begin")
         try:
-            with self._explaining("begin"):
+            with self.explaining("begin"):
                 connection.rollback()  # of what SQLAlchemy has begun in name only
                 connection = connection.execution_options(isolation_level=_LEVEL[self.dialect])
                 connection.begin()
@@ -220,73 +161,9 @@ class SQLStore:
             raise
         return SQLTransaction(self, connection, connection.close)
 
-    def enqueue_on(self, connection: Connection, message: OutboxMessage) -> None:
-        """Put a message into the outbox, in the transaction of ``connection``, which the caller commits.
-
-        Raises:
-            RecordTooLarge: The database has no room for it.
-            StoreUnavailable: The statement failed; roll back.
-        """
-        self._meet(connection, "enqueue")
-        self._outbox.enqueue(partial(self._execute, connection, "enqueue"), message, self.now())
-
     def enqueue(self, message: OutboxMessage, using: Any) -> None:
         """See :meth:`celery_idempotent.stores.Outbox.enqueue`."""
         self.enqueue_on(connection_of(using), message)
-
-    def take(self, limit: int, hold: int) -> list[TakenMessage]:
-        """See :meth:`celery_idempotent.stores.Outbox.take`."""
-        return self._outbox.take(self._asking("take"), limit, self.now(), hold)
-
-    def give_back(self, messages: Sequence[TakenMessage]) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.give_back`."""
-        self._outbox.give_back(self._asking("give_back"), messages)
-
-    def postpone(self, message: TakenMessage, pause: int, reason: str) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.postpone`."""
-        self._outbox.postpone(self._asking("postpone"), message, self.now() + pause, reason)
-
-    def forget(self, numbers: Sequence[int]) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.forget`."""
-        self._outbox.forget(self._asking("forget"), numbers)
-
-    def waiting(self, limit: int) -> list[WaitingMessage]:
-        """See :meth:`celery_idempotent.stores.Outbox.waiting`."""
-        return self._outbox.waiting(self._asking("waiting"), limit)
-
-    def get(self, key: str) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.get`."""
-        return self._statements.get(self._asking("get"), key)
-
-    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
-        """See :meth:`celery_idempotent.stores.Store.scan`; in the order of the keys, by many short statements."""
-        return self._statements.scan(self._asking("scan"), status=status, task=task)
-
-    def delete(self, key: str, expected: str) -> bool:
-        """See :meth:`celery_idempotent.stores.Store.delete`."""
-        return self._statements.delete(self._asking("delete"), key, expected)
-
-    def purge(self, limit: int) -> int:
-        """See :meth:`celery_idempotent.stores.PurgeableStore.purge`."""
-        return self._statements.purge(self._asking("purge"), limit, self.now())
-
-    def now(self) -> int:
-        """See :meth:`celery_idempotent.stores.Store.now`; on SQLite, which has no server, this machine's clock."""
-        return time.time_ns() // 1_000_000 if self.dialect == "sqlite" else self._clock.now()
-
-    def verify(self) -> None:
-        """See :meth:`celery_idempotent.stores.VerifiableStore.verify`; writes a record and takes it back.
-
-        Warns of settings under which the server forgets what it has acknowledged, and of a connection to another
-        machine that others can read.
-        """
-        with self._connected("verify") as connection:
-            execute = partial(self._execute, connection, "verify")
-            execute(text("BEGIN"), {})
-            try_out(self._statements, execute, repr(self))
-            execute(text("ROLLBACK"), {})
-            warn_of_losses(self.dialect, execute, repr(self))
-            warn_of_exposure(self.dialect, connection.connection.dbapi_connection, repr(self))
 
     def provision(self) -> None:
         """Create the tables and the index where they are missing; several processes may do so at once.
@@ -298,18 +175,12 @@ class SQLStore:
             StoreUnavailable: The server did not answer.
         """
         with self._connected("provision") as connection:
-            execute = partial(self._execute, connection, "provision")
             if self.dialect == "sqlite":
-                self._write_ahead(execute)
-                execute(text("BEGIN IMMEDIATE"), {})
-            try:
-                for table in (self.table, self.outbox):
-                    for each in self._lacking(inspect(connection), table):
-                        _create(connection, each)
-            except SQLAlchemyError as error:
-                raise explained(error, repr(self), "provision") from cause_of(error)
-            if self.dialect == "sqlite":
-                execute(text("COMMIT"), {})
+                self._write_ahead(partial(self._execute, connection, "provision"))
+                with self._begun(connection, "provision", "COMMIT"):
+                    self._complete(connection)
+            else:
+                self._complete(connection)
         self.verify()
 
     def close(self) -> None:
@@ -317,6 +188,12 @@ class SQLStore:
         engine = self._engine.forget()
         if engine is not None and self._given is None:
             engine.dispose()
+
+    def _complete(self, connection: Connection) -> None:
+        for table in (self.table, self.outbox):
+            with self.explaining("provision"):
+                for each in self._lacking(inspect(connection), table):
+                    _create(connection, each)
 
     def _write_ahead(self, execute: Execute) -> None:
         """Let readers and the one writer not wait for each other; the file remembers.
@@ -343,50 +220,10 @@ class SQLStore:
         columns = {each["name"]: not each["nullable"] and each["default"] is None for each in found}
         return completion(table, self.dialect, columns, [each["name"] for each in inspector.get_indexes(name, schema)])
 
-    def _asking(self, operation: str) -> Execute:
-        """Executes each statement alone, on whichever connection is free."""
-
-        def ask(statement: Executable, parameters: Parameters) -> Reply:
-            tries = 0
-            while True:
-                tries += 1
-                try:
-                    with self._connected(operation) as connection:
-                        return self._execute(connection, operation, statement, parameters)
-                except StoreUnavailable as error:
-                    if tries == _TRIES or not gave_way(error.__cause__):
-                        raise
-
-        return ask
-
-    def _execute(
-        self, connection: Connection, operation: str, statement: Executable, parameters: Parameters, /
-    ) -> Reply:
-        largest = connection.info[_LARGEST_PACKET]
-        if largest is not None and bytes_on_the_wire(parameters) > largest:
-            raise RecordTooLarge(f"max_allowed_packet is {largest} bytes, and a byte of a result may take two of them")
-        return self._send(connection, operation, statement, parameters)
-
-    def _send(self, connection: Connection, operation: str, statement: Executable, parameters: Parameters) -> Reply:
-        asked_at = self._clock.before_asking()
-        try:
-            result = connection.execute(statement, parameters)
-            rows = [dict(each) for each in result.mappings()] if result.returns_rows else []
-        except SQLAlchemyError as error:
-            if is_duplicate(error):
-                raise DuplicateKey from None
-            raise explained(error, repr(self), operation) from cause_of(error)
-        if rows and SERVER_NOW in rows[0]:
-            self._clock.learn(int(rows[0][SERVER_NOW]), asked_at)
-        return Reply(rows, result.rowcount)
-
     @contextmanager
     def _connected(self, operation: str) -> Iterator[Connection]:
-        with self._explaining(operation):
-            connection = self._living_connection()
-        with connection:
+        with self._living_connection(operation) as connection:
             try:
-                self._meet(connection, operation)
                 yield connection
             except DuplicateKey:
                 raise
@@ -395,32 +232,39 @@ class SQLStore:
                 connection.invalidate()
                 raise
 
+    def _living_connection(self, operation: str) -> Connection:
+        with self.explaining(operation, OSError, TypeError, ValueError):
+            while True:
+                connection = self._engine().connect()
+                if _IS_USED not in connection.info or not is_dead(self._of_driver(connection)):
+                    connection.info[_IS_USED] = True
+                    return connection
+                # Nothing was sent on it, so nothing is in doubt.
+                connection.invalidate()
+                connection.close()
+
+    def _send(self, connection: Connection, statement: Executable, parameters: Parameters) -> Reply:
+        result = connection.execute(statement, parameters)
+        return Reply([dict(each) for each in result.mappings()] if result.returns_rows else [], result.rowcount)
+
+    def _of_driver(self, connection: Connection) -> Any:
+        return connection.connection.dbapi_connection
+
     @contextmanager
-    def _explaining(self, operation: str) -> Iterator[None]:
+    def _begun(self, connection: Connection, operation: str, end: str) -> Iterator[None]:
+        """A transaction that ``end`` ends. One that fails is rolled back, as your engine may keep the connection."""
+        execute = partial(self._execute, connection, operation)
+        execute(text("BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN"), {})
         try:
             yield
-        except (SQLAlchemyError, OSError, TypeError, ValueError) as error:
-            raise explained(error, repr(self), operation) from cause_of(error)
+        except BaseException:
+            with suppress(StoreUnavailable):
+                execute(text("ROLLBACK"), {})
+            raise
+        execute(text(end), {})
 
-    def _living_connection(self) -> Connection:
-        while True:
-            connection = self._engine().connect()
-            if _LARGEST_PACKET not in connection.info or not is_dead(connection.connection.dbapi_connection):
-                return connection
-            # Nothing was sent on it, so nothing is in doubt.
-            connection.invalidate()
-            connection.close()
-
-    def _meet(self, connection: Connection, operation: str) -> None:
-        """Learn what only a connection can tell, once for each."""
-        if _LARGEST_PACKET in connection.info:
-            return
-        largest = None
-        if self.dialect in {"mysql", "mariadb"}:
-            # Answers to writes have no room for the time there, so a new connection is asked for it.
-            (row,) = self._send(connection, operation, MYSQL_GREETING, {}).rows
-            largest = row["max_allowed_packet"]
-        connection.info[_LARGEST_PACKET] = largest
+    def _undone(self, connection: Connection, operation: str) -> AbstractContextManager[None]:
+        return self._begun(connection, operation, "ROLLBACK")
 
     def _leave_file(self) -> None:
         """Close idle connections to SQLite, before a fork.
@@ -442,11 +286,16 @@ class SQLStore:
         return self._given.execution_options(isolation_level="AUTOCOMMIT")
 
 
+def _name_of(url: URL, table: Table) -> str:
+    place = URL.create(url.get_backend_name(), host=url.host, port=url.port, database=url.database)
+    return f"{place.render_as_string()}?table={table.fullname}"
+
+
 def _create(connection: Connection, what: DDLElement) -> None:
     try:
         connection.execute(what)
     except SQLAlchemyError as error:
-        if not already_exists(error):
+        if meaning_of(cause_of(error)) is not Meaning.ALREADY_THERE:
             raise
 
 

@@ -2,24 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import OutboxMessage
-from celery_idempotent.stores.sql.drivers import cause_of, explained
-
-__all__ = ["SQLTransaction", "connection_of"]
-
-
-class _Store(Protocol):
-    def swap_on(self, connection: Connection, new: Record, expected: str | None) -> Record | None: ...
-
-    def enqueue_on(self, connection: Connection, message: OutboxMessage) -> None: ...
+from celery_idempotent.stores.sql.statement_store import StatementStore
 
 
 def connection_of(using: Any) -> Connection:
@@ -45,7 +37,7 @@ class SQLTransaction:
         close: Gives the connection back; called once at the end.
     """
 
-    def __init__(self, store: _Store, owner: Any, close: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, store: StatementStore[Connection], owner: Any, close: Callable[[], None] = lambda: None) -> None:
         self._store = store
         self._owner = owner
         self._close = close
@@ -72,12 +64,10 @@ class SQLTransaction:
         except IntegrityError:
             self.rollback()
             raise  # a deferred constraint of the user's
-        except SQLAlchemyError as error:
+        except BaseException:  # of the database, or a time limit or a shutdown while it was being asked
             self._abandon()
-            raise explained(error, repr(self._store), "commit") from cause_of(error)
-        except BaseException:
-            self._abandon()  # a time limit or a shutdown, while the database was being asked
-            raise
+            with self._store.explaining("commit"):
+                raise
         self._close()
 
     def rollback(self) -> None:
@@ -91,7 +81,7 @@ class SQLTransaction:
 
     def _abandon(self) -> None:
         """Cut the connection: the server undoes what it has not committed."""
-        with suppress(SQLAlchemyError, DBAPIError):
+        with suppress(SQLAlchemyError):
             self.connection.invalidate()
         with suppress(SQLAlchemyError):
             self._owner.rollback()
