@@ -12,22 +12,21 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import boto3
 from botocore.client import BaseClient
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
-from botocore.parsers import ResponseParserError
+from botocore.exceptions import ClientError
 
 from celery_idempotent._version import __version__
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
+from celery_idempotent.stores.dynamodb.errors import DRIVER_ERRORS, OTHER_KEY, explained, refusal_of, text_of
 from celery_idempotent.stores.dynamodb.writes import typed
 from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.reading import readable
@@ -80,6 +79,9 @@ _METHODS = {
 _NOT_OFFERED = frozenset({"UnknownOperationException", "UnknownOperation", "InvalidAction", "NotImplemented"})
 """How servers that imitate DynamoDB say that they lack an operation."""
 
+_LOST = "ConditionalCheckFailedException"
+_CANCELLED = "TransactionCanceledException"
+_NOT_READY = "ContinuousBackupsUnavailableException"
 _CONDITION_FAILED = "ConditionalCheckFailed"
 _CONTENTION = frozenset({"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"})
 """Reasons for a cancelled transaction that pass by themselves (API Reference, "TransactWriteItems")."""
@@ -228,27 +230,21 @@ class DynamoDBStore:
                 **self._condition(expected),
             }
         }
-        try:
-            self._ask("TransactWriteItems", TransactItems=[record, *typed(writes)])
-        except _Refused as refused:
-            if "size" in str(refused) and new.result is not None:
-                # Of the record or of one of the writes; without the result it turns out which.
-                raise RecordTooLarge(str(refused)) from refused
-            raise WriteFailed(None, str(refused)) from refused
-        except _Cancelled as cancelled:
-            own, *others = cancelled.reasons
-            if own.get("Code") == _CONDITION_FAILED:
-                return self._record(own["Item"]) if own.get("Item") else None
-            for position, reason in enumerate(others):
-                if reason.get("Code") not in {"None", *_CONTENTION}:
-                    raise WriteFailed(position, _described(reason)) from cancelled
-            raise StoreUnavailable(repr(self), "TransactWriteItems", "another transaction is in the way") from cancelled
-        return new
+        answers = _CANCELLED, "ValidationException", "ResourceNotFoundException"
+        reply = self._ask("TransactWriteItems", *answers, TransactItems=[record, *typed(writes)])
+        refusal = refusal_of(reply)
+        if not refusal:
+            return new
+        if refusal == _CANCELLED:
+            return self._winner_of(*reply.get("CancellationReasons", [{}]))
+        if "size" in text_of(reply) and new.result is not None:
+            # Of the record or of one of the writes; without the result it turns out which.
+            raise RecordTooLarge(text_of(reply))
+        raise WriteFailed(None, text_of(reply))
 
     def get(self, key: str) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.get`."""
-        reply = self._ask("GetItem", TableName=self.table, Key=self._key(key), ConsistentRead=True)
-        return self._record(reply["Item"]) if "Item" in reply else None
+        return self._record_in(self._ask("GetItem", TableName=self.table, Key=self._key(key), ConsistentRead=True))
 
     def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`."""
@@ -270,18 +266,9 @@ class DynamoDBStore:
 
     def delete(self, key: str, expected: str) -> bool:
         """See :meth:`celery_idempotent.stores.Store.delete`."""
-        try:
-            self._ask(
-                "DeleteItem",
-                TableName=self.table,
-                Key=self._key(key),
-                ConditionExpression="#revision = :expected",
-                ExpressionAttributeNames={"#revision": "revision"},
-                ExpressionAttributeValues={":expected": {"S": expected}},
-            )
-        except _ConditionFailed:
-            return False
-        return True
+        condition = self._condition(expected)
+        reply = self._ask("DeleteItem", _LOST, TableName=self.table, Key=self._key(key), **condition)
+        return not refusal_of(reply)
 
     def now(self) -> int:
         """See :meth:`celery_idempotent.stores.Store.now`; the local clock until a reply has shown it wrong."""
@@ -304,17 +291,17 @@ class DynamoDBStore:
             StoreUnavailable: The server did not answer, or the table was not ready for backups in ten minutes.
         """
         keys = {self._key_attr: "HASH"} | ({self._sort_key_attr: "RANGE"} if self._sort_key_attr else {})
-        with suppress(_AlreadyThere):
-            self._ask(
-                "CreateTable",
-                TableName=self.table,
-                BillingMode="PAY_PER_REQUEST",
-                AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in keys],
-                KeySchema=[{"AttributeName": name, "KeyType": kind} for name, kind in keys.items()],
-            )
+        self._ask(
+            "CreateTable",
+            "ResourceInUseException",
+            TableName=self.table,
+            BillingMode="PAY_PER_REQUEST",
+            AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in keys],
+            KeySchema=[{"AttributeName": name, "KeyType": kind} for name, kind in keys.items()],
+        )
         table = self._wait_until_active()
         if {each["AttributeName"]: each["KeyType"] for each in table["KeySchema"]} != keys:
-            raise self._wrong_key("CreateTable")
+            raise StoreMisconfigured(repr(self), "CreateTable", OTHER_KEY.format(key=self._wanted_key()))
         ttl = self._ask("DescribeTimeToLive", TableName=self.table)["TimeToLiveDescription"]
         if ttl["TimeToLiveStatus"] in {"DISABLED", "DISABLING"}:
             self._ask(
@@ -322,8 +309,7 @@ class DynamoDBStore:
                 TableName=self.table,
                 TimeToLiveSpecification={"Enabled": True, "AttributeName": self._ttl_attr},
             )
-        with suppress(_NotOffered):
-            self._enable_recovery()
+        self._enable_recovery()
         self.verify()
 
     def close(self) -> None:
@@ -342,19 +328,29 @@ class DynamoDBStore:
     def _enable_recovery(self) -> None:
         give_up_at = time.monotonic() + _READY_FOR_BACKUPS_WITHIN
         while True:
-            try:
-                self._ask(
-                    "UpdateContinuousBackups",
-                    TableName=self.table,
-                    PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True},
-                )
+            reply = self._ask(
+                "UpdateContinuousBackups",
+                _NOT_READY,
+                *_NOT_OFFERED,
+                TableName=self.table,
+                PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True},
+            )
+            if refusal_of(reply) != _NOT_READY:
                 return
-            except _NotReady:
-                if time.monotonic() >= give_up_at:
-                    raise StoreUnavailable(
-                        repr(self), "UpdateContinuousBackups", "the table is not ready for backups; provision it again"
-                    ) from None
+            if time.monotonic() >= give_up_at:
+                raise StoreUnavailable(
+                    repr(self), "UpdateContinuousBackups", "the table is not ready for backups; provision it again"
+                )
             time.sleep(2)
+
+    def _winner_of(self, own: Mapping[str, Any], *others: Mapping[str, Any]) -> Record | None:
+        """The record because of which a transaction was cancelled, by the reasons for the record and for the writes."""
+        if own.get("Code") == _CONDITION_FAILED:
+            return self._record_in(own)
+        for position, reason in enumerate(others):
+            if reason.get("Code") not in {"None", *_CONTENTION}:
+                raise WriteFailed(position, _described(reason))
+        raise StoreUnavailable(repr(self), "TransactWriteItems", "another transaction is in the way")
 
     def _condition(self, expected: str | None) -> dict[str, Any]:
         if expected is None:
@@ -383,6 +379,9 @@ class DynamoDBStore:
             item[self._attributes[name]] = _attribute_value(value)
         return item
 
+    def _record_in(self, reply: Mapping[str, Any]) -> Record | None:
+        return self._record(reply["Item"]) if reply.get("Item") else None
+
     def _record(self, item: Mapping[str, Any]) -> Record:
         values = {name: item[each] for name, each in self._attributes.items() if each in item}
         values["key"] = self._key_of(item)
@@ -392,29 +391,27 @@ class DynamoDBStore:
         return item[self._key_attr]["S"]
 
     def _put(self, item: Mapping[str, Any], condition: Mapping[str, Any], new: Record | None) -> Record | None:
-        try:
-            self._ask(
-                "PutItem",
-                TableName=self.table,
-                Item=item,
-                ReturnValuesOnConditionCheckFailure="ALL_OLD",
-                **condition,
-            )
-        except _ConditionFailed as failed:
-            return self._record(failed.item) if failed.item else None
-        return new
+        reply = self._ask(
+            "PutItem",
+            _LOST,
+            TableName=self.table,
+            Item=item,
+            ReturnValuesOnConditionCheckFailure="ALL_OLD",
+            **condition,
+        )
+        return self._record_in(reply) if refusal_of(reply) else new
 
-    def _ask(self, operation: str, **parameters: Any) -> Any:
+    def _ask(self, operation: str, *answers: str, **parameters: Any) -> Any:
+        """What the server replies; of errors, those whose code is one of ``answers``."""
         asked_at = self._local_clock()
         try:
             reply = getattr(self._connected(), _METHODS[operation])(**parameters)
-        except ClientError as error:
-            self._learn_time(error.response, asked_at)
-            self._raise(error, operation)
-        except (BotoCoreError, ResponseParserError) as error:
-            if isinstance(error, NoCredentialsError | NoRegionError):
-                raise StoreMisconfigured(repr(self), operation, str(error)) from error
-            raise StoreUnavailable(repr(self), operation, str(error)) from error
+        except DRIVER_ERRORS as error:
+            reply = error.response if isinstance(error, ClientError) else {}
+            self._learn_time(reply, asked_at)
+            if refusal_of(reply) in answers:
+                return reply
+            raise explained(error, repr(self), operation, key=self._wanted_key()) from error
         self._learn_time(reply, asked_at)
         return reply
 
@@ -449,80 +446,13 @@ class DynamoDBStore:
         earliest, latest = server - self._local_clock(), server + 999 - asked_at
         self._offset = min(max(0, earliest), latest)
 
-    def _raise(self, error: ClientError, operation: str) -> NoReturn:
-        response: Mapping[str, Any] = error.response
-        details = response.get("Error", {})
-        code, message = details.get("Code", ""), details.get("Message", str(error))
-        if code == "ConditionalCheckFailedException":
-            raise _ConditionFailed(response.get("Item")) from None
-        if code == "TransactionCanceledException":
-            raise _Cancelled(response.get("CancellationReasons", [{}])) from None
-        if code == "ResourceInUseException":
-            raise _AlreadyThere from None
-        if code in _NOT_OFFERED:
-            raise _NotOffered from None
-        if code == "ContinuousBackupsUnavailableException":
-            raise _NotReady from None
-        if operation == "TransactWriteItems" and code in {"ValidationException", "ResourceNotFoundException"}:
-            raise _Refused(f"{code}: {message}") from error
-        if code == "ResourceNotFoundException":
-            problem = "there is no such table; create it with: celery -A <your app> idempotency provision"
-        elif code in {"AccessDeniedException", "AccessDenied"}:
-            is_transaction = operation == "TransactWriteItems"  # which has no action of its own
-            action = "an IAM action that a write needs" if is_transaction else f"the IAM action dynamodb:{operation}"
-            problem = f"{action} is not granted on the table; add it to the role ({message})"
-        elif code in {"UnrecognizedClientException", "InvalidSignatureException"}:
-            problem = f"AWS does not accept the credentials ({message})"
-        elif code == "ValidationException" and "size" in message.lower():
-            raise RecordTooLarge(message) from error
-        elif code == "ValidationException" and "key" in message.lower():
-            raise self._wrong_key(operation) from error
-        else:
-            raise StoreUnavailable(repr(self), operation, f"{code}: {message}") from error
-        raise StoreMisconfigured(repr(self), operation, problem) from error
-
-    def _wrong_key(self, operation: str) -> StoreMisconfigured:
+    def _wanted_key(self) -> str:
         wanted = f"partition key {self._key_attr!r} (S)"
-        if self._sort_key_attr:
-            wanted += f" and sort key {self._sort_key_attr!r} (S)"
-        return StoreMisconfigured(
-            repr(self),
-            operation,
-            f"the table's key is not {wanted}; name its attributes by key_attr and sort_key_attr, "
-            "or take another table",
-        )
+        return f"{wanted} and sort key {self._sort_key_attr!r} (S)" if self._sort_key_attr else wanted
 
 
 def _unusable(url: str, remedy: str) -> PolicyError:
     return PolicyError("idempotency_store", scheme_of(url), remedy)
-
-
-class _ConditionFailed(Exception):
-    def __init__(self, item: Mapping[str, Any] | None) -> None:
-        super().__init__(item)
-        self.item = item
-
-
-class _Refused(Exception):
-    pass
-
-
-class _Cancelled(Exception):
-    def __init__(self, reasons: Sequence[Mapping[str, Any]]) -> None:
-        super().__init__(reasons)
-        self.reasons = reasons
-
-
-class _AlreadyThere(Exception):
-    pass
-
-
-class _NotOffered(Exception):
-    pass
-
-
-class _NotReady(Exception):
-    pass
 
 
 def _described(reason: Mapping[str, Any]) -> str:

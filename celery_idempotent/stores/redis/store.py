@@ -36,6 +36,7 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, leaves_machine, warn_if_exposed, weakness_of
+from celery_idempotent.stores.failures import failure
 from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.reading import readable
 from celery_idempotent.stores.redis.errors import DRIVER_ERRORS, OTHER_TYPE, READ_ONLY, quotable, trouble_of
@@ -138,8 +139,11 @@ class RedisStore:
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.swap`."""
+        return self._swap("swap", new, expected)
+
+    def _swap(self, operation: str, new: Record, expected: str | None) -> Record | None:
         forget_at = "" if new.expires_at is None else str(new.expires_at * 1000)
-        written, stored = self._run("swap", new.key, expected or "", new.revision, forget_at, *_fields(new))
+        written, stored = self._run(operation, new.key, expected or "", new.revision, forget_at, *_fields(new))
         if written:
             return new
         return self._record(new.key, stored) if stored else None
@@ -183,14 +187,9 @@ class RedisStore:
             StoreMisconfigured: Login, permission, or a server that cannot be written; the message says which.
             StoreUnavailable: The server did not answer, has no memory left, or is still loading.
         """
-        try:
-            for key in self._ask("verify", self._keys_to_check):
-                self._ask("verify", partial(_prove_permissions, name=self._redis_key(key)))
-                self._claim_and_complete(key)
-        except StoreUnavailable as error:
-            if trouble_of(error.__cause__) is READ_ONLY:  # in the middle of work it may be a fail-over, which ends
-                raise StoreMisconfigured(error.store, error.operation, error.reason) from error.__cause__
-            raise
+        for key in self._ask("verify", self._keys_to_check):
+            self._ask("verify", partial(_prove_permissions, name=self._redis_key(key)))
+            self._claim_and_complete(key)
         self._warn_of_losses()
         self._warn_of_exposure()
 
@@ -225,8 +224,8 @@ class RedisStore:
             error="a check of the store at a worker's start, forgotten in seconds",
             expires_at=self.now() // 1000 + 10,
         )
-        self.swap(claimed, None)
-        self.swap(replace(claimed, revision=uuid4().hex, error=None, expires_at=1), claimed.revision)
+        self._swap("verify", claimed, None)
+        self._swap("verify", replace(claimed, revision=uuid4().hex, error=None, expires_at=1), claimed.revision)
 
     def _run(
         self, operation: str, key: str, expected: str, revision: str, forget_at: str, *fields: bytes
@@ -315,15 +314,11 @@ class RedisStore:
         decode = _binary_value if _IS_BINARY.encode() in stored else _value
         return Record.from_fields(values, store=repr(self), decode=decode)
 
-    def _failure(self, operation: str, error: BaseException) -> StoreUnavailable:
+    def _failure(self, operation: str, error: BaseException) -> Exception:
         trouble = trouble_of(error)
         if trouble is READ_ONLY:
             self._drop_idle_connections()
-        reason = quotable(error)
-        if trouble is None:
-            return StoreUnavailable(repr(self), operation, reason)
-        kind = StoreMisconfigured if trouble.is_permanent else StoreUnavailable
-        return kind(repr(self), operation, f"{trouble.remedy} ({reason})")
+        return failure(trouble, repr(self), operation, quotable(error))
 
     def _drop_idle_connections(self) -> None:
         # A primary that was demoted keeps its connections. A new connection finds its successor behind the name.

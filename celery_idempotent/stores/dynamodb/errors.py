@@ -1,0 +1,64 @@
+"""What errors of DynamoDB, and of botocore on the way there, mean."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+from botocore.parsers import ResponseParserError
+
+from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.protocol.store import RecordTooLarge
+from celery_idempotent.stores.failures import Meaning, Rule, failure, rule_of
+
+DRIVER_ERRORS = (ClientError, BotoCoreError, ResponseParserError)
+
+OTHER_KEY = "the table's key is not {key}; name its attributes by key_attr and sort_key_attr, or take another table"
+
+_RULES = (
+    Rule(meaning=Meaning.TOO_LARGE, text="(?is)^ValidationException: .*size"),
+    Rule(
+        text="(?is)^ValidationException: .*key",
+        remedy=OTHER_KEY,
+    ),
+    Rule(
+        codes=frozenset({"ResourceNotFoundException"}),
+        remedy="there is no such table; create it with: celery -A <your app> idempotency provision",
+    ),
+    Rule(
+        codes=frozenset({"AccessDeniedException", "AccessDenied"}),
+        remedy="{action} is not granted on the table; add it to the role",
+    ),
+    Rule(
+        codes=frozenset({"UnrecognizedClientException", "InvalidSignatureException"}),
+        remedy="AWS does not accept the credentials",
+    ),
+    Rule(errors=(NoCredentialsError, NoRegionError)),
+)
+
+
+def refusal_of(reply: Mapping[str, Any]) -> str:
+    """The code of a reply that is an error; empty if it is none."""
+    return str(reply.get("Error", {}).get("Code", ""))
+
+
+def text_of(reply: Mapping[str, Any]) -> str:
+    """What such a reply says."""
+    return f"{refusal_of(reply)}: {reply.get('Error', {}).get('Message', '')}"
+
+
+def explained(error: Exception, store: str, operation: str, *, key: str) -> StoreUnavailable | RecordTooLarge:
+    """What a store raises for an error of the driver.
+
+    Args:
+        error: One of :data:`DRIVER_ERRORS`.
+        store: The store's name.
+        operation: The IAM action that was asked for.
+        key: What key the table must have.
+    """
+    code, text = "", str(error)
+    if isinstance(error, ClientError):
+        code, text = refusal_of(error.response), text_of(error.response)
+    # A transaction has no action of its own.
+    is_transaction = operation == "TransactWriteItems"
+    action = "an IAM action that a write needs" if is_transaction else f"the IAM action dynamodb:{operation}"
+    return failure(rule_of(_RULES, error, code, text), store, operation, text, key=key, action=action)
