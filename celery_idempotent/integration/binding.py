@@ -14,6 +14,7 @@ from celery.utils.imports import symbol_by_name
 
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
 from celery_idempotent.integration.settings import refuse_control_flow, runtime_of
+from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.protocol.keys import Conversion
 from celery_idempotent.protocol.policy import Policy
 
@@ -219,7 +220,7 @@ def warn_about_delivery(cls: type[Task], app: Celery) -> None:
     problems = []
     if not cls.acks_late:
         problems.append("acks_late is off, so a task whose worker dies is lost; set task_acks_late=True")
-    elif not (cls.reject_on_worker_lost or cls.retry_on_worker_lost):
+    elif not comes_back_from_lost_worker(cls):
         problems.append(
             "reject_on_worker_lost is off, so a task whose pool process is killed is lost; "
             "set task_reject_on_worker_lost=True"

@@ -26,6 +26,7 @@ from celery_idempotent.integration.publishing import (
     is_fifo,
 )
 from celery_idempotent.integration.settings import Broker, runtime_of
+from celery_idempotent.integration.versions import headers_again
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import bounded
 
@@ -111,7 +112,7 @@ def _message_again(task: Task, arrival: Arrival | None, header: str, count: int,
         args,
         kwargs,
         retries=request.retries,
-        headers={**(request.as_execution_options()["headers"] or {}), **counters},
+        headers={**headers_again(request), **counters},
         **options,
     )
 

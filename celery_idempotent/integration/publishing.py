@@ -23,6 +23,7 @@ from celery.app.task import Context
 from kombu import serialization
 
 from celery_idempotent.errors import KeyMissing, PolicyError
+from celery_idempotent.integration import versions
 from celery_idempotent.integration.deliveries import CONTENT_TYPE
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.keys import Identity
@@ -172,8 +173,7 @@ _MEMBERS = 1000
 def wire_form(task: Task, args: Any, kwargs: Any, serializer: str | None = None) -> tuple[Any, Any]:
     """The arguments as a worker will get them, so that publisher and worker derive one key."""
     serializer = serializer or task.serializer or "json"
-    if task._dump_pydantic_arguments is not None and serializer != "pickle":
-        args, kwargs = task._dump_pydantic_arguments(args, kwargs)
+    args, kwargs = versions.dumped_models(task, args, kwargs, serializer)
     content_type, encoding, data = serialization.dumps((args or (), kwargs or {}), serializer)
     received = serialization.loads(data, content_type, encoding, accept={content_type})
     return received[0], received[1]
@@ -236,7 +236,7 @@ def continued(request: Context, options: Mapping[str, Any], identity: str | None
     if identity is not None:
         ours[IDENTITY_HEADER] = identity
     given = merged.get("headers")
-    merged["headers"] = {**ours, **(request.as_execution_options()["headers"] if given is None else given)}
+    merged["headers"] = {**ours, **(versions.headers_again(request) if given is None else given)}
     return merged
 
 

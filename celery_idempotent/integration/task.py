@@ -29,6 +29,7 @@ from celery_idempotent.integration.handlers import tell_of_bodies_only
 from celery_idempotent.integration.outbox import relay_at_start
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, runtime_of
 from celery_idempotent.integration.startup import check_at_start
+from celery_idempotent.integration.versions import KeepsRequest
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature, Identity, identify
 from celery_idempotent.protocol.operation import Operation
@@ -70,7 +71,7 @@ class _Retried(Retry):  # type: ignore[misc]  # Celery has no types
         self.value = value
 
 
-class IdempotentMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no types
+class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  # Celery has no types
     """Makes a task class of your own idempotent: ``class MyTask(IdempotentMixin, MyBase)``, mixin first.
 
     See :class:`IdempotentTask` for what it does.

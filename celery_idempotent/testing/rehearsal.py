@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.integration.task import IdempotentMixin
+from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, from_plain
 from celery_idempotent.protocol.store import OutboxMessage, Store, Transaction, TransactionalStore
@@ -262,9 +263,7 @@ class Rehearsal:
         self.reset = reset
         policy = self.task.idempotency_policy if isinstance(self.task, IdempotentMixin) else None
         self.lease = (policy.lease_ms + policy.grace_ms) / 1000 if policy else 0.0
-        self.redelivers = bool(
-            self.task.acks_late and (self.task.reject_on_worker_lost or self.task.retry_on_worker_lost)
-        )
+        self.redelivers = comes_back_from_lost_worker(self.task)
 
     def all_scenarios(self) -> list[Row]:
         """What came of each; only the first if that says nothing about one effect."""
