@@ -50,9 +50,17 @@ class FakeStore(FaultyStore):
 @contextmanager
 def installed(app: Celery, store: Store) -> Iterator[None]:
     """Within the block ``store`` is behind ``app``; afterwards it is what it was."""
-    before = app.conf.get("idempotency_store")
-    app.conf["idempotency_store"] = store
+    before = app.conf.get("idempotency_store")  # reading a setting is what has Celery load them all
+    name = _setting(app)
+    app.conf[name] = store
     try:
         yield
     finally:
-        app.conf["idempotency_store"] = before
+        app.conf[name] = before
+
+
+def _setting(app: Celery) -> str:
+    """The name by which Celery finds the setting first; before 5.7, one without the namespace would not cover it."""
+    namespace = getattr(app.conf, "prefix", None) or ""
+    name = f"{namespace}idempotency_store"
+    return name.upper() if namespace.isupper() else name
