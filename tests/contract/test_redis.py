@@ -155,7 +155,7 @@ def test_a_call_with_the_usual_timeouts_ends_well_within_a_lease() -> None:
     assert isinstance(client, redis.Redis)
     options = client.connection_pool.connection_kwargs
 
-    at_most = (1 + options["retry"].get_retries()) * (options["socket_connect_timeout"] + options["socket_timeout"])
+    at_most = (1 + options["retry"]._retries) * (options["socket_connect_timeout"] + options["socket_timeout"])
 
     assert at_most == 15
     assert client.connection_pool.max_connections == 10_000

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import MaxConnectionsError, OutOfMemoryError, ResponseError
 from redis.retry import Retry
 
 from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, StoreUnavailable
@@ -256,7 +256,7 @@ def test_server_without_scripts_is_told_without_quoting_the_request() -> None:
         (ResponseError("The user executing the script can't run this command or subcommand script: e96"), "grant"),
         (ResponseError("unknown command `EVALSHA`, with args beginning with: `e96`"), "Redis 6.2 or later"),
         (OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), "maxmemory"),
-        (redis.MaxConnectionsError("Too many connections"), None),
+        (MaxConnectionsError("Too many connections"), None),
         (ssl.SSLCertVerificationError("certificate verify failed"), "ssl_ca_certs"),
     ],
 )

@@ -125,7 +125,7 @@ def test_sentinels_have_a_login_and_tls_of_their_own(tmp_path: Path) -> None:
         ("redis+cluster://a:1", [("a", 1)]),
         ("redis+cluster://a;b:2/0", [("a", 6379), ("b", 2)]),
         ("redis+cluster://a:1;redis+cluster://b:2", [("a", 1), ("b", 2)]),
-        ("rediss+cluster://a:1;b", [("a", 1), ("b", 6379)]),
+        ("rediss+cluster://a:1;b?ssl_check_hostname=false", [("a", 1), ("b", 6379)]),
     ],
 )
 def test_url_of_a_cluster_names_where_to_begin(
@@ -140,6 +140,16 @@ def test_url_of_a_cluster_names_where_to_begin(
     assert [(each.host, each.port) for each in seen["startup_nodes"]] == nodes
     assert seen.get("ssl", False) is url.startswith("rediss")
     assert "db" not in seen
+
+
+def test_tls_to_a_cluster_is_never_weaker_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A redis-py that would not look at the name in a certificate is refused, unless nobody is to look."""
+    monkeypatch.setattr("celery_idempotent.stores.redis.url._CLUSTERS_CHECK_NAMES", False)
+
+    with pytest.raises(PolicyError, match="since redis-py 6; upgrade"):
+        read_url("rediss+cluster://a")
+    for allowed in ("rediss+cluster://a?ssl_cert_reqs=none", "rediss+cluster://a?ssl_check_hostname=false"):
+        read_url(allowed)
 
 
 class Provider(CredentialProvider):

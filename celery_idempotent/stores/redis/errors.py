@@ -43,7 +43,11 @@ _RULES = (
         "to an operator also +scan +del",
     ),
     OTHER_TYPE,
-    Rule(errors=(MovedError,), remedy="the server belongs to a cluster; write redis+cluster:// or rediss+cluster://"),
+    Rule(
+        errors=(MovedError,),
+        text=r"^MOVED \d",  # redis-py before 6 has the class only in a cluster
+        remedy="the server belongs to a cluster; write redis+cluster:// or rediss+cluster://",
+    ),
     Rule(text="Cluster mode is not enabled", remedy="the server belongs to no cluster; write redis:// or rediss://"),
     Rule(text="DB index is out of range", remedy="the server has no database of this number"),
     Rule(text="unknown command", remedy="the server lacks a command; it must be Redis 6.2 or later, or Valkey"),

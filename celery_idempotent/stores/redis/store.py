@@ -402,12 +402,9 @@ def _prove_permissions(client: Client, name: bytes) -> None:
 
 def _exposure(server: redis.Redis, client: Client) -> str:
     """What is weak about a connection to ``server`` on another machine; empty if nothing is."""
-    connection = server.connection_pool.get_connection()
-    try:
-        link: Any = getattr(connection, "_sock", None)
+    with server.client() as single:
+        link: Any = getattr(single.connection, "_sock", None)
         return weakness_of(link) if link is not None and leaves_machine(link.fileno()) else ""
-    finally:
-        server.connection_pool.release(connection)
 
 
 def _primaries(client: Client) -> Sequence[redis.Redis]:

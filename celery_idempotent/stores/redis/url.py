@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
+from redis.backoff import FullJitterBackoff, NoBackoff
+from redis.cluster import REDIS_ALLOWED_KEYS, ClusterNode, RedisCluster
 from redis.credentials import CredentialProvider, UsernamePasswordCredentialProvider
 from redis.retry import Retry
 from redis.sentinel import Sentinel
@@ -54,6 +54,12 @@ _RESENDS = 2
 
 That, and TCP keepalive, is why there is no health check: it would be a second round trip before many a swap.
 """
+
+_CLUSTERS_CHECK_NAMES = "ssl_check_hostname" in REDIS_ALLOWED_KEYS
+"""redis-py before 6 drops the option on the way to a cluster."""
+
+_LOST: list[type[Exception]] = [redis.ConnectionError, redis.TimeoutError]
+"""After these a command is sent again. redis-py before 6 does so only if told, except to a cluster."""
 
 _ESCAPE = "write special characters of user and password as %xx"
 
@@ -107,7 +113,7 @@ def _connection(scheme: str, chunks: Sequence[SplitResult], options: Options) ->
 
 
 def _server(**options: Any) -> Client:
-    return redis.Redis(retry=_retry(), **options)
+    return redis.Redis(retry=_retry(), retry_on_error=_LOST, **options)
 
 
 def _cluster(nodes: Sequence[Node], **options: Any) -> Client:
@@ -136,12 +142,12 @@ def _primary(
             **({"ssl": True, **tls} if sentinel_ssl else {}),
         },
     )
-    client: Client = sentinels.master_for(master_name, retry=_retry(), ssl=bool(tls), **options)
+    client: Client = sentinels.master_for(master_name, retry=_retry(), retry_on_error=_LOST, ssl=bool(tls), **options)
     return client
 
 
 def _retry() -> Retry:
-    return Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), _RESENDS)
+    return Retry(FullJitterBackoff(base=0.05, cap=0.5), _RESENDS)
 
 
 def _servers(scheme: str, rest: str) -> list[str]:
@@ -191,8 +197,17 @@ def _options(scheme: str, chunks: Sequence[SplitResult]) -> Options:
         options["socket_keepalive"] = True
     if scheme in _TLS:
         options["ssl"] = True
+    if _is_verified(scheme, options):
+        options.setdefault("ssl_check_hostname", True)  # redis-py's own default only since 6
+    if options.get("ssl_check_hostname") and scheme in _CLUSTER and not _CLUSTERS_CHECK_NAMES:
+        raise _unusable(scheme, "checks the names of hosts only since redis-py 6; upgrade, or ssl_check_hostname=false")
     # The newer protocol has nothing that is used here, and a longer greeting.
     return {**options, "protocol": 2}
+
+
+def _is_verified(scheme: str, options: Options) -> bool:
+    is_encrypted = scheme in _TLS or any(name.startswith("ssl_") for name in options)
+    return is_encrypted and options.get("ssl_cert_reqs") != "none"
 
 
 def _hide_password(scheme: str, options: Options, provider: str, username: str, password: str) -> None:
