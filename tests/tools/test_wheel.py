@@ -1,0 +1,171 @@
+"""What is published is what was tested: the distributions are built, looked at, installed elsewhere and used."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from email import message_from_bytes
+from email.message import Message
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from readme_renderer.markdown import render
+
+from lab.embedded import EmbeddedRedis
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ("celery_idempotent/", "pytest_celery_idempotent.py")
+HOME = "https://github.com/celery-idempotent/celery-idempotent"
+
+SHOP = """
+import sys
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from celery_idempotent import IdempotentTask, Policy
+
+url = sys.argv[1]
+app = Celery("shop", broker=url, backend=url)
+app.conf.update(
+    idempotency_store=url, task_acks_late=True, task_reject_on_worker_lost=True, broker_connection_retry_on_startup=True
+)
+
+@app.task(base=IdempotentTask, idempotent=Policy("order_id"))
+def charge(order_id):
+    return app.backend.client.incr(order_id)
+
+with start_worker(app, pool="solo", perform_ping_check=False):
+    print(*(charge.delay(order_id).get(timeout=60) for order_id in ["o-1", "o-2", "o-1", "o-1"]))
+"""
+"""A shop whose charge says how often its order was charged; with a worker that takes four messages about two orders."""
+
+
+@pytest.fixture(scope="module")
+def tracked() -> set[str]:
+    """The files of the project, by their paths from its root."""
+    listed = _run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    return {path for path in listed.splitlines() if (ROOT / path).is_file()}
+
+
+@pytest.fixture(scope="module")
+def dist(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the source archive, and the wheel that was built from the archive."""
+    checkout, dist = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
+    _copy(tracked, checkout)  # without what earlier builds left behind
+    _run(sys.executable, "-m", "build", "--outdir", str(dist), cwd=checkout)
+    return dist
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    """The wheel."""
+    (wheel,) = dist.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    """What an index page is made of."""
+    with ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        return message_from_bytes(archive.read(name))
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, tracked: set[str]) -> None:
+    """Every file of the package, whatever its kind; nothing of the lab, the tests, the example."""
+    with ZipFile(wheel) as archive:
+        held = {each for each in archive.namelist() if ".dist-info/" not in each}
+    assert held == {path for path in tracked if path.startswith(PACKAGE)}
+
+
+@pytest.mark.parametrize(
+    "needed",
+    [
+        "celery_idempotent/py.typed",
+        "celery_idempotent/stores/redis/swap.lua",
+        "celery_idempotent/contrib/django/migrations/0001_initial.py",
+        "celery_idempotent/contrib/django/templates/celery_idempotent/admin/record.html",
+    ],
+)
+def test_the_wheel_holds_what_is_no_module(wheel: Path, needed: str) -> None:
+    """Whatever moves: types for checkers, the script of Redis, migrations and templates of Django."""
+    with ZipFile(wheel) as archive:
+        assert needed in archive.namelist()
+
+
+def test_the_source_archive_holds_the_package_and_its_build(dist: Path, tracked: set[str]) -> None:
+    """What the wheel is built from; nothing of the lab, the tests, the example."""
+    (archive,) = dist.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        files = {each.name.split("/", 1)[1] for each in opened if each.isfile()}
+    generated = {"PKG-INFO"} | {each for each in files if each.startswith("celery_idempotent.egg-info/")}
+    built_with = {"LICENSE", "README.md", "pyproject.toml", "setup.cfg", "setup.py"}
+    assert files - generated == built_with | {path for path in tracked if path.startswith(PACKAGE)}
+
+
+def test_an_index_accepts_the_distributions(dist: Path) -> None:
+    """With a description that it can show."""
+    _run(sys.executable, "-m", "twine", "check", "--strict", *(str(each) for each in dist.iterdir()), cwd=dist)
+
+
+def test_links_of_the_description_live_on_an_index_page(metadata: Message, tracked: set[str]) -> None:
+    """They are absolute, and those into the project lead to a file or folder of it."""
+    page = render(str(metadata.get_payload()), variant="GFM")
+    assert page is not None
+    links = {link for link in _links(page) if not link.startswith("#user-content-")}  # of each heading to itself
+    assert {link for link in links if not link.startswith("https://")} == set()
+    paths = {link.removeprefix(f"{HOME}/blob/main/").split("#")[0] for link in links if link.startswith(HOME)}
+    assert len(paths) > 10
+    assert {path for path in paths if not (ROOT / path).exists()} == set()
+
+
+def test_metadata_names_the_project_and_its_pages(metadata: Message) -> None:
+    """The people are the contributors; each page of the project has a link of its own."""
+    assert metadata["Author"] == "celery-idempotent contributors"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    pages = dict(each.split(", ") for each in metadata.get_all("Project-URL", []))
+    assert pages == {
+        "Source": HOME,
+        "Changelog": f"{HOME}/blob/main/CHANGELOG.md",
+        "Documentation": f"{HOME}/tree/main/docs",
+        "Issues": f"{HOME}/issues",
+    }
+
+
+@pytest.mark.timeout(300)
+def test_the_redis_extra_is_all_that_a_shop_on_redis_needs(
+    wheel: Path, redis_server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    """Broker, result backend and store: one order delivered three times is charged once."""
+    python = _environment(tmp_path / "environment", f"{wheel}[redis]")
+    (tmp_path / "shop.py").write_text(SHOP)
+    assert _run(str(python), "shop.py", redis_server.url, cwd=tmp_path).split() == ["1", "1", "1", "1"]
+
+
+def _environment(folder: Path, *requirements: str) -> Path:
+    """A new environment with `requirements` and what they need; gives its interpreter."""
+    _run(sys.executable, "-m", "venv", "--without-pip", str(folder), cwd=folder.parent)
+    python = folder / "bin" / "python"
+    _run(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *requirements, cwd=folder)
+    return python
+
+
+def _copy(paths: set[str], target: Path) -> None:
+    for path in paths:
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, target / path)
+
+
+def _links(page: str) -> Iterator[str]:
+    for part in page.split('href="')[1:]:
+        yield part.split('"')[0]
+
+
+def _run(*command: str, cwd: Path) -> str:
+    """What a command prints; what it printed is in the failure if it fails."""
+    ended = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    assert ended.returncode == 0, f"{' '.join(command)}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
