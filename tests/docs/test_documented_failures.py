@@ -317,7 +317,7 @@ ROWS: dict[str, tuple[Callable[[Scene], None], dict[str, Any]]] = {
     '... with `on_outage="run"`': (_runs_unprotected, {"on_outage": "run"}),
     "store is down at the completion, under 10 minutes": (partial(_store_down_for, seconds=500), {}),
     "store is down at the completion for longer": (partial(_store_down_for, seconds=700), {}),
-    "publishing a put-off delivery fails": (_put_off_fails, {}),
+    "publishing a postponed delivery fails": (_put_off_fails, {}),
     "warm shutdown (SIGTERM)": (_nothing_breaks, {}),
     "cold shutdown (SIGQUIT) in the body, before the effect": (partial(_cold_shutdown, point="before"), {}),
     "cold shutdown in the body, after the effect": (partial(_cold_shutdown, point="after"), {}),
