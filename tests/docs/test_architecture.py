@@ -1,0 +1,176 @@
+"""docs/architecture.md is the source's: its rooms, its tables, and every step of its walk."""
+
+import ast
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from celery_idempotent import Policy
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.operation import Operation, completed, decide, failed, given_up, released, settle
+from celery_idempotent.protocol.record import Record, Status
+from tests.support.documents import DOCS, ROOT, code, table
+from tests.unit.test_layers import MAY_USE, MODULES, modules_used
+
+PAGE = DOCS / "architecture.md"
+PACKAGE = ROOT / "celery_idempotent"
+WALK = table(PAGE, "step")
+LEASE = GRACE = RETAIN = 1000
+NOW = 1_700_000_000_000
+
+
+def test_the_table_of_rooms_is_the_one_that_the_layer_test_enforces() -> None:
+    """The same rooms, from the ground up, each with the rooms that it may import from."""
+    documented = {_word(row["room"]): set(_words(row["may import from"])) for row in table(PAGE, "room")}
+    assert list(documented) == list(MAY_USE), "docs/architecture.md: the rooms of MAY_USE in tests/unit/test_layers.py"
+    assert documented == MAY_USE, "docs/architecture.md: a room may import from others than MAY_USE says"
+
+
+def test_the_picture_shows_the_same_rooms() -> None:
+    """Who follows its arrows from a room comes to all that the room may import from, and to nothing else."""
+    ((_, picture),) = code(PAGE, "mermaid")
+    arrows: dict[str, set[str]] = {room: set() for room in MAY_USE}
+    for start, end in re.findall(r"^    (\w+) --> (\w+)$", picture, re.MULTILINE):
+        arrows[start].add(end)
+    assert {room: _reached(room, arrows) for room in arrows} == MAY_USE, "docs/architecture.md: the arrows"
+
+
+def _reached(room: str, arrows: dict[str, set[str]]) -> set[str]:
+    return {each for end in arrows[room] for each in {end, *_reached(end, arrows)}}
+
+
+def _by(policy: Policy) -> Operation:
+    return Operation(identity=Identity("k", "f"), policy=policy, task="t", task_id="i", worker="w")
+
+
+RERUN = _by(Policy(lease=1, grace=1))
+POISON = _by(Policy(lease=1, grace=1, max_takeovers=5))
+REFUSE = _by(Policy(lease=1, grace=1, on_takeover="refuse"))
+
+CLAIMED = Record(
+    key="k",
+    status=Status.IN_PROGRESS,
+    revision="r",
+    owner="o",
+    fencing_token=NOW,
+    lease_until=NOW + LEASE,
+    fingerprint="f",
+    attempts=1,
+    created_at=NOW,
+    updated_at=NOW,
+    task="t",
+    task_id="i",
+    worker="w",
+)
+COMPLETED = completed(CLAIMED, NOW, RETAIN, "r2")
+OVER = NOW + LEASE + GRACE
+
+DECISIONS: dict[str, list[tuple[Record | None, Operation, int]]] = {
+    "none, or an outcome past its expiry": [
+        (None, RERUN, NOW),
+        (replace(COMPLETED, fingerprint="other"), RERUN, NOW + RETAIN),
+    ],
+    "of other arguments": [(replace(CLAIMED, fingerprint="other"), RERUN, OVER)],
+    "`COMPLETED`": [(COMPLETED, RERUN, NOW)],
+    "`FAILED`": [(failed(CLAIMED, NOW, RETAIN, "r2", error="e"), RERUN, NOW)],
+    "`UNKNOWN`": [(given_up(CLAIMED, NOW, "r2", "why"), RERUN, OVER)],
+    "`RELEASED`": [(released(CLAIMED, NOW, "r2"), REFUSE, NOW)],
+    "`IN_PROGRESS`, its lease or the grace after it running": [
+        (CLAIMED, RERUN, NOW),
+        (CLAIMED, REFUSE, OVER - 1),
+    ],
+    '`IN_PROGRESS`, both over, under `"rerun"`': [(CLAIMED, RERUN, OVER)],
+    "`IN_PROGRESS`, both over, after `max_takeovers` takeovers": [(replace(CLAIMED, takeovers=5), POISON, OVER)],
+    '`IN_PROGRESS`, both over, under `"refuse"`': [(CLAIMED, REFUSE, OVER)],
+}
+"""By its row: records seen, which operation asks, and when."""
+
+
+def test_decisions_are_the_codes() -> None:
+    """Each row is what the production table decides about such records."""
+    documented = {row["record"]: _word(row["decision"]) for row in table(PAGE, "record")}
+    assert list(documented) == list(DECISIONS)
+    decided = {row: {_decision(*case) for case in cases} for row, cases in DECISIONS.items()}
+    assert decided == {row: {decision} for row, decision in documented.items()}
+
+
+def _decision(record: Record | None, operation: Operation, now: int) -> str:
+    return type(decide(record, operation, now, owner="another attempt", revision="another write")).__name__
+
+
+SETTLEMENTS = {
+    "the write itself": COMPLETED,
+    "the attempt's own record, in a state that it may go on from": replace(CLAIMED, revision="a renewal"),
+    "nothing": None,
+    "an outcome of somebody else": replace(COMPLETED, owner="another attempt", revision="r3"),
+    "anything else": replace(CLAIMED, owner="another attempt", revision="r3"),
+}
+"""By its row: what the store holds after the completion was sent."""
+
+
+def test_settlements_are_the_codes() -> None:
+    """Each row is what the production code makes of a write and of what is stored now."""
+    documented = {row["stored"]: _word(row["settlement"]) for row in table(PAGE, "stored")}
+    assert documented == {row: type(settle(COMPLETED, stored)).__name__ for row, stored in SETTLEMENTS.items()}
+
+
+@pytest.mark.parametrize("row", WALK, ids=lambda row: row["step"])
+def test_a_step_of_the_walk_is_in_the_source(row: dict[str, str]) -> None:
+    """The file is there, is linked, and defines what the step names."""
+    module, name = _module(row), _word(row["function"])
+    path = PACKAGE / f"{module.replace('.', '/')}.py"
+    here = f"docs/architecture.md, step {row['step']}"
+    assert path.is_file(), f"{here}: {path.relative_to(ROOT)} is gone; name the file that does this now"
+    target = re.search(r"\]\((.+)\)", row["file"])
+    assert target, f"{here}: link the file"
+    assert (PAGE.parent / target[1]).resolve() == path, f"{here}: the link leads to another file than its text"
+    assert name in _defined(path), f"{here}: {path.relative_to(ROOT)} defines no {name}; name what does this now"
+
+
+@pytest.mark.parametrize(("row", "following"), list(pairwise(WALK)), ids=lambda row: row["step"])
+def test_each_step_knows_the_next(row: dict[str, str], following: dict[str, str]) -> None:
+    """The module of a step imports that of the next, or is imported by it, on the way back."""
+    one, other = _module(row), _module(following)
+    assert one == other or other in modules_used(one) or one in modules_used(other), (
+        f"docs/architecture.md, steps {row['step']} and {following['step']}: neither of {one} and {other} imports the "
+        "other, so something stands between them; name it"
+    )
+
+
+def test_the_walk_leads_from_publishing_to_a_store_and_back() -> None:
+    """It is numbered, begins and ends where Celery is, and comes to a store's `swap` on the way."""
+    assert [row["step"] for row in WALK] == [str(number) for number in range(1, len(WALK) + 1)]
+    first, last = WALK[0], WALK[-1]
+    assert _word(first["function"]).endswith(".apply_async")
+    assert _module(first) == _module(last)
+    swaps = {_module(row) for row in WALK if _word(row["function"]).endswith(".swap")}
+    assert any(module.startswith("stores.") for module in swaps)
+
+
+def _module(row: dict[str, str]) -> str:
+    """The module of a row's file, by its name in the package."""
+    module = _word(row["file"]).removesuffix(".py").replace("/", ".")
+    return f"{module}.__init__" if f"{module}.__init__" in MODULES else module
+
+
+def _defined(path: Path) -> set[str]:
+    """The functions and classes of a file, and their methods with the class before a dot."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+    return found
+
+
+def _words(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def _word(cell: str) -> str:
+    (word,) = _words(cell)
+    return word
