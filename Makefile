@@ -9,13 +9,18 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 APT := strace mariadb-server chromium chromium-driver
 PROGRAMS := strace mariadbd chromium chromedriver
 SYSTEM := .venv/.system
-MARIADB := .venv/.mariadb
-$(MARIADB): APT := mariadb-server
-$(MARIADB): PROGRAMS := mariadbd
 
 # make demo STORE=postgres BROKER=redis: which store and broker the example runs on.
-export EXAMPLE_STORE := $(or $(STORE),$(EXAMPLE_STORE))
-export EXAMPLE_BROKER := $(or $(BROKER),$(EXAMPLE_BROKER))
+export EXAMPLE_STORE := $(STORE)
+export EXAMPLE_BROKER := $(BROKER)
+
+# A small environment of the demo's own: a fifth of .venv. Another store or broker adds its server to it.
+DEMO := .venv-demo
+MARIADB := $(DEMO)/.mariadb
+$(MARIADB): APT := mariadb-server
+$(MARIADB): PROGRAMS := mariadbd
+SERVERS := $(sort $(patsubst redis-cluster,redis,$(filter redis redis-cluster postgres mariadb,$(STORE) $(BROKER))))
+DEMO_INSTALLED := $(patsubst %,$(DEMO)/.installed-%,demo $(addprefix demo-,$(SERVERS)))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo worker publish test lint types unit evidence integration prove soak bench clean
@@ -28,7 +33,16 @@ $(INSTALLED): setup.cfg pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
 
-$(SYSTEM) $(MARIADB): $(INSTALLED)
+$(DEMO)/bin/pip:
+	$(PYTHON) -m venv $(DEMO)
+
+$(DEMO)/.installed-%: setup.cfg pyproject.toml | $(DEMO)/bin/pip
+	$(DEMO)/bin/pip install --quiet --editable '.[$*]'
+	@touch $@
+
+$(SYSTEM): $(INSTALLED)
+$(MARIADB): $(DEMO)/.installed-demo-mariadb
+$(SYSTEM) $(MARIADB):
 	@for each in $(PROGRAMS); do PATH="$$PATH:/usr/sbin" command -v $$each > /dev/null || absent="$$absent $$each"; done; \
 	if [ -n "$$absent" ]; then \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT) > /dev/null; } \
@@ -36,17 +50,17 @@ $(SYSTEM) $(MARIADB): $(INSTALLED)
 	fi
 	@touch $@
 
-demo worker: $(if $(filter mariadb,$(EXAMPLE_STORE)),$(MARIADB))
+demo worker publish: $(DEMO_INSTALLED) $(if $(filter mariadb,$(SERVERS)),$(MARIADB))
 
-demo: $(INSTALLED)  ## plain Celery and IdempotentTask side by side, under fire: make demo STORE=redis BROKER=redis
-	$(BIN)/python -m lab.demo
-	$(BIN)/python -m lab.kinds
+demo:  ## plain Celery and IdempotentTask under the same fire: make demo STORE=redis BROKER=redis
+	$(DEMO)/bin/python -m lab.demo
+	$(DEMO)/bin/python -m lab.kinds
 
-worker: $(INSTALLED)  ## only a worker of the example, with the same STORE and BROKER, which it embeds
-	$(BIN)/python -m lab.demo.worker
+worker:  ## only a worker of the example, with the same STORE and BROKER, which it embeds
+	$(DEMO)/bin/python -m lab.demo.worker
 
-publish: $(INSTALLED)  ## only a publisher of the example, with the same STORE and BROKER as the worker
-	$(BIN)/python -m lab.demo.publish
+publish:  ## only a publisher of the example, with the same STORE and BROKER as the worker
+	$(DEMO)/bin/python -m lab.demo.publish
 
 test: lint types unit evidence integration  ## everything CI runs
 
@@ -78,4 +92,4 @@ bench: $(SYSTEM)  ## what it costs: each store, peers on the same Redis; one par
 	$(BIN)/python -m lab.benchmarks $(PART)
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

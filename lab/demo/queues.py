@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
-import redis
 
 from lab.embedded import REGION
 
@@ -29,6 +28,8 @@ def queue_length(broker: str, queue: str) -> int:
 
 
 def _in_redis(url: str, queue: str) -> int:
+    import redis  # which the demo installs only if it is asked for
+
     with redis.Redis.from_url(url) as client, client.pipeline() as pipe:
         waiting, unacknowledged = pipe.llen(queue).hlen("unacked").execute()
     return int(waiting) + int(unacknowledged)

@@ -13,10 +13,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-import redis
-from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import RedisError
-
 from lab.embedded.server import HOST, Server
 
 NODES = 3
@@ -54,10 +50,12 @@ class EmbeddedRedis(Server):
 
     def is_ready(self) -> bool:
         """Whether the server on the port is this one and has read its data."""
+        import redis
+
         try:
             with redis.Redis(host=HOST, port=self.port, socket_timeout=5) as client:
                 return bool(client.config_get("dir")["dir"] == str(self.folder.resolve()) and client.ping())
-        except RedisError:
+        except redis.exceptions.RedisError:
             return False
 
 
@@ -93,6 +91,8 @@ class EmbeddedRedisCluster:
         self._running.close()
 
     def _join(self) -> None:
+        import redis
+
         slots = 16384
         share = -(-slots // len(self.nodes))
         for number, node in enumerate(self.nodes):
@@ -105,6 +105,8 @@ class EmbeddedRedisCluster:
         self._until_whole()
 
     def _until_whole(self) -> None:
+        from redis.cluster import ClusterNode, RedisCluster
+
         deadline = time.monotonic() + 60
         while not all(_knows_all(node, len(self.nodes)) for node in self.nodes):
             if time.monotonic() > deadline:
@@ -115,6 +117,8 @@ class EmbeddedRedisCluster:
 
 
 def _knows_all(node: EmbeddedRedis, size: int) -> bool:
+    import redis
+
     with redis.Redis(host=HOST, port=node.port, decode_responses=True) as client:
         info = client.execute_command("CLUSTER INFO")
     lines = info if isinstance(info, dict) else dict(line.split(":", 1) for line in info.split("\r\n") if ":" in line)
