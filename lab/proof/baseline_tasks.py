@@ -27,7 +27,7 @@ from lab.demo.gateway import Gateway
 from lab.demo.ledger import Ledger, Row
 from lab.demo.settings import BACKOFF, LEASE, Settings
 from lab.embedded import REGION
-from lab.proof.soak_fleet import WORKER_NAME
+from lab.fleet import WORKER_NAME
 
 __all__ = ["SYSTEM", "Fate", "System", "make_app"]
 

@@ -34,9 +34,9 @@ from lab.demo.ledger import Row as LedgerRow
 from lab.demo.queues import queue_length
 from lab.demo.settings import Settings
 from lab.embedded import REGION, EmbeddedAws
+from lab.fleet import Fleet, Freezer, Timeout, until
 from lab.proof.audit import Judgement, Promise, deliveries, judge_effects
 from lab.proof.baseline_tasks import LONGEST_BODY, SYSTEM, Fate, System, make_app
-from lab.proof.soak_fleet import Fleet, Freezer, Timeout, until
 from lab.proof.table import Row
 
 __all__ = ["run"]

@@ -43,9 +43,9 @@ from lab.demo.ledger import Row as LedgerRow
 from lab.demo.queues import queue_length
 from lab.demo.settings import Settings
 from lab.embedded import EmbeddedAws, Server
+from lab.fleet import POLL, Fleet, Freezer, Timeout, until
 from lab.proof.audit import Evidence, Judgement, Nemesis, Promise, deliveries, judge, recoveries
 from lab.proof.line import Line
-from lab.proof.soak_fleet import POLL, Fleet, Freezer, Timeout, until
 from lab.proof.soak_settings import LEASE, skew_file
 from lab.proof.table import Row
 from lab.proof.targets import TARGETS, Site, start

@@ -20,7 +20,7 @@ from celery_idempotent.stores.dynamodb import DynamoDBStore
 from lab.demo.gateway import Gateway
 from lab.demo.ledger import Ledger, Row
 from lab.demo.settings import Settings
-from lab.proof.soak_fleet import WORKER_NAME
+from lab.fleet import WORKER_NAME
 from lab.proof.soak_settings import BACKOFF, BACKOFF_MAX, LEASE, skew_file
 
 settings = Settings.from_environ()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.fleet import Freezer
 from lab.proof import soak, table
-from lab.proof.soak_fleet import Freezer
 from lab.tether import ROOT
 from tests.integration.test_demo import MARK, processes
 from tests.support.waiting import wait_until
