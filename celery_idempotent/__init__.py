@@ -22,7 +22,7 @@ from celery_idempotent.errors import (
     StoreUnavailable,
     WriteRefused,
 )
-from celery_idempotent.integration.resolution import resolve
+from celery_idempotent.integration.operator import resolve
 from celery_idempotent.integration.task import IdempotentMixin, IdempotentTask
 from celery_idempotent.protocol.effects import AtLeastOnce, AtMostOnce, Committed, Fenced, Keyed
 from celery_idempotent.protocol.policy import Policy

@@ -157,7 +157,7 @@ class Attempt:
             ``result`` as a replay would return it.
 
         Raises:
-            WriteRefused: A condition of yours failed, or a write is none; nothing was written.
+            WriteRefused: A condition of yours failed, or a write is malformed; nothing was written.
             LeaseLost: Somebody took over, and nothing was written; let it pass.
             StoreUnavailable: It could not be confirmed; let it pass.
             PolicyError: The store commits no writes.
@@ -286,7 +286,7 @@ class ProtectedAttempt(Attempt):
                 what, "inside before_effects()", "make it after the block, which says that nothing has begun"
             )
         self._stretch = _Stretch.AMONG_EFFECTS
-        self._claim.excused = None  # an error of before, raised again now, is none of before
+        self._claim.excused = None  # an earlier error that is raised again from here on excuses nothing
 
     def step(self, name: str, call: Callable[[Step], T]) -> T:
         return self._made(name, call, terms_of(name, self._effects))

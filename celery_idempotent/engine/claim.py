@@ -193,7 +193,7 @@ class Claim:
 
     @property
     def is_takeover(self) -> bool:
-        """Whether the attempt before this one ended without a word, so that its effects may have happened.
+        """Whether the attempt before this one never ended, so that its effects may have happened.
 
         False proves nothing: an attempt that raised gave its claim back, whatever it had done before.
         """
@@ -228,7 +228,7 @@ class Claim:
         return self.store.now()
 
     def ensure_time(self) -> None:
-        """Renew a lease of which the reply to the claim shows that half of it is over: the clock had fallen behind.
+        """Renew a lease that is half over when the reply to the claim arrives: the clock had fallen behind.
 
         Raises:
             LeaseLost: Somebody took over; nothing has run here.

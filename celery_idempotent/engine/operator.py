@@ -56,7 +56,7 @@ def rerun(store: Store, key: str, *, seen_revision: str | None = None) -> Record
 
 
 def release(store: Store, key: str, *, grace: int, seen_revision: str | None = None) -> Record:
-    """Give back the claim of an attempt that ended without a word; the next delivery runs the body.
+    """Give back the claim of an attempt that never ended; the next delivery runs the body.
 
     Under ``on_takeover="refuse"`` this states that the effect did not happen: the next delivery would
     otherwise mark it UNKNOWN. Under ``"rerun"`` the next delivery runs without it, too.

@@ -68,7 +68,7 @@ def refuse_place(cls: type, mixin: type) -> None:
 
 
 def refuse_misplaced_policy(cls: type) -> None:
-    """Refuse an ``idempotent`` that is no policy, and a policy under another name: Celery takes any option.
+    """Refuse an ``idempotent`` that is not a Policy, and a policy under another name: Celery takes any option.
 
     Raises:
         PolicyError: It is misplaced.
@@ -93,7 +93,7 @@ SETTINGS = ("idempotency_store", "idempotency_policy", "idempotency_namespace", 
 
 
 def refuse_unknown_settings(app: Celery) -> None:
-    """Refuse a setting that looks like one of ours and is none, as nothing would read it.
+    """Refuse a setting that looks like one of ours and is not, as nothing would read it.
 
     Raises:
         PolicyError: There is one; the message has its right name.

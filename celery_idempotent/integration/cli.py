@@ -20,7 +20,8 @@ from kombu.exceptions import OperationalError
 
 from celery_idempotent.engine import operator
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.integration import outbox, resolution, startup
+from celery_idempotent.integration import outbox, startup
+from celery_idempotent.integration.operator import resolve
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.task import IdempotentMixin
 from celery_idempotent.printable import one_line
@@ -53,7 +54,7 @@ def check(context: click.Context) -> None:
     """Check tasks, settings and store as a worker does when it starts; nothing that it writes stays.
 
     The pool is that of the setting worker_pool. A store that does not answer is an error here; a worker would start,
-    and put its tasks off until the store is back.
+    and postpone its tasks until the store is back.
     """
     app = _app(context)
     pool = app.conf.worker_pool
@@ -71,7 +72,7 @@ def key(context: click.Context, task: str, arguments: str, keywords: str) -> Non
     """Print the idempotency key that a call of TASK would have."""
     app = _app(context)
     if task not in app.tasks:
-        raise click.BadParameter(f"{task} is no task of this app; it has: {', '.join(sorted(app.tasks))}")
+        raise click.BadParameter(f"this app has no task {task}; it has: {', '.join(sorted(app.tasks))}")
     if not isinstance(app.tasks[task], IdempotentMixin):
         raise click.BadParameter(f"{task} is not idempotent: its base is no IdempotentTask")
     args, kwargs = _json("--args", arguments, list), _json("--kwargs", keywords, dict)
@@ -163,22 +164,22 @@ def ddl(context: click.Context, dialect: str | None) -> None:
     click.echo(printed(dialect, *tables), nl=False)
 
 
-@idempotency.command()
+@idempotency.command("resolve")
 @click.argument("key")
 @click.option("--completed", "result", help="The effect happened; the result to replay, as JSON.")
 @click.option("--rerun", is_flag=True, help="The effect did not happen; the next delivery runs the task.")
 @click.option("--yes", is_flag=True, help="Confirm the action without prompting.")
 @click.pass_context
-def resolve(context: click.Context, key: str, result: str | None, rerun: bool, yes: bool) -> None:
+def resolve_unknown(context: click.Context, key: str, result: str | None, rerun: bool, yes: bool) -> None:
     """Give your verdict on KEY, whose outcome is UNKNOWN."""
     if (result is None) == (not rerun):
         raise click.UsageError("give either --completed RESULT or --rerun")
     app = _app(context)
     verdict = {"rerun": True} if result is None else {"completed": _json("--completed", result)}
     if not yes:
-        click.confirm("Did you check the receiver, and is this its truth?", abort=True)
+        click.confirm("Did you check with the receiver that this is what happened?", abort=True)
     with _readable_errors():
-        record = resolution.resolve(key, app=app, **verdict)
+        record = resolve(key, app=app, **verdict)
     click.echo(f"{key} is {record.status}")
 
 
@@ -187,7 +188,7 @@ def resolve(context: click.Context, key: str, result: str | None, rerun: bool, y
 @click.confirmation_option(prompt="Did you check the receiver, and did the effect not happen?")
 @click.pass_context
 def release(context: click.Context, key: str) -> None:
-    """Give back KEY, whose attempt ended without a word: the next delivery runs the task.
+    """Give back KEY, whose attempt never ended: the next delivery runs the task.
 
     Only when its lease and grace are over. Under on_takeover="refuse" you state by this that the effect did
     not happen; under "rerun" the next delivery would run anyway.

@@ -1,4 +1,4 @@
-"""The author's handlers: they belong to the body, so they are told of what a body did and not of what the library does.
+"""The author's handlers belong to the body: Celery calls them for what a body did, not for what the library does.
 
 ::
 
@@ -20,7 +20,7 @@ from typing import Any
 from celery import Task
 from celery.states import FAILURE
 
-from celery_idempotent.integration.deliveries import Arrival, arrival_of
+from celery_idempotent.integration.arrivals import Arrival, arrival_of
 
 __all__ = ["tell_of_bodies_only"]
 
@@ -44,7 +44,7 @@ _IS_TOLD: Mapping[str, Callable[..., bool]] = {
 
 
 def tell_of_bodies_only(cls: type) -> None:
-    """Have the handlers of ``cls``, wherever they are defined, told of bodies only; safe to repeat."""
+    """Have the handlers of ``cls``, wherever they are defined, called for bodies only; safe to repeat."""
     for name, is_told in _IS_TOLD.items():
         handler = inspect.getattr_static(cls, name, None)
         if (

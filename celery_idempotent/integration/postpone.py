@@ -16,8 +16,8 @@ from kombu.exceptions import OperationalError
 
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.integration.deliveries import Arrival, arrival_of
-from celery_idempotent.integration.publishing import (
+from celery_idempotent.integration.arrivals import Arrival, arrival_of
+from celery_idempotent.integration.messages import (
     CONFLICTS_HEADER,
     DELIVERIES_HEADER,
     OUTAGES_HEADER,

@@ -4,7 +4,7 @@ from typing import Any
 
 from celery.worker.request import Request
 
-from celery_idempotent.integration.deliveries import CONTENT_TYPE
+from celery_idempotent.integration.arrivals import CONTENT_TYPE
 
 __all__ = ["Received", "TellsContentType"]
 

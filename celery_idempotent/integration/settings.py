@@ -65,7 +65,7 @@ class Broker:
     Args:
         driver: kombu's name of the transport's driver, such as ``"sqs"`` or ``"redis"``.
         visibility_timeout: Seconds after which an unacknowledged message is delivered again; None where
-            the broker has no such thing.
+            the broker has no visibility timeout.
     """
 
     driver: str
@@ -108,7 +108,7 @@ class Runtime:
         """The policy of tasks that declare none.
 
         Raises:
-            PolicyError: ``idempotency_policy`` is no policy, or one that could not be a task's.
+            PolicyError: ``idempotency_policy`` is not a Policy, or one that no task could have.
         """
         policy = self._app.conf.get("idempotency_policy") or Policy()
         if not isinstance(policy, Policy):
@@ -117,10 +117,10 @@ class Runtime:
         return policy
 
     def policy_of(self, record: Record | None) -> Policy:
-        """The policy of the record's task, or the app's where there is no such task in it.
+        """The policy of the record's task, or the app's where it has no such task.
 
         Raises:
-            PolicyError: ``idempotency_policy`` is no policy.
+            PolicyError: ``idempotency_policy`` is not a Policy.
         """
         task = self._app.tasks.get(record.task) if record else None
         policy: Policy = getattr(task, "idempotency_policy", self.default_policy)
@@ -188,7 +188,7 @@ class Runtime:
         """Seconds between two looks into the outbox, by ``idempotency_relay``; 0: a worker does not look.
 
         Raises:
-            PolicyError: It is no such number.
+            PolicyError: It is not a number of seconds.
         """
         every = self._app.conf.get("idempotency_relay", _RELAY_EVERY)
         if not is_duration(every):

@@ -48,7 +48,7 @@ class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
         except IdempotencyError as error:
             if isinstance(error, StoreMisconfigured) or not isinstance(error, StoreUnavailable):
                 raise click.ClickException(f"celery-idempotent: {error}") from error
-            # Starting is right: tasks are put off until the store is back, as in any later outage.
+            # Starting is right: tasks are postponed until the store is back, as in any later outage.
             logger.error("idempotency.store_unavailable reason=%s", error)
 
 

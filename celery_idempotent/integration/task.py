@@ -23,8 +23,8 @@ from celery_idempotent.engine.delivery import RESULT_LOST, Body, Conflict, Deliv
 from celery_idempotent.engine.execution import current_attempt, executed_by, execution, passing
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.errors import LeaseLost, PolicyError, StoreUnavailable
-from celery_idempotent.integration import binding, postpone, publishing, signals
-from celery_idempotent.integration.deliveries import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
+from celery_idempotent.integration import binding, messages, postpone, signals
+from celery_idempotent.integration.arrivals import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
 from celery_idempotent.integration.handlers import tell_of_bodies_only
 from celery_idempotent.integration.outbox import relay_at_start
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, runtime_of
@@ -143,7 +143,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             PolicyError: An argument has no canonical form.
             TypeError: The arguments do not fit the task.
         """
-        return self.idempotency_identity(*publishing.wire_form(self, args, kwargs), headers={}, task_id="").key
+        return self.idempotency_identity(*messages.wire_form(self, args, kwargs), headers={}, task_id="").key
 
     def idempotency_identity(self, args: Any, kwargs: Any, *, headers: Mapping[str, Any], task_id: str) -> Identity:
         """The identity of a delivery with these arguments, as they came off the wire, and headers.
@@ -154,7 +154,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             TypeError: The arguments do not fit the task.
         """
         policy, scope = self.idempotency_policy, self._scope
-        carried = publishing.carried(headers, scope, task_id)
+        carried = messages.carried(headers, scope, task_id)
         if carried is not None:
             return carried
         # Every tick of beat sends the same arguments and means another operation.
@@ -165,13 +165,13 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             task=self.name,
             key=policy.key_selector,
             fingerprint=policy.fingerprint_selector,
-            explicit=publishing.explicit_key(headers, self.name),
+            explicit=messages.explicit_key(headers, self.name),
             occurrence=task_id if is_tick else None,
         )
 
     def idempotency_identity_of(self, request: Context) -> Identity:
         """The identity of the delivery of ``request``; raises as above."""
-        headers = publishing.headers_of(request, self.name)
+        headers = messages.headers_of(request, self.name)
         return self.idempotency_identity(request.args, request.kwargs, headers=headers, task_id=request.id or "")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -241,11 +241,11 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
     def _item(self, map_of: Task, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An item of ``map``, ``starmap`` or ``chunks``: an operation of its own, as if it had been sent by itself."""
-        given = publishing.headers_of(map_of.request, map_of.name)
-        if publishing.KEY_HEADER in given:
+        given = messages.headers_of(map_of.request, map_of.name)
+        if messages.KEY_HEADER in given:
             raise PolicyError(
                 "idempotency_key",
-                repr(given[publishing.KEY_HEADER]),
+                repr(given[messages.KEY_HEADER]),
                 f"{map_of.name}: each item is an operation of its own; publish a group of signatures with keys",
             )
         arrived_list(map_of.request)
@@ -305,15 +305,15 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
         Raises:
             KeyMissing: ``idempotency_key`` is null or empty.
-            PolicyError: ``idempotency_key`` is no text, is misspelt, or was given to a whole group.
+            PolicyError: ``idempotency_key`` is not a string, is misspelt, or was given to a whole group.
         """
         task_id = task_id or uuid()  # Celery would make it too late: FIFO's deduplication id may contain it
-        options = publishing.prepared(self, args, kwargs, options, task_id)
+        options = messages.prepared(self, args, kwargs, options, task_id)
         return super().apply_async(args, kwargs, task_id, *positional, **options)
 
     def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, plus ``idempotency_key``; guarded like a delivery, and a conflict raises ``InFlight``."""
-        return super().apply(args, kwargs, *positional, **publishing.with_key_in_headers(self, options))
+        return super().apply(args, kwargs, *positional, **messages.with_key_in_headers(self, options))
 
     def retry(self, *args: Any, **options: Any) -> Any:
         """As Celery's. The retry is the same operation, whatever its arguments; it releases the claim.
@@ -327,7 +327,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
     def signature_from_request(self, request: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, and keeps what Celery drops: the identity, the serialiser, and the message group of SQS."""
         request = self.request if request is None else request
-        options = publishing.continued(request, options, self._carried(request))
+        options = messages.continued(request, options, self._carried(request))
         return super().signature_from_request(request, *positional, **options)
 
     def _carried(self, request: Context) -> str | None:
@@ -335,7 +335,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         if arrival is None:
             return None
         with suppress(Exception):  # what has no identity was never executed, and fails again
-            return publishing.carrying(arrival.identity(), self._scope, request.id or "")
+            return messages.carrying(arrival.identity(), self._scope, request.id or "")
         return None
 
     @property
@@ -397,7 +397,7 @@ class IdempotentTask(IdempotentMixin, Task):  # type: ignore[misc]  # Celery has
     """A task whose effect happens once however often it is delivered.
 
     Before the body runs, a conditional write claims the call's idempotency key. The result is recorded and
-    given to every duplicate; a duplicate that meets the body running is put off; if the worker dies, another
+    given to every duplicate; a duplicate that meets the body running is postponed; if the worker dies, another
     takes over when the lease is over. What exactly is promised for which kind of effect stands in the README.
 
     Set it as a task's ``base``, or for a whole app with ``Celery(task_cls="celery_idempotent:IdempotentTask")``.

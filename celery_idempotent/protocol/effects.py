@@ -30,7 +30,7 @@ class Keyed:
     """A receiver that honours idempotency keys, by ``attempt.step()``.
 
     Args:
-        window: Seconds, or a timedelta, from the first call for which it does; None: for ever.
+        window: Seconds, or a timedelta, from the first call, for which it does; None: without limit.
         on_takeover: What happens to a call past the window that may have been made before.
     """
 
@@ -61,10 +61,10 @@ Effect = Committed | Keyed | Fenced | AtLeastOnce | AtMostOnce
 
 
 def check_window(window: Duration | None) -> None:
-    """Refuse what is no window.
+    """Refuse what cannot be a window.
 
     Raises:
-        PolicyError: It is none.
+        PolicyError: It is not a positive duration.
     """
     if window is not None and (not is_duration(window) or not milliseconds(window)):
         raise PolicyError("window", repr(window), "must be seconds or a timedelta, more than 0")
@@ -81,10 +81,10 @@ def check_on_takeover(on_takeover: object) -> None:
 
 
 def check_effects(effects: Mapping[str, Any]) -> None:
-    """Refuse what is no declaration of effects.
+    """Refuse what does not declare effects.
 
     Raises:
-        PolicyError: It is none.
+        PolicyError: It is not a mapping of names to kinds of effect.
     """
     if not isinstance(effects, Mapping) or not all(
         isinstance(name, str) and name and isinstance(effect, Effect) for name, effect in effects.items()

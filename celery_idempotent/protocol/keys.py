@@ -216,7 +216,7 @@ def _derived(value: Any) -> str:
     for base, exact in _EXACTLY.items():
         if isinstance(value, base):
             return _ENCODERS[base](exact(value))
-    # datetime before date, of which it is a subclass; the order of _ENCODERS says so.
+    # datetime before date, its base class; the order of _ENCODERS says so.
     for known, encode in _ENCODERS.items():
         if isinstance(value, known):
             return encode(value)
@@ -278,7 +278,7 @@ def _formless_part(value: Any, path: str) -> tuple[str, Any] | None:
 def _has_form(value: Any) -> bool:
     try:
         _form(value)
-    except Exception:  # noqa: BLE001 - whatever it is, it is no form
+    except Exception:  # noqa: BLE001 - whatever it is, the value has no canonical form
         return False
     return True
 
@@ -393,7 +393,7 @@ class Selector:
         """Refuse, before any call, a selector that can never select anything from this signature.
 
         Raises:
-            PolicyError: An expression starts with a name that is no argument, or the function takes others.
+            PolicyError: An expression starts with a name that is not an argument, or the function takes others.
         """
         parameters = signature.parameters.values()
         if callable(self.spec):
@@ -415,7 +415,7 @@ class Selector:
                 raise PolicyError(
                     self.option,
                     repr(path.expression),
-                    f"{min(unknown)!r} is no argument of the task, whose are {signature}",
+                    f"the task has no argument {min(unknown)!r}; its signature is {signature}",
                 )
 
     def canonical(self, bound: inspect.BoundArguments, task: str) -> str:

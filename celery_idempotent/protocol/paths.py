@@ -59,7 +59,7 @@ class _Strict(TreeInterpreter):
         base = self.visit(source, value)
         if not isinstance(base, list):
             return None
-        # The condition chooses elements and is no part of what is built.
+        # The condition chooses elements; it is not part of what is built.
         return self._each((wanted, each) for each in base if _is_true(LENIENT.visit(condition, each)))
 
     def visit_function_expression(self, node: Node, value: Any) -> Any:

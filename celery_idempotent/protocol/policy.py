@@ -45,7 +45,7 @@ class Policy:
             ``"order.id"``), a tuple of them, or a function with the task's own signature. A missing or null
             key is :exc:`~celery_idempotent.errors.KeyMissing`, never an unprotected run. So is a null in
             what it builds: a tuple, a multiselect, the result of a function, or a projection such as
-            ``"lines[].sku"``, of which JMESPath itself would drop the nulls. What it selects whole is data and may
+            ``"lines[].sku"``, where JMESPath itself would drop the nulls. What it selects whole is data and may
             hold nulls. Default: all arguments, so two equal calls within ``retain`` are one operation; except that
             with this default a task sent by beat is a new operation at every tick.
         scope: Namespace of the key; set it to survive a rename or to share keys between tasks.
@@ -68,7 +68,7 @@ class Policy:
         backoff_max: Upper bound of that delay, in seconds.
         max_conflicts: After that many conflicts of one delivery, ``InFlight`` is raised, except for a
             redelivery of the running message. Default: no limit.
-        on_takeover: When an attempt ended without a word: ``"rerun"`` (at least once) or ``"refuse"`` (at
+        on_takeover: When an attempt never ended: ``"rerun"`` (at least once) or ``"refuse"`` (at
             most once; ends UNKNOWN and a person resolves it). Under ``"refuse"`` every exception of the body is
             a final outcome, save Celery's ``Retry``, which ``autoretry_for`` raises, too, and
             :exc:`~celery_idempotent.errors.SafeToRetry`.
@@ -77,7 +77,7 @@ class Policy:
             ``Retry``, ``Ignore`` and ``Reject``, ``SafeToRetry``, ``LeaseLost``, ``StoreUnavailable``, and what
             ends a process.
         max_takeovers: After that many takeovers in a row the operation is UNKNOWN and a person resolves it: a body that
-            kills its worker each time does not go on for ever. None: no limit.
+            kills its worker each time does not loop. None: no limit.
         on_outage: When the store gives no answer to a claim: ``"retry"`` later and run nothing, or ``"run"``
             unprotected. An answer that cannot be read, such as a record of a newer version, never runs the body.
         mode: ``"enforce"``; ``"observe"`` runs everything and reports what would have been suppressed;
@@ -210,7 +210,7 @@ class Policy:
         """How long to wait before the next try, in milliseconds: exponential, capped, full jitter.
 
         Args:
-            postponed: How often this delivery was put off before.
+            postponed: How often this delivery was postponed before.
             bounds: Further upper bounds in milliseconds.
             draw: A random number from 0 to 1.
         """
@@ -275,7 +275,7 @@ _BODY: Mapping[OnTakeover, str] = {
 }
 
 _OUTAGE: Mapping[OnOutage, str] = {
-    "retry": "nothing runs, and the delivery is put off",
+    "retry": "nothing runs, and the delivery is postponed",
     "run": "the body runs unprotected",
 }
 

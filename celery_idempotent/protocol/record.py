@@ -195,4 +195,4 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "status": (str, Status),
     "steps": (dict,),
 }
-"""By field, of which types its plain value may be. A truth value is no number, whatever Python says."""
+"""By field, the types its plain value may have. A bool is not a number here, whatever Python says."""

@@ -182,7 +182,7 @@ def from_plain(plain: Mapping[str, Any] | None) -> Begun | Finished | None:
     """The state that :func:`to_plain` wrote; None where nothing is recorded.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a state of a step.
     """
     match plain:
         case None:
@@ -196,7 +196,7 @@ def from_plain(plain: Mapping[str, Any] | None) -> Begun | Finished | None:
         case {"lost": str(reason)}:
             return Finished(None, reason)
         case _:
-            raise ValueError("no state of a step that is known here")
+            raise ValueError("not a state of a step that this version knows")
 
 
 def only_finished(steps: Mapping[str, Any]) -> dict[str, Any]:

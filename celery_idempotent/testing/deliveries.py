@@ -16,7 +16,7 @@ from celery import Task
 from celery.app.trace import build_tracer
 from celery.backends.base import DisabledBackend
 
-from celery_idempotent.integration.publishing import KEY_HEADER, wire_form
+from celery_idempotent.integration.messages import KEY_HEADER, wire_form
 
 __all__ = ["Deliveries", "Ended", "Message", "WorkerDied", "nothing"]
 

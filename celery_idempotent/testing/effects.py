@@ -126,7 +126,7 @@ def _told(endings: Sequence[Ended]) -> Iterator[str]:
                 known = isinstance(ended.value, IdempotencyError)
                 yield f"raised {type(ended.value).__name__ if known else _short(repr(ended.value))}"
             case "RETRY":
-                yield "put off"
+                yield "postponed"
             case "REJECTED":
                 yield "rejected"
             case "IGNORED":

@@ -25,7 +25,7 @@ from celery_idempotent.testing.stores import FakeStore
 __all__ = ["Rehearsal", "RehearsalStore", "Row"]
 
 _MAX_DELIVERIES = 50
-"""Of one message. A task that is still put off after so many leases will not settle."""
+"""Of one message. A task that is still postponed after so many leases will not settle."""
 
 _MEETS_WITHIN = 10.0
 """Seconds that the first delivery waits in its body for the second one to come in or be sent away."""

@@ -39,7 +39,7 @@ LEGEND = {
 }
 STORE_KILLED = (
     "It got SIGKILL in the middle of the load and came back about a second later, with all that it had "
-    "acknowledged. Tasks that found it away ran nothing and were put off."
+    "acknowledged. Tasks that found it away ran nothing and were postponed."
 )
 REDIS_BROKER = (
     "Children are killed, not whole workers: what a worker is fetching from Redis at that moment is lost with it, "

@@ -20,7 +20,7 @@ from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Delivery
 from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.integration import publishing
+from celery_idempotent.integration import messages
 from celery_idempotent.protocol import operation as protocol
 from celery_idempotent.protocol import steps
 from celery_idempotent.protocol.operation import Ending, Lost, Operation, Rebase, Superseded, Vanished, Written
@@ -407,7 +407,7 @@ MUTANTS = (
     Mutant(
         "identity derived anew on a retry",
         "an earlier version",
-        ((publishing, "carried", _derived_anew),),
+        ((messages, "carried", _derived_anew),),
     ),
     Mutant(
         "vanished record written without a condition",

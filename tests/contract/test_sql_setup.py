@@ -463,7 +463,7 @@ def _read_only(database: Database, store: SQLStore) -> Iterator[str]:
 
 
 def test_server_that_only_reads_is_an_outage_for_tasks_and_an_error_at_start(served: Database) -> None:
-    """After a fail-over the next connection finds the new primary, so a claim is put off; a worker does not start."""
+    """After a fail-over the next connection finds the new primary, so a claim is postponed; a worker does not start."""
     with (
         served.store() as provisioned,
         _read_only(served, provisioned) as url,

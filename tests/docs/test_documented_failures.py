@@ -102,7 +102,7 @@ class Scene:
         return None
 
     def settle(self) -> Ended:
-        """Deliver until it is not put off any more; every time it is, the lease runs out."""
+        """Deliver until it is not postponed any more; every time it is, the lease runs out."""
         for _ in range(5):
             end = self.deliver()
             if end is not None and end.state not in {"RETRY", "REJECTED"}:

@@ -43,7 +43,7 @@ from celery_idempotent import (
 from celery_idempotent.engine.delivery import EventName
 from celery_idempotent.integration import task as task_module
 from celery_idempotent.integration.cli import idempotency
-from celery_idempotent.integration.publishing import HEADERS, KEY_HEADER
+from celery_idempotent.integration.messages import HEADERS, KEY_HEADER
 from celery_idempotent.protocol.effects import AtMostOnce, Effect
 from celery_idempotent.protocol.keys import canonical
 from celery_idempotent.protocol.record import Record
@@ -200,7 +200,7 @@ def test_first_screen_refuses_other_arguments_and_missing_keys(charge: Any, gate
 
 
 def test_first_screen_runs_nothing_without_the_store(charge: Any, store: FaultyStore, gateway: Gateway) -> None:
-    """'The store does not answer': nothing runs; the delivery is put off."""
+    """'The store does not answer': nothing runs; the delivery is postponed."""
     store.faults.extend(["request lost"] * 2)
     assert deliver(charge, "o-1", 500).state == "RETRY"
     assert gateway.calls == []
@@ -696,7 +696,7 @@ def test_app_default_policy_and_namespace(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_store_errors_reach_the_caller_in_eager_mode_only(charge: Any, store: FaultyStore) -> None:
-    """An outage puts a delivery off, and raises where nothing can be put off."""
+    """An outage postpones a delivery, and raises where nothing can be postponed."""
     store.faults.extend(["request lost"] * 4)
     assert deliver(charge, "o-1", 500).state == "RETRY"
     assert isinstance(charge.apply(("o-1", 500)).result, StoreUnavailable)

@@ -16,8 +16,8 @@ from celery.contrib.testing.mocks import task_message_from_sig
 from celery.worker.request import Request
 
 from celery_idempotent import IdempotentMixin, IdempotentTask, InFlight, KeyMissing, Policy, PolicyError
-from celery_idempotent.integration import publishing
-from celery_idempotent.integration.publishing import KEY_HEADER
+from celery_idempotent.integration import messages
+from celery_idempotent.integration.messages import KEY_HEADER
 from celery_idempotent.integration.received import Received
 from celery_idempotent.integration.startup import StoreCheck, check
 from celery_idempotent.protocol.record import Record, Status
@@ -402,7 +402,7 @@ def test_key_given_to_a_whole_group_is_refused(app: Celery) -> None:
     assert [each.headers[KEY_HEADER] for each in published(app)] == ["k-1", "k-2"]
     for _ in range(1001):
         group(task.s("o-1")).apply_async(idempotency_key="k")
-    assert len(publishing._members) == publishing._MEMBERS
+    assert len(messages._members) == messages._MEMBERS
 
 
 def test_two_services_on_one_store_are_kept_apart_by_a_namespace() -> None:
@@ -606,7 +606,7 @@ def test_refusal_holds_each_time(app: Celery) -> None:
     plain, wrong = _name(), _name()
     for name, options, remedy in (
         (plain, {"idempotent": Policy()}, "write base=IdempotentTask"),
-        (wrong, {"idempotent": Policy("order"), "base": IdempotentTask}, "is no argument of the task"),
+        (wrong, {"idempotent": Policy("order"), "base": IdempotentTask}, "the task has no argument"),
     ):
         with pytest.raises(PolicyError, match=remedy):
             app.task(name=name, shared=False, lazy=False, **options)(charge)
@@ -622,7 +622,7 @@ def test_refusal_names_the_task(app: Celery) -> None:
     def charge(order_id: str) -> None: ...
 
     name = _name()
-    with pytest.raises(PolicyError, match=f"{name}: 'order' is no argument"):
+    with pytest.raises(PolicyError, match=f"{name}: the task has no argument 'order'"):
         app.task(name=name, shared=False, base=IdempotentTask, lazy=False, idempotent=Policy("order"))(charge)
 
 
@@ -674,7 +674,7 @@ def test_policy_of_an_app_that_does_not_fit_a_task_stops_its_worker() -> None:
     name = _name()
     app.task(name=name, shared=False, base=IdempotentTask)(charge)
 
-    with pytest.raises(PolicyError, match=f"{name}: 'order_id' is no argument"):
+    with pytest.raises(PolicyError, match=f"{name}: the task has no argument 'order_id'"):
         check(app, "celery.concurrency.solo")
 
 

@@ -1,4 +1,4 @@
-"""What a delivery becomes that cannot run now: put off, raised, skipped, or handed back to the broker."""
+"""What a delivery becomes that cannot run now: postponed, raised, skipped, or handed back to the broker."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -86,7 +86,7 @@ def test_delay_is_bounded_by_lease_backoff_and_broker(app: Celery, monkeypatch: 
 
 @pytest.mark.parametrize("on_conflict", ["raise", "skip", "retry"])
 def test_policy_decides_about_another_call(app: Celery, on_conflict: Any) -> None:
-    """Another call of a running operation is put off, raised or skipped, as its author chose."""
+    """Another call of a running operation is postponed, raised or skipped, as its author chose."""
     _, met, runs = _meeting(app, Policy(on_conflict=on_conflict))
 
     assert met.state == {"raise": states.FAILURE, "skip": states.IGNORED, "retry": states.RETRY}[on_conflict]

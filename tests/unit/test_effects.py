@@ -119,7 +119,7 @@ def test_guarantee_tells_all() -> None:
         "operation ends UNKNOWN and a person decides",
         "  anything else in the body: exactly once unless a worker dies in it or it raises; then it runs again "
         "(at least once)",
-        "  when the store does not answer: nothing runs, and the delivery is put off",
+        "  when the store does not answer: nothing runs, and the delivery is postponed",
     ]
 
 

@@ -11,7 +11,7 @@ from celery.signals import task_prerun
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, Policy, StoreUnavailable
-from celery_idempotent.integration.publishing import DELIVERIES_HEADER, IDENTITY_HEADER, KEY_HEADER
+from celery_idempotent.integration.messages import DELIVERIES_HEADER, IDENTITY_HEADER, KEY_HEADER
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore

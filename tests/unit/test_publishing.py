@@ -7,8 +7,8 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, KeyMissing, Policy
+from celery_idempotent.integration.messages import CONFLICTS_HEADER
 from celery_idempotent.integration.postpone import _postpone
-from celery_idempotent.integration.publishing import CONFLICTS_HEADER
 
 
 @pytest.fixture

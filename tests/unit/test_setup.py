@@ -159,7 +159,7 @@ def test_worker_with_a_store_that_cannot_work_does_not_start(store: Any) -> None
 
 
 def test_worker_starts_during_an_outage(caplog: pytest.LogCaptureFixture) -> None:
-    """A store that may be back in a minute does not keep the worker from starting; its tasks are put off."""
+    """A store that may be back in a minute does not keep the worker from starting; its tasks are postponed."""
     _start(_Checked(StoreUnavailable("s", "PutItem", "timed out")))
 
     assert "idempotency.store_unavailable" in caplog.text
@@ -296,7 +296,7 @@ def test_key_of_a_call_is_printed(command: Any, app: Celery) -> None:
 
     for arguments in (("--args", "[7]"), ("--kwargs", '{"order_id": 7}')):
         assert command("key", "orders.charge", *arguments).output.strip() == task.idempotency_key_for(7)
-    assert "is no task" in command("key", "orders.refund").output
+    assert "has no task" in command("key", "orders.refund").output
     assert "no idempotency key" in command("key", "orders.charge", "--args", "[null]").output
 
 

@@ -72,7 +72,7 @@ def test_nothing_recorded_is_no_state() -> None:
 @pytest.mark.parametrize("plain", [{}, {"begun_at": "soon", "attempt": 1}, {"text": "1"}, {"state": "new"}])
 def test_foreign_state_is_refused(plain: dict[str, Any]) -> None:
     """A state of another shape is an error, not a step that may be called."""
-    with pytest.raises(ValueError, match="no state of a step"):
+    with pytest.raises(ValueError, match="not a state of a step"):
         from_plain(plain)
 
 

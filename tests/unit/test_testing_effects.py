@@ -274,9 +274,9 @@ def test_retries_are_followed_to_their_end(declare: Callable[..., Task], outbox:
     report = report_of(declare(body=retry), "a@b", effects=outbox)
 
     assert retries[:3] == [0, 1, 2]
-    assert "put off, put off, 'sent'" in report
+    assert "postponed, postponed, 'sent'" in report
     # A retry that was published right before the death is delivered, and so is the message that comes back.
-    assert "  died, put off, put off, 'sent', 'sent', 'sent'\n" in report
+    assert "  died, postponed, postponed, 'sent', 'sent', 'sent'\n" in report
     assert rows(report, marked=True) == {"the worker dies before the completion of delivery 3": 2}
     assert rows(report)["the worker dies after the release"] == 1
 
@@ -290,7 +290,7 @@ def test_task_that_never_settles_is_given_up(declare: Callable[..., Task], outbo
     report = report_of(declare(body=postpone, max_retries=None), "a@b", effects=outbox)
 
     assert rows(report) == {"delivered once": 0}
-    assert report.count("put off") == 50
+    assert report.count("postponed") == 50
     assert "A single delivery had 0 effects" in report
 
 
@@ -346,8 +346,8 @@ def test_deliveries_at_once_overlap(declare: Callable[..., Task], outbox: list[s
     report = report_of(declare(body=body("protected"), name="shop.protected"), "a@b", effects=outbox)
 
     assert most == {"plain": 2, "protected": 1}
-    assert "  delivered again as the body begins      None, put off, None\n" in report
-    assert "  delivered again as the body ends        None, put off, None\n" in report
+    assert "  delivered again as the body begins      None, postponed, None\n" in report
+    assert "  delivered again as the body ends        None, postponed, None\n" in report
 
 
 def test_every_delivery_gets_its_own_arguments_as_off_the_wire(declare: Callable[..., Task], outbox: list[str]) -> None:

@@ -8,19 +8,19 @@ import pytest
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreWrapper
 from celery_idempotent.testing.contract import a_record, a_rival
-from celery_idempotent.testing.contract.history import Call, RecordedKey, is_linearizable, shown
+from celery_idempotent.testing.contract.history import Exchange, RecordedKey, is_linearizable, shown
 
 
-def swap(new: str, expected: str | None, reply: str | None, during: tuple[int, int]) -> Call:
-    return Call("swap", new, expected, reply, *during)
+def swap(new: str, expected: str | None, reply: str | None, during: tuple[int, int]) -> Exchange:
+    return Exchange("swap", new, expected, reply, *during)
 
 
-def get(reply: str | None, during: tuple[int, int]) -> Call:
-    return Call("get", None, None, reply, *during)
+def get(reply: str | None, during: tuple[int, int]) -> Exchange:
+    return Exchange("get", None, None, reply, *during)
 
 
-def delete(expected: str, reply: bool, during: tuple[int, int]) -> Call:
-    return Call("delete", None, expected, reply, *during)
+def delete(expected: str, reply: bool, during: tuple[int, int]) -> Exchange:
+    return Exchange("delete", None, expected, reply, *during)
 
 
 POSSIBLE = {

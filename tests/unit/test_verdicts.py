@@ -195,6 +195,6 @@ def test_verdict_over_a_damaged_step_is_refused() -> None:
     record = replace(a_record(), status=Status.UNKNOWN, steps={"charge": {"text": 7}})
     store.swap(record, None)
 
-    with pytest.raises(StoreMisconfigured, match="is damaged: ValueError: no state of a step"):
+    with pytest.raises(StoreMisconfigured, match="is damaged: ValueError: not a state of a step"):
         operator.rerun(store, record.key)
     assert store.get(record.key) == record

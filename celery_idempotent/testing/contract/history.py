@@ -14,11 +14,11 @@ from typing import Literal
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 
-__all__ = ["Call", "RecordedKey", "is_linearizable", "shown"]
+__all__ = ["Exchange", "RecordedKey", "is_linearizable", "shown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Exchange:
     """One call on one key, and its reply.
 
     Args:
@@ -38,7 +38,7 @@ class Call:
     ended: int
 
 
-def is_linearizable(calls: Sequence[Call]) -> bool:
+def is_linearizable(calls: Sequence[Exchange]) -> bool:
     """Whether a register that was empty at first can have given these replies."""
     everything = (1 << len(calls)) - 1
     seen: set[tuple[int, str | None]] = set()
@@ -59,19 +59,19 @@ def is_linearizable(calls: Sequence[Call]) -> bool:
     return False
 
 
-def _reply(call: Call, stored: str | None) -> str | bool | None:
+def _reply(call: Exchange, stored: str | None) -> str | bool | None:
     if call.kind == "delete":
         return stored == call.expected
     return _stored_after(call, stored)
 
 
-def _stored_after(call: Call, stored: str | None) -> str | None:
+def _stored_after(call: Exchange, stored: str | None) -> str | None:
     if call.kind == "get" or stored != call.expected:
         return stored
     return call.new
 
 
-def shown(calls: Sequence[Call]) -> str:
+def shown(calls: Sequence[Exchange]) -> str:
     """The calls in order of their starts, one a line, for the message of a failed test."""
     origin = min((call.started for call in calls), default=0)
     return "\n".join(
@@ -80,7 +80,7 @@ def shown(calls: Sequence[Call]) -> str:
     )
 
 
-def _asked(call: Call) -> str:
+def _asked(call: Exchange) -> str:
     if call.kind == "get":
         return "get"
     change = f"{call.expected} by {call.new}" if call.kind == "swap" else call.expected
@@ -100,7 +100,7 @@ class RecordedKey:
         self._store = store
         self._written: dict[str, Record] = {}
         #: What was asked and replied so far.
-        self.calls: list[Call] = []
+        self.calls: list[Exchange] = []
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.swap`."""
@@ -133,7 +133,7 @@ class RecordedKey:
         reply: str | bool | None,
         started: int,
     ) -> None:
-        self.calls.append(Call(kind, new, expected, reply, started, time.monotonic_ns()))
+        self.calls.append(Exchange(kind, new, expected, reply, started, time.monotonic_ns()))
 
     def _whole(self, reply: Record | None) -> Record | None:
         assert reply is None or reply == self._written.get(reply.revision), f"nobody wrote this record: {reply}"

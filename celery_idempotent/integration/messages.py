@@ -24,7 +24,7 @@ from kombu import serialization
 
 from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.integration import versions
-from celery_idempotent.integration.deliveries import CONTENT_TYPE
+from celery_idempotent.integration.arrivals import CONTENT_TYPE
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.keys import Identity
 
@@ -76,7 +76,7 @@ def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], tas
 
     Raises:
         KeyMissing: ``idempotency_key`` was given and is null or empty.
-        PolicyError: ``idempotency_key`` is no text, is misspelt, or is given to a whole group.
+        PolicyError: ``idempotency_key`` is not a string, is misspelt, or is given to a whole group.
     """
     merged = with_key_in_headers(task, options)
     if KEY_HEADER in options:
@@ -134,12 +134,12 @@ def checked_key(explicit: Any, task: str) -> str:
 
     Raises:
         KeyMissing: It is null or empty.
-        PolicyError: It is no text.
+        PolicyError: It is not a string.
     """
     if explicit is None or explicit == "":
         raise KeyMissing(task, "the option idempotency_key")
     if not isinstance(explicit, str):
-        raise PolicyError("idempotency_key", repr(explicit), "must be a text; write str(...) around it")
+        raise PolicyError("idempotency_key", repr(explicit), "must be a string; write str(...) around it")
     return explicit
 
 
