@@ -1,7 +1,11 @@
-"""Servers that several kinds of test share, each started at its first use."""
+"""Servers that several kinds of test share, each started at its first use; and coverage of every thread."""
 
+import _thread
 import os
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -13,6 +17,22 @@ from lab.embedded import (
     EmbeddedRedisCluster,
     Server,
 )
+
+_start_new_thread = _thread.start_new_thread
+
+
+def _start_traced(function: Callable[..., object], arguments: tuple[Any, ...]) -> int:
+    def run(*arguments: Any) -> None:
+        sys.settrace(threading.gettrace())
+        function(*arguments)
+
+    return _start_new_thread(run, arguments)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let coverage see what ``_thread`` starts, as the heartbeat does: it is told of ``threading`` only."""
+    if config.getoption("cov_source", None):
+        _thread.start_new_thread = _start_traced  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,10 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import psutil
 import pytest
@@ -389,6 +390,29 @@ def test_a_renewal_whose_thread_dies_before_its_first_step_is_made_all_the_same(
 
     wait_until(lambda: _renewals(store, "k"), "it is renewed")
     beats.stop(attempt)
+
+
+def test_a_renewal_that_a_slow_thread_has_taken_is_not_left_to_the_reserve(
+    store: FaultyStore, beats: Heartbeat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread that was started earlier begins just when no other can be started: nothing is delayed."""
+    attempt = _attempt(store)
+    beats.start(attempt)
+    slow: list[Callable[[], object]] = []
+
+    def start(function: Callable[..., object], arguments: tuple[object, ...]) -> int:
+        if slow:
+            slow[0]()
+            raise RuntimeError("can't start new thread")
+        slow.append(partial(function, *arguments))
+        return 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_thread, "start_new_thread", start)
+        wait_until(lambda: _renewals(store, "k") > 1, "the slow thread renews it, again and again")
+    beats.stop(attempt)
+
+    assert "idempotency.renewal_delayed" not in caplog.text
 
 
 class _Deadly(logging.Handler):
