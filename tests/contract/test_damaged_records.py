@@ -256,6 +256,26 @@ def test_damage_in_sql(on_sql: Place, field: str, damage: str, caplog: pytest.Lo
     _is_refused_and_passed_over(on_sql, field, damage, caplog)
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("page", [1, 2, 200])
+def test_keys_on_sqlite_that_are_no_text_are_passed_over(
+    on_sql: Place, page: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text that is no UTF-8, and bytes, which SQLite keeps in whatever column: at the end of a page, too."""
+    monkeypatch.setattr("celery_idempotent.stores.sql.statements._PAGE", page)
+    records = [replace(a_record(), key=key, task="t") for key in ("a", "b", "c", "d", "e")]
+    for each in records:
+        on_sql.store.swap(each, None)
+    on_sql.spoil("b", "idempotency_key", "CAST(x'62ff' AS TEXT)")
+    on_sql.spoil("c", "idempotency_key", "x'63ff'")
+    on_sql.spoil("e", "idempotency_key", "CAST(x'65ff' AS TEXT)")
+
+    assert list(on_sql.store.scan(task="t")) == [records[0], records[3]]
+
+    told = [each.getMessage() for each in caplog.records if "idempotency.record_unreadable" in each.getMessage()]
+    assert [next(key for key in ("b", "c", "e") if rf"key={key}\xff" in each) for each in told] == ["b", "e", "c"]
+
+
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 def test_key_on_mysql_that_is_no_text_is_passed_over(on_sql: Place, caplog: pytest.LogCaptureFixture) -> None:
     """Keys are bytes there, so they can be any."""

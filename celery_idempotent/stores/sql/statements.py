@@ -37,6 +37,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Executable,
+    LargeBinary,
     Select,
     Table,
     Text,
@@ -46,6 +47,7 @@ from sqlalchemy import (
     cast,
     delete,
     exists,
+    func,
     literal,
     literal_column,
     select,
@@ -114,6 +116,7 @@ _PAGE = 200
 
 _OUTCOMES = (str(Status.COMPLETED), str(Status.FAILED))
 _WON = "won"
+_KIND = "kind"
 
 
 def _clock(expression: str) -> ColumnElement[int]:
@@ -191,20 +194,21 @@ class Statements:
         rest = page
         while rows := self._page(execute, rest):
             yield from readable(rows, partial(self._whole, execute, page), _key_of)
-            rest = page.where(self._key > rows[-1][KEY])
+            rest = page.where(self._key > _comparable(rows[-1]))
 
     def _page(self, execute: Execute, rest: Select[Any]) -> Sequence[Row]:
-        """The next rows; of a page with one that the driver cannot fetch, the keys alone."""
+        """The next rows; of a page with text that is no UTF-8, which only SQLite keeps, the keys alone, as bytes."""
         try:
             return execute(rest.limit(_PAGE), {}).rows
         except UnreadableRow:
-            return execute(rest.with_only_columns(self._key).limit(_PAGE), {}).rows
+            keys = cast(self._key, LargeBinary).label(KEY), func.typeof(self._key).label(_KIND)
+            return execute(rest.with_only_columns(*keys).limit(_PAGE), {}).rows
 
     def _whole(self, execute: Execute, page: Select[Any], row: Row) -> Record | None:
         """The record of a row, which is fetched now where there is only its key."""
-        if len(row) > 1:
+        if _KIND not in row:
             return record_of(row, store=self._store)
-        return self._found(execute(page.where(self._key == row[KEY]), {}))
+        return self._found(execute(page.where(self._key == _comparable(row)), {}))
 
     def delete(self, execute: Execute, key: str, expected: str) -> bool:
         """See :meth:`celery_idempotent.stores.Store.delete`."""
@@ -366,6 +370,11 @@ def _loaded(field: str, value: Any) -> Any:
 
 def _unescaped(found: re.Match[str]) -> str:
     return chr(int(found[1], 16))
+
+
+def _comparable(row: Row) -> Any:
+    """The key of a row, to compare a column with: SQLite keeps text and bytes apart, and no text equals any bytes."""
+    return cast(literal(row[KEY], LargeBinary), Text) if row.get(_KIND) == "text" else row[KEY]
 
 
 def _key_of(row: Row) -> object:
