@@ -22,6 +22,8 @@ class Meaning(Enum):
     """Refused for its size, and certainly not written."""
     UNDONE = auto()
     """The database has undone a statement for the sake of another, as in a deadlock: it may be sent again."""
+    TIMED_OUT = auto()
+    """The database has given up a statement that took too long: most often somebody else holds what it needs."""
     DUPLICATE = auto()
     """There is a row of this key already."""
     ALREADY_THERE = auto()

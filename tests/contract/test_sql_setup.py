@@ -223,6 +223,38 @@ def test_provisioning_brings_a_table_of_the_version_before_up_to_date(database: 
         assert _indexes(store) == {f"{old.name}_status": ["status", "expires_at"]}
 
 
+def test_provisioning_names_the_transaction_that_holds_the_table(postgresql: Database) -> None:
+    """Somebody's open transaction keeps a table from being changed; who waited in vain is told whose it is."""
+    with postgresql.reopened(f"t_{uuid4().hex}", timeout=0.5) as store, postgresql.administrator() as before:
+        as_before(store.table).create(before)
+        with postgresql.engine() as engine, engine.begin() as holder:
+            pid = holder.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            holder.execute(text(f"SELECT * FROM {store.table.name}"))
+            with pytest.raises(StoreUnavailable, match=f"{store.table.name} is held by process {pid} .*timeout"):
+                store.provision()
+
+        store.provision()
+
+
+def test_provisioning_that_fails_leaves_no_transaction_open(tmp_path: Path) -> None:
+    """Also on a connection that your engine does not close: on SQLite it would keep everybody else from writing."""
+
+    class Kept(sqlite3.Connection):
+        def close(self) -> None:
+            """Not before the process ends."""
+
+    kept = sqlite3.connect(tmp_path / "shop.sqlite", factory=Kept, check_same_thread=False)
+    kept.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_CREATE_TABLE else 0)
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.sqlite", creator=lambda: kept)
+
+    with pytest.raises(StoreUnavailable):
+        SQLStore(engine).provision()
+
+    assert not kept.in_transaction
+    engine.dispose()
+    super(Kept, kept).close()
+
+
 def test_several_processes_bring_a_table_up_to_date_at_once(database: Database) -> None:
     """As a deployment starts them; every one of them succeeds."""
     for _ in range(5):

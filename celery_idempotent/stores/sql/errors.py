@@ -26,6 +26,7 @@ _RULES = (
     Rule(meaning=Meaning.UNREADABLE, text="^Could not decode to UTF-8"),
     Rule(meaning=Meaning.DUPLICATE, codes=frozenset({"1062"})),
     Rule(meaning=Meaning.UNDONE, codes=frozenset({"1213", "40001", "40P01"})),
+    Rule(meaning=Meaning.TIMED_OUT, codes=frozenset({"57014", "55P03"})),
     Rule(
         # The loser of two CREATEs in the same moment is told by PostgreSQL of the table's type (42710), or of a
         # duplicate in the catalogue (23505); the winner has committed by then.

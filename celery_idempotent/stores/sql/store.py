@@ -21,6 +21,7 @@ from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnava
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores import forks
 from celery_idempotent.stores.failures import Meaning
+from celery_idempotent.stores.sql.checks import holders_of
 from celery_idempotent.stores.sql.drivers import connectable, is_dead, new_engine, parsed, url_of
 from celery_idempotent.stores.sql.errors import cause_of, meaning_of
 from celery_idempotent.stores.sql.schema import (
@@ -191,9 +192,17 @@ class SQLStore(StatementStore[Connection]):
 
     def _complete(self, connection: Connection) -> None:
         for table in (self.table, self.outbox):
-            with self.explaining("provision"):
-                for each in self._lacking(inspect(connection), table):
-                    _create(connection, each)
+            try:
+                with self.explaining("provision"):
+                    for each in self._lacking(inspect(connection), table):
+                        _create(connection, each)
+            except StoreUnavailable as error:
+                if self.dialect != "postgresql" or meaning_of(error.__cause__) is not Meaning.TIMED_OUT:
+                    raise
+                name = connection.dialect.identifier_preparer.format_table(table)
+                held = holders_of(name, partial(self._execute, connection, "provision"))
+                reason = f"{held} ({error.reason})" if held else error.reason
+                raise StoreUnavailable(error.store, error.operation, reason) from error.__cause__
 
     def _write_ahead(self, execute: Execute) -> None:
         """Let readers and the one writer not wait for each other; the file remembers.
