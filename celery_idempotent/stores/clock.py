@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-__all__ = ["ServerClock"]
-
 
 class ServerClock:
     """Milliseconds since the epoch on a server's clock, from a local clock and what replies have said.

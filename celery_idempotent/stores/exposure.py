@@ -8,8 +8,6 @@ from ipaddress import ip_address
 
 from celery_idempotent.errors import IdempotencyWarning
 
-__all__ = ["UNENCRYPTED", "UNVERIFIED", "leaves_machine", "warn_if_exposed", "weakness_of"]
-
 UNENCRYPTED = "is not encrypted"
 UNVERIFIED = "is encrypted, but it is not verified with whom"
 

@@ -9,8 +9,6 @@ from typing import Any, Self
 from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.record import Record, Status
 
-__all__ = ["MemoryStore"]
-
 
 class MemoryStore:
     """Keeps records in a dict under one lock. Nothing outlives the process, and no other process sees it.

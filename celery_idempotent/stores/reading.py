@@ -8,8 +8,6 @@ from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record
 
-__all__ = ["readable"]
-
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

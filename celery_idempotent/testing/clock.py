@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-__all__ = ["FakeClock"]
-
 
 class FakeClock:
     """Milliseconds for a store and seconds for an attempt, from one hand; sleeping moves it at once.

@@ -18,8 +18,6 @@ from celery.backends.base import DisabledBackend
 
 from celery_idempotent.integration.messages import KEY_HEADER, wire_form
 
-__all__ = ["Deliveries", "Ended", "Message", "WorkerDied", "nothing"]
-
 
 class WorkerDied(BaseException):
     """Stands for the end of a worker's process. Whatever runs after it in a body would not have run."""

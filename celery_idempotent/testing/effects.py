@@ -17,8 +17,6 @@ from celery_idempotent.testing.deliveries import Deliveries, Ended
 from celery_idempotent.testing.rehearsal import Rehearsal, RehearsalStore, Row
 from celery_idempotent.testing.stores import installed
 
-__all__ = ["Promise", "assert_effect_once"]
-
 Promise = Literal["exactly once", "at least once", "at most once"]
 
 

@@ -8,8 +8,6 @@ from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import CommittingStore, Store
 
-__all__ = ["Fault", "FaultyStore", "StoreWrapper"]
-
 Fault = Literal["none", "request lost", "reply lost"]
 
 

@@ -22,8 +22,6 @@ from celery_idempotent.stores import open_store
 from celery_idempotent.testing.deliveries import Deliveries, Ended, Message, WorkerDied, nothing
 from celery_idempotent.testing.stores import FakeStore
 
-__all__ = ["Rehearsal", "RehearsalStore", "Row"]
-
 _MAX_DELIVERIES = 50
 """Of one message. A task that is still postponed after so many leases will not settle."""
 

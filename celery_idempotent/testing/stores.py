@@ -12,8 +12,6 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.clock import FakeClock
 from celery_idempotent.testing.faults import Fault, FaultyStore
 
-__all__ = ["FakeStore", "installed"]
-
 
 class FakeStore(FaultyStore):
     """A store in memory whose clock stands until it is advanced and whose swaps meet the planned faults.

@@ -29,8 +29,6 @@ from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
 
-__all__ = ["IdempotencyRecordAdmin"]
-
 _MOST_LISTED = 1_000
 """Records behind one list. Counting further would read the whole table for a number that nobody needs."""
 

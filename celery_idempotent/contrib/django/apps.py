@@ -2,8 +2,6 @@
 
 from django.apps import AppConfig
 
-__all__ = ["IdempotencyConfig"]
-
 
 class IdempotencyConfig(AppConfig):
     """Gives the app a label that no other app has: its package is called ``django``."""

@@ -8,8 +8,6 @@ from django.core.checks import CheckMessage, Warning, register  # noqa: A004 - D
 
 from celery_idempotent.contrib.django.project import why_records_are_elsewhere
 
-__all__ = ["check_admin_page"]
-
 
 @register()
 def check_admin_page(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:

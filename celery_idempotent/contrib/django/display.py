@@ -8,8 +8,6 @@ from typing import Any
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.steps import Begun, from_plain
 
-__all__ = ["duration", "json_text", "outcome", "short_key", "size", "step_states", "utc", "utc_short"]
-
 _MOST_CHARACTERS = 100_000
 """Of JSON on a page; browsers get slow long before a store is full."""
 

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, Any
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["KeyField"]
-
 _KEY_TYPES = {"postgresql": 'text COLLATE "C"', "mysql": "varbinary(2048)", "sqlite": "text COLLATE BINARY"}
 """By Django's vendor, the type under which keys are compared byte by byte; as the table has it."""
 

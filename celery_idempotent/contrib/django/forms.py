@@ -5,8 +5,6 @@ from typing import Any
 
 from django import forms
 
-__all__ = ["ReleaseForm", "ResolveForm"]
-
 
 class ResolveForm(forms.Form):
     """The verdict on one UNKNOWN outcome."""

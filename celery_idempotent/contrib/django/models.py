@@ -12,8 +12,6 @@ from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.sql.schema import KEY, OUTBOX, TABLE
 from celery_idempotent.stores.sql.statements import record_of
 
-__all__ = ["IdempotencyOutbox", "IdempotencyRecord"]
-
 _REFUSAL = (
     "idempotency records are changed by compare-and-swap alone; give a verdict by celery_idempotent.engine.operator, "
     "on the admin page, or by: celery -A <your app> idempotency"

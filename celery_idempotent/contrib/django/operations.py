@@ -12,9 +12,6 @@ from sqlalchemy.schema import DDLElement, DropTable
 from celery_idempotent.contrib.django.store import dialect_of
 from celery_idempotent.stores.sql.schema import completion, creation, outbox, records
 
-__all__ = ["CompleteTables", "CreateTables"]
-
-
 _TABLES = (records, outbox)
 
 

@@ -12,8 +12,6 @@ from celery_idempotent.integration.task import IdempotentMixin
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 
-__all__ = ["idempotent_tasks", "policy_of", "runtime", "store_of_admin", "why_records_are_elsewhere"]
-
 
 def runtime() -> Runtime:
     """What the settings of the project's Celery app mean."""

@@ -36,8 +36,6 @@ from celery_idempotent.stores.sql.schema import outbox, records
 from celery_idempotent.stores.sql.statement_store import StatementStore
 from celery_idempotent.stores.sql.statements import Parameters, Reply
 
-__all__ = ["APP", "DjangoStore", "dialect_of"]
-
 APP = "celery_idempotent.contrib.django"
 """What stands in ``INSTALLED_APPS``."""
 

@@ -34,8 +34,6 @@ from celery_idempotent.stores.reading import readable
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
-__all__ = ["ATTRIBUTES", "DynamoDBStore"]
-
 ATTRIBUTES: Mapping[str, str] = {
     "status": "status",
     "revision": "revision",

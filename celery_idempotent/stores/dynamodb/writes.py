@@ -7,8 +7,6 @@ from boto3.dynamodb.types import TypeSerializer
 
 from celery_idempotent.protocol.store import WriteFailed
 
-__all__ = ["MOST_WRITES", "typed"]
-
 MOST_WRITES = 99
 """TransactWriteItems takes 100 (DynamoDB Developer Guide, "Quotas"); one is the record."""
 

@@ -42,8 +42,6 @@ from celery_idempotent.stores.reading import readable
 from celery_idempotent.stores.redis.errors import DRIVER_ERRORS, OTHER_TYPE, READ_ONLY, quotable, trouble_of
 from celery_idempotent.stores.redis.url import WAIT_TIMEOUT, Client, read_url
 
-__all__ = ["RedisStore"]
-
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

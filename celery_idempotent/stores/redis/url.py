@@ -28,8 +28,6 @@ from redis.sentinel import Sentinel
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.printable import scheme_of
 
-__all__ = ["WAIT_TIMEOUT", "Client", "Target", "read_url"]
-
 Client: TypeAlias = redis.Redis | RedisCluster
 Node: TypeAlias = tuple[str, int]
 Options: TypeAlias = dict[str, Any]

@@ -14,8 +14,6 @@ from celery_idempotent.stores.sql.drivers import exposure
 from celery_idempotent.stores.sql.errors import OTHER_TABLE
 from celery_idempotent.stores.sql.statements import Execute, Statements
 
-__all__ = ["try_out", "warn_of_exposure", "warn_of_losses"]
-
 _MYSQL = (
     # A binary log that is not on disk makes InnoDB roll back at a restart what it had committed.
     "SELECT @@innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit, "

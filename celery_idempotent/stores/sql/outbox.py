@@ -13,8 +13,6 @@ from sqlalchemy import ColumnElement, Table, bindparam, delete, insert, select, 
 from celery_idempotent.protocol.store import OutboxMessage, TakenMessage, WaitingMessage
 from celery_idempotent.stores.sql.statements import Execute, Row
 
-__all__ = ["OutboxStatements"]
-
 
 class OutboxStatements:
     """The questions of an outbox.

@@ -33,21 +33,6 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
 
-__all__ = [
-    "DIALECTS",
-    "KEY",
-    "OUTBOX",
-    "TABLE",
-    "completion",
-    "creation",
-    "ddl",
-    "metadata",
-    "outbox",
-    "outbox_table",
-    "records",
-    "records_table",
-]
-
 TABLE = "idempotency_records"
 """Name of the table of records, unless another is asked for."""
 

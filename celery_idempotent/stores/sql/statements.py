@@ -61,21 +61,6 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.reading import readable
 from celery_idempotent.stores.sql.schema import KEY
 
-__all__ = [
-    "MYSQL_GREETING",
-    "SERVER_NOW",
-    "DuplicateKey",
-    "Execute",
-    "Parameters",
-    "Reply",
-    "Row",
-    "Statements",
-    "UnreadableRow",
-    "bytes_on_the_wire",
-    "record_of",
-    "row_of",
-]
-
 SERVER_NOW = "server_now"
 """Column of a reply that tells the server's time, in milliseconds since the epoch, cut off."""
 

@@ -6,8 +6,6 @@ from typing import ClassVar
 
 from celery_idempotent.protocol.store import Store
 
-__all__ = ["StoreTests"]
-
 
 class StoreTests:
     """What an author tells about the store; :class:`~celery_idempotent.testing.StoreContract` has the tests."""

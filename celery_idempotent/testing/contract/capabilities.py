@@ -14,8 +14,6 @@ from celery_idempotent.protocol.store import PurgeableStore, Store, VerifiableSt
 from celery_idempotent.testing.contract.parallel import race
 from celery_idempotent.testing.contract.records import a_record, a_rival, answer_of
 
-__all__ = ["PurgeableContract", "VerifiableContract"]
-
 _ROUNDS = 10
 
 

@@ -8,8 +8,6 @@ from celery_idempotent.testing.contract.base import StoreTests
 from celery_idempotent.testing.contract.parallel import wait_until
 from celery_idempotent.testing.contract.records import a_record
 
-__all__ = ["ClockContract"]
-
 _CLOCK_ERROR = 2_000
 """Milliseconds by which a store's clock may be corrected in one go: the ``Date`` header that DynamoDB's store
 has to make do with counts whole seconds."""

@@ -13,8 +13,6 @@ from celery_idempotent.testing.contract.base import StoreTests
 from celery_idempotent.testing.contract.parallel import wait_until
 from celery_idempotent.testing.contract.records import LONG_AFTER, a_record, a_rival, answer_of
 
-__all__ = ["ContentsContract"]
-
 
 class ContentsContract(StoreTests):
     """A record is read as it was written, or refused."""

@@ -14,8 +14,6 @@ from typing import Literal
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 
-__all__ = ["Exchange", "RecordedKey", "is_linearizable", "shown"]
-
 
 @dataclass(frozen=True, slots=True)
 class Exchange:

@@ -12,8 +12,6 @@ from celery_idempotent.testing.contract.base import StoreTests
 from celery_idempotent.testing.contract.parallel import ending, race
 from celery_idempotent.testing.contract.records import a_record
 
-__all__ = ["OperatorsContract"]
-
 _ROUNDS = 20
 
 

@@ -8,8 +8,6 @@ from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing.contract.records import a_record, answer_of
 
-__all__ = ["OutageContract"]
-
 
 class OutageContract:
     """What a store must do when its server is gone; needs a fixture ``unreachable_store``.

@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-__all__ = ["ending", "in_children", "race", "wait_until"]
-
 _CHILD_ANSWERS_WITHIN = 60
 """Seconds. A driver that crossed a fork does not fail, it hangs."""
 

@@ -18,8 +18,6 @@ from celery_idempotent.testing.contract.history import RecordedKey, is_lineariza
 from celery_idempotent.testing.contract.parallel import ending, in_children, race
 from celery_idempotent.testing.contract.records import LONG_AFTER, a_record, a_rival
 
-__all__ = ["RacesContract"]
-
 _RACERS = 8
 _ROUNDS = 20
 

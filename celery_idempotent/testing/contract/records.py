@@ -9,9 +9,6 @@ from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 
-__all__ = ["LONG_AFTER", "a_claim", "a_completion", "a_record", "a_rival", "answer_of"]
-
-
 LONG_AFTER = 4_000_000_000
 """An expiry in seconds, in the year 2096."""
 

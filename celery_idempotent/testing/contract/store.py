@@ -6,8 +6,6 @@ from celery_idempotent.testing.contract.operators import OperatorsContract
 from celery_idempotent.testing.contract.races import RacesContract
 from celery_idempotent.testing.contract.swap import SwapContract
 
-__all__ = ["StoreContract"]
-
 
 class StoreContract(SwapContract, ContentsContract, RacesContract, OperatorsContract, ClockContract):
     """Tests that any store must pass; needs a fixture ``store`` that gives a provisioned one."""

@@ -8,8 +8,6 @@ from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing.contract.base import StoreTests
 from celery_idempotent.testing.contract.records import LONG_AFTER, a_record
 
-__all__ = ["SwapContract"]
-
 
 class SwapContract(StoreTests):
     """Who wins, and what everybody is told."""

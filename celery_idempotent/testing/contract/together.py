@@ -25,8 +25,6 @@ from celery_idempotent.protocol.store import (
 from celery_idempotent.testing.contract.parallel import race
 from celery_idempotent.testing.contract.records import a_claim, a_completion, a_record, a_rival
 
-__all__ = ["CommittingContract", "OutboxContract", "TransactionalContract", "UsersRows", "UsersWrites"]
-
 _T = TypeVar("_T")
 
 _RACERS = 6
