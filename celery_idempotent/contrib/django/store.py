@@ -123,8 +123,7 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
     def _connected(self, operation: str) -> Iterator[BaseDatabaseWrapper]:
         connection, was_open = self._living_connection(operation)
         try:
-            with self.explaining(operation):
-                yield connection
+            yield connection
         except StoreUnavailable:
             if not connection.in_atomic_block:
                 # It may stand in the middle of an answer, or before a server that only reads.
@@ -178,7 +177,7 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
 
     @contextmanager
     def _undone(self, connection: BaseDatabaseWrapper, operation: str) -> Iterator[None]:
-        with transaction.atomic(using=self.alias):
+        with self.explaining(operation), transaction.atomic(using=self.alias):
             yield
             transaction.set_rollback(True, using=self.alias)
 

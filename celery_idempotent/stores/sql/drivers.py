@@ -19,24 +19,6 @@ if TYPE_CHECKING:
     from psycopg import Connection as PsycopgConnection
 
 
-class _Driver(NamedTuple):
-    module: str
-    distribution: str
-
-
-_MYSQL = {"pymysql": _Driver("pymysql", "pymysql"), "mysqldb": _Driver("MySQLdb", "mysqlclient")}
-_DRIVERS = {
-    "postgresql": {
-        "psycopg": _Driver("psycopg", "psycopg[binary]"),
-        "psycopg2": _Driver("psycopg2", "psycopg2-binary"),
-        "pg8000": _Driver("pg8000", "pg8000"),
-    },
-    "mysql": _MYSQL,
-    "mariadb": _MYSQL,
-    "sqlite": {"pysqlite": _Driver("sqlite3", "")},
-}
-"""By dialect, the drivers that are known to work, the best first."""
-
 _RECYCLE = 300
 """Seconds after which a connection is replaced: before the 350 s after which AWS's NAT gateways and load balancers
 silently forget an idle one."""
@@ -121,6 +103,7 @@ def new_engine(url: URL, *, timeout: float, pool_size: int) -> Engine:
             driver itself waits one second more for the answer.
         pool_size: Connections at most; each is opened when it is needed.
     """
+    dialect, _, driver = url.drivername.partition("+")
     engine = create_engine(
         url,
         # No BEGIN before a statement, no COMMIT or ROLLBACK after it, no ping before: one round trip each.
@@ -134,11 +117,11 @@ def new_engine(url: URL, *, timeout: float, pool_size: int) -> Engine:
         # The least used connections stay at the bottom, where servers close them and recycling finds them.
         pool_use_lifo=True,
         hide_parameters=True,
-        connect_args=_SETTINGS[url.drivername](url.query, timeout),
+        connect_args=_DRIVERS[dialect][driver].settings(url.query, timeout),
     )
     if url.drivername == "postgresql+psycopg":
         event.listen(engine, "do_connect", _connect_with_deadline(timeout + 1))
-    for statement in _session(url.get_backend_name(), timeout):
+    for statement in _session(dialect, timeout):
         event.listen(engine, "connect", _executing(statement))
     return engine
 
@@ -186,17 +169,25 @@ def _sqlite(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
     return {"timeout": timeout}
 
 
-_SETTINGS: Mapping[str, Callable[[Mapping[str, Any], float], dict[str, Any]]] = {
-    "postgresql+psycopg": _psycopg,
-    "postgresql+psycopg2": _libpq,
-    "postgresql+pg8000": _pg8000,
-    "mysql+pymysql": _mysql,
-    "mysql+mysqldb": _mysql,
-    "mariadb+pymysql": _mysql,
-    "mariadb+mysqldb": _mysql,
-    "sqlite+pysqlite": _sqlite,
+class _Driver(NamedTuple):
+    module: str
+    distribution: str
+    settings: Callable[[Mapping[str, Any], float], dict[str, Any]]
+    """What the driver is told when it connects. A setting in the URL's query counts more."""
+
+
+_MYSQL = {"pymysql": _Driver("pymysql", "pymysql", _mysql), "mysqldb": _Driver("MySQLdb", "mysqlclient", _mysql)}
+_DRIVERS = {
+    "postgresql": {
+        "psycopg": _Driver("psycopg", "psycopg[binary]", _psycopg),
+        "psycopg2": _Driver("psycopg2", "psycopg2-binary", _libpq),
+        "pg8000": _Driver("pg8000", "pg8000", _pg8000),
+    },
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+    "sqlite": {"pysqlite": _Driver("sqlite3", "", _sqlite)},
 }
-"""By URL, what the driver is told when it connects. A setting in the URL's query counts more."""
+"""By dialect, the drivers that are known to work, the best first."""
 
 
 def _session(dialect: str, timeout: float) -> list[str]:

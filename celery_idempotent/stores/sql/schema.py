@@ -10,7 +10,7 @@ Text is kept as it is, except for what some database cannot hold; see :mod:`cele
 Keys are compared byte by byte everywhere: no case folding, no padding, no Unicode normalisation.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -42,7 +42,12 @@ OUTBOX = "idempotency_outbox"
 KEY = "idempotency_key"
 """Column of the key; ``key`` alone is a reserved word of MySQL."""
 
-DIALECTS = ("postgresql", "mysql", "mariadb", "sqlite")
+DIALECTS: Mapping[str, Callable[[], Dialect]] = {
+    "postgresql": postgresql.dialect,
+    "mysql": mysql.dialect,
+    "mariadb": mariadb.MariaDBDialect,
+    "sqlite": sqlite.dialect,
+}
 """By SQLAlchemy's name, the databases that a store works on."""
 
 _KEY = (
@@ -208,16 +213,5 @@ def ddl(dialect: str, *tables: Table) -> str:
         tables: The tables to create; none given: :data:`records` and :data:`outbox`.
     """
     elements = [each for table in tables or (records, outbox) for each in creation(table)]
-    compiled = (str(each.compile(dialect=_dialect(dialect))).strip() for each in elements)
+    compiled = (str(each.compile(dialect=DIALECTS[dialect]())).strip() for each in elements)
     return "".join(f"{each};\n" for each in compiled).replace("\t", "    ").replace(" \n", "\n")
-
-
-def _dialect(name: str) -> Dialect:
-    kinds = {
-        "postgresql": postgresql.dialect,
-        "mysql": mysql.dialect,
-        "mariadb": mariadb.MariaDBDialect,
-        "sqlite": sqlite.dialect,
-    }
-    dialect: Dialect = kinds[name]()
-    return dialect
