@@ -2,7 +2,6 @@
 
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -309,25 +308,6 @@ def test_given_client_knows_its_process(store: DynamoDBStore, monkeypatch: pytes
 
     with pytest.raises(StoreMisconfigured, match="a function that makes a client"):
         given.verify()
-
-
-def test_threads_share_one_client(store: DynamoDBStore) -> None:
-    """Concurrent first uses create one client, not one per thread."""
-    store.close()
-    clients: list[object] = []
-    barrier = threading.Barrier(8)
-
-    def connect() -> None:
-        barrier.wait()
-        clients.append(store._connected())
-
-    threads = [threading.Thread(target=connect) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len({id(each) for each in clients}) == 1
 
 
 @pytest.mark.parametrize("skew", [-3_600_000, -30_000, 30_000, 3_600_000])

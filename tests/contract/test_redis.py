@@ -1,7 +1,6 @@
 """The contract on Redis, alone and in company, and what only this store can get wrong."""
 
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
@@ -679,24 +678,6 @@ def _fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+ on fork with threads: this is the point
         return os.fork()
-
-
-def test_threads_share_one_pool(store: RedisStore) -> None:
-    """Concurrent first uses end with one client, whose pool all threads draw from."""
-    clients: list[object] = []
-    barrier = threading.Barrier(8)
-
-    def connect() -> None:
-        barrier.wait()
-        clients.append(store._connected())
-
-    threads = [threading.Thread(target=connect) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert {id(each) for each in clients} == {id(store._connected())}
 
 
 def test_store_can_be_verified(store: RedisStore) -> None:
