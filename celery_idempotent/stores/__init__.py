@@ -118,5 +118,5 @@ def _open_registered(url: str, entry_point: EntryPoint) -> Store:
         raise unusable(f"it raised {type(error).__name__} at {place.filename}, line {place.lineno}") from None
     missing = [name for name in vars(Store) if not name.startswith("_") and not callable(getattr(store, name, None))]
     if missing:
-        raise unusable(f"it returned a {type(store).__name__}, which is no store; it lacks {', '.join(missing)}")
+        raise unusable(f"it returned a {type(store).__name__}, which is not a store; it lacks {', '.join(missing)}")
     return cast(Store, store)

@@ -77,11 +77,11 @@ def test_registered_scheme_opens_with_the_whole_url() -> None:
         ("setting", "it is 'no callable'; it must be a callable that takes the URL"),
         (
             "nothing",
-            "it returned a NoneType, which is no store; it lacks swap, get, scan, delete, now, provision, close",
+            "it returned a NoneType, which is not a store; it lacks swap, get, scan, delete, now, provision, close",
         ),
         ("unread", r"of theirs: it raised ValueError at .*theirs_module\.py, line \d+"),
         ("refusing", "write a host"),
-        ("something", "it returned a dict, which is no store; it lacks swap, scan, delete, now, provision, close"),
+        ("something", "it returned a dict, which is not a store; it lacks swap, scan, delete, now, provision, close"),
     ],
 )
 def test_unusable_entry_point_is_named(scheme: str, told: str) -> None:

@@ -25,7 +25,7 @@ class ResolveForm(forms.Form):
         help_text='What the task would have returned, such as "ch_1" with its quotes; null if nobody uses it. '
         "Only where it happened.",
     )
-    checked = forms.BooleanField(label="I checked with the receiver that this is what happened.")
+    checked = forms.BooleanField(label="I checked the receiver, and this is what happened.")
 
     def clean(self) -> dict[str, Any]:
         """Decode the result where there must be one."""

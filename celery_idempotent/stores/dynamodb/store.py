@@ -196,7 +196,7 @@ class DynamoDBStore:
         if not table or not parts.hostname:
             raise _unusable(url, "write dynamodb://@eu-west-1/table-name")
         if unknown:
-            raise _unusable(url, f"knows no option {', '.join(sorted(unknown))}")
+            raise _unusable(url, f"unknown option {', '.join(sorted(unknown))}")
         secure = options.pop("secure", "0") in {"1", "true"}
         if port or parts.hostname == "localhost":
             host = parts.hostname if port is None else f"{parts.hostname}:{port}"

@@ -35,9 +35,9 @@ def _typed(position: int, write: Mapping[str, Any]) -> dict[str, Any]:
         case {**actions} if len(actions) == 1 and isinstance(body := next(iter(actions.values())), Mapping):
             (action,) = actions
         case _:
-            raise WriteFailed(position, f"is no mapping of one of {', '.join(_ACTIONS)} to its parameters")
+            raise WriteFailed(position, f"must map one of {', '.join(_ACTIONS)} to its parameters")
     if action not in _ACTIONS:
-        raise WriteFailed(position, f"{action!r} is none of {', '.join(_ACTIONS)}")
+        raise WriteFailed(position, f"{action!r} is not one of {', '.join(_ACTIONS)}")
     try:
         return {action: {name: _values(value) if name in _VALUES else value for name, value in body.items()}}
     except (TypeError, AttributeError) as error:

@@ -429,7 +429,7 @@ def _raised(replies: list[Any]) -> list[Any]:
 
 def _unfit(client: object) -> str:
     if not isinstance(client, redis.Redis | RedisCluster):
-        return "is no redis.Redis and no redis.RedisCluster"
+        return "is neither redis.Redis nor redis.RedisCluster"
     if client.get_encoder().decode_responses:
         return "decodes replies, but results can be bytes; make it without decode_responses"
     return ""
@@ -478,7 +478,7 @@ def _binary_value(field: str, value: Any) -> Any:
 
 def _number(field: str, plain: bytes) -> int:
     if not plain.isdigit():  # of what else ``int`` takes, nothing was written here
-        raise ValueError(f"{field} is no number")
+        raise ValueError(f"{field} is not a number")
     return int(plain)
 
 
@@ -492,7 +492,7 @@ def _decoded(plain: bytes) -> str:
 
 
 def _legible(name: bytes) -> str:
-    """The name of a key, for people where it is none of ours."""
+    """The name of a key, for people, where it is not one of ours."""
     try:
         return _decoded(name)
     except UnicodeDecodeError:

@@ -184,7 +184,7 @@ def _options(scheme: str, chunks: Sequence[SplitResult]) -> Options:
     known = _known(scheme)
     if unknown := texts.keys() - known:
         remedy = "; TLS needs rediss:// or rediss+cluster://" if unknown & _PARSERS_OF_TLS.keys() else ""
-        raise _unusable(scheme, f"knows no option {', '.join(sorted(unknown))}{remedy}; there are: {', '.join(known)}")
+        raise _unusable(scheme, f"unknown option {', '.join(sorted(unknown))}{remedy}; there are: {', '.join(known)}")
     options = {**_LIMITS, **{name: _parsed(scheme, name, text, known[name]) for name, text in texts.items()}}
     _hide_password(scheme, options, "credential_provider", "username", "password")
     if scheme == "sentinel":

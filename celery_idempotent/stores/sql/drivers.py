@@ -39,8 +39,8 @@ def parsed(url: str) -> URL:
         raise PolicyError(
             "idempotency_store",
             scheme_of(url),
-            "no URL of a database, such as postgresql+psycopg://user:password@host/db; write special characters of "
-            "user and password as %xx",
+            "is not the URL of a database, such as postgresql+psycopg://user:password@host/db; write special "
+            "characters of user and password as %xx",
         ) from None
 
 
@@ -74,7 +74,7 @@ def _check_sqlite(url: URL) -> None:
     if url.database in {None, "", ":memory:"} or url.query.get("mode") == "memory":
         raise _refused(url, "every connection would have a database of its own; name a file, or take memory://")
     if url.query and "uri" not in url.query:
-        raise _refused(url, f"SQLite knows no such option: {', '.join(url.query)}")
+        raise _refused(url, f"unknown option for SQLite: {', '.join(url.query)}")
 
 
 def url_of(engine: object) -> URL:

@@ -351,7 +351,7 @@ class OutboxContract:
 
 
 def _committed(store: _Transactional, rows: UsersRows, claimed: Record) -> bool:
-    """Whether a transaction over the claim was committed; asked again where the store gave way to another."""
+    """Whether a transaction over the claim was committed; asked again where the store gave up in favour of another."""
 
     def commit() -> bool:
         done = a_completion(claimed)
@@ -373,7 +373,7 @@ def _answered(ask: Callable[[], _T]) -> _T:
         try:
             return ask()
         except StoreUnavailable:
-            continue  # in contention a store may give way; an attempt asks again, too
+            continue  # in contention a store may give up; an attempt asks again, too
     return ask()
 
 
