@@ -271,7 +271,7 @@ class StoreMisconfigured(StoreUnavailable):
     Args:
         store: The store, readable, without credentials.
         operation: What was asked of it.
-        reason: What is wrong and the command or permission that mends it.
+        reason: What is wrong and the command or permission that fixes it.
     """
 
 

@@ -484,7 +484,7 @@ def _compile(option: str, expression: str) -> Any:
     try:
         return jmespath.compile(expression)
     except JMESPathError as error:
-        raise PolicyError(option, repr(expression), f"is no JMESPath: {error}") from error
+        raise PolicyError(option, repr(expression), f"is not a JMESPath: {error}") from error
 
 
 def _member(path: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
@@ -601,7 +601,7 @@ def identify(
         raise PolicyError(
             error.path,
             f"<{error.type_name}>",
-            f"{task}: this argument has no canonical form, so equal calls cannot be told; pass a plain value, "
+            f"{task}: this argument has no canonical form, so equal calls cannot be recognised; pass a plain value, "
             "or leave it out with Policy(key=..., fingerprint=...)",
         ) from error
     return Identity(f"{scope}:{_digest(material)}", None if declared is None else _digest(declared))

@@ -150,7 +150,7 @@ def _never_ended(record: Record) -> str:
         return f"attempt {record.attempts} on {record.worker} ended without an outcome"
     return (
         f"{record.takeovers + 1} attempts in a row ended without an outcome, the last, number {record.attempts}, on "
-        f"{record.worker}; perhaps the task ends its worker"
+        f"{record.worker}; perhaps the task kills its worker"
     )
 
 

@@ -50,7 +50,7 @@ class Policy:
             with this default a task sent by beat is a new operation at every tick.
         scope: Namespace of the key; set it to survive a rename or to share keys between tasks.
             Default: the task's name.
-        version: Generation of the key; a new one starts every operation anew.
+        version: Generation of the key; a new one makes every operation new.
         fingerprint: What must be equal under one key, in the same forms as ``key``; None to compare nothing. It is
             compared and identifies nothing, so null is a value like any other. Default: all arguments, so a new
             parameter makes duplicates of older calls fail with :exc:`~celery_idempotent.errors.KeyReused`.
@@ -70,7 +70,7 @@ class Policy:
             redelivery of the running message. Default: no limit.
         on_takeover: When an attempt never ended: ``"rerun"`` (at least once) or ``"refuse"`` (at
             most once; ends UNKNOWN and a person resolves it). Under ``"refuse"`` every exception of the body is
-            a final outcome, save Celery's ``Retry``, which ``autoretry_for`` raises, too, and
+            a final outcome, except Celery's ``Retry``, which ``autoretry_for`` raises, too, and
             :exc:`~celery_idempotent.errors.SafeToRetry`.
         remember: Exception types that are a final outcome: recorded and replayed. Others release the claim,
             and the next delivery runs. What steers a delivery is never an outcome and is refused here: Celery's
@@ -147,7 +147,7 @@ class Policy:
             for kind, meaning in _NEVER_AN_OUTCOME.items():
                 self._require("remember", not issubclass(each, kind), f"{each.__name__} {meaning}; leave it out")
             self._require("remember", issubclass(each, Exception), f"{each.__name__} {_ENDS_ITS_PROCESS}")
-        self._require("scope", self.scope is None or _is_scope(self.scope), "must be a text of 1 to 1900 bytes")
+        self._require("scope", self.scope is None or _is_scope(self.scope), "must be text of 1 to 1900 bytes")
         self._require("redact_errors", isinstance(self.redact_errors, bool), "must be True or False")
         check_effects(self.effects)
         _ = self.key_selector, self.fingerprint_selector
@@ -243,7 +243,7 @@ def _refuse_without_base(cls: type, app: object) -> None:
     raise PolicyError(
         "idempotent",
         "Policy(...)",
-        f"{cls.__name__} would run unprotected, as its base is no IdempotentTask; write base=IdempotentTask",
+        f"{cls.__name__} would run unprotected, because its base is not an IdempotentTask; write base=IdempotentTask",
     )
 
 
@@ -254,8 +254,8 @@ _NEVER_AN_OUTCOME: Mapping[type[Exception], str] = {
 }
 
 _ENDS_ITS_PROCESS = (
-    "ends a process or a thread, or takes in what does: replayed, it would end every worker that meets the record; "
-    "name types that derive from Exception"
+    "ends a process or a thread, or is the base of what does: replayed, it would end every worker that reads the "
+    "record; name types that derive from Exception"
 )
 
 

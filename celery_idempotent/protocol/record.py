@@ -165,7 +165,7 @@ def _check(known: Mapping[str, Any]) -> None:
     if not known["key"] or not known["revision"]:
         raise ValueError("key or revision is empty")
     if known.get("expires_at") is not None and known["status"] not in _OUTCOMES:
-        raise ValueError(f"expires_at stands on {known['status']}, which never expires")
+        raise ValueError(f"expires_at is set on {known['status']}, which never expires")
 
 
 _END_OF_NUMBERS = 2**63 - 1

@@ -126,7 +126,7 @@ def terms_of(name: str, effects: Mapping[str, Effect], *, is_fenced: bool = Fals
         PolicyError: The name cannot be used, the step is not declared, or it is made with less than its declaration.
     """
     if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME:
-        raise PolicyError("name", repr(name), f"a step's name is a text of 1 to {_MAX_NAME} characters")
+        raise PolicyError("name", repr(name), f"a step's name is text of 1 to {_MAX_NAME} characters")
     if not effects:
         return Terms("rerun", None)
     match declared(effects, name):

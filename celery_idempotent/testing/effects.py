@@ -36,7 +36,7 @@ def assert_effect_once(
     one more duplicate. Every scenario is an operation of its own, with an idempotency key of its own.
 
     The writes of steps and of a commit are among them, so a step's call is cut off on either side of it. Elsewhere
-    in the midst of the body no death is tried. What ``attempt.commit()`` writes is kept in the store, where
+    within the body no death is tried. What ``attempt.commit()`` writes is kept in the store, where
     ``effects`` can count it: ``app.conf.idempotency_store.committed``. What is done in ``attempt.transaction()``
     is done in the database of the app's own store, which must be an SQL or Django store then, and ``effects`` looks
     there; only the record is kept in memory.
@@ -175,9 +175,9 @@ def _advice(task: Task, single: Row, broken: Sequence[Row]) -> Iterator[str]:
         yield (
             "A worker that dies after its effect looks like one that died before it, so the body ran again. Give the "
             'receiver a key that every attempt has, self.attempt.effect_key("...") or step.key in self.attempt.step(), '
-            "so that it knows the repetition; or commit the effect with its record, by self.attempt.commit(); or never "
-            'have it again, with Policy(on_takeover="refuse") or a step AtMostOnce, and promise="at most once"; or, if '
-            'repeating it is harmless, state promise="at least once"'
+            "so that it recognises the repetition; or commit the effect with its record, by self.attempt.commit(); or "
+            'never have it again, with Policy(on_takeover="refuse") or a step AtMostOnce, and promise="at most once"; '
+            'or, if repeating it is harmless, state promise="at least once"'
         )
     if any(row.effects > 1 and row.kind != "death" for row in broken):
         yield (
@@ -194,7 +194,7 @@ def _about_missing(policy: Policy, missing: Sequence[Row]) -> str:
         )
     if any(isinstance(ended.value, OutcomeUnknown) for row in missing for ended in row.endings):
         return (
-            "A step at most once is not made again once it has begun, so the effect can be missing. State "
+            "An at-most-once step is not made again once it has begun, so the effect can be missing. State "
             'promise="at most once"; or declare it Keyed() and give the receiver step.key, if it honours such keys'
         )
     return (

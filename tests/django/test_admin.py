@@ -306,7 +306,7 @@ def _spoil(store: DjangoStore, record: Record, column: str, damage: str) -> None
             "2",
             "has schema 2 and this version of celery-idempotent knows up to 1; upgrade this worker",
         ),
-        ("expires_at", "1", "expires_at stands on UNKNOWN, which never expires"),
+        ("expires_at", "1", "expires_at is set on UNKNOWN, which never expires"),
     ],
 )
 def test_record_that_cannot_be_read_is_named_and_hides_no_other(
@@ -321,11 +321,11 @@ def test_record_that_cannot_be_read_is_named_and_hides_no_other(
     assert good.key in listed
     shown = _text(operator.get(_url(damaged)))
     assert reason in shown
-    assert "deliveries are postponed until somebody mends that" in shown
+    assert "deliveries are postponed until somebody repairs it" in shown
     assert "resolvelink" not in shown
     assert "releaselink" not in shown
     refused = _messages(operator.get(_url(damaged, "resolve"), follow=True))
-    assert "Only an UNKNOWN outcome is resolved; this is unreadable: " in refused
+    assert "Only an UNKNOWN outcome can be resolved; this is unreadable: " in refused
     assert "unreadable: " in _text(operator.get(_url(damaged, "release")))
     _release(operator, damaged, checked="on")
     with pytest.raises(StoreMisconfigured):
@@ -540,7 +540,7 @@ def test_only_unknown_is_resolved(store: DjangoStore, operator: Client) -> None:
 
     response = operator.get(_url(record, "resolve"), follow=True)
 
-    assert "Only an UNKNOWN outcome is resolved; this is RELEASED" in _messages(response)
+    assert "Only an UNKNOWN outcome can be resolved; this is RELEASED" in _messages(response)
 
 
 @pytest.mark.parametrize("page", ["resolve", "release"])

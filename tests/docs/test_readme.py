@@ -136,7 +136,7 @@ def test_first_screen_replays(charge: Any, gateway: Gateway) -> None:
     assert gateway.calls == ["o-1"]
 
 
-def test_first_screen_puts_off_without_using_up_retries(charge: Any, store: FaultyStore, gateway: Gateway) -> None:
+def test_first_screen_postpones_without_using_up_retries(charge: Any, store: FaultyStore, gateway: Gateway) -> None:
     """'Another delivery is running it': this one is published again with the retry count it came with."""
     _leave_running(charge, store)
     published(charge.app)

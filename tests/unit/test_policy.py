@@ -109,7 +109,7 @@ def test_unusable_value_names_option_value_and_remedy(options: dict[str, Any]) -
         (_NotYet, "_NotYet says that no effect has begun"),
         (LeaseLost, "another attempt owns the key"),
         (StoreMisconfigured, "is an outage of the store"),
-        (SystemExit, "would end every worker that meets the record"),
+        (SystemExit, "would end every worker that reads the record"),
         (BaseException, "name types that derive from Exception"),
     ],
 )

@@ -43,7 +43,7 @@ _MEANINGS = {
     Status.UNKNOWN: "Nobody can tell whether the effect happened. Check the receiver, then resolve it.",
 }
 
-_UNREADABLE = "A newer version wrote this, or it is damaged; deliveries are postponed until somebody mends that."
+_UNREADABLE = "A newer version wrote this, or it is damaged; deliveries are postponed until somebody repairs it."
 
 if TYPE_CHECKING:
     _Admin = admin.ModelAdmin[IdempotencyRecord]
@@ -299,7 +299,7 @@ class IdempotencyRecordAdmin(_Admin):
         """Go to the page that resolves one outcome."""
         rows = list(queryset[:2])
         if len(rows) > 1:
-            self.message_user(request, "Resolve one at a time: each needs a look at its receiver.", messages.ERROR)
+            self.message_user(request, "Resolve one at a time: check the receiver for each.", messages.ERROR)
             return None
         return HttpResponseRedirect(self._url("resolve", rows[0].key))
 
@@ -310,7 +310,7 @@ class IdempotencyRecordAdmin(_Admin):
             return self._nothing_recorded(request, object_id)
         if not _is_unknown(row):
             self.message_user(
-                request, f"Only an UNKNOWN outcome is resolved; this is {self.state(row)}.", messages.ERROR
+                request, f"Only an UNKNOWN outcome can be resolved; this is {self.state(row)}.", messages.ERROR
             )
             return HttpResponseRedirect(self._url("change", row.key))
         form = ResolveForm(request.POST or None, initial={"revision": row.revision})

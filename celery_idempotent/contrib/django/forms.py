@@ -23,7 +23,7 @@ class ResolveForm(forms.Form):
         required=False,
         widget=forms.Textarea(attrs={"rows": 4, "cols": 60, "spellcheck": "false"}),
         help_text='What the task would have returned, such as "ch_1" with its quotes; null if nobody uses it. '
-        "Only where it happened.",
+        "Only if it happened.",
     )
     checked = forms.BooleanField(label="I checked the receiver, and this is what happened.")
 
@@ -42,9 +42,9 @@ class ReleaseForm(forms.Form):
     """The confirmation before claims are given back."""
 
     checked = forms.BooleanField(
-        label="I checked the receiver: the effects of these attempts did not happen, or may happen again."
+        label="I have checked the receiver: the effects of these attempts did not happen, or may happen again."
     )
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
