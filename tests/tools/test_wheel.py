@@ -21,6 +21,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ("celery_idempotent/", "pytest_celery_idempotent.py")
 HOME = "https://github.com/celery-idempotent/celery-idempotent"
 
+TESTED_BY = (
+    *("hypothesis", "psutil", "pydantic", "pytest", "pytest-timeout"),
+    *("pg8000", "psycopg[binary]", "psycopg2-binary", "pymysql"),
+)
+"""What the unit tests import beyond the package and its extras, and the drivers that they expect to be installed."""
+
 SHOP = """
 import sys
 from celery import Celery
@@ -133,6 +139,18 @@ def test_metadata_names_the_project_and_its_pages(metadata: Message) -> None:
         "Documentation": f"{HOME}/tree/main/docs",
         "Issues": f"{HOME}/issues",
     }
+
+
+@pytest.mark.timeout(600)
+def test_unit_tests_pass_against_the_wheel(wheel: Path, tracked: set[str], tmp_path: Path) -> None:
+    """In an environment that has nothing else, beside a checkout without the package."""
+    python = _environment(tmp_path / "environment", f"{wheel}[dynamodb,redis,sql]", *TESTED_BY)
+    checkout = tmp_path / "checkout"
+    _copy({path for path in tracked if not path.startswith(PACKAGE)}, checkout)
+    imported = _run(str(python), "-c", "import celery_idempotent as it; print(it.__file__)", cwd=checkout)
+    assert Path(imported.strip()).is_relative_to(tmp_path / "environment")
+    tests = _run(str(python), "-m", "pytest", "tests/unit", "-q", cwd=checkout)
+    assert " passed" in tests.splitlines()[-1]
 
 
 @pytest.mark.timeout(300)
