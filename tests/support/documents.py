@@ -9,7 +9,11 @@ __all__ = ["DOCS", "DOCUMENTS", "ROOT", "anchors", "code", "execute_block", "tab
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
-DOCUMENTS = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.glob("adr/[0-9]*.md")),
+]
 
 
 def code(document: Path, language: str) -> list[tuple[int, str]]:
