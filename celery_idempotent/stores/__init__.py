@@ -1,4 +1,4 @@
-"""Stores, opened from a URL in the shape Celery users know; and what somebody needs to write one."""
+"""Stores, opened from a URL in the shape Celery users know; and what you need to write one."""
 
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -68,7 +68,7 @@ def open_store(url: str | Store) -> Store:
             ``celery_idempotent.stores``, which must be a callable that takes the URL.
 
     Raises:
-        PolicyError: Unknown scheme, missing driver, unusable URL, or an entry point that gives no store; the
+        PolicyError: Unknown scheme, missing driver, unusable URL, or an entry point that returns no store; the
             message names the remedy.
     """
     if not isinstance(url, str):
@@ -81,7 +81,7 @@ def open_store(url: str | Store) -> Store:
     if scheme in registered:
         return _open_registered(url, registered[scheme])
     known = ", ".join(sorted({*_BUILT_IN, *registered}))
-    raise PolicyError("idempotency_store", scheme_of(url), f"no store has this scheme; there are: {known}")
+    raise PolicyError("idempotency_store", scheme_of(url), f"no store has this scheme; known schemes: {known}")
 
 
 def _open_built_in(url: str, module: str, name: str, extra: str | None) -> Store:

@@ -1,4 +1,4 @@
-"""The clock of a server, read off its replies: what a store's ``now()`` is where the server tells milliseconds."""
+"""The clock of a server, learned from its replies: a store's ``now()`` where the server reports milliseconds."""
 
 import time
 from collections.abc import Callable
@@ -41,10 +41,10 @@ class ServerClock:
         return self._local()
 
     def learn(self, server: int, asked_at: int) -> None:
-        """Take in a reply.
+        """Learn from a reply.
 
         Args:
-            server: The server's time in milliseconds, cut off, not rounded.
+            server: The server's time in milliseconds, truncated, not rounded.
             asked_at: What :meth:`before_asking` returned before the request was sent.
         """
         earliest, latest = server - self._local(), server + 1 - asked_at

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from celery_idempotent.errors import IdempotencyWarning
 
 UNENCRYPTED = "is not encrypted"
-UNVERIFIED = "is encrypted, but it is not verified with whom"
+UNVERIFIED = "is encrypted, but the other end is not verified"
 
 
 def leaves_machine(descriptor: int) -> bool:
@@ -20,7 +20,7 @@ def leaves_machine(descriptor: int) -> bool:
         try:
             host = twin.getpeername()[0]
         except OSError:
-            return False  # it has no other end any more
+            return False  # it is no longer connected
     return not ip_address(host.partition("%")[0]).is_loopback
 
 

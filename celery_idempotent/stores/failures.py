@@ -23,18 +23,18 @@ class Meaning(Enum):
     UNDONE = auto()
     """The database has undone a statement for the sake of another, as in a deadlock: it may be sent again."""
     TIMED_OUT = auto()
-    """The database has given up a statement that took too long: most often somebody else holds what it needs."""
+    """The database has cancelled a statement that took too long: most often somebody else holds what it needs."""
     DUPLICATE = auto()
-    """There is a row of this key already."""
+    """A row with this key exists already."""
     ALREADY_THERE = auto()
-    """There is a table, column or index of this name already."""
+    """A table, column or index with this name exists already."""
     UNREADABLE = auto()
-    """The driver cannot make anything of what is stored."""
+    """The driver cannot decode what is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A kind of error: how it is told, by any one sign, what it means, and what to do about it."""
+    """A kind of error: how it is recognised, by any one sign, what it means, and what to do about it."""
 
     meaning: Meaning = Meaning.MISCONFIGURED
     codes: frozenset[str] = frozenset()

@@ -20,8 +20,8 @@ def readable(
 
     Args:
         stored: Records as the store keeps them.
-        read: Gives the record, None if it is gone since, or raises ``StoreMisconfigured``.
-        key_of: Gives the key, as far as it can be told.
+        read: Gives the record, None if it has been deleted since, or raises ``StoreMisconfigured``.
+        key_of: Gives the key, as far as it can be read.
     """
     for each in stored:
         try:

@@ -12,7 +12,7 @@ Fault = Literal["none", "request lost", "reply lost"]
 
 
 class StoreWrapper:
-    """Passes everything to another store; override what shall be different.
+    """Passes everything to another store; override what should be different.
 
     Args:
         store: The store behind.

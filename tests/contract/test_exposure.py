@@ -64,7 +64,7 @@ def _warnings_of(store: Any) -> list[str]:
     ("scheme", "options", "weakness"),
     [
         ("redis", "", "is not encrypted"),
-        ("rediss", "?ssl_cert_reqs=none", "is encrypted, but it is not verified with whom"),
+        ("rediss", "?ssl_cert_reqs=none", "is encrypted, but the other end is not verified"),
         ("rediss", "?ssl_ca_certs={ca}", ""),
         ("rediss", "?ssl_ca_certs={ca}&ssl_check_hostname=false", ""),
     ],
@@ -135,8 +135,8 @@ def _warns_of_sql(url: str, proxy: TcpProxy, driver: str, options: str, weakness
             for driver in ("postgresql+psycopg", "postgresql+psycopg2")
             for each in (
                 ("?sslmode=disable", "is not encrypted"),
-                ("", "is encrypted, but it is not verified with whom"),
-                ("?sslmode=require", "is encrypted, but it is not verified with whom"),
+                ("", "is encrypted, but the other end is not verified"),
+                ("?sslmode=require", "is encrypted, but the other end is not verified"),
                 ("?sslmode=verify-ca&sslrootcert={ca}", ""),
                 ("?sslmode=verify-full&sslrootcert={ca}", ""),
             )
@@ -158,7 +158,7 @@ def test_postgresql_elsewhere(
     ("server", "options", "weakness"),
     [
         ("mariadb", "", "is not encrypted"),
-        ("mariadb_with_tls", "?ssl_check_hostname=false", "is encrypted, but it is not verified with whom"),
+        ("mariadb_with_tls", "?ssl_check_hostname=false", "is encrypted, but the other end is not verified"),
         ("mariadb_with_tls", "?ssl_ca={ca}", ""),
     ],
 )

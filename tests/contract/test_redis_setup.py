@@ -134,7 +134,7 @@ def test_missing_login_is_told(server: EmbeddedRedis) -> None:
 
 def test_database_that_is_not_there_is_told(server: EmbeddedRedis) -> None:
     """Redis has sixteen databases by default."""
-    with pytest.raises(StoreMisconfigured, match="no database of this number"):
+    with pytest.raises(StoreMisconfigured, match="no database with this number"):
         verify(f"redis://{HOST}:{server.port}/99")
 
 
@@ -218,12 +218,12 @@ def test_cluster_and_server_are_not_mixed_up(server: EmbeddedRedis, redis_cluste
     with pytest.raises(StoreMisconfigured, match=r"write redis\+cluster://"):
         [store.swap(a_record(), None) for _ in range(50)]  # a third of the keys are the node's own
     store.close()
-    with pytest.raises(StoreMisconfigured, match="belongs to no cluster; write redis://"):
+    with pytest.raises(StoreMisconfigured, match="is not part of a cluster; write redis://"):
         verify(f"redis+cluster://{HOST}:{server.port}")
 
 
 def test_every_primary_of_a_cluster_is_checked(redis_cluster: EmbeddedRedisCluster) -> None:
-    """One node that takes no claims is found, whichever it is; permissions and memory are each node's own."""
+    """A node that accepts no claims is found, whichever it is; permissions and memory are each node's own."""
     verify(f"redis+cluster://{redis_cluster.address}")
     for node in redis_cluster.nodes:
         with settings(node, maxmemory=1), pytest.raises(StoreUnavailable, match="memory is full"):

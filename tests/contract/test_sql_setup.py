@@ -446,7 +446,7 @@ def test_wrong_password_is_nobodys_outage(mysql: Database) -> None:
         wrong = make_url(url).set(password="very-secret").render_as_string(hide_password=False)
         with (
             mysql.reopened("t", url=wrong) as store,
-            pytest.raises(StoreMisconfigured, match="let this user in") as raised,
+            pytest.raises(StoreMisconfigured, match="refuses this user") as raised,
         ):
             store.verify()
     assert "very-secret" not in "".join(traceback.format_exception(raised.value))
@@ -456,14 +456,14 @@ def test_wrong_password_is_nobodys_outage(mysql: Database) -> None:
 def test_unknown_user_of_postgresql_is_nobodys_outage(postgresql: Database, driver: str) -> None:
     """libpq gives no code for what happens before it is connected, so its words are read."""
     url = make_url(postgresql.url).set(username="nobody", drivername=f"postgresql+{driver}")
-    with postgresql.reopened("t", url=str(url)) as store, pytest.raises(StoreMisconfigured, match="let this user in"):
+    with postgresql.reopened("t", url=str(url)) as store, pytest.raises(StoreMisconfigured, match="refuses this user"):
         store.verify()
 
 
 def test_missing_database_is_named(driven: Database) -> None:
     """A typing error in the URL is not waited for; a file that cannot be made is no database either."""
     url = make_url(driven.url).set(database="/no/such/folder/x" if driven.dialect == "sqlite" else "nothing")
-    words = "no such database|cannot be used as a database"
+    words = "database or schema does not exist|cannot be used as a database"
     with driven.reopened("t", url=str(url)) as store, pytest.raises(StoreMisconfigured, match=words):
         store.verify()
 

@@ -94,7 +94,7 @@ def test_record_is_not_written_inside_an_inner_block(store: DjangoStore) -> None
     """What an inner block undoes must not be the record alone."""
     record = a_claim(store)
     transaction_ = store.begin()
-    with transaction.atomic(using=store.alias), pytest.raises(PolicyError, match="end every atomic"):
+    with transaction.atomic(using=store.alias), pytest.raises(PolicyError, match="end all of your own atomic"):
         transaction_.swap(a_completion(record), record.revision)
     transaction_.rollback()
 

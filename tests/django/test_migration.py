@@ -249,7 +249,7 @@ def test_model_is_for_reading(empty: str) -> None:
         partial(rows.create, key="k"),
         partial(rows.bulk_create, [row]),
     ):
-        with pytest.raises(TypeError, match="compare-and-swap alone"):
+        with pytest.raises(TypeError, match="compare-and-swap only"):
             write()
 
     assert DjangoStore(empty).get(record.key) == record

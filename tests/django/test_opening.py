@@ -56,7 +56,7 @@ def test_shop_keeps_its_records_in_its_default_database(shop: Celery) -> None:
 
 def test_unknown_database_lists_the_known_ones() -> None:
     """A typo in the alias is answered with what there is."""
-    with pytest.raises(PolicyError, match=r"django://defualt.*DATABASES has no such key; it has: default"):
+    with pytest.raises(PolicyError, match=r"django://defualt.*not a key of DATABASES, which has: default"):
         open_store("django://defualt")
 
 

@@ -21,7 +21,7 @@ SEEDS = ("0", "1", "2", "3")
 UNUSABLE: tuple[tuple[dict[str, object], str], ...] = (
     ({}, "idempotency_store=None: set it to a store or its URL"),
     ({"idempotency_store": "nosuch://host"}, "no store has this scheme"),
-    ({"idempotency_store": "sqlite:///none.sqlite"}, "there is no such table; create it with: "),
+    ({"idempotency_store": "sqlite:///none.sqlite"}, "the table does not exist; create it with: "),
     ({"idempotency_store": "sqlite:///none.sqlite", "idempotency_relay": "often"}, "idempotency_relay='often'"),
     ({"idempotency_store": "sqlite:///none.sqlite", "result_serializer": "pickle"}, "result_serializer='pickle'"),
 )

@@ -223,7 +223,7 @@ def test_contention_of_a_commit_is_an_outage(server: Stubber, store: DynamoDBSto
     reasons[position] = {"Code": code, "Message": "wait"}
     _cancelled(server, *reasons)
 
-    with pytest.raises(StoreUnavailable, match="another transaction is in the way") as raised:
+    with pytest.raises(StoreUnavailable, match="it conflicts with another transaction") as raised:
         store.swap_with(a_record(), "expected", WRITES)
 
     assert type(raised.value) is StoreUnavailable

@@ -98,5 +98,5 @@ def test_unusable_entry_point_is_named(scheme: str, told: str) -> None:
 @pytest.mark.usefixtures("register")
 def test_unknown_scheme_lists_registered_ones() -> None:
     """Who misspells a scheme sees those of third parties, too."""
-    with pytest.raises(PolicyError, match=r"there are: .*memory.*theirs"):
+    with pytest.raises(PolicyError, match=r"known schemes: .*memory.*theirs"):
         open_store("thiers://host")

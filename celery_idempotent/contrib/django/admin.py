@@ -93,7 +93,7 @@ class _TaskFilter(admin.SimpleListFilter):
 
 
 def _on_one_line(field: str) -> Callable[..., str | None]:
-    """What stands in ``field``, which somebody else has chosen."""
+    """The value of ``field``, which somebody else has chosen."""
 
     @admin.display(description=field.replace("_", " "), ordering=field, empty_value="-")
     def shown(self: Any, row: IdempotencyRecord) -> str | None:
@@ -162,7 +162,7 @@ class IdempotencyRecordAdmin(_Admin):
 
     @admin.display(description="key", ordering="key")
     def short_key(self, row: IdempotencyRecord) -> str:
-        """The key as far as a list has room, all of it where the mouse rests."""
+        """The key as far as a list has room, all of it on hover."""
         return format_html('<span title="{}">{}</span>', one_line(row.key), one_line(display.short_key(row.key)))
 
     @admin.display(description="meaning")

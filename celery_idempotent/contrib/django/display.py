@@ -1,4 +1,4 @@
-"""Records as people read them: times in UTC, JSON laid out, everything else described and never decoded."""
+"""Records as people read them: times in UTC, JSON indented, everything else described and never decoded."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _DIGITS = 12
 
 
 def utc(milliseconds: int) -> str:
-    """A time of a record: ``2026-11-21 02:10:33.123 UTC``; as it stands there if it is none.
+    """A time of a record: ``2026-11-21 02:10:33.123 UTC``; as it is stored if it is not a time.
 
     Args:
         milliseconds: Since the epoch.
@@ -46,7 +46,7 @@ def duration(milliseconds: int) -> str:
 
 
 def json_text(text: str | bytes) -> str:
-    """JSON laid out for reading; as it is where it is none, described by its size where it is too long."""
+    """JSON indented for reading; unchanged if it is not JSON, described by its size if it is too long."""
     if len(text) > _MOST_CHARACTERS:
         return f"too long to show: {len(text)} bytes"
     try:
@@ -77,13 +77,13 @@ def size(result: str | bytes | None) -> int:
 
 
 def short_key(key: str) -> str:
-    """So much of a key's hash as tells records apart; its scope is nearly always the name of its task."""
+    """Enough of a key's hash to tell records apart; its scope is nearly always the name of its task."""
     identity = key.rpartition(":")[2]
     return identity if len(identity) <= _DIGITS else f"{identity[:_DIGITS]}…"
 
 
 def outcome(result: str | bytes, content_type: str | None) -> str:
-    """An encoded outcome: JSON laid out; of anything else only what it is, as decoding it could run code."""
+    """An encoded outcome: JSON indented; of anything else only its type, as decoding it could run code."""
     if content_type == "application/json":
         return json_text(result)
     return f"not shown: {content_type or 'of unknown type'} is never decoded here"

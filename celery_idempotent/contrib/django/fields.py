@@ -27,5 +27,5 @@ class KeyField(_TextField):
         return value.encode() if connection.vendor == "mysql" and isinstance(value, str) else value
 
     def from_db_value(self, value: str | bytes, expression: Any, connection: BaseDatabaseWrapper) -> str:
-        """The key as text; what was none when it was written is legible, and found under no such key."""
+        """The key as text; bytes that are not text are made legible, and no lookup finds them."""
         return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value

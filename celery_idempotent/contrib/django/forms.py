@@ -23,7 +23,7 @@ class ResolveForm(forms.Form):
         required=False,
         widget=forms.Textarea(attrs={"rows": 4, "cols": 60, "spellcheck": "false"}),
         help_text='What the task would have returned, such as "ch_1" with its quotes; null if nobody uses it. '
-        "Only if it happened.",
+        "Only where it happened.",
     )
     checked = forms.BooleanField(label="I checked the receiver, and this is what happened.")
 

@@ -13,7 +13,7 @@ from celery_idempotent.stores.sql.schema import KEY, OUTBOX, TABLE
 from celery_idempotent.stores.sql.statements import record_of
 
 _REFUSAL = (
-    "idempotency records are changed by compare-and-swap alone; give a verdict by celery_idempotent.engine.operator, "
+    "idempotency records are changed by compare-and-swap only; give a verdict with celery_idempotent.engine.operator, "
     "on the admin page, or by: celery -A <your app> idempotency"
 )
 
@@ -69,7 +69,7 @@ class IdempotencyRecord(models.Model):
 
     @cached_property
     def unreadable(self) -> str:
-        """Why this is no record that can be read; empty if it is. What was not fetched is not looked at."""
+        """Why this record cannot be read; empty if it can. What was not fetched is not checked."""
         missing = {each: "{}" if each == "steps" else None for each in self.get_deferred_fields()}
         row = {
             str(each.column): getattr(self, each.attname)

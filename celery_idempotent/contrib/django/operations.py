@@ -43,7 +43,7 @@ class CreateTables(Operation):
 
 
 class CompleteTables(CreateTables):
-    """Adds to tables that an earlier version has made what they lack; those of this version lack nothing."""
+    """Adds to tables of an earlier version what they lack; those of this version are complete."""
 
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState

@@ -44,7 +44,7 @@ def idempotent_tasks() -> list[str]:
 
 
 def policy_of(record: Record) -> Policy:
-    """The policy of the record's task, or the app's where the project has no such task."""
+    """The policy of the record's task, or the app's if the project does not have that task."""
     _load_tasks(current_app._get_current_object())
     return runtime().policy_of(record)
 

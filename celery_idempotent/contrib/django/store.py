@@ -1,8 +1,8 @@
 """Records on Django's own connections: the table, statements and errors of the SQL store, run through Django.
 
 A claim must outlast whatever comes after it, so nothing is written where it may be rolled back: an open ``atomic()``
-block is refused. Only the transaction that Django's ``TestCase`` puts around a test is taken for none, as Django does
-itself for ``atomic(durable=True)``.
+block is refused. Only the transaction that Django's ``TestCase`` puts around a test is ignored, as Django itself does
+for ``atomic(durable=True)``.
 
 A connection that the store had to open is closed again at once: in the thread of a heartbeat, or before a worker
 forks, nobody else would do it. While a task is executed it stays, and Celery's Django fixup closes it with whatever
@@ -37,7 +37,7 @@ from celery_idempotent.stores.sql.statement_store import StatementStore
 from celery_idempotent.stores.sql.statements import Parameters, Reply
 
 APP = "celery_idempotent.contrib.django"
-"""What stands in ``INSTALLED_APPS``."""
+"""The entry in ``INSTALLED_APPS``."""
 
 _DIALECTS: Mapping[str, Callable[[], Dialect]] = {
     "postgresql": lambda: psycopg.PGDialect_psycopg(paramstyle="pyformat"),  # type: ignore[no-untyped-call]
@@ -78,7 +78,7 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
         """The store that ``django://alias`` names.
 
         Raises:
-            PolicyError: As for the class; or the URL says more, or less, than an alias.
+            PolicyError: As for the class; or the URL is not just an alias.
         """
         alias = url.partition("://")[2].rstrip("/")
         if not alias or set(alias) & set(_MORE_THAN_AN_ALIAS):
@@ -252,7 +252,7 @@ def _check(alias: str) -> None:
     if not is_installed:
         raise _unusable(alias, f"add {APP!r} to INSTALLED_APPS, then run: python manage.py migrate")
     if alias not in databases:
-        raise _unusable(alias, f"DATABASES has no such key; it has: {', '.join(databases)}")
+        raise _unusable(alias, f"not a key of DATABASES, which has: {', '.join(databases)}")
     if not databases[alias]["AUTOCOMMIT"]:
         raise _unusable(alias, "AUTOCOMMIT is off there, so that a claim could be rolled back; remove that setting")
     try:

@@ -45,7 +45,7 @@ class DjangoTransaction:
         """See :meth:`celery_idempotent.stores.Transaction.swap`."""
         if not self.connection.in_atomic_block or len(self.connection.savepoint_ids) != self._depth:
             raise PolicyError(
-                "transaction", "not at its own level", "end every atomic() of yours before: return tx.done(...)"
+                "transaction", "not at its own level", "end all of your own atomic() blocks first: return tx.done(...)"
             )
         if self.connection.needs_rollback:
             raise PolicyError(
@@ -80,7 +80,7 @@ class DjangoTransaction:
             with self._store.explaining("commit"):
                 raise
         except BaseException:
-            # A time limit or an exit in the midst of the commit. On MySQL and SQLite it may have been committed all
+            # A time limit or an exit during the commit. On MySQL and SQLite it may have been committed all
             # the same, record and effects: Django sets autocommit back whatever has happened.
             self._cut()
             raise

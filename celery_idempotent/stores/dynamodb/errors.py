@@ -12,7 +12,7 @@ from celery_idempotent.stores.failures import Meaning, Rule, failure, rule_of
 
 DRIVER_ERRORS = (ClientError, BotoCoreError, ResponseParserError)
 
-OTHER_KEY = "the table's key is not {key}; name its attributes by key_attr and sort_key_attr, or take another table"
+OTHER_KEY = "the table's key is not {key}; name its attributes by key_attr and sort_key_attr, or use another table"
 
 _RULES = (
     Rule(meaning=Meaning.TOO_LARGE, text="(?is)^ValidationException: .*size"),
@@ -22,7 +22,7 @@ _RULES = (
     ),
     Rule(
         codes=frozenset({"ResourceNotFoundException"}),
-        remedy="there is no such table; create it with: celery -A <your app> idempotency provision",
+        remedy="the table does not exist; create it with: celery -A <your app> idempotency provision",
     ),
     Rule(
         codes=frozenset({"AccessDeniedException", "AccessDenied"}),
@@ -37,7 +37,7 @@ _RULES = (
 
 
 def refusal_of(reply: Mapping[str, Any]) -> str:
-    """The code of a reply that is an error; empty if it is none."""
+    """The error code of a reply; empty if it is not an error."""
     return str(reply.get("Error", {}).get("Code", ""))
 
 

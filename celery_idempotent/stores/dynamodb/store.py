@@ -118,7 +118,7 @@ class DynamoDBStore:
         config: botocore settings on top of ours (2 s to connect, 3 s to read, 3 tries).
         key_attr: Name of the partition key attribute.
         sort_key_attr: Name of the sort key attribute, if the table has one.
-        sort_key_value: What stands in it.
+        sort_key_value: Its constant value.
         ttl_attr: Name of the table's TTL attribute, in seconds; DynamoDB deletes outcomes past it.
         local_clock: The local clock in milliseconds since the epoch, for tests.
 
@@ -142,7 +142,9 @@ class DynamoDBStore:
         local_clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         if client is not None and (session or endpoint_url or region or config):
-            raise PolicyError("client", repr(client), "brings its own session, region, endpoint and config; drop those")
+            raise PolicyError(
+                "client", repr(client), "has its own session, region, endpoint and config; leave those out"
+            )
         self.table = table
         self._region = region
         self._endpoint_url = endpoint_url
@@ -218,7 +220,7 @@ class DynamoDBStore:
         """See :meth:`celery_idempotent.stores.CommittingStore.swap_with`; one TransactWriteItems.
 
         ``writes`` are up to 99, as boto3's ``transact_write_items`` takes them, to tables of the same account and
-        Region. A resend whose first request was applied fails on our own record, which tells that it was.
+        Region. A resend whose first request was applied fails on our own record, which shows that it was.
         """
         record = {
             "Put": {
@@ -348,7 +350,7 @@ class DynamoDBStore:
         for position, reason in enumerate(others):
             if reason.get("Code") not in {"None", *_CONTENTION}:
                 raise WriteFailed(position, _described(reason))
-        raise StoreUnavailable(repr(self), "TransactWriteItems", "another transaction is in the way")
+        raise StoreUnavailable(repr(self), "TransactWriteItems", "it conflicts with another transaction")
 
     def _condition(self, expected: str | None) -> dict[str, Any]:
         if expected is None:
@@ -440,7 +442,7 @@ class DynamoDBStore:
             server = round(parsedate_to_datetime(date).timestamp() * 1000)
         except ValueError:
             return  # a proxy or load balancer that answers in DynamoDB's place need not date its answer
-        # The server read its clock between asking and now, and cut off the fraction of the second.
+        # The server read its clock between asking and now, and truncated it to the second.
         earliest, latest = server - self._local_clock(), server + 999 - asked_at
         self._offset = min(max(0, earliest), latest)
 

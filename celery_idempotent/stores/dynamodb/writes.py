@@ -23,7 +23,7 @@ def typed(writes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     taken to be in that form already; anything else is a Python value as boto3's resources take it.
 
     Raises:
-        WriteFailed: A write cannot be one.
+        WriteFailed: A write is malformed.
     """
     if len(writes) > MOST_WRITES:
         raise WriteFailed(None, f"{len(writes)} writes; DynamoDB commits {MOST_WRITES} beside the record")

@@ -46,10 +46,10 @@ _RULES = (
     Rule(
         errors=(MovedError,),
         text=r"^MOVED \d",  # redis-py before 6 has the class only in a cluster
-        remedy="the server belongs to a cluster; write redis+cluster:// or rediss+cluster://",
+        remedy="the server is part of a cluster; write redis+cluster:// or rediss+cluster://",
     ),
-    Rule(text="Cluster mode is not enabled", remedy="the server belongs to no cluster; write redis:// or rediss://"),
-    Rule(text="DB index is out of range", remedy="the server has no database of this number"),
+    Rule(text="Cluster mode is not enabled", remedy="the server is not part of a cluster; write redis:// or rediss://"),
+    Rule(text="DB index is out of range", remedy="the server has no database with this number"),
     Rule(text="unknown command", remedy="the server lacks a command; it must be Redis 6.2 or later, or Valkey"),
     Rule(
         errors=(ssl.SSLCertVerificationError,),
@@ -59,7 +59,7 @@ _RULES = (
         errors=(OutOfMemoryError,),
         text="-OOM",
         meaning=Meaning.UNAVAILABLE,
-        remedy="the server's memory is full, so it takes no claims; raise maxmemory, or retain outcomes for less long",
+        remedy="the server's memory is full, so it accepts no claims; raise maxmemory, or shorten retain",
     ),
     Rule(
         errors=(MasterNotFoundError,),
@@ -70,7 +70,7 @@ _RULES = (
 
 
 def trouble_of(error: BaseException | None) -> Rule:
-    """What kind of failure ``error`` is, or else its cause; a lost connection is of none."""
+    """What kind of failure ``error`` is, or else its cause; a lost connection has none."""
     while error is not None:
         rule = rule_of(_RULES, error, "", str(error))
         if rule is not NO_RULE:

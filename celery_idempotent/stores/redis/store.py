@@ -3,8 +3,8 @@
 The script compares, writes, and answers with what is stored and with the server's clock. The driver sends again
 after a lost reply; the script then recognises the record that it has written, and writes it once more.
 
-Redis acknowledges a write before it is on disk or on a replica, unless it is told otherwise, and a fail-over can
-forget what was acknowledged. ``verify`` warns of settings that lose writes; ``docs/redis.md`` says what remains.
+By default, Redis acknowledges a write before it is on disk or on a replica, and a fail-over can forget what was
+acknowledged. ``verify`` warns of settings that lose writes; ``docs/redis.md`` says what remains.
 """
 
 import hashlib
@@ -178,7 +178,7 @@ class RedisStore:
     def verify(self) -> None:
         """Claim a key of its own and complete it, already expired.
 
-        Nothing of it stays. Then warn if the server can lose writes, or if others can read them. Warnings are
+        Nothing of it remains. Then warn if the server can lose writes, or if others can read them. Warnings are
         :class:`~celery_idempotent.errors.IdempotencyWarning`.
 
         Raises:
@@ -301,7 +301,7 @@ class RedisStore:
         return _encoded(self._prefix + key)
 
     def _named(self, name: bytes, stored: Mapping[bytes, bytes] | ResponseError) -> Record | None:
-        """The record that a scan has found under ``name``; None if it is gone since."""
+        """The record that a scan has found under ``name``; None if it has been deleted since."""
         if isinstance(stored, ResponseError):
             raise self._failure("read", stored) from stored
         return self._record(_legible(name).removeprefix(self._prefix), stored) if stored else None
@@ -379,7 +379,7 @@ def _losses(info: Mapping[str, Any], fsync: Mapping[str, Any], wait_replicas: in
             yield "no-appendfsync-on-rewrite is yes: a power failure during a rewrite forgets; set it to no."
     policy = info.get("maxmemory_policy", "noeviction")
     if info.get("maxmemory") and policy != "noeviction":
-        yield f"maxmemory-policy is {policy}: when memory is full, records go; set maxmemory-policy noeviction."
+        yield f"maxmemory-policy is {policy}: a full memory evicts records; set maxmemory-policy noeviction."
     if info.get("connected_slaves") and not wait_replicas:
         yield (
             "Replicas are attached and none is waited for: a fail-over forgets what they did not have yet; "

@@ -1,4 +1,4 @@
-"""Redis URLs, as Celery and redis-py spell them: which servers they mean, and how a client for those is made.
+"""Redis URLs, as Celery and redis-py write them: which servers they mean, and how a client for those is made.
 
 =================================================  ==========================================================
 ``redis://[user:password@]host[:port][/db]``       one server
@@ -164,7 +164,7 @@ def _split(scheme: str, text: str) -> SplitResult:
     except ValueError:  # whose text would quote the password
         raise _unusable(scheme, f"host or port cannot be read; {_ESCAPE}") from None
     if chunk.fragment or "@" in chunk.path + chunk.query:
-        raise _unusable(scheme, f"there is an @ or # behind the host; {_ESCAPE}")
+        raise _unusable(scheme, f"there is an @ or # after the host; {_ESCAPE}")
     return chunk
 
 
@@ -287,20 +287,20 @@ def _certificate_demand(text: str) -> str:
 
 def _file(text: str) -> str:
     if not Path(text).is_file():
-        raise ValueError("there is no such file")
+        raise ValueError("the file does not exist")
     return text
 
 
 def _folder(text: str) -> str:
     if not Path(text).is_dir():
-        raise ValueError("there is no such folder")
+        raise ValueError("the folder does not exist")
     return text
 
 
 def _provider(text: str) -> CredentialProvider:
     provider = resolve_name(text)()
     if not isinstance(provider, CredentialProvider):
-        raise ValueError("it names no redis.CredentialProvider")
+        raise ValueError("it does not name a redis.CredentialProvider")
     return provider
 
 

@@ -1,4 +1,4 @@
-"""What an SQL store looks into before a worker uses it, through whichever connection executes its statements."""
+"""What an SQL store checks before a worker uses it, through whichever connection executes its statements."""
 
 import warnings
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ def warn_of_losses(dialect: str, execute: Execute, store: str) -> None:
 
 
 def warn_of_exposure(dialect: str, dbapi_connection: object, store: str) -> None:
-    """Warn of a connection to another machine that is not encrypted with somebody who is known.
+    """Warn of a connection to another machine that is not encrypted, or not verified.
 
     Args:
         dialect: One of :data:`celery_idempotent.stores.sql.schema.DIALECTS`.
@@ -93,7 +93,7 @@ def warn_of_exposure(dialect: str, dbapi_connection: object, store: str) -> None
 
 
 def holders_of(table: str, execute: Execute) -> str:
-    """Which transactions hold a table of PostgreSQL, for whoever waited for it in vain; empty if none does any more.
+    """Which transactions hold a table of PostgreSQL that somebody waited for; empty if none does any longer.
 
     Args:
         table: Its name, quoted where it must be.

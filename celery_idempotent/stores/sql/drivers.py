@@ -1,4 +1,4 @@
-"""What differs between the drivers of SQL databases: how to connect, and what a connection tells of its other side."""
+"""What differs between the drivers of SQL databases: how to connect, and what a connection reveals of its peer."""
 
 import math
 import select
@@ -31,7 +31,7 @@ def parsed(url: str) -> URL:
         url: SQLAlchemy's, or with Celery's ``db+`` before it.
 
     Raises:
-        PolicyError: It is none.
+        PolicyError: It is not one.
     """
     try:
         return make_url(url.removeprefix("db+"))
@@ -58,7 +58,7 @@ def connectable(url: URL) -> URL:
     if not driver:
         driver = next((name for name, each in drivers.items() if find_spec(each.module)), next(iter(drivers)))
     if driver not in drivers:
-        raise _refused(url, f"take one of these drivers: {', '.join(f'{dialect}+{each}' for each in drivers)}")
+        raise _refused(url, f"use one of these drivers: {', '.join(f'{dialect}+{each}' for each in drivers)}")
     if not find_spec(drivers[driver].module):
         raise _refused(
             url,
@@ -72,7 +72,7 @@ def connectable(url: URL) -> URL:
 
 def _check_sqlite(url: URL) -> None:
     if url.database in {None, "", ":memory:"} or url.query.get("mode") == "memory":
-        raise _refused(url, "every connection would have a database of its own; name a file, or take memory://")
+        raise _refused(url, "every connection would have a database of its own; name a file, or use memory://")
     if url.query and "uri" not in url.query:
         raise _refused(url, f"unknown option for SQLite: {', '.join(url.query)}")
 
@@ -81,7 +81,7 @@ def url_of(engine: object) -> URL:
     """The URL of somebody's engine, with its driver.
 
     Raises:
-        PolicyError: It is no engine, or one for asyncio.
+        PolicyError: It is not an engine, or it is one for asyncio.
     """
     if not isinstance(engine, Engine) or engine.dialect.is_async:
         raise PolicyError(
@@ -173,7 +173,7 @@ class _Driver(NamedTuple):
     module: str
     distribution: str
     settings: Callable[[Mapping[str, Any], float], dict[str, Any]]
-    """What the driver is told when it connects. A setting in the URL's query counts more."""
+    """Settings for the driver when it connects. One in the URL's query takes precedence."""
 
 
 _MYSQL = {"pymysql": _Driver("pymysql", "pymysql", _mysql), "mysqldb": _Driver("MySQLdb", "mysqlclient", _mysql)}
@@ -191,12 +191,12 @@ _DRIVERS = {
 
 
 def _session(dialect: str, timeout: float) -> list[str]:
-    """What is said once on a new connection."""
+    """Statements for each new connection."""
     match dialect:
         case "mysql" | "mariadb":
             return [
                 "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-                # Without strict mode MySQL cuts text to fit and calls it a success.
+                # Without strict mode MySQL truncates text and reports success.
                 "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'), "
                 f"innodb_lock_wait_timeout = {math.ceil(timeout)}, lock_wait_timeout = {math.ceil(timeout)}",
             ]
@@ -248,7 +248,7 @@ def _connect_with_deadline(seconds: float) -> Callable[..., "PsycopgConnection"]
 def is_dead(dbapi_connection: Any) -> bool:
     """Whether the other side has closed the connection; costs one system call and no round trip.
 
-    What it does not see yet, the next statement meets as an error.
+    What it does not see yet, the next statement reports as an error.
     """
     if getattr(dbapi_connection, "closed", False) or not getattr(dbapi_connection, "open", True):
         return True
@@ -261,7 +261,7 @@ def is_dead(dbapi_connection: Any) -> bool:
 
 
 def exposure(dbapi_connection: Any) -> str:
-    """What is weak about a connection to another machine; empty if nothing is, or if the driver does not tell.
+    """What is weak about a connection to another machine; empty if nothing is, or if the driver does not reveal it.
 
     That is mysqlclient.
     """

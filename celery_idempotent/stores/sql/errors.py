@@ -6,8 +6,8 @@ from celery_idempotent.stores.failures import Meaning, Rule, failure, rule_of
 from celery_idempotent.stores.sql.statements import DuplicateKey, UnreadableRow
 
 OTHER_TABLE = (
-    "the table is not the one that this prints: celery -A <your app> idempotency ddl; "
-    "change it, or take another by the option table"
+    "the table differs from what this prints: celery -A <your app> idempotency ddl; "
+    "change it, or use another one by the option table"
 )
 """What is wrong with a table that others made."""
 
@@ -22,7 +22,7 @@ _RULES = (
         codes=frozenset({"25006", "1290", "1792", "1836"}),
         remedy="the server only reads; name the primary in idempotency_store",
     ),
-    # How Python says that SQLite has text which is none; it goes on to quote all of it.
+    # How Python says that text in SQLite is not UTF-8; it goes on to quote all of it.
     Rule(meaning=Meaning.UNREADABLE, text="^Could not decode to UTF-8"),
     Rule(meaning=Meaning.DUPLICATE, codes=frozenset({"1062"})),
     Rule(meaning=Meaning.UNDONE, codes=frozenset({"1213", "40001", "40P01"})),
@@ -37,12 +37,13 @@ _RULES = (
     Rule(
         codes=frozenset({"42P01", "1146"}),
         text="^no such table",
-        remedy="there is no such table; create it with: {creation}",
+        remedy="the table does not exist; create it with: {creation}",
     ),
     Rule(
         codes=frozenset({"42703", "1054"}),
         text="no such column|has no column named",
-        remedy="a column is missing; a table of an earlier version gets it by: {creation}. Otherwise " + OTHER_TABLE,
+        remedy="a column is missing; to add it to a table of an earlier version, run: {creation}. Otherwise "
+        + OTHER_TABLE,
     ),
     Rule(
         codes=frozenset({"42804", "42P10", "23502", "1364"}),
@@ -52,7 +53,7 @@ _RULES = (
     Rule(
         codes=frozenset({"3F000", "3D000", "1049"}),
         text='database "[^"]*" does not exist',
-        remedy="there is no such database or schema",
+        remedy="the database or schema does not exist",
     ),
     Rule(
         codes=frozenset({"42501", "1044", "1142", "1143", "SQLITE_READONLY", "SQLITE_PERM"}),
@@ -62,7 +63,7 @@ _RULES = (
     Rule(
         codes=frozenset({"28P01", "28000", "1045", "1698"}),
         text='authentication failed|no password supplied|no pg_hba.conf entry|role "[^"]*" does not exist',
-        remedy="the server does not let this user in",
+        remedy="the server refuses this user",
     ),
     Rule(
         text="unexpected keyword argument|invalid connection option|invalid URI query|invalid dsn",

@@ -158,7 +158,7 @@ def creation(table: Table = records) -> Sequence[DDLElement]:
 def completion(
     table: Table, dialect: str, columns: Mapping[str, bool], indexes: Collection[str | None]
 ) -> Sequence[DDLElement]:
-    """What a table of that name lacks, to be executed in order; workers of the version before can go on with it.
+    """What a table of that name lacks, to be executed in order; workers of the previous version can go on with it.
 
     Args:
         table: The table as it must be.
@@ -178,7 +178,7 @@ def completion(
 
 
 _LATER_COLUMNS = {"takeovers", "app", "failures", "reason"}
-"""What tables of the version before lack. Each has a default or may be null, for the workers that do not know it."""
+"""What tables of the previous version lack. Each has a default or may be null, for the workers that do not know it."""
 
 _FORMER_COLUMN = "takeover"
 """What the table of records had in its place. It stays, for the workers that still write it."""

@@ -37,7 +37,7 @@ _C = TypeVar("_C")
 
 _TRIES = 10
 """How often a statement is sent that the database undoes for another's sake: a deadlock on MySQL, where several
-deliveries claim a key in the moment of its deletion. Each time, somebody else has got on."""
+deliveries claim a key at the moment of its deletion. Each time, somebody else has made progress."""
 
 
 class StatementStore(ABC, Generic[_C]):
@@ -156,7 +156,7 @@ class StatementStore(ABC, Generic[_C]):
         return time.time_ns() // 1_000_000 if self.dialect == "sqlite" else self._clock.now()
 
     def verify(self) -> None:
-        """See :meth:`celery_idempotent.stores.VerifiableStore.verify`; writes records and takes them back.
+        """See :meth:`celery_idempotent.stores.VerifiableStore.verify`; writes records and rolls them back.
 
         Warns of settings under which the server forgets what it has acknowledged, and of a connection to another
         machine that others can read.
@@ -170,7 +170,7 @@ class StatementStore(ABC, Generic[_C]):
 
     @contextmanager
     def explaining(self, operation: str, *more: type[Exception]) -> Iterator[None]:
-        """Within the block, what the library says of the database is said as a store says it.
+        """Within the block, the library's errors become those of a store.
 
         Args:
             operation: What was asked of the store.
@@ -204,7 +204,7 @@ class StatementStore(ABC, Generic[_C]):
         try:
             largest = self._largest_packet(connection)
             if largest is not None and bytes_on_the_wire(parameters) > largest:
-                raise RecordTooLarge(f"max_allowed_packet is {largest} bytes; a byte of a result may take two of them")
+                raise RecordTooLarge(f"max_allowed_packet is {largest} bytes; a byte of a result may need two of them")
             return self._ask(connection, statement, parameters)
         except self.errors as error:
             raise self._explained(error, operation) from cause_of(error)

@@ -1,4 +1,4 @@
-"""What an SQL store says to its database, apart from saying it: statements, and records as rows and back.
+"""The statements of an SQL store, and records as rows and back; nothing here sends them.
 
 :class:`Statements` turns every question to a store into SQLAlchemy statements and hands each to the caller's
 ``execute``, so the same words go through an SQLAlchemy connection, a connection inside somebody's transaction, or
@@ -62,7 +62,7 @@ from celery_idempotent.stores.reading import readable
 from celery_idempotent.stores.sql.schema import KEY
 
 SERVER_NOW = "server_now"
-"""Column of a reply that tells the server's time, in milliseconds since the epoch, cut off."""
+"""Column of a reply with the server's time, in milliseconds since the epoch, truncated."""
 
 Row = Mapping[str, Any]
 Parameters = Mapping[str, Any]
@@ -85,7 +85,7 @@ class Execute(Protocol):
 
 
 class UnreadableRow(StoreMisconfigured):
-    """The driver cannot make anything of what stands in a row."""
+    """The driver cannot decode a row."""
 
 
 class DuplicateKey(Exception):
@@ -93,8 +93,8 @@ class DuplicateKey(Exception):
 
 
 _STALE_ANSWERS = 100
-"""Answers in a row that cannot be true before a swap gives up. Every one of them means that somebody else wrote in the
-same moment, so a database that is asked as it should be never gets near it."""
+"""Impossible answers in a row before a swap gives up. Every one of them means that somebody else wrote in the
+same moment, so a primary never gets near it."""
 
 _PAGE = 200
 """Records that a scan reads at a time."""
@@ -114,7 +114,7 @@ _CLOCKS: Mapping[str, Sequence[ColumnElement[int]]] = {
     "mysql": [_clock("timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(3)) DIV 1000")],
     "sqlite": [],
 }
-"""By dialect, the column that tells the time; SQLite has no server whose time could differ."""
+"""By dialect, the column with the time; SQLite has no server whose time could differ."""
 
 MYSQL_GREETING = select(*_CLOCKS["mysql"], literal_column("@@max_allowed_packet").label("max_allowed_packet"))
 """What to ask a new connection to MySQL: the time, and the largest statement that it takes, in bytes."""
@@ -161,7 +161,7 @@ class Statements:
         raise StoreUnavailable(
             self._store,
             "swap",
-            f"{_STALE_ANSWERS} answers in a row showed what a swap that lost cannot have met; "
+            f"{_STALE_ANSWERS} answers in a row showed a record that cannot have beaten the swap; "
             "are reads sent to a replica?",
         )
 
@@ -284,7 +284,7 @@ class Statements:
         return record_of(reply.rows[0], store=self._store) if reply.rows else None
 
     def _equals(self, column: str, value: ColumnElement[Any]) -> ColumnElement[bool]:
-        """Equal byte by byte. MySQL takes no notice of spaces at the end, except in bytes."""
+        """Equal byte by byte. MySQL ignores trailing spaces, except in bytes."""
         text = self._table.c[column]
         return (cast(text, self._text) if self._is_mysql else text) == value
 

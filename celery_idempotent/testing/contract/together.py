@@ -146,7 +146,7 @@ class TransactionalContract:
     """
 
     def test_record_and_rows_are_committed_together(self, store: _Transactional, rows: UsersRows) -> None:
-        """And the next transaction begins anew."""
+        """And the next transaction starts clean."""
         for _ in range(3):
             claimed, before = a_claim(store), rows.count()
             done = a_completion(claimed)

@@ -6,7 +6,7 @@ from celery_idempotent.contrib.django.operations import CompleteTables
 
 
 class Migration(migrations.Migration):
-    """Database and state apart, as before. Workers of the version before can go on until they are replaced."""
+    """Database and state apart, as before. Workers of the previous version can go on until they are replaced."""
 
     dependencies = (("celery_idempotent", "0001_initial"),)
 
