@@ -22,7 +22,7 @@ must be noticed, and other systems under the same fire.
 _INTERLEAVINGS = """
 ## Every interleaving
 
-`lab/proof/explorer.py` drives the production decision table, attempt and guard, not a model of them, through every
+`lab/proof/explorer.py` drives the production decision table, claim and delivery, not a model of them, through every
 interleaving of a few deliveries of one operation. At every step the world may kill a delivery before its request is
 sent or with the request on the way (it lands at any later time, or never), lose a reply or a request, put the store out
 of reach, or end the running lease. Worlds that were seen before are not explored twice.
@@ -31,7 +31,7 @@ Deliveries are all alike. So each of them may be a message of its own, or the sa
 because the worker's parent died while the body lives on: the worlds are the same, and a test says so. Who knows for
 certain that a child is dead can end its lease, which any step may do, over the dead and over the living.
 
-In every world: no final state changes, save that the owner of what became UNKNOWN may record its outcome; the fencing
+In every world: no final state changes, except that the owner of what became UNKNOWN may record its outcome; the fencing
 token grows with every claim; an attempt ends only its own claim; an outcome is given up only to somebody who took over;
 what may run again is given up only after `max_takeovers`; all reported results are equal; nothing is reported done
 without an effect; under `refuse` there is at most one effect; a clean delivery afterwards always gets an answer that
@@ -39,30 +39,29 @@ fits; and if nobody was hindered, somebody ran.
 
 "Most effects" over 1 is what `rerun` means: an attempt died, or slept through its lease, after its effect. For a step
 under `refuse`, a step whose receiver honours its key, a fenced step, a commit and a transaction it must be 1. There a
-call to the receiver, too, may be lost with its caller or land at any later time. Two controls stand beside them, half a
-fenced step each: a fencing token alone, and a probe alone. The explorer must find the way to two effects, and does.
+call to the receiver, too, may be lost with its caller or land at any later time. Two controls are half a fenced step
+each: a fencing token alone, and a probe alone. The explorer must find the way to two effects, and does.
 
-Some programs meet more than that:
+Some programs do more:
 
 - *Retrying*: the body has its effect by a step whose receiver honours its key, writes into its own argument, and asks
   for a retry. The library's own task makes the identities of the two messages, and they are one: one record, one
   effect, whether the key is derived from all arguments or from a path.
-- *Struck*: an exception of somebody else's, such as a soft time limit, is raised in any write: before it is sent, amid
-  it (it lands at any later time), or after it, and that twice in one world. A body that came to its end has its outcome
-  recorded before its delivery ends with that exception. (The third in one write is taken for the store's own.)
+- *Struck*: an exception of somebody else's, such as a soft time limit, is raised in any write: before it is sent,
+  during it (it lands at any later time), or after it, and that twice in one world. A body that came to its end has its
+  outcome recorded before its delivery ends with that exception. (The third in one write is taken for the store's own.)
 - *Forgetful store*: what is not finished is forgotten at any moment, as by a fail-over to a copy that is behind. A
-  delivery that meets no other has one body and one effect and reports it, by whatever kind of effect, though the store
-  forgets twice; only a transaction that was open goes with its server, has no effect and reports none. Where another
-  delivery comes meanwhile, the first claim after the loss wins, and nothing is written without a condition. There a
-  bare effect and a step happen twice, under `refuse`, too: the record was all that knew of the first. A commit, a
-  transaction, a fenced step, and a step whose receiver honours its key do not. For that, a fenced step needs the
-  store's clock to go on: two claims of one millisecond, one of them on its way while the store forgets the other,
-  have one token. An *outcome* that is forgotten is not among these worlds: the operation is then a new one.
+  delivery without another beside it has one body and one effect and reports it, for every kind of effect, though the
+  store forgets twice; only a transaction that was open is lost with its server, has no effect and reports none. If
+  another delivery comes meanwhile, the first claim after the loss wins, and nothing is written without a condition.
+  There a bare effect and a step happen twice, under `refuse`, too: the record was all that knew of the first. A commit,
+  a transaction, a fenced step, and a step whose receiver honours its key do not. For that, a fenced step needs the
+  store's clock to go on: two claims of one millisecond, one of them on its way while the store forgets the other, have
+  one token. An *outcome* that is forgotten is not among these worlds: the operation is then a new one.
 - *1 takeover*: after `max_takeovers` the operation is UNKNOWN, and its last owner may still complete it.
 - *Excusing*: a body uses `before_effects()` as it must not: it raises another exception after its effect, or enters the
   block too late. Under `refuse` neither runs again.
-- *Unreadable*: an answer that cannot be read runs no body, with `on_outage="run"`, either.
-"""
+- *Unreadable*: an answer that cannot be read runs no body, with `on_outage="run"`, either. """
 
 _MUTANTS = """
 ## Mistakes that are noticed
@@ -89,7 +88,7 @@ threads or the crash sweep must notice it; a survivor fails the build. Every sto
 _CAMPAIGNS = """
 ## Campaigns
 
-Real processes and real servers. Effects are counted in a ledger without unique constraint.
+Real processes and real servers. Effects are counted in a ledger without a unique constraint.
 
 - **Crash sweep**: SIGKILL at every point of an attempt and at pairs of points, then at every system call that talks to
   the store (SQLite: that writes, syncs or locks a file), with no hook in the code. Two clean deliveries follow.
@@ -120,7 +119,7 @@ fail-over to a replica, and the cluster of three masters was never reshaped.
 
 A server killed by SIGKILL is not a power failure: what the operating system holds for the disk survives it. So
 `tests/proof/test_synced.py` watches the system calls of each server, and of a process that uses SQLite: it syncs its
-file before it answers. Disks that lie are their owner's business.
+file before it answers. Disks that lie are not covered.
 
 The explorer's worlds have one effect for each delivery. It knows no heartbeat of its own: a body that renews stands for
 it. The soak's broker is SQS only: from a Redis, kombu loses the
