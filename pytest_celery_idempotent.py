@@ -1,4 +1,4 @@
-"""The pytest plugin of celery-idempotent: fixtures, of which a suite that asks for none notices nothing.
+"""The pytest plugin of celery-idempotent: fixtures. A suite that uses none of them does not notice it.
 
 pytest loads a plugin in every run of every suite of its environment. So this one stands outside of the package,
 whose import brings Celery, and imports nothing before a test asks for it.
