@@ -10,10 +10,6 @@ APT := strace mariadb-server chromium chromium-driver
 PROGRAMS := strace mariadbd chromium chromedriver
 SYSTEM := .venv/.system
 
-# make demo STORE=postgres BROKER=redis: which store and broker the example runs on.
-export EXAMPLE_STORE := $(STORE)
-export EXAMPLE_BROKER := $(BROKER)
-
 # A small environment of the demo's own: a fifth of .venv. Another store or broker adds its server to it.
 DEMO := .venv-demo
 MARIADB := $(DEMO)/.mariadb
@@ -23,7 +19,7 @@ SERVERS := $(sort $(patsubst redis-cluster,redis,$(filter redis redis-cluster po
 DEMO_INSTALLED := $(patsubst %,$(DEMO)/.installed-%,demo $(addprefix demo-,$(SERVERS)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo worker publish test lint types unit evidence integration prove soak bench clean
+.PHONY: help demo test lint types unit evidence integration prove soak bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -50,17 +46,8 @@ $(SYSTEM) $(MARIADB):
 	fi
 	@touch $@
 
-demo worker publish: $(DEMO_INSTALLED) $(if $(filter mariadb,$(SERVERS)),$(MARIADB))
-
-demo:  ## plain Celery and IdempotentTask under the same fire: make demo STORE=redis BROKER=redis
-	$(DEMO)/bin/python -m lab.demo
-	$(DEMO)/bin/python -m lab.kinds
-
-worker:  ## only a worker of the example, with the same STORE and BROKER, which it embeds
-	$(DEMO)/bin/python -m lab.demo.worker
-
-publish:  ## only a publisher of the example, with the same STORE and BROKER as the worker
-	$(DEMO)/bin/python -m lab.demo.publish
+demo: $(DEMO_INSTALLED) $(if $(filter mariadb,$(SERVERS)),$(MARIADB))  ## plain Celery and IdempotentTask under the same fire: make demo STORE=redis BROKER=redis
+	$(DEMO)/bin/python -m lab.demo $(if $(STORE),--store $(STORE)) $(if $(BROKER),--broker $(BROKER))
 
 test: lint types unit evidence integration  ## everything CI runs
 

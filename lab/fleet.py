@@ -79,9 +79,13 @@ class Fleet:
         for process in self._processes.values():
             tether.kill(process)
 
+    def dead(self) -> list[str]:
+        """The names of the workers that have ended."""
+        return [name for name, process in self._processes.items() if process.poll() is not None]
+
     def restart_dead(self) -> list[str]:
         """Start every worker again that has ended; their names."""
-        dead = [name for name, process in self._processes.items() if process.poll() is not None]
+        dead = self.dead()
         for name in dead:
             tether.kill(self._processes[name])  # what is left of its group
             self._start(name)

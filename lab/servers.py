@@ -36,19 +36,14 @@ class Servers:
         store: One of `STORES`; empty for none.
         broker: One of `BROKERS`; empty for none.
         folder: Where a store that is a file is kept.
-        fixed_ports: Listen where another process looks, not where the system chooses; the addresses are then
-            known before the block.
     """
 
-    def __init__(self, store: str, broker: str, folder: Path, *, fixed_ports: bool = False) -> None:
-        def at(port: int) -> int | None:
-            return port if fixed_ports else None
-
-        aws = EmbeddedAws(at(4577))
-        redis, cluster = EmbeddedRedis(at(4578)), EmbeddedRedisCluster(at(4579))  # 4579 to 4581
-        postgres, mariadb = EmbeddedPostgres(at(4582)), EmbeddedMariaDB(at(4583))
+    def __init__(self, store: str, broker: str, folder: Path) -> None:
+        aws = EmbeddedAws()
+        redis, cluster = EmbeddedRedis(), EmbeddedRedisCluster()
+        postgres, mariadb = EmbeddedPostgres(), EmbeddedMariaDB()
         # Not the store's Redis: that one is killed, and kombu loses the message that it is fetching then.
-        queue = EmbeddedRedis(at(4584))
+        queue = EmbeddedRedis()
         stores: dict[str, _Place] = {
             "": (None, str),
             "dynamodb": (aws, lambda: aws.store_url(TABLE)),

@@ -1,7 +1,8 @@
-"""The same orders under the same fire, on plain Celery and on `IdempotentTask`.
+"""The same orders under the same fire, on plain Celery and on `IdempotentTask`; then six kinds of effect under fire.
 
 One command, nothing left behind. It always embeds its store and its broker: it kills workers, kills the store if
-that can come back, and counts charges, which is no way to treat real ones.
+that can come back, and counts charges, which is no way to treat real ones. The second act has stores of its own:
+SQS and DynamoDB are emulated, the books are an SQLite file.
 
 Exit status: 0 if every promise held and the fire was real, 1 if not (the reasons are printed).
 """
@@ -12,62 +13,95 @@ import contextlib
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from celery_idempotent import open_store
-from lab.demo import audit, faults, orders, report
-from lab.demo.column import Column
-from lab.demo.progress import progress
+from lab.demo import audit, column, faults, orders, report
+from lab.demo.screen import telling
+from lab.demo.story import Story
+from lab.kinds import column as kind
+from lab.kinds import tally
 from lab.servers import BROKERS, STORES, Servers
 
-COLUMNS = {"plain": "lab.demo.plain", "idempotent": "lab.demo.tasks"}
+PLAIN, OURS = "plain Celery", "IdempotentTask"
 
 
 @click.command(help=__doc__)
-@click.option("--store", default=STORES[0], show_default=True, envvar="EXAMPLE_STORE", type=click.Choice(STORES))
-@click.option("--broker", default=BROKERS[0], show_default=True, envvar="EXAMPLE_BROKER", type=click.Choice(BROKERS))
-@click.option("--orders", "count", default=200, show_default=True, type=click.IntRange(min=20))
+@click.option("--store", default=STORES[0], show_default=True, type=click.Choice(STORES), help="Of the first act.")
+@click.option("--broker", default=BROKERS[0], show_default=True, type=click.Choice(BROKERS), help="Of the first act.")
+@click.option(
+    "--orders", "count", default=100, show_default=True, type=click.IntRange(min=20), help="Of the first act."
+)
+@click.option("--each", default=60, show_default=True, type=click.IntRange(min=10), help="Orders of the second act.")
+@click.option("--only", type=click.Choice(["fire", "kinds"]), help="Show the first act alone, or the second.")
 @click.option("--folder", type=click.Path(path_type=Path), help="A new folder for ledgers and worker logs.")
-def main(store: str, broker: str, count: int, folder: Path | None) -> None:
-    """Run both columns, print the table, judge."""
+def main(store: str, broker: str, count: int, each: int, only: str | None, folder: Path | None) -> None:
+    """Show both acts and judge them."""
     # Both then unwind the `with` blocks. A shell starts what is put in the background with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    console = Console()
+    console = Console(highlight=False)
     with _folder(folder) as place:
-        servers = Servers(store, broker, place)
-        plain, idempotent = _run(console, servers, count, place)
-    console.print(report.table(plain, idempotent, store, broker))
-    broken = audit.broken_promises(idempotent)
-    missing = audit.missing_evidence(
-        plain,
-        idempotent,
-        kills=faults.kills_planned(count),
-        store_kills=int(servers.durable_store is not None),
-    )
-    if broken or missing:
-        for reason in [*(f"Broken promise: {it}." for it in broken), *(f"Proves nothing: {it}." for it in missing)]:
-            console.print(reason, style="bold red")
-        sys.exit(1)
-    console.print(
-        f"Every order was charged exactly once, through {idempotent.kills} killed worker processes. "
-        f"Plain Celery charged {plain.charged_more} of {count} orders more than once.",
-        style="bold green",
-    )
+        verdicts = [] if only == "kinds" else [_fire(console, store, broker, count, place)]
+        verdicts += [] if only == "fire" else [_kinds(console, each, place)]
+    sys.exit(_judge(console, verdicts))
 
 
-def _run(console: Console, servers: Servers, count: int, place: Path) -> tuple[audit.Tally, audit.Tally]:
+def _fire(console: Console, store: str, broker: str, count: int, place: Path) -> report.Verdict:
+    """The same orders under the same fire."""
     load = orders.make(count)
-    with servers, progress(console, list(COLUMNS), count) as show:
+    console.print(f"[bold]1. {count} orders, every third published twice: charge, stock and mail[/]")
+    with Servers(store, broker, place) as servers:
         open_store(servers.store_url).provision()
-        plain, idempotent = (
-            Column(name, tasks, servers, place / name).run(load, show) for name, tasks in COLUMNS.items()
-        )
-    return plain, idempotent
+
+        def run(title: str, name: str, tasks: str) -> audit.Tally:
+            with telling(console, title, Story(column.VOICE), 3 * count) as hear:
+                return column.Column(name, tasks, servers, place / name).run(load, hear)
+
+        plain = run(PLAIN, "plain", "lab.demo.plain")
+        ours = run(OURS, "idempotent", "lab.demo.tasks")
+        store_kills = int(servers.durable_store is not None)
+    console.print("", report.table(plain, ours, store, broker), "")
+    return report.Verdict(
+        summary=report.summary(plain, ours),
+        broken=audit.broken_promises(ours),
+        missing=audit.missing_evidence(plain, ours, kills=faults.kills_planned(count), store_kills=store_kills),
+    )
+
+
+def _kinds(console: Console, each: int, place: Path) -> report.Verdict:
+    """Every kind of effect, each with its tool."""
+    load = [f"order-{number:04}" for number in range(each)]
+    console.print(f"[bold]2. {each} orders with six effects each, processes killed at random around them[/]")
+
+    def run(title: str, module: str) -> dict[str, tally.Kind]:
+        with telling(console, title, Story(kind.VOICE), len(tally.KINDS) * each) as hear:
+            return kind.run(module, load, place / f"kinds-{module}", hear)
+
+    plain, ours = run(PLAIN, "plain"), run(OURS, "tasks")
+    console.print("", tally.table(plain, ours, each), "")
+    return report.Verdict(
+        summary=[tally.summary(ours)],
+        broken=tally.broken_promises(ours),
+        missing=tally.missing_evidence(plain, ours),
+    )
+
+
+def _judge(console: Console, verdicts: Sequence[report.Verdict]) -> int:
+    """Say what was seen; the exit status."""
+    reasons = [f"Broken promise: {it}." for verdict in verdicts for it in verdict.broken]
+    reasons += [f"Proves nothing: {it}." for verdict in verdicts for it in verdict.missing]
+    if not reasons:
+        console.print("Every promise was kept.", style="bold green")
+    for line in (line for verdict in verdicts for line in verdict.summary):
+        console.print(f"  {line}")
+    for reason in reasons:
+        console.print(reason, style="bold red")
+    return 1 if reasons else 0
 
 
 @contextlib.contextmanager

@@ -59,11 +59,18 @@ class Ledger:
 
     def rows(self) -> list[Row]:
         """Every row so far. A torn line was never reported as written, so it is passed over."""
+        return self.since(0)[0]
+
+    def since(self, position: int) -> tuple[list[Row], int]:
+        """The rows from `position` on, and the position after them."""
         try:
-            lines = self._path.read_bytes().splitlines()
+            with self._path.open("rb") as file:
+                file.seek(position)
+                found = file.read()
         except FileNotFoundError:
-            return []
-        return [row for line in lines if line and (row := _parse(line))]
+            return [], position
+        whole = found[: found.rfind(b"\n") + 1]  # what comes after it may still be under way
+        return [row for line in whole.splitlines() if line and (row := _parse(line))], position + len(whole)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

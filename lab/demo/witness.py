@@ -16,8 +16,8 @@ def watch(ledger: Ledger) -> None:
     def ready(**_: Any) -> None:
         ledger.append(Row(what="ready"))
 
-    def delivered(task_id: str, task: Any, **_: Any) -> None:
-        ledger.append(Row(what="delivery", task=_short(task), task_id=task_id))
+    def delivered(task_id: str, task: Any, args: Any, kwargs: Any, **_: Any) -> None:
+        ledger.append(Row(what="delivery", task=_short(task), order=_order(*args, **kwargs), task_id=task_id))
 
     def ended(task_id: str, task: Any, **_: Any) -> None:
         ledger.append(Row(what="ended", task=_short(task), task_id=task_id))
@@ -35,3 +35,9 @@ def watch(ledger: Ledger) -> None:
 
 def _short(task: Any) -> str:
     return str(task.name).rpartition(".")[2]
+
+
+def _order(*args: Any, **kwargs: Any) -> str:
+    """The order that a call is about: its first argument, by whatever name."""
+    first = [*args, *kwargs.values()][0]
+    return str(first["id"] if isinstance(first, dict) else first)

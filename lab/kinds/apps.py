@@ -5,15 +5,13 @@ An app has one store. Which effects can be committed together with its records f
 
 from __future__ import annotations
 
-import os
-
 from celery import Celery
 
 from lab.demo.settings import Settings
 
 settings = Settings.from_environ()
 TABLE_OF_STOCK = "celery-idempotent-example-stock"
-SQL_URL = os.environ.get("EXAMPLE_SQL_URL", f"sqlite:///{settings.folder.absolute()}/books.sqlite3")
+SQL_URL = f"sqlite:///{settings.folder.absolute()}/books.sqlite3"
 
 
 def _app(name: str, store_url: str) -> Celery:

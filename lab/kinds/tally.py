@@ -14,9 +14,9 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "charge": ("payment API", "step with a key"),
     "reserve": ("stock in DynamoDB", "commit"),
     "book": ("ledger in SQL", "transaction"),
-    "receipt": ("receipt that follows", "outbox"),
+    "receipt": ("receipt after it", "outbox"),
     "publish": ("search index", "fenced step"),
-    "notify": ("text message", "step at most once"),
+    "notify": ("text message", "step, at most once"),
 }
 """By task, its receiver and its tool; all but the last are promised exactly once."""
 
@@ -25,13 +25,19 @@ AT_MOST_ONCE = "notify"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What became of one kind of effect."""
+    """What became of one kind of effect: every order is in one of `once`, `more`, `never` and `in_doubt`."""
 
     kills: int
     once: int
     more: int
     never: int
-    unknown: int
+    in_doubt: int  # ended UNKNOWN, which a person decides
+    in_doubt_done: int  # those of them that had been done
+
+    @property
+    def orders(self) -> int:
+        """All of them."""
+        return self.once + self.more + self.never + self.in_doubt
 
 
 def tally(
@@ -40,19 +46,28 @@ def tally(
     unknown: Mapping[str, Collection[str]],
     orders: Sequence[str],
 ) -> dict[str, Kind]:
-    """Count orders by how often each effect happened to them; "never" is what nobody knows to be in doubt."""
+    """Count orders by how often each effect happened to them."""
     found = {}
     for kind in KINDS:
-        times = [counts[kind][order] for order in orders]
-        in_doubt = unknown.get(kind, ())
+        in_doubt = set(unknown.get(kind, ()))
+        fates = Counter(_fate(counts[kind][order], order in in_doubt) for order in orders)
         found[kind] = Kind(
             kills=kills.get(kind, 0),
-            once=times.count(1),
-            more=sum(each > 1 for each in times),
-            never=sum(not each and order not in in_doubt for order, each in zip(orders, times, strict=True)),
-            unknown=len(in_doubt),
+            once=fates["once"],
+            more=fates["more"],
+            never=fates["never"],
+            in_doubt=fates["in doubt, done"] + fates["in doubt, not done"],
+            in_doubt_done=fates["in doubt, done"],
         )
     return found
+
+
+def _fate(times: int, in_doubt: bool) -> str:
+    if times > 1:
+        return "more"
+    if in_doubt:
+        return "in doubt, done" if times else "in doubt, not done"
+    return "once" if times else "never"
 
 
 def broken_promises(idempotent: Mapping[str, Kind]) -> list[str]:
@@ -60,7 +75,9 @@ def broken_promises(idempotent: Mapping[str, Kind]) -> list[str]:
     broken = [f"{name}: {kind.more} twice or more" for name, kind in idempotent.items() if kind.more]
     broken += [f"{name}: {kind.never} never" for name, kind in idempotent.items() if kind.never]
     broken += [
-        f"{name}: {kind.unknown} UNKNOWN" for name, kind in idempotent.items() if kind.unknown and name != AT_MOST_ONCE
+        f"{name}: {kind.in_doubt} in doubt"
+        for name, kind in idempotent.items()
+        if kind.in_doubt and name != AT_MOST_ONCE
     ]
     return broken
 
@@ -72,29 +89,42 @@ def missing_evidence(plain: Mapping[str, Kind], idempotent: Mapping[str, Kind]) 
     return gaps
 
 
+def summary(idempotent: Mapping[str, Kind]) -> str:
+    """The second act in a sentence."""
+    text, exact = idempotent[AT_MOST_ONCE], [kind for name, kind in idempotent.items() if name != AT_MOST_ONCE]
+    once, orders = sum(kind.once for kind in exact), sum(kind.orders for kind in exact)
+    return f"Five kinds of effect: {once} of {orders} exactly once. Texts: {text.once} once, {text.in_doubt} in doubt."
+
+
 def table(plain: Mapping[str, Kind], idempotent: Mapping[str, Kind], orders: int) -> Table:
     """Both columns side by side, on a terminal of 80 characters, too."""
     grid = Table(
-        title=f"Every kind of effect, {orders} orders, processes killed at random",
+        title=f"Six kinds of effect, {orders} orders each",
         title_style="bold",
-        caption="Orders, by how often it happened. plain: plain Celery. ours: IdempotentTask.",
+        title_justify="left",
+        caption=_caption(idempotent[AT_MOST_ONCE]),
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=0,
         pad_edge=False,
         show_edge=False,
     )
-    grid.add_column("receiver\n  its tool", no_wrap=True)
-    for name in ("\nkilled", "plain:\nonce", "\nmore", "\nnever", "ours:\nonce", "\nmore", "\nnever", "\nUNKNOWN"):
+    for name in ("receiver", "its tool"):
+        grid.add_column(f"\n{name}", no_wrap=True)
+    for name in ("\nkilled", "plain\nonce", "\nmore", "ours\nonce", "\nmore", "\nnever", "in\ndoubt"):
         grid.add_column(name, justify="right", no_wrap=True)
     for name, (receiver, tool) in KINDS.items():
         before, now = plain[name], idempotent[name]
-        kills, unknown = Text(f"{before.kills} / {now.kills}"), Text(str(now.unknown))
-        grid.add_row(f"{receiver}\n  {tool}", kills, *_cells(before), *_cells(now), unknown)
+        cells = (str(before.once), _bad(before.more), str(now.once), _bad(now.more), _bad(now.never))
+        grid.add_row(receiver, tool, f"{before.kills}, {now.kills}", *cells, str(now.in_doubt))
     return grid
 
 
-def _cells(kind: Kind) -> list[Text]:
-    return [Text(str(kind.once)), _bad(kind.more), _bad(kind.never)]
+def _caption(text: Kind) -> str:
+    return (
+        f"Of the {text.in_doubt} texts in doubt {text.in_doubt_done} had been sent and "
+        f"{text.in_doubt - text.in_doubt_done} had not: a person decides."
+    )
 
 
 def _bad(count: int) -> Text:

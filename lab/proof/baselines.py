@@ -199,7 +199,7 @@ def _campaign(
     began = time.monotonic()
     queue = _queue(system)
     store = aws.endpoint if system is System.POWERTOOLS else aws.store_url(queue)
-    settings = Settings(broker_url=aws.broker_url, store_url=store, results_url="", folder=folder, queue=queue)
+    settings = Settings(broker_url=aws.broker_url, store_url=store, folder=folder, queue=queue)
     environ = {
         **settings.environ(),
         SYSTEM: system,

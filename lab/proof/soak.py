@@ -295,7 +295,6 @@ def _campaign(minutes: float, seed: int, folder: Path, progress: Progress, store
         settings = Settings(
             broker_url=aws.broker_url,
             store_url=_through(line, site.url) if line else site.url,
-            results_url="",
             folder=folder,
             queue=QUEUE,
         )

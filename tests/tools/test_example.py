@@ -1,21 +1,22 @@
-"""The pure parts of the example: its ledger, its payment provider, its audit and its verdict."""
+"""The pure parts of the demo: its ledger, its payment provider, its audit and its verdict."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import multiprocessing
 import re
 from pathlib import Path
 
 import click
 import pytest
+from rich.console import Console
 
-from lab.demo import audit, faults, orders
-from lab.demo import settings as settings_module
+from lab.demo import audit, faults, orders, report
 from lab.demo.gateway import Gateway
 from lab.demo.ledger import Ledger, Row
 from lab.demo.settings import LEASE, SLOW_BODY, VISIBILITY_TIMEOUT, Settings
-from lab.servers import BROKERS, STORES, Servers
+from lab.servers import Servers
 
 ORDER = "order-0000"
 EFFECTS = ("charge_card", "reserve_stock", "send_receipt")
@@ -119,36 +120,18 @@ class TestOrders:
 class TestSettings:
     """The same settings reach every process."""
 
-    def test_survive_the_way_to_a_child_process(self, tmp_path: Path) -> None:
-        settings = Settings(
-            broker_url="sqs://a:b@h:1//", store_url="memory://", results_url="", folder=tmp_path, faults=True
-        )
-        assert Settings.from_environ(settings.environ()) == settings
+    SETTINGS = Settings(broker_url="sqs://a:b@h:1//", store_url="memory://", folder=Path("/folder"), faults=True)
 
-    def test_need_no_variables(self) -> None:
-        settings = Settings.from_environ({})
-        assert (settings.embedded_store, settings.embedded_broker) == ("dynamodb", "sqs")
-        assert not settings.faults
+    def test_survive_the_way_to_a_child_process(self) -> None:
+        assert Settings.from_environ(self.SETTINGS.environ()) == self.SETTINGS
 
-    @pytest.mark.parametrize("broker", BROKERS)
-    @pytest.mark.parametrize("store", STORES)
-    def test_worker_and_publisher_agree_on_the_addresses_of_every_name(self, store: str, broker: str) -> None:
-        environ = {"EXAMPLE_STORE": store, "EXAMPLE_BROKER": broker, "EXAMPLE_FOLDER": "/folder"}
-        settings = Settings.from_environ(environ)
-        assert (settings.embedded_store, settings.embedded_broker) == (store, broker)
-        servers = Servers(store, broker, Path("/folder"), fixed_ports=True)
-        assert (settings.store_url, settings.broker_url) == (servers.store_url, servers.broker_url)
-        assert ":0" not in settings.store_url + settings.broker_url
+    @pytest.mark.parametrize("broker", ["sqs://a:b@h:1//", "redis://h:1/0"])
+    def test_every_broker_redelivers_in_time(self, broker: str) -> None:
+        options = dataclasses.replace(self.SETTINGS, broker_url=broker).celery()["broker_transport_options"]
+        assert options["visibility_timeout"] == VISIBILITY_TIMEOUT
 
-    def test_no_two_embedded_servers_share_an_address(self) -> None:
-        stores = {Servers(name, "", Path("/folder"), fixed_ports=True).store_url for name in STORES}
-        brokers = {Servers("", name, Path("/folder"), fixed_ports=True).broker_url for name in BROKERS}
-        assert len(stores | brokers) == len(STORES) + len(BROKERS)
-
-    @pytest.mark.parametrize(("variable", "choices"), [("EXAMPLE_STORE", STORES), ("EXAMPLE_BROKER", BROKERS)])
-    def test_a_wrong_name_is_answered_with_the_right_ones(self, variable: str, choices: tuple[str, ...]) -> None:
-        with pytest.raises(SystemExit, match=f"{variable}=nosuch: .*{', '.join(choices)}"):
-            Settings.from_environ({variable: "nosuch"})
+    def test_a_slow_body_outlives_lease_and_visibility(self) -> None:
+        assert LEASE < VISIBILITY_TIMEOUT < SLOW_BODY
 
     def test_a_server_that_is_not_installed_is_named_with_its_remedy(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -156,39 +139,6 @@ class TestSettings:
         monkeypatch.setattr("lab.embedded.mariadb.PATH", str(tmp_path))
         with pytest.raises(click.ClickException, match="MariaDB: run: apt-get install mariadb-server"):
             Servers("mariadb", "", tmp_path).__enter__()
-
-    def test_an_address_of_ones_own_wins_over_a_name(self) -> None:
-        settings = Settings.from_environ(
-            {"EXAMPLE_STORE": "redis", "EXAMPLE_STORE_URL": "memory://", "EXAMPLE_BROKER": "redis"}
-        )
-        assert (settings.store_url, settings.embedded_store) == ("memory://", "")
-        assert settings.embedded_broker == "redis"
-
-    def test_every_variable_and_name_is_in_the_table(self) -> None:
-        documented = settings_module.__doc__ or ""
-        read = set(re.findall(r"EXAMPLE_\w+", Path(settings_module.__file__).read_text().replace(documented, "")))
-        assert set(re.findall(r"EXAMPLE_\w+", documented)) == read
-        assert all(f"`{name}`" in documented for name in (*STORES, *BROKERS))
-
-    def test_real_aws_is_a_choice(self) -> None:
-        settings = Settings.from_environ({"EXAMPLE_AWS": "real", "AWS_REGION": "eu-west-1"})
-        assert settings.broker_url == "sqs://"
-        assert settings.store_url.startswith("dynamodb://@eu-west-1/")
-        assert (settings.embedded_store, settings.embedded_broker) == ("", "")
-
-    def test_real_aws_beside_an_embedded_server_is_a_choice_too(self) -> None:
-        settings = Settings.from_environ({"EXAMPLE_AWS": "real", "EXAMPLE_STORE": "redis"})
-        assert settings.broker_url == "sqs://"
-        assert (settings.embedded_store, settings.embedded_broker) == ("redis", "")
-
-    @pytest.mark.parametrize("broker", BROKERS)
-    def test_every_broker_redelivers_in_time(self, broker: str) -> None:
-        settings = Settings.from_environ({"EXAMPLE_BROKER": broker, "EXAMPLE_RESULTS_URL": ""})
-        options = settings.celery()["broker_transport_options"]
-        assert options["visibility_timeout"] == VISIBILITY_TIMEOUT
-
-    def test_a_slow_body_outlives_lease_and_visibility(self) -> None:
-        assert LEASE < VISIBILITY_TIMEOUT < SLOW_BODY
 
 
 def _effects(times: dict[str, int]) -> list[Row]:
@@ -335,3 +285,23 @@ class TestMissingEvidence:
 
     def test_a_store_that_can_come_back_must_have_been_killed_in_both_columns(self) -> None:
         assert len(audit.missing_evidence(self.PLAIN, self.IDEMPOTENT, kills=3, store_kills=1)) == 2
+
+
+class TestReport:
+    """What is printed at the end."""
+
+    COLUMN = dataclasses.replace(
+        _tally(), **{field.name: 100 for field in dataclasses.fields(audit.Tally) if field.name != "seconds"}
+    )
+
+    def test_its_table_fits_a_terminal(self) -> None:
+        shown = Console(width=80, record=True, file=io.StringIO())
+        shown.print(report.table(self.COLUMN, self.COLUMN, "redis-cluster", "redis"))
+        table = shown.export_text()
+        assert "…" not in table
+        assert len(re.findall(r"\S +100 +100$", table, re.MULTILINE)) == len(dataclasses.fields(audit.Tally)) - 3
+
+    def test_its_summary_has_four_lines_that_fit(self) -> None:
+        lines = report.summary(self.COLUMN, self.COLUMN)
+        assert len(lines) == 4
+        assert max(map(len, lines)) <= 78
