@@ -19,7 +19,7 @@ SERVERS := $(sort $(patsubst redis-cluster,redis,$(filter redis redis-cluster po
 DEMO_INSTALLED := $(patsubst %,$(DEMO)/.installed-%,demo $(addprefix demo-,$(SERVERS)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit evidence integration prove soak bench clean
+.PHONY: help demo example test lint types unit evidence integration prove soak bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ $(SYSTEM) $(MARIADB):
 
 demo: $(DEMO_INSTALLED) $(if $(filter mariadb,$(SERVERS)),$(MARIADB))  ## plain Celery and IdempotentTask under the same fire: make demo STORE=redis BROKER=redis
 	$(DEMO)/bin/python -m lab.demo $(if $(STORE),--store $(STORE)) $(if $(BROKER),--broker $(BROKER))
+
+example: $(DEMO)/.installed-demo  ## what you copy: run it, and read it in example_project/
+	$(DEMO)/bin/python -m example_project.run
 
 test: lint types unit evidence integration  ## everything CI runs
 

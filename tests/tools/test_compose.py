@@ -68,26 +68,22 @@ def test_docker_compose_accepts_it(profile: tuple[str, ...]) -> None:
 
 
 def test_docker_compose_would_notice_an_undefined_service(tmp_path: Path) -> None:
-    assert not _compose_accepts(_spoiled(tmp_path, "      redis: {", "      rediss: {"))
+    assert not _compose_accepts(_spoiled(tmp_path, "      dynamodb: {", "      dynamo: {"))
 
 
 def test_every_service_says_when_it_is_healthy_or_ends() -> None:
     services = _services("--profile", "*")
-    assert {name for name, service in services.items() if "healthcheck" not in service} == {"publisher"}
+    assert {name for name, service in services.items() if "healthcheck" not in service} == {"example"}
 
 
 def test_nothing_starts_before_what_it_needs() -> None:
-    """The worker waits for every server, and for those of a profile if that is chosen; the publisher for the worker."""
+    """The example waits for every server, and for those of a profile if that is chosen."""
     services = _services("--profile", "*")
-    needs = {
-        name: {each: how["required"] for each, how in service.get("depends_on", {}).items()}
-        for name, service in services.items()
+    needs = services["example"]["depends_on"]
+    assert {name: how["required"] for name, how in needs.items()} == {
+        name: not service.get("profiles") for name, service in services.items() if name != "example"
     }
-    servers = {name: not services[name].get("profiles") for name in services if name not in ("worker", "publisher")}
-    assert needs["worker"] == servers
-    assert needs["publisher"] == {"worker": True}
-    conditions = [how["condition"] for each in services.values() for how in each.get("depends_on", {}).values()]
-    assert set(conditions) == {"service_healthy"}
+    assert {how["condition"] for how in needs.values()} == {"service_healthy"}
 
 
 ADDRESSES = re.findall(r"--profile (\S+) +EXAMPLE_STORE_URL=(\S+)", COMPOSE.read_text())
@@ -112,7 +108,7 @@ def test_every_profile_is_described() -> None:
 @pytest.mark.parametrize(
     ("service", "setting"),
     [
-        ("redis-store", "--appendonly yes --appendfsync always"),
+        ("redis", "--appendonly yes --appendfsync always"),
         ("postgres", "-c fsync=on -c synchronous_commit=on"),
         ("mariadb", "--innodb-flush-log-at-trx-commit=1"),
     ],
@@ -124,10 +120,9 @@ def test_every_store_of_a_profile_writes_before_it_acknowledges(service: str, se
 
 
 @pytest.mark.parametrize("variable", ["EXAMPLE_STORE_URL", "EXAMPLE_BROKER_URL"])
-def test_worker_and_publisher_take_an_address_from_the_environment(variable: str) -> None:
-    services = _services(**{variable: "redis://redis-store:6379/7"})
-    for name in ("worker", "publisher"):
-        assert services[name]["environment"][variable] == "redis://redis-store:6379/7"
+def test_the_example_takes_an_address_from_the_environment(variable: str) -> None:
+    services = _services(**{variable: "redis://redis:6379/7"})
+    assert services["example"]["environment"][variable] == "redis://redis:6379/7"
 
 
 def test_the_dockerfile_copies_what_exists() -> None:
@@ -141,10 +136,8 @@ def test_the_image_has_what_the_example_imports() -> None:
     """Every import at the head of a module; later ones belong to servers that are embedded. And each store's driver."""
     (line,) = (each for each in (ROOT / "example_project" / "Dockerfile").read_text().splitlines() if "pip" in each)
     installed = set(re.findall(r"\w+", line))
-    with_the_library = {"celery", "kombu", "click", "celery_idempotent", "lab"}
-    brought_by = {"boto3": "dynamodb", "redis": "redis", "pymysql": "pymysql", "rich": "rich", "sqlalchemy": "sql"}
-    needed = _imports(ROOT / "lab" / "demo") - set(sys.stdlib_module_names) - with_the_library
-    assert {brought_by[each] for each in needed} <= installed
+    with_the_library = {"celery", "celery_idempotent", "example_project"}
+    assert _imports(ROOT / "example_project") - set(sys.stdlib_module_names) <= with_the_library
     assert {urlsplit(address).scheme.split("+")[-1] for _, address in ADDRESSES} <= installed
 
 
