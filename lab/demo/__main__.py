@@ -21,7 +21,7 @@ from rich.console import Console
 
 from celery_idempotent import open_store
 from lab.demo import audit, column, faults, orders, report
-from lab.demo.screen import telling
+from lab.demo.screen import announce, telling
 from lab.demo.story import Story
 from lab.kinds import column as kind
 from lab.kinds import tally
@@ -54,7 +54,7 @@ def main(store: str, broker: str, count: int, each: int, only: str | None, folde
 def _fire(console: Console, store: str, broker: str, count: int, place: Path) -> report.Verdict:
     """The same orders under the same fire."""
     load = orders.make(count)
-    console.print(f"[bold]1. {count} orders, every third published twice: charge, stock and mail[/]")
+    announce(console, f"1. {count} orders, every third published twice: charge, stock and mail", column.VOICE.told)
     with Servers(store, broker, place) as servers:
         open_store(servers.store_url).provision()
 
@@ -76,7 +76,9 @@ def _fire(console: Console, store: str, broker: str, count: int, place: Path) ->
 def _kinds(console: Console, each: int, place: Path) -> report.Verdict:
     """Every kind of effect, each with its tool."""
     load = [f"order-{number:04}" for number in range(each)]
-    console.print(f"[bold]2. {each} orders with six effects each, processes killed at random around them[/]")
+    announce(
+        console, f"2. {each} orders with six effects each, processes killed at random around them", kind.VOICE.told
+    )
 
     def run(title: str, module: str) -> dict[str, tally.Kind]:
         with telling(console, title, Story(kind.VOICE), len(tally.KINDS) * each) as hear:

@@ -25,10 +25,17 @@ STYLES = {
 }
 
 
+def announce(console: Console, title: str, told: int) -> None:
+    """Say what comes, and how to read it."""
+    console.print(title, style="bold")
+    accidents = "the first accident" if told == 1 else f"the first {told} accidents"
+    console.print(f"Of each kind {accidents}: seconds, operation, what its processes did.", style="dim")
+
+
 @contextlib.contextmanager
 def telling(console: Console, title: str, story: Story, operations: int) -> Iterator[Hear]:
     """Tell the story of the column `title`, which has so many operations."""
-    console.print(f"\n[bold]{title}[/]  [dim]seconds, operation, what its processes did[/]")
+    console.print(f"\n[bold]{title}[/]")
     with _bar(console) as bar:
         task = bar.add_task("", total=operations)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import configparser
 import dataclasses
 import io
 import multiprocessing
 import re
+import sys
 from pathlib import Path
 
 import click
@@ -17,6 +20,7 @@ from lab.demo.gateway import Gateway
 from lab.demo.ledger import Ledger, Row
 from lab.demo.settings import LEASE, SLOW_BODY, VISIBILITY_TIMEOUT, Settings
 from lab.servers import Servers
+from tests.support.documents import ROOT
 
 ORDER = "order-0000"
 EFFECTS = ("charge_card", "reserve_stock", "send_receipt")
@@ -305,3 +309,39 @@ class TestReport:
         lines = report.summary(self.COLUMN, self.COLUMN)
         assert len(lines) == 4
         assert max(map(len, lines)) <= 78
+
+
+BROUGHT_BY = {
+    "boto3": "dynamodb",
+    "celery": "install_requires",
+    "click": "install_requires",  # of celery
+    "kombu": "install_requires",
+    "rich": "demo",
+    "sqlalchemy": "sql",
+}
+
+
+class TestEnvironment:
+    """`make demo` installs little, and all that it needs."""
+
+    def test_everything_that_is_imported_at_once_is_in_it(self) -> None:
+        """What belongs to another store's server is imported where that is started."""
+        names = ("demo", "kinds", "embedded", "fleet.py", "servers.py", "tether.py", "tether_program.py")
+        paths = [path for name in names for path in (ROOT / "lab").glob(f"{name}/*.py" if "." not in name else name)]
+        found = {each for path in (*paths, *(ROOT / "example_project").glob("*.py")) for each in _heads(path)}
+        config = configparser.ConfigParser()
+        config.read(ROOT / "setup.cfg")
+        demo = config["options.extras_require"]["demo"]
+        for module in found - set(sys.stdlib_module_names) - {"lab", "celery_idempotent", "example_project"}:
+            extra = BROUGHT_BY[module]
+            assert extra in ("install_requires", "demo") or re.search(rf"celery-idempotent\[.*\b{extra}\b.*\]", demo)
+
+
+def _heads(path: Path) -> set[str]:
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {each.name.split(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
