@@ -7,6 +7,7 @@ EXAMPLE_BROKER_URL and EXAMPLE_STORE_URL name others, it emulates SQS and Dynamo
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ PATIENCE = 60.0  # seconds for the first result
 
 def main() -> int:
     """Run it; the exit status is 0 if every pair of messages got one result."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the worker is stopped then, too
     with ExitStack() as stack:
         stack.enter_context(servers())
         open_store(STORE_URL).provision()  # as `celery -A example_project.app idempotency provision` does
