@@ -1,0 +1,121 @@
+"""What users may import: the names of the root and the modules that are public. A change here is a change for them."""
+
+import importlib
+import pkgutil
+
+import pytest
+
+import celery_idempotent
+
+PUBLIC = {
+    "celery_idempotent": {
+        "AtLeastOnce",
+        "AtMostOnce",
+        "Attempt",
+        "Committed",
+        "Fenced",
+        "IdempotencyError",
+        "IdempotencyWarning",
+        "IdempotentMixin",
+        "IdempotentTask",
+        "InFlight",
+        "KeyMissing",
+        "KeyReused",
+        "Keyed",
+        "LeaseLost",
+        "OutcomeUnknown",
+        "Policy",
+        "PolicyError",
+        "Record",
+        "ReplayedFailure",
+        "ResultLost",
+        "SafeToRetry",
+        "Status",
+        "Store",
+        "StoreMisconfigured",
+        "StoreUnavailable",
+        "WriteRefused",
+        "__version__",
+        "current_attempt",
+        "open_store",
+        "resolve",
+    },
+    "celery_idempotent.signals": {
+        "claimed",
+        "completed",
+        "conflicted",
+        "failed",
+        "lease_lost",
+        "outcome_unknown",
+        "released",
+        "replayed",
+        "store_unavailable",
+        "taken_over",
+    },
+    "celery_idempotent.outbox": {"relay", "send"},
+    "celery_idempotent.stores": {
+        "CommittingStore",
+        "Outbox",
+        "OutboxMessage",
+        "PurgeableStore",
+        "RecordTooLarge",
+        "Store",
+        "TakenMessage",
+        "Transaction",
+        "TransactionalStore",
+        "VerifiableStore",
+        "WaitingMessage",
+        "WriteFailed",
+        "open_store",
+        "readable",
+    },
+    "celery_idempotent.stores.dynamodb": {"DynamoDBStore"},
+    "celery_idempotent.stores.redis": {"RedisStore"},
+    "celery_idempotent.stores.sql": {"SQLStore", "metadata", "outbox_table", "records_table"},
+}
+"""`celery_idempotent.testing` lists its own; the Django app is used by its name."""
+
+ROOMS = {"contrib", "engine", "integration", "protocol", "stores", "testing"}
+MODULES = {"errors", "outbox", "signals"}
+INTERNAL = {"_version", "printable"}
+
+
+@pytest.mark.parametrize("module", sorted(PUBLIC))
+def test_public_modules_hand_on_these_names_and_no_others(module: str) -> None:
+    """A name that is added, dropped or renamed is a line in the changelog."""
+    found = importlib.import_module(module)
+
+    assert set(found.__all__) == PUBLIC[module]
+    assert all(hasattr(found, name) for name in PUBLIC[module])
+
+
+def test_the_root_holds_rooms_and_public_modules_only() -> None:
+    """What stands beside them can be imported, so it would be."""
+    found = {each.name for each in pkgutil.iter_modules(celery_idempotent.__path__)}
+
+    assert found == ROOMS | MODULES | INTERNAL
+
+
+def test_errors_are_the_roots_own() -> None:
+    """Whoever catches one by either path catches the same class."""
+    from celery_idempotent import errors
+
+    for name in PUBLIC["celery_idempotent"]:
+        if hasattr(errors, name):
+            assert getattr(celery_idempotent, name) is getattr(errors, name)
+
+
+def test_all_words_have_one_meaning() -> None:
+    """No two classes of the package share a name, and no decision shares one with an error."""
+    import ast
+    from pathlib import Path
+
+    seen: dict[str, str] = {}
+    for path in sorted(Path(celery_idempotent.__file__).parent.rglob("*.py")):
+        if "migrations" in path.parts:
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                name = node.name.lstrip("_")
+                assert name not in seen, f"{name} is in {seen[name]} and in {path}"
+                seen[name] = str(path)
