@@ -20,7 +20,8 @@ from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.protocol.record import SCHEMA
 from celery_idempotent.protocol.store import Store
-from celery_idempotent.stores.dynamodb.store import ATTRIBUTES, DynamoDBStore
+from celery_idempotent.stores.dynamodb.items import ATTRIBUTES
+from celery_idempotent.stores.dynamodb.store import DynamoDBStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.sql.statements import UnreadableRow
 from celery_idempotent.testing.contract import a_completion, a_record, a_rival

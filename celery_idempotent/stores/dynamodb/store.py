@@ -8,7 +8,6 @@ DynamoDB has no clock to ask. Its replies have a ``Date`` header of one second's
 local clock agrees with it to the second, the local clock counts; beyond that, it is corrected.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,35 +26,13 @@ from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.dynamodb.errors import DRIVER_ERRORS, OTHER_KEY, explained, refusal_of, text_of
+from celery_idempotent.stores.dynamodb.items import ATTRIBUTES, attribute_of, value_of
 from celery_idempotent.stores.dynamodb.writes import typed
 from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.reading import readable
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
-
-ATTRIBUTES: Mapping[str, str] = {
-    "status": "status",
-    "revision": "revision",
-    "owner": "owner",
-    "fencing_token": "fencingToken",
-    "lease_until": "lockExpiry",
-    "fingerprint": "fingerprint",
-    "attempts": "attempts",
-    "takeovers": "takeovers",
-    "created_at": "createdAt",
-    "updated_at": "updatedAt",
-    "task": "task",
-    "task_id": "taskId",
-    "worker": "worker",
-    "app": "app",
-    "steps": "steps",
-    "result": "resultData",
-    "content_type": "contentType",
-    "error": "error",
-    "schema": "v",
-}
-"""By field of the record, the attribute that holds it; key and expiry attributes are the store's options."""
 
 _ITEM_LIMIT = 400 * 1024
 """Bytes an item may have (DynamoDB Developer Guide, "Quotas")."""
@@ -376,7 +353,7 @@ class DynamoDBStore:
         values = record.to_fields()
         item = self._key(values.pop("key"))
         for name, value in values.items():
-            item[self._attributes[name]] = _attribute_value(value)
+            item[self._attributes[name]] = attribute_of(value)
         return item
 
     def _record_in(self, reply: Mapping[str, Any]) -> Record | None:
@@ -385,7 +362,7 @@ class DynamoDBStore:
     def _record(self, item: Mapping[str, Any]) -> Record:
         values = {name: item[each] for name, each in self._attributes.items() if each in item}
         values["key"] = self._key_of(item)
-        return Record.from_fields(values, store=repr(self), decode=_plain_value)
+        return Record.from_fields(values, store=repr(self), decode=value_of)
 
     def _key_of(self, item: Mapping[str, Any]) -> Any:
         return item[self._key_attr]["S"]
@@ -458,28 +435,3 @@ def _unusable(url: str, remedy: str) -> PolicyError:
 def _described(reason: Mapping[str, Any]) -> str:
     code = str(reason.get("Code"))
     return code if code == _CONDITION_FAILED else f"{code}: {reason.get('Message', '')}"
-
-
-def _attribute_value(value: Any) -> dict[str, Any]:
-    match value:
-        case str():
-            return {"S": value}
-        case int():
-            return {"N": str(value)}
-        case bytes():
-            return {"B": value}
-        case _:
-            return {"S": json.dumps(dict(value))}
-
-
-def _plain_value(field: str, attribute: Any) -> Any:
-    if field == "key":
-        return attribute
-    ((kind, value),) = attribute.items()
-    if kind not in _KINDS:
-        raise TypeError(f"{field} is of type {kind}")
-    return int(value) if kind == "N" else value
-
-
-_KINDS = frozenset({"S", "N", "B", "BOOL"})
-"""What :func:`_attribute_value` gives."""

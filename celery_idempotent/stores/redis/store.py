@@ -8,12 +8,11 @@ acknowledged. ``verify`` warns of settings that lose writes; ``docs/redis.md`` s
 """
 
 import hashlib
-import json
 import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from itertools import islice
@@ -33,13 +32,14 @@ from redis.exceptions import (
 
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores.clock import ServerClock
-from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, leaves_machine, warn_if_exposed, weakness_of
+from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, warn_if_exposed
 from celery_idempotent.stores.failures import failure
 from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.reading import readable
+from celery_idempotent.stores.redis.checks import exposure_of, losses_of, prove_permissions, raised
 from celery_idempotent.stores.redis.errors import DRIVER_ERRORS, OTHER_TYPE, READ_ONLY, quotable, trouble_of
+from celery_idempotent.stores.redis.hashes import encoded, fields_of, legible, record_of
 from celery_idempotent.stores.redis.url import WAIT_TIMEOUT, Client, read_url
 
 logger = logging.getLogger(__name__)
@@ -48,20 +48,6 @@ _T = TypeVar("_T")
 
 _SCRIPT = files(__package__).joinpath("swap.lua").read_bytes()
 _SCRIPT_SHA = hashlib.sha1(_SCRIPT, usedforsecurity=False).hexdigest()
-
-_NUMBERS = frozenset(
-    {"fencing_token", "lease_until", "attempts", "takeovers", "created_at", "updated_at", "expires_at", "schema"},
-)
-"""Fields of a record that are kept as decimal text."""
-
-_FIELDS = {each.name.encode(): each.name for each in fields(Record)}
-"""By field of the hash, the record's."""
-
-_IS_BINARY = "result_is_binary"
-"""A hash field of its own: there if ``result`` is bytes and not text, which Redis cannot tell apart."""
-
-_STRING_LIMIT = 512 * 1024 * 1024
-"""Bytes a value may have (``proto-max-bulk-len``, by default). The server answers a larger one by hanging up."""
 
 _PAGE = 500
 """Records that a scan reads in one round trip."""
@@ -141,7 +127,7 @@ class RedisStore:
 
     def _swap(self, operation: str, new: Record, expected: str | None) -> Record | None:
         forget_at = "" if new.expires_at is None else str(new.expires_at * 1000)
-        written, stored = self._run(operation, new.key, expected or "", new.revision, forget_at, *_fields(new))
+        written, stored = self._run(operation, new.key, expected or "", new.revision, forget_at, *fields_of(new))
         if written:
             return new
         return self._record(new.key, stored) if stored else None
@@ -153,12 +139,12 @@ class RedisStore:
 
     def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`. While the server resizes, it may list a record twice."""
-        pattern = re.sub(rb"([*?\[\\])", rb"\\\1", _encoded(self._prefix)) + b"*"
+        pattern = re.sub(rb"([*?\[\\])", rb"\\\1", encoded(self._prefix)) + b"*"
         names = self._ask("scan", lambda client: client.scan_iter(match=pattern, count=_PAGE))
         while page := self._ask("scan", lambda client: list(islice(names, _PAGE))):
             replies = self._ask("scan", lambda client: _read(client, page))
             found = zip(page, replies, strict=True)
-            for record in readable(found, lambda each: self._named(*each), lambda each: _legible(each[0])):
+            for record in readable(found, lambda each: self._named(*each), lambda each: legible(each[0])):
                 if status in (None, record.status) and task in (None, record.task):
                     yield record
 
@@ -186,7 +172,7 @@ class RedisStore:
             StoreUnavailable: The server did not answer, has no memory left, or is still loading.
         """
         for key in self._ask("verify", self._keys_to_check):
-            self._ask("verify", partial(_prove_permissions, name=self._redis_key(key)))
+            self._ask("verify", partial(prove_permissions, name=self._redis_key(key)))
             self._claim_and_complete(key)
         self._warn_of_losses()
         self._warn_of_exposure()
@@ -229,7 +215,7 @@ class RedisStore:
         self, operation: str, key: str, expected: str, revision: str, forget_at: str, *fields: bytes
     ) -> tuple[bool, Mapping[bytes, bytes]]:
         """What the script did: whether it wrote, and otherwise what is stored."""
-        arguments = (self._redis_key(key), _encoded(expected), _encoded(revision), forget_at, *fields)
+        arguments = (self._redis_key(key), encoded(expected), encoded(revision), forget_at, *fields)
         asked_at = self._clock.before_asking()
         now, written, *stored = self._ask(operation, lambda client: self._call(client, *arguments))
         self._clock.learn(now, asked_at)
@@ -260,7 +246,7 @@ class RedisStore:
             pipeline.execute_command(*command)
             pipeline.execute_command("WAIT", str(self._wait_replicas), str(round(self._wait_timeout * 1000)))
             # Raised by the pipeline itself, an error would quote the request.
-            reply, acknowledged = _raised(pipeline.execute(raise_on_error=False))
+            reply, acknowledged = raised(pipeline.execute(raise_on_error=False))
         _, written, *_ = reply
         if written and acknowledged < self._wait_replicas:
             raise _TooFewReplicas(
@@ -298,19 +284,16 @@ class RedisStore:
         return client
 
     def _redis_key(self, key: str) -> bytes:
-        return _encoded(self._prefix + key)
+        return encoded(self._prefix + key)
 
     def _named(self, name: bytes, stored: Mapping[bytes, bytes] | ResponseError) -> Record | None:
         """The record that a scan has found under ``name``; None if it has been deleted since."""
         if isinstance(stored, ResponseError):
             raise self._failure("read", stored) from stored
-        return self._record(_legible(name).removeprefix(self._prefix), stored) if stored else None
+        return self._record(legible(name).removeprefix(self._prefix), stored) if stored else None
 
     def _record(self, key: str, stored: Mapping[bytes, bytes]) -> Record:
-        values: dict[str, Any] = {field: stored[name] for name, field in _FIELDS.items() if name in stored}
-        values["key"] = key
-        decode = _binary_value if _IS_BINARY.encode() in stored else _value
-        return Record.from_fields(values, store=repr(self), decode=decode)
+        return record_of(key, stored, store=repr(self))
 
     def _failure(self, operation: str, error: BaseException) -> Exception:
         trouble = trouble_of(error)
@@ -330,7 +313,7 @@ class RedisStore:
         for server in _primaries(self._connected()):
             info = self._told("INFO", server.info, silent)
             fsync = self._told("CONFIG GET", partial(server.config_get, "*appendfsync*"), silent)
-            losses.update(_losses(info, fsync, self._wait_replicas))
+            losses.update(losses_of(info, fsync, self._wait_replicas))
         if silent:
             logger.warning(
                 "idempotency.store_unchecked reason=%r refuses %s, so its settings were not all checked: "
@@ -347,7 +330,7 @@ class RedisStore:
             )
 
     def _warn_of_exposure(self) -> None:
-        found = {self._ask("verify", partial(_exposure, server)) for server in _primaries(self._connected())}
+        found = {self._ask("verify", partial(exposure_of, server)) for server in _primaries(self._connected())}
         worst = next(each for each in (UNENCRYPTED, UNVERIFIED, "") if each in found)
         warn_if_exposed(
             repr(self), worst, "write rediss:// or rediss+cluster://, and name the authority by ssl_ca_certs"
@@ -367,44 +350,6 @@ class _TooFewReplicas(RedisError):
     pass
 
 
-def _losses(info: Mapping[str, Any], fsync: Mapping[str, Any], wait_replicas: int) -> Iterator[str]:
-    """What a server's ``INFO`` and its ``CONFIG`` of fsync say that it may forget, and what to set instead."""
-    if info.get("aof_enabled") == 0:
-        yield "appendonly is no: a restart forgets; set appendonly yes and appendfsync always."
-    else:
-        when = fsync.get("appendfsync", "always")
-        if when != "always":
-            yield f"appendfsync is {when}: a power failure forgets the last second or more; set appendfsync always."
-        if fsync.get("no-appendfsync-on-rewrite", "no") != "no":
-            yield "no-appendfsync-on-rewrite is yes: a power failure during a rewrite forgets; set it to no."
-    policy = info.get("maxmemory_policy", "noeviction")
-    if info.get("maxmemory") and policy != "noeviction":
-        yield f"maxmemory-policy is {policy}: a full memory evicts records; set maxmemory-policy noeviction."
-    if info.get("connected_slaves") and not wait_replicas:
-        yield (
-            "Replicas are attached and none is waited for: a fail-over forgets what they did not have yet; "
-            "add wait_replicas=1 to the URL."
-        )
-
-
-def _prove_permissions(client: Client, name: bytes) -> None:
-    """Do what does nothing where there is no key: a refusal then names its command, and no check is left half done."""
-    with client.pipeline(transaction=False) as pipeline:
-        pipeline.execute_command("EVAL", "return 1", 1, name)  # as long as the script is known, only EVALSHA is used
-        pipeline.hgetall(name)
-        pipeline.hdel(name, b"")
-        pipeline.persist(name)
-        pipeline.pexpireat(name, 1)
-        _raised(pipeline.execute(raise_on_error=False))
-
-
-def _exposure(server: redis.Redis, client: Client) -> str:
-    """What is weak about a connection to ``server`` on another machine; empty if nothing is."""
-    with server.client() as single:
-        link: Any = getattr(single.connection, "_sock", None)
-        return weakness_of(link) if link is not None and leaves_machine(link.fileno()) else ""
-
-
 def _primaries(client: Client) -> Sequence[redis.Redis]:
     if isinstance(client, redis.Redis):
         return [client]
@@ -416,14 +361,7 @@ def _read(client: Client, names: Sequence[bytes]) -> Sequence[Any]:
         for name in names:
             pipeline.hgetall(name)
         replies = pipeline.execute(raise_on_error=False)
-    _raised([each for each in replies if not (isinstance(each, ResponseError) and trouble_of(each) is OTHER_TYPE)])
-    return replies
-
-
-def _raised(replies: list[Any]) -> list[Any]:
-    for each in replies:
-        if isinstance(each, Exception):
-            raise each
+    raised([each for each in replies if not (isinstance(each, ResponseError) and trouble_of(each) is OTHER_TYPE)])
     return replies
 
 
@@ -439,61 +377,3 @@ def _unfit_for_forks(client: object) -> str:
     if isinstance(client, redis.Redis) and client.connection is not None:
         return "has a single connection, which must not cross a fork; pass a function that makes it"
     return ""
-
-
-def _fields(record: Record) -> Iterator[bytes]:
-    for name, value in record.to_fields().items():
-        if name != "key":
-            yield name.encode()
-            yield _plain(name, value)
-    if isinstance(record.result, bytes):
-        yield _IS_BINARY.encode()
-        yield b"1"
-
-
-def _plain(name: str, value: Any) -> bytes:
-    match value:
-        case int():
-            return b"%d" % value
-        case bytes():
-            plain = value
-        case str():
-            plain = _encoded(value)
-        case _:
-            plain = json.dumps(dict(value)).encode()
-    if len(plain) > _STRING_LIMIT:
-        raise RecordTooLarge(f"{len(plain)} bytes of {name}; Redis's limit is 512 MB a value")
-    return plain
-
-
-def _value(field: str, value: Any) -> Any:
-    if field == "key":
-        return value
-    return _number(field, value) if field in _NUMBERS else _decoded(value)
-
-
-def _binary_value(field: str, value: Any) -> Any:
-    return value if field == "result" else _value(field, value)
-
-
-def _number(field: str, plain: bytes) -> int:
-    if not plain.isdigit():  # of what else ``int`` takes, nothing was written here
-        raise ValueError(f"{field} is not a number")
-    return int(plain)
-
-
-def _encoded(text: str) -> bytes:
-    # Python's text may hold halves of surrogate pairs, and a record is read as it was written.
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _decoded(plain: bytes) -> str:
-    return plain.decode("utf-8", "surrogatepass")
-
-
-def _legible(name: bytes) -> str:
-    """The name of a key, for people, where it is not one of ours."""
-    try:
-        return _decoded(name)
-    except UnicodeDecodeError:
-        return name.decode("utf-8", "backslashreplace")
