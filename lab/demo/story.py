@@ -144,13 +144,17 @@ class Story:
             return None
         subject, came_again = delivery.subject, delivery.subject in self.ended
         self.ended.add(subject)
-        if subject in self._killed:
+        if subject in self._killed and not self._is_being_finished(subject):
             point, told = self._killed.pop(subject)
             ending = Ending(row.pid, subject[0], point, delivery.signs, self._times[subject])
             return self._about(row, subject, self.voice.ending(ending)) if told else None
         if came_again and "replayed" in delivery.signs:
             return self._tell("replayed", row, subject, "came again: got the recorded result, nothing ran")
         return None
+
+    def _is_being_finished(self, subject: Subject) -> bool:
+        """Whether the successor is about to end: a copy may be replayed a moment before its own end is noted."""
+        return any(each.subject == subject and "taken_over" in each.signs for each in self._at.values())
 
     def _who_is_at(self, task_id: str) -> int | None:
         return next((pid for pid, delivery in self._at.items() if delivery.task_id == task_id), None)

@@ -59,6 +59,13 @@ def test_plain_celery_charges_again() -> None:
     assert tell(*killed(1, "after"), *end)[1].endswith("2 ran it again: charged 2 times")
 
 
+def test_a_copy_that_is_replayed_meanwhile_does_not_end_the_tale() -> None:
+    """It can come between the successor's completion and its end."""
+    end = [delivery(2), row("taken_over", 2), row("effect", 2)]
+    copy = [delivery(3, task_id="other"), row("replayed", 3), row("ended", 3)]
+    assert tell(*killed(1, "before"), *end, *copy, row("ended", 2))[1].endswith("2 took over: charged once")
+
+
 def test_stock_that_is_reserved_twice_is_told_with_its_excuse() -> None:
     """Exactly once is not promised for it; the reader is told why."""
     end = [row("taken_over", 2), row("effect", 2, STOCK), row("ended", 2)]
