@@ -6,7 +6,6 @@ body, and every other gets its recorded result.
 
 A key names what is meant, in the words of the business: the order, never the message.
 """
-# mypy: disallow-untyped-decorators=False
 
 from __future__ import annotations
 

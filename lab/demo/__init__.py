@@ -1,4 +1,4 @@
 """Orders, payments and killed workers: the same load on plain Celery and on `IdempotentTask`.
 
-Start reading at `tasks.py`; run it with `python -m lab.demo`.
+Run it with `make demo` or `python -m lab.demo`; the tasks are in `plain.py` and `tasks.py`.
 """

@@ -3,8 +3,6 @@
 There is no key to give the payment provider: a task id is new for every publication, and arguments are not an
 identity Celery knows of.
 """
-# mypy: disallow-untyped-decorators=False
-# Celery has no type hints, so every decorator of its is untyped.
 
 from __future__ import annotations
 
@@ -14,19 +12,19 @@ from lab.demo import effects
 from lab.demo.app import app
 
 
-@app.task(acks_late=True, reject_on_worker_lost=True)
+@app.task
 def charge_card(order: dict[str, Any]) -> dict[str, str]:
     """Charge the card of `order`."""
     return {"order": order["id"], "charge": effects.charge(order["id"])}
 
 
-@app.task(acks_late=True, reject_on_worker_lost=True)
+@app.task
 def reserve_stock(order_id: str, sku: str, quantity: int) -> str:
     """Reserve what was ordered."""
     return effects.reserve(order_id, sku, quantity)
 
 
-@app.task(acks_late=True, reject_on_worker_lost=True)
+@app.task
 def send_receipt(order_id: str, email: str) -> str:
     """Send the receipt."""
     return effects.mail(order_id, email)

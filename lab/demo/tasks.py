@@ -1,9 +1,4 @@
-"""Three tasks, three ways to say what makes two messages the same intent.
-
-This is the file to read first.
-"""
-# mypy: disallow-untyped-decorators=False
-# Celery has no type hints, so every decorator of its is untyped.
+"""The load on `IdempotentTask`. What a user copies is in `example_project`."""
 
 from __future__ import annotations
 
@@ -18,8 +13,6 @@ from lab.demo.settings import BACKOFF, LEASE
 @app.task(
     base=IdempotentTask,
     bind=True,
-    acks_late=True,
-    reject_on_worker_lost=True,
     idempotent=Policy(key="order.id", lease=LEASE, backoff=BACKOFF),
 )
 def charge_card(self: IdempotentTask, order: dict[str, Any]) -> dict[str, str]:
@@ -34,8 +27,6 @@ def charge_card(self: IdempotentTask, order: dict[str, Any]) -> dict[str, str]:
 @app.task(
     base=IdempotentTask,
     bind=True,
-    acks_late=True,
-    reject_on_worker_lost=True,
     idempotent=Policy(key=("order_id", "sku"), lease=LEASE, backoff=BACKOFF),
 )
 def reserve_stock(self: IdempotentTask, order_id: str, sku: str, quantity: int) -> str:
@@ -51,8 +42,6 @@ def recipient(order_id: str, email: str) -> str:
 @app.task(
     base=IdempotentTask,
     bind=True,
-    acks_late=True,
-    reject_on_worker_lost=True,
     # By default all arguments must be equal under one key; here the address may be written differently.
     idempotent=Policy(key=recipient, fingerprint=None, lease=LEASE, backoff=BACKOFF),
 )

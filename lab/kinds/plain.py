@@ -1,6 +1,4 @@
 """The baseline: the same effects from ordinary Celery tasks, with Celery's own means against loss."""
-# mypy: disallow-untyped-decorators=False
-# Celery has no type hints, so every decorator of its is untyped.
 
 from __future__ import annotations
 

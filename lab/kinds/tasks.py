@@ -2,8 +2,6 @@
 
 What is promised of each, in words: `python -m lab.kinds.guarantees`.
 """
-# mypy: disallow-untyped-decorators=False
-# Celery has no type hints, so every decorator of its is untyped.
 
 from __future__ import annotations
 
