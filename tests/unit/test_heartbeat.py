@@ -577,3 +577,18 @@ def test_outage_is_logged_without_arguments(
 
     wait_until(lambda: "idempotency.renewal_failed key=k" in caplog.text, "the failure was logged")
     beats.stop(attempt)
+
+
+def test_heartbeat_of_a_child_begins_anew(
+    store: FaultyStore, beats: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs after a fork: the same object, which whoever imported it still has, without beats or threads."""
+    monkeypatch.setattr(heartbeat_module, "heartbeat", beats)
+    attempt = _attempt(store, lease=60_000)
+    beats.start(attempt)
+
+    heartbeat_module._start_anew()
+
+    assert attempt not in beats._beats
+    assert not beats._coordinator.is_alive
+    assert not beats._reserve.is_alive
