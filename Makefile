@@ -18,8 +18,12 @@ $(MARIADB): PROGRAMS := mariadbd
 SERVERS := $(sort $(patsubst redis-cluster,redis,$(filter redis redis-cluster postgres mariadb,$(STORE) $(BROKER))))
 DEMO_INSTALLED := $(patsubst %,$(DEMO)/.installed-%,demo $(addprefix demo-,$(SERVERS)))
 
+# make test WORKERS=8: how many processes run tests at once; twice as many where tests wait for Celery workers.
+WORKERS ?= 2
+PYTEST := $(BIN)/pytest --dist worksteal --numprocesses
+
 .DEFAULT_GOAL := help
-.PHONY: help demo example test lint types unit evidence integration prove soak bench clean
+.PHONY: help demo example fast test lint types pure covered evidence integration prove soak bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -52,7 +56,9 @@ demo: $(DEMO_INSTALLED) $(if $(filter mariadb,$(SERVERS)),$(MARIADB))  ## plain 
 example: $(DEMO)/.installed-demo  ## what you copy: run it, and read it in example_project/
 	$(DEMO)/bin/python -m example_project.run
 
-test: lint types unit evidence integration  ## everything CI runs
+fast: lint types pure  ## after every change, in seconds: linters, types and the pure unit tests
+
+test: lint types covered evidence integration  ## everything CI runs
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -61,16 +67,19 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
-unit: $(SYSTEM)
-	$(BIN)/pytest tests/unit tests/docs tests/processes tests/contract tests/django --ignore=tests/django/live --cov --cov-report=term:skip-covered
+pure: $(INSTALLED)
+	$(PYTEST) $(WORKERS) tests/unit
+
+covered: $(SYSTEM)
+	$(PYTEST) $(WORKERS) tests/unit tests/docs tests/processes tests/contract tests/django --ignore=tests/django/live --cov --cov-report=
 	@# Left out: what runs in forked children, or draws on a terminal, which coverage does not see.
-	$(BIN)/coverage report --fail-under=100 --omit="*/testing/*,*/heartbeat.py,*/cli.py"
+	$(BIN)/coverage report --skip-covered --fail-under=100 --omit="*/testing/*,*/cli.py"
 
 evidence: $(SYSTEM)
-	$(BIN)/pytest tests/tools tests/proof -n 2
+	$(PYTEST) $(WORKERS) tests/tools tests/proof
 
 integration: $(SYSTEM)
-	$(BIN)/pytest tests/integration tests/django/live -n 2
+	$(PYTEST) $$((2 * $(WORKERS))) tests/integration tests/django/live
 
 prove: $(SYSTEM)  ## attack the code and every store: interleavings, mutants, kills at every point, faults, peers
 	$(BIN)/python -m lab.proof all
