@@ -31,7 +31,11 @@ def race(calls: Sequence[Callable[[], _T]]) -> list[_T]:
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(len(calls)) as pool:
-            return list(pool.map(run, calls))
+            try:
+                return list(pool.map(run, calls))
+            except BaseException:
+                barrier.abort()  # or those that are there would wait for ever for one that cannot come
+                raise
     finally:
         sys.setswitchinterval(interval)
 
