@@ -22,8 +22,13 @@ DEMO_INSTALLED := $(patsubst %,$(DEMO)/.installed-%,demo $(addprefix demo-,$(SER
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest --dist worksteal --numprocesses
 
+# make compat: each where its Python is found, on the PATH or among pyenv's, and otherwise skipped with the reason.
+COMPAT := py311-celery54,py313-celery57
+EMPTY :=
+INTERPRETERS := $(subst $(EMPTY) $(EMPTY),:,$(wildcard $(HOME)/.pyenv/versions/3.*/bin))
+
 .DEFAULT_GOAL := help
-.PHONY: help demo example fast test lint types pure covered evidence integration prove soak bench clean
+.PHONY: help demo example fast compat test lint types pure covered evidence integration prove soak bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -81,6 +86,9 @@ evidence: $(SYSTEM)
 integration: $(SYSTEM)
 	$(PYTEST) $$((2 * $(WORKERS))) tests/integration tests/django/live
 
+compat: $(INSTALLED)  ## the oldest and the newest Celery and Python; those between, too: make compat ALL=1
+	PATH="$(INTERPRETERS):$$PATH" $(BIN)/tox run $(if $(ALL),,-e $(COMPAT))
+
 prove: $(SYSTEM)  ## attack the code and every store: interleavings, mutants, kills at every point, faults, peers
 	$(BIN)/python -m lab.proof all
 
@@ -91,4 +99,4 @@ bench: $(SYSTEM)  ## what it costs: each store, peers on the same Redis; one par
 	$(BIN)/python -m lab.benchmarks $(PART)
 
 clean:
-	rm -rf .venv .venv-demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-demo .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

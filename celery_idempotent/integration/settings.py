@@ -43,7 +43,7 @@ _NAMESPACE = re.compile("[A-Za-z0-9._-]{1,64}")
 """There must be room for a scope, a generation and 64 digits in a key of 2048 bytes."""
 
 _VISIBILITY_TIMEOUT = {"sqs": 1800, "redis": 3600}
-"""Seconds; kombu's defaults (kombu 5.7, transport/SQS and transport/redis)."""
+"""Seconds; kombu's defaults (kombu 5.3 to 5.7, transport/SQS and transport/redis)."""
 
 
 def refuse_control_flow(policy: Policy) -> None:

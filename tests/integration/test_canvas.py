@@ -34,6 +34,7 @@ def test_a_replay_goes_on_to_links_and_chains(celery_setup: IdempotentSetup, led
 
 
 @drives_workers
+@pytest.mark.compat
 def test_a_chord_with_duplicates_in_its_header_completes(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
     """Members that conflict or are replayed count like any other, and the body runs once with all results."""
     result = chord([charge.s("a", gate="go"), charge.s("a", gate="go"), charge.s("b")])(note.s())
@@ -296,6 +297,7 @@ def test_a_chord_body_that_is_delivered_twice_runs_once(canvas: Canvas, of: str)
 
 
 @idempotent_only
+@pytest.mark.compat
 def test_a_chain_whose_member_comes_three_times_runs_each_once(canvas: Canvas, of: str) -> None:
     """Each replay publishes the next member again, and that one, being idempotent, runs once."""
     result = chain(canvas.say.s("a", of).set(queue=HELD), canvas.see_after.s(of), canvas.add.si(1, 2, of)).delay()

@@ -29,6 +29,7 @@ from tests.support.waiting import wait_until
 pytestmark = [short_visibility, leases_may_be_longer]
 
 
+@pytest.mark.compat
 def test_a_killed_attempt_is_taken_over_after_its_lease(
     celery_setup: IdempotentSetup, ledger: Ledger, store: Store
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_task_that_refuses_takeovers_never_runs_twice(
     assert len(ledger.rows("begin")) == 1
 
 
+@pytest.mark.compat
 def test_a_cold_shutdown_gives_the_claim_back(celery_setup: IdempotentSetup, ledger: Ledger, store: Store) -> None:
     """SIGQUIT in the body: the redelivery runs at once, although the lease would last much longer."""
     result = charge_with_a_long_lease.delay("o", gate="go")

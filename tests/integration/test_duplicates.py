@@ -17,6 +17,7 @@ pytestmark = pytest.mark.worker
 
 
 @pytest.mark.worker(count=2, concurrency=3)
+@pytest.mark.compat
 def test_parallel_deliveries_run_the_body_once_and_share_its_result(
     celery_setup: IdempotentSetup, ledger: Ledger
 ) -> None:

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.worker
 FIFO = "work.fifo"
 
 
+@pytest.mark.compat
 def test_conflicts_do_not_use_up_the_retries_of_the_author(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
     """After three conflicts a task still has both retries that it allows itself, and counts only those."""
     holder = charge_with_retries.delay("o", gate="go")
