@@ -131,8 +131,10 @@ def test_log_line_of_a_message_that_cannot_be_published_is_one_line(
     app = an_app()
     app.conf.idempotency_store = store = SQLStore(f"sqlite:///{tmp_path}/records.sqlite")
     store.provision()
-    with create_engine(store._url).begin() as connection:
+    engine = create_engine(store._url)
+    with engine.begin() as connection:
         store.enqueue(OutboxMessage(FORGED, "{", "application/json"), connection)
+    engine.dispose()
 
     outbox.relay(app)
     store.close()
