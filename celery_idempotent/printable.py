@@ -2,8 +2,6 @@
 
 import re
 
-__all__ = ["one_line", "scheme_of"]
-
 _UNSAFE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, ends of lines, changes of direction, and what no terminal can encode."""
 

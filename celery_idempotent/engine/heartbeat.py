@@ -25,8 +25,6 @@ from celery_idempotent.engine.claim import Claim, Clock
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.printable import one_line
 
-__all__ = ["Heartbeat", "heartbeat"]
-
 logger = logging.getLogger(__name__)
 
 _RENEWALS_PER_LEASE = 3

@@ -11,8 +11,6 @@ from celery_idempotent.protocol.record import Record, Status, damaged
 from celery_idempotent.protocol.steps import only_finished
 from celery_idempotent.protocol.store import Store
 
-__all__ = ["completed", "release", "rerun"]
-
 
 def completed(
     store: Store, codec: Codec, key: str, result: Any, *, retain: int, seen_revision: str | None = None

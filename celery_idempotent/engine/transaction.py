@@ -10,8 +10,6 @@ from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.codec import Codec, Kept
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, Transaction, TransactionalStore
 
-__all__ = ["BodyTransaction", "derived_id", "message_of", "signature_of"]
-
 T = TypeVar("T")
 
 

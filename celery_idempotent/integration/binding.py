@@ -18,21 +18,6 @@ from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.protocol.keys import Conversion
 from celery_idempotent.protocol.policy import Policy
 
-__all__ = [
-    "body_signature",
-    "check_policy",
-    "conversion",
-    "is_builtin",
-    "named",
-    "refuse_misplaced_policy",
-    "refuse_place",
-    "refuse_unfinished",
-    "refuse_unknown_settings",
-    "refuse_unsupported_body",
-    "request_class",
-    "warn_about_delivery",
-]
-
 
 def is_builtin(cls: type[Task]) -> bool:
     """Whether the task is one of Celery's own, or an abstract one without a name."""

@@ -28,8 +28,6 @@ from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import PurgeableStore, Store
 
-__all__ = ["idempotency"]
-
 _DIALECTS = ["postgresql", "mysql", "mariadb", "sqlite"]
 
 

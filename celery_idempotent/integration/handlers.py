@@ -22,8 +22,6 @@ from celery.states import FAILURE
 
 from celery_idempotent.integration.arrivals import Arrival, arrival_of
 
-__all__ = ["tell_of_bodies_only"]
-
 
 def _not_answered(arrival: Arrival, *args: Any) -> bool:
     return not arrival.is_answered

@@ -28,26 +28,6 @@ from celery_idempotent.integration.arrivals import CONTENT_TYPE
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.keys import Identity
 
-__all__ = [
-    "CONFLICTS_HEADER",
-    "DELIVERIES_HEADER",
-    "HEADERS",
-    "IDENTITY_HEADER",
-    "KEY_HEADER",
-    "OUTAGES_HEADER",
-    "carried",
-    "carrying",
-    "checked_key",
-    "continued",
-    "count_in",
-    "deliveries",
-    "headers_of",
-    "is_fifo",
-    "prepared",
-    "wire_form",
-    "with_key_in_headers",
-]
-
 KEY_HEADER = "idempotency_key"
 """Message header with the key that the publisher gave."""
 

@@ -9,8 +9,6 @@ from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.record import Record
 
-__all__ = ["resolve"]
-
 _NOT_GIVEN = object()
 
 

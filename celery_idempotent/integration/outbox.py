@@ -20,8 +20,6 @@ from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.codec import Codec, Encoded, describe
 from celery_idempotent.protocol.store import Outbox, OutboxMessage, TakenMessage
 
-__all__ = ["Relay", "relay", "relay_at_start", "send"]
-
 logger = logging.getLogger(__name__)
 
 _HOLD = 60_000

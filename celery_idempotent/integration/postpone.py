@@ -30,8 +30,6 @@ from celery_idempotent.integration.versions import headers_again
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import bounded
 
-__all__ = ["conflict", "outage"]
-
 _MAX_DELAY_MS = 900_000
 """SQS delays a message by at most 900 s (SendMessage, DelaySeconds)."""
 

@@ -6,8 +6,6 @@ from celery.worker.request import Request
 
 from celery_idempotent.integration.arrivals import CONTENT_TYPE
 
-__all__ = ["Received", "TellsContentType"]
-
 
 class TellsContentType:
     """Tells the message's content type, so that it can be published again in it."""

@@ -21,8 +21,6 @@ from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 
-__all__ = ["CONTROL_FLOW", "NOTHING_BEGUN", "Broker", "Runtime", "refuse_control_flow", "runtime_of"]
-
 CONTROL_FLOW = ControlFlow(nothing_begun=(Retry,), no_outcome=(Ignore, Reject))
 """Celery's own exceptions: ``Retry`` is the author's word that running again is right; ``Ignore``, also
 raised by ``self.replace()``, and ``Reject`` end a delivery without an outcome."""

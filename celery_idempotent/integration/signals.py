@@ -4,19 +4,6 @@ from celery.utils.dispatch import Signal
 
 from celery_idempotent.engine.delivery import EventName
 
-__all__ = [
-    "claimed",
-    "completed",
-    "conflicted",
-    "failed",
-    "lease_lost",
-    "outcome_unknown",
-    "released",
-    "replayed",
-    "store_unavailable",
-    "taken_over",
-]
-
 _ARGUMENTS = {"key", "fencing_token", "task_id", "reason", "observed"}
 
 claimed = Signal(name="claimed", providing_args=_ARGUMENTS)

@@ -25,8 +25,6 @@ from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.store import VerifiableStore
 from celery_idempotent.stores.memory import MemoryStore
 
-__all__ = ["StoreCheck", "check_at_start"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -36,8 +36,6 @@ from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import bounded
 
-__all__ = ["IdempotentMixin", "IdempotentTask"]
-
 logger = logging.getLogger("celery_idempotent")
 
 _LEVELS = {

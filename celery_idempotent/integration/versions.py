@@ -7,8 +7,6 @@ from typing import Any
 from celery import Task
 from celery.app.task import Context
 
-__all__ = ["KeepsRequest", "comes_back_from_lost_worker", "dumped_models", "headers_again"]
-
 
 def dumped_models(task: Task, args: Any, kwargs: Any, serializer: str) -> tuple[Any, Any]:
     """The arguments as Celery publishes them, with pydantic's models of ``pydantic=True`` as plain data."""

@@ -11,8 +11,6 @@ from kombu.exceptions import DecodeError
 
 from celery_idempotent.errors import ReplayedFailure
 
-__all__ = ["Codec", "Encoded", "Kept", "describe"]
-
 T = TypeVar("T")
 
 _MAX_MESSAGE = 2_000

@@ -28,18 +28,6 @@ from jmespath.exceptions import JMESPathError
 from celery_idempotent.errors import IdempotencyError, KeyMissing, PolicyError
 from celery_idempotent.protocol.paths import LENIENT, STRICT, Absent, root_names
 
-__all__ = [
-    "WHOLE_CALL",
-    "CallSignature",
-    "Conversion",
-    "Identity",
-    "NotCanonical",
-    "Selector",
-    "Spec",
-    "canonical",
-    "identify",
-]
-
 Spec = str | tuple[str, ...] | Callable[..., Any]
 """How a policy names what it selects: a JMESPath, several, or a function of the task's own arguments."""
 

@@ -10,9 +10,6 @@ from typing import Any
 
 from jmespath.visitor import TreeInterpreter
 
-__all__ = ["LENIENT", "STRICT", "Absent", "root_names"]
-
-
 Node = Any
 """A node of a parsed path, as jmespath makes them: a dict with ``type``, ``children`` and maybe ``value``."""
 

@@ -13,8 +13,6 @@ from typing import Any, Self, get_args, get_type_hints
 
 from celery_idempotent.errors import StoreMisconfigured
 
-__all__ = ["SCHEMA", "UNREADABLE", "Record", "Status", "bounded", "damaged"]
-
 SCHEMA = 1
 """Version of the record's layout. A reader that meets a newer one refuses it."""
 

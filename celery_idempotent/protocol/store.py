@@ -21,21 +21,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from celery_idempotent.protocol.record import Record, Status
 
-__all__ = [
-    "CommittingStore",
-    "Outbox",
-    "OutboxMessage",
-    "PurgeableStore",
-    "RecordTooLarge",
-    "Store",
-    "TakenMessage",
-    "Transaction",
-    "TransactionalStore",
-    "VerifiableStore",
-    "WaitingMessage",
-    "WriteFailed",
-]
-
 
 class RecordTooLarge(Exception):
     """The store refused the record for its size, and certainly did not write it."""
