@@ -1,565 +1,636 @@
-"""The attempt: claims, renewals and endings over a store that loses requests and replies."""
+"""Steps and commits in a body: what is done once, what is remembered, and what a crash leaves behind."""
 
+import threading
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
 
 import pytest
+from celery import Celery
 
-from celery_idempotent.engine.claim import Claim, claim, new_nonce
-from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.operation import (
-    Lost,
-    Operation,
-    Replay,
-    Run,
-    Superseded,
-    Unknown,
-    Wait,
-    Written,
-    completed,
-    released,
+from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.delivery import Outcome
+from celery_idempotent.engine.transaction import derived_id
+from celery_idempotent.errors import (
+    LeaseLost,
+    OutcomeUnknown,
+    PolicyError,
+    ResultLost,
+    SafeToRetry,
+    StoreUnavailable,
+    WriteRefused,
 )
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.effects import Fenced, Keyed
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.steps import Finished
-from celery_idempotent.protocol.store import RecordTooLarge
+from celery_idempotent.protocol.steps import Step
+from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing import FakeClock, FaultyStore
-from celery_idempotent.testing.contract import a_record
-from celery_idempotent.testing.faults import Fault
-from tests.support.scene import an_operation
+from celery_idempotent.testing import StoreWrapper
+from tests.support.deliveries import published
+from tests.support.scene import Again, Scene
 
-LEASE = 60_000
-RETAIN = 600_000
-ONE = Encoded("1", "application/json")
+
+class Declined(Exception):
+    pass
+
+
+class _Receiver:
+    """Counts its effects, and keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def __call__(self, step: Step) -> str:
+        self.steps.append(step)
+        return f"receipt {len(self.steps)}"
+
+
+def _never(_: object) -> Any:
+    pytest.fail("this was not to be called")
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def scene() -> Scene:
+    return Scene()
 
 
 @pytest.fixture
-def store(clock: FakeClock) -> FaultyStore:
-    return FaultyStore(MemoryStore(clock.now))
+def receiver() -> _Receiver:
+    return _Receiver()
 
 
-def _operation(on_takeover: str = "rerun") -> Operation:
-    return an_operation(lease=LEASE / 1000, grace=1, on_takeover=on_takeover)
+def test_step_is_done_once_however_often_the_body_runs(scene: Scene, receiver: _Receiver) -> None:
+    """Its result is recorded before the body goes on, and later attempts get it without a call."""
+
+    def fail_after(handle: ProtectedAttempt) -> None:
+        handle.step("charge", receiver)
+        raise Declined
+
+    with pytest.raises(Declined):
+        scene.perform(fail_after)
+    outcome = scene.perform(lambda handle: handle.step("charge", receiver))
+
+    assert outcome == Outcome("receipt 1")
+    assert len(receiver.steps) == 1
 
 
-def _claimed(store: FaultyStore, clock: FakeClock) -> Claim:
-    claimed_at = clock.monotonic()
-    decision = claim(store, _operation())
-    assert isinstance(decision, Run)
-    return Claim(store, decision.record, lease=LEASE, retain=RETAIN, claimed_at=claimed_at, clock=clock)
+def test_step_gives_its_receiver_the_same_key_and_a_larger_token(scene: Scene, receiver: _Receiver) -> None:
+    """The key is the same on every attempt, fits payment APIs, and the token grows."""
+    scene.abandon(lambda handle: receiver(Step("charge", handle.effect_key("charge"), handle.fencing_token)))
+    scene.perform(lambda handle: handle.step("charge", receiver))
 
-
-def _stored(store: FaultyStore) -> Record:
-    record = store.get("k")
-    assert record is not None
-    return record
-
-
-def test_claim_of_a_new_key_is_one_swap(store: FaultyStore) -> None:
-    """The optimistic claim needs no read before it."""
-    decision = claim(store, _operation())
-
-    assert isinstance(decision, Run)
-    assert store.swaps == [decision.record]
-    assert _stored(store) == decision.record
-
-
-def test_claim_of_a_running_key_is_one_swap(store: FaultyStore, clock: FakeClock) -> None:
-    """A conflict is read out of the failed swap."""
-    _claimed(store, clock)
-    store.swaps.clear()
-
-    assert isinstance(claim(store, _operation()), Wait)
-    assert len(store.swaps) == 1
-
-
-@pytest.mark.parametrize("faults", [("reply lost",), ("request lost",)])
-def test_claim_heals_one_lost_message(store: FaultyStore, faults: tuple[Fault, ...]) -> None:
-    """A lost request or reply costs a second swap, no attempt, and no waiting for the lease."""
-    store.faults.extend(faults)
-
-    decision = claim(store, _operation())
-
-    assert isinstance(decision, Run)
-    assert decision.record.attempts == 1
-    assert _stored(store) == decision.record
-
-
-def test_takeover_heals_a_lost_reply_and_stays_a_takeover(store: FaultyStore, clock: FakeClock) -> None:
-    """Whether it took over is in the record it wrote, whichever reply arrived."""
-    _claimed(store, clock)
-    clock.advance(LEASE + 1_000)
-    store.faults.extend(["none", "reply lost"])
-
-    decision = claim(store, _operation())
-
-    assert isinstance(decision, Run)
-    assert decision.record.takeovers == 1
-    assert decision.record.attempts == 2
-
-
-def test_claim_without_any_answer_is_an_outage(store: FaultyStore) -> None:
-    """Without a certain answer nothing may run."""
-    store.faults.extend(["reply lost", "request lost"])
-
-    with pytest.raises(StoreUnavailable):
-        claim(store, _operation())
-
-
-def test_misconfigured_store_is_not_asked_twice(store: FaultyStore) -> None:
-    """What needs a person does not get better by asking again."""
-
-    def refuse(record: Record) -> None:
-        raise StoreMisconfigured("store", "swap", "no table")
-
-    store.before_swap = refuse
-
-    with pytest.raises(StoreMisconfigured):
-        claim(store, _operation())
-    assert len(store.swaps) == 1
-
-
-def test_lost_race_asks_the_table_again(store: FaultyStore, clock: FakeClock) -> None:
-    """A claim that loses the race for a released key meets the winner and conflicts with it."""
-    attempt = _claimed(store, clock)
-    attempt.release()
-    rival = iter([None, None])
-
-    def interfere(record: Record) -> None:
-        if store.swaps[-1].attempts == 2 and next(rival, "done") is None:
-            store.before_swap = lambda record: None
-            assert isinstance(claim(store.store, replace(_operation(), worker="rival")), Run)
-
-    store.before_swap = interfere
-
-    decision = claim(store, _operation())
-
-    assert isinstance(decision, Wait)
-    assert decision.record.worker == "rival"
-
-
-def test_record_that_vanishes_during_a_claim_is_claimed_anew(store: FaultyStore, clock: FakeClock) -> None:
-    """A record deleted between two swaps counts as absent; the swap that expected it writes nothing."""
-    _claimed(store, clock).complete(ONE)
-    clock.advance(RETAIN + 1_000)
-    store.swaps.clear()
-
-    def collect(record: Record) -> None:
-        if len(store.swaps) == 2:
-            assert store.delete("k", _stored(store).revision)
-
-    store.before_swap = collect
-
-    decision = claim(store, _operation())
-
-    assert isinstance(decision, Run)
-    assert decision.expected is None
-    assert len(store.swaps) == 3
-
-
-def test_broken_store_does_not_loop_for_ever(store: FaultyStore) -> None:
-    """A store that never lets anybody win ends in an error, not in a hot loop."""
-    flip = [a_record(), replace(a_record(), status=Status.RELEASED)]
-
-    class Liar(FaultyStore):
-        def swap(self, new: Record, expected: str | None) -> Record | None:
-            flip.reverse()
-            return replace(flip[0], status=Status.RELEASED, fingerprint=None)
-
-    with pytest.raises(StoreUnavailable, match="races"):
-        claim(Liar(MemoryStore()), _operation())
-
-
-def test_refused_takeover_becomes_unknown_for_everybody(store: FaultyStore, clock: FakeClock) -> None:
-    """The first to find the dead attempt marks it; it and all later ones are told."""
-    _claimed(store, clock)
-    clock.advance(LEASE + 1_000)
-
-    for _ in range(2):
-        assert isinstance(claim(store, _operation("refuse")), Unknown)
-    assert _stored(store).status is Status.UNKNOWN
-    assert isinstance(claim(store, _operation("rerun")), Unknown)
-
-
-def test_handle_tells_what_the_record_says(store: FaultyStore, clock: FakeClock) -> None:
-    """Key, token, number and takeover flag are those of the claim that was stored."""
-    first = _claimed(store, clock)
-    clock.advance(LEASE + 1_000)
-    second = _claimed(store, clock)
-
-    assert (first.key, first.number, first.is_takeover) == ("k", 1, False)
-    assert (second.key, second.number, second.is_takeover) == ("k", 2, True)
+    first, second = receiver.steps
+    assert first.key == second.key
+    assert len(first.key) == 64
     assert second.fencing_token > first.fencing_token
 
 
-def test_effect_key_is_stable_over_attempts_and_fits_payment_apis(store: FaultyStore, clock: FakeClock) -> None:
-    """Every attempt of an operation derives the same key, another per name, of 64 plain characters."""
-    first = _claimed(store, clock)
-    clock.advance(LEASE + 1_000)
-    second = _claimed(store, clock)
+def test_steps_may_be_reordered_between_deployments(scene: Scene) -> None:
+    """A step is known by its name, not by its place."""
+    calls: list[str] = []
 
-    assert first.effect_key("charge") == second.effect_key("charge")
-    assert first.effect_key("charge") != first.effect_key("mail")
-    assert len(first.effect_key("charge")) == 64
-    assert first.effect_key("charge").isalnum()
+    def step(handle: ProtectedAttempt, name: str) -> Any:
+        return handle.step(name, lambda step: calls.append(step.name) or step.name)  # type: ignore[func-returns-value]
 
+    scene.abandon(lambda handle: (step(handle, "a"), step(handle, "b")))
+    scene.perform(lambda handle: [step(handle, "c"), step(handle, "b"), step(handle, "a")])
 
-@pytest.mark.parametrize("fault", ["none", "reply lost", "request lost"])
-def test_completion_is_recorded_through_one_lost_message(store: FaultyStore, clock: FakeClock, fault: Fault) -> None:
-    """A lost request or reply of the completion is healed, and costs no attempt."""
-    attempt = _claimed(store, clock)
-    store.faults.append(fault)
-
-    assert attempt.complete(ONE) == Written()
-    stored = _stored(store)
-    assert (stored.status, stored.result, stored.attempts) == (Status.COMPLETED, "1", 1)
-    assert attempt.is_over
+    assert calls == ["a", "b", "c"]
 
 
-def test_completion_is_tried_until_the_store_is_back(store: FaultyStore, clock: FakeClock) -> None:
-    """An outage after the effect is waited out; the record of the first confirmed try counts."""
-    attempt = _claimed(store, clock)
-    store.faults.extend(["request lost"] * 20)
+def test_step_under_rerun_is_called_again_after_a_crash_within(scene: Scene, receiver: _Receiver) -> None:
+    """Between effect and record a worker can die; under rerun the call is made again."""
 
-    assert attempt.complete(ONE) == Written()
-    assert _stored(store).status is Status.COMPLETED
+    def die_within(handle: ProtectedAttempt) -> None:
+        def call(step: Step) -> None:
+            receiver(step)
+            scene.store.before_swap = lambda record: (_ for _ in ()).throw(KeyboardInterrupt)
 
+        handle.step("charge", call)
 
-def test_heartbeat_keeps_the_lease_while_a_completion_waits(store: FaultyStore, clock: FakeClock) -> None:
-    """Between two tries the lease can be renewed, and the completion then builds on the renewal."""
-    attempt = _claimed(store, clock)
-    store.faults.extend(["request lost", "request lost"])
+    with pytest.raises(KeyboardInterrupt):
+        scene.perform(die_within)
+    scene.store.before_swap = lambda record: None
+    scene.clock.advance(61_000)
 
-    def beat(seconds: float) -> None:
-        clock.on_sleep = lambda seconds: None
-        attempt.renew()
-        assert _stored(store).status is Status.IN_PROGRESS
-
-    clock.on_sleep = beat
-
-    assert attempt.complete(ONE) == Written()
-    assert _stored(store).status is Status.COMPLETED
+    assert scene.perform(lambda handle: handle.step("charge", receiver)) == Outcome("receipt 2")
 
 
-def test_unconfirmed_completion_is_not_reported(store: FaultyStore, clock: FakeClock) -> None:
-    """When the store stays away, the completion raises instead of claiming success."""
-    attempt = _claimed(store, clock)
-    began = clock.monotonic()
-    store.faults.extend(["request lost"] * 10_000)
+def test_step_under_refuse_is_recorded_before_its_call(scene: Scene) -> None:
+    """What a call sees in the store is that it has begun."""
+    seen: list[Any] = []
+    scene.perform(lambda handle: handle.step("sms", lambda step: seen.append(dict(scene.record.steps))))
 
-    with pytest.raises(StoreUnavailable):
-        attempt.complete(ONE)
-
-    assert clock.monotonic() - began >= 600
-    assert _stored(store).status is Status.IN_PROGRESS
+    assert seen == [{"sms": {"begun_at": scene.clock.now(), "attempt": 1}}]
 
 
-def test_misconfiguration_at_completion_is_raised_at_once(store: FaultyStore, clock: FakeClock) -> None:
-    """A table deleted under a running task does not hold its worker for ten minutes."""
-    attempt = _claimed(store, clock)
+def _timing_out(receiver: _Receiver) -> Callable[[Step], Any]:
+    def call(step: Step) -> None:
+        receiver(step)
+        raise TimeoutError
 
-    def refuse(record: Record) -> None:
-        raise StoreMisconfigured("store", "swap", "no table")
-
-    store.before_swap = refuse
-    with pytest.raises(StoreMisconfigured):
-        attempt.complete(ONE)
+    return call
 
 
-def test_renewal_whose_reply_was_lost_does_not_block_the_completion(store: FaultyStore, clock: FakeClock) -> None:
-    """A renewal that landed unseen is recognised as our own write, and written over."""
-    attempt = _claimed(store, clock)
-    store.faults.extend(["reply lost", "request lost"])
-    with pytest.raises(StoreUnavailable):
-        attempt.renew()
+def test_step_under_refuse_that_began_ends_unknown(scene: Scene, receiver: _Receiver) -> None:
+    """The next attempt does not call: the operation waits for a person."""
+    with pytest.raises(TimeoutError):
+        scene.perform(lambda handle: handle.step("sms", _timing_out(receiver)))
+    assert scene.names[-1] == "released"
 
-    assert attempt.complete(ONE) == Written()
-    assert _stored(store).status is Status.COMPLETED
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown, match="'sms' began in attempt 1"):
+            scene.perform(lambda handle: handle.step("sms", receiver))
 
-
-def test_renewal_extends_the_lease(store: FaultyStore, clock: FakeClock) -> None:
-    """The stored lease runs from the time of the renewal."""
-    attempt = _claimed(store, clock)
-    clock.advance(LEASE // 3)
-
-    attempt.renew()
-
-    assert _stored(store).lease_until == clock.now() + LEASE
-    assert not attempt.is_over
+    assert scene.record.status is Status.UNKNOWN
+    assert len(receiver.steps) == 1
+    assert scene.names.count("outcome_unknown") == 2
 
 
-def test_renewal_after_the_lease_is_good_while_nobody_took_over(store: FaultyStore, clock: FakeClock) -> None:
-    """The end of a lease permits a takeover; only the takeover ends the ownership."""
-    attempt = _claimed(store, clock)
-    clock.advance(LEASE * 5)
+def test_step_under_refuse_that_timed_out_is_not_repeated_by_its_own_body(scene: Scene, receiver: _Receiver) -> None:
+    """A loop in the body cannot talk its way around the promise."""
 
-    attempt.ensure_owned()
+    def stubborn(handle: ProtectedAttempt) -> Any:
+        try:
+            return handle.step("sms", _timing_out(receiver))
+        except TimeoutError:
+            return handle.step("sms", receiver)
 
-    assert _stored(store).lease_until == clock.now() + LEASE
-    assert attempt.complete(ONE) == Written()
+    with pytest.raises(OutcomeUnknown):
+        scene.perform(stubborn)
 
-
-def test_renewal_finds_its_own_unseen_completion(store: FaultyStore, clock: FakeClock) -> None:
-    """A heartbeat that meets our own completion stops, and does not cry wolf."""
-    attempt = _claimed(store, clock)
-    store.faults.extend(["reply lost", "request lost"])
-
-    def beat(seconds: float) -> None:
-        clock.on_sleep = lambda seconds: None
-        attempt.renew()
-        assert attempt.is_over
-        attempt.ensure_owned()
-
-    clock.on_sleep = beat
-
-    assert attempt.complete(ONE) == Written()
+    assert len(receiver.steps) == 1
 
 
-@pytest.fixture
-def zombie(store: FaultyStore, clock: FakeClock) -> tuple[Claim, Claim]:
-    """An attempt that slept through its lease, and its successor."""
-    stale = _claimed(store, clock)
-    clock.advance(LEASE + 1_000)
-    return stale, _claimed(store, clock)
+def test_doubt_is_not_an_outcome_to_remember(scene: Scene, receiver: _Receiver) -> None:
+    """Also under remember=(Exception,) a step in doubt ends UNKNOWN, not FAILED."""
+    with pytest.raises(TimeoutError):
+        scene.perform(lambda handle: handle.step("sms", _timing_out(receiver)))
+
+    with pytest.raises(OutcomeUnknown):
+        scene.perform(lambda handle: handle.step("sms", receiver), remember=(Exception,))
+
+    assert scene.record.status is Status.UNKNOWN
+
+
+def test_doubt_of_another_operation_is_an_ordinary_error(scene: Scene) -> None:
+    """OutcomeUnknown that a body got from elsewhere says nothing about its own effects."""
+
+    def ask_another(handle: ProtectedAttempt) -> None:
+        raise OutcomeUnknown("another key", "?")
+
+    with pytest.raises(OutcomeUnknown):
+        scene.perform(ask_another)
+
+    assert scene.record.status is Status.RELEASED
+
+
+WITHIN_AN_HOUR = {"charge": Keyed(window=3_600, on_takeover="refuse")}
+
+
+def test_window_lets_a_step_be_called_again_until_it_is_over(scene: Scene, receiver: _Receiver) -> None:
+    """While the receiver honours the key, a repetition is safe; then it is not."""
+
+    def attempt(call: Callable[[Step], Any]) -> Any:
+        return scene.perform(lambda handle: handle.step("charge", call), effects=WITHIN_AN_HOUR)
+
+    with pytest.raises(TimeoutError):
+        attempt(_timing_out(receiver))
+    scene.clock.advance(3_599_000)
+    with pytest.raises(TimeoutError):
+        attempt(_timing_out(receiver))
+    scene.clock.advance(1_000)
+
+    with pytest.raises(OutcomeUnknown, match="window of 3600 s is over"):
+        attempt(receiver)
+    assert len(receiver.steps) == 2
+    assert receiver.steps[0].key == receiver.steps[1].key
+
+
+@pytest.mark.parametrize("error", [SafeToRetry, Again])
+def test_call_that_had_no_effect_says_so(scene: Scene, receiver: _Receiver, error: type[Exception]) -> None:
+    """SafeToRetry and Celery's Retry take the beginning back, so the next attempt calls."""
+
+    def refused(step: Step) -> None:
+        raise error
+
+    with pytest.raises(error):
+        scene.perform(lambda handle: handle.step("sms", refused))
+
+    assert scene.perform(lambda handle: handle.step("sms", receiver)) == Outcome("receipt 1")
+
+
+def test_earlier_beginning_is_not_taken_back(scene: Scene, receiver: _Receiver) -> None:
+    """That this call had no effect says nothing about an earlier one."""
+    within_a_minute = {"sms": Keyed(window=60, on_takeover="refuse")}
+
+    def refused(step: Step) -> None:
+        raise SafeToRetry
+
+    with pytest.raises(TimeoutError):
+        scene.perform(lambda h: h.step("sms", _timing_out(receiver)), effects=within_a_minute)
+    with pytest.raises(SafeToRetry):
+        scene.perform(lambda h: h.step("sms", refused), effects=within_a_minute)
+
+    with pytest.raises(OutcomeUnknown):
+        scene.perform(lambda handle: handle.step("sms", receiver))
+
+
+def test_name_is_used_once_per_attempt(scene: Scene, receiver: _Receiver) -> None:
+    """A loop over one name would get the first result for all; it is refused instead."""
+    with pytest.raises(PolicyError, match="made a step of that name"):
+        scene.perform(lambda handle: [handle.step("mail", receiver) for _ in range(2)])
+
+
+def test_failed_step_may_be_made_again_by_the_same_body(scene: Scene, receiver: _Receiver) -> None:
+    """A body may catch what its call raised and try again, where repeating is allowed."""
+
+    def patient(handle: ProtectedAttempt) -> Any:
+        with pytest.raises(TimeoutError):
+            handle.step("charge", _timing_out(receiver))
+        return handle.step("charge", receiver)
+
+    assert scene.perform(patient) == Outcome("receipt 2")
+
+
+def test_concurrent_steps_of_one_name_are_one(scene: Scene) -> None:
+    """While a step is being made, a second of its name is refused."""
+
+    def racing(handle: ProtectedAttempt) -> Any:
+        refused: list[Exception] = []
+
+        def call(step: Step) -> None:
+            def second() -> None:
+                try:
+                    handle.step("mail", lambda step: None)
+                except PolicyError as error:
+                    refused.append(error)
+
+            thread = threading.Thread(target=second)
+            thread.start()
+            thread.join()
+
+        handle.step("mail", call)
+        return len(refused)
+
+    assert scene.perform(racing) == Outcome(1)
+
+
+def test_steps_of_several_threads_are_all_recorded(scene: Scene) -> None:
+    """Each write of the record goes on from the one before it, whichever thread made that."""
+    names = [f"item {number}" for number in range(16)]
+
+    def made(handle: ProtectedAttempt, call: Callable[[Step], Any]) -> list[Any]:
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(lambda name: handle.step(name, call), names))
+
+    scene.abandon(lambda handle: made(handle, lambda step: step.name))
+
+    assert scene.perform(lambda handle: made(handle, _never)) == Outcome(names)
 
 
 @pytest.mark.parametrize(
-    "act",
+    ("arguments", "match"),
     [
-        lambda attempt: attempt.complete(ONE),
-        lambda attempt: attempt.fail(ONE, "boom"),
+        ({"name": ""}, "name"),
+        ({"name": "x" * 201}, "1 to 200 characters"),
+        ({"name": 7}, "name"),
     ],
 )
-def test_zombie_reports_nothing_of_its_own(
-    zombie: tuple[Claim, Claim], store: FaultyStore, act: Callable[[Claim], object]
-) -> None:
-    """While its successor runs, a zombie's outcome is refused and the record stays the successor's."""
-    stale, successor = zombie
-    before = _stored(store)
-
-    with pytest.raises(LeaseLost):
-        act(stale)
-
-    assert _stored(store) == before
-    assert successor.complete(ONE) == Written()
+def test_unusable_names_are_refused(scene: Scene, arguments: dict[str, Any], match: str) -> None:
+    """Before anything happens, and naming the argument."""
+    with pytest.raises(PolicyError, match=match):
+        scene.perform(lambda handle: handle.step(**{"name": "a", "call": _never, **arguments}))
 
 
-def test_zombie_neither_releases_nor_gives_up_nor_renews(zombie: tuple[Claim, Claim], store: FaultyStore) -> None:
-    """No write of a zombie touches its successor's record."""
-    stale, _ = zombie
-    before = _stored(store)
+def test_value_is_the_same_for_first_and_later_attempts(scene: Scene) -> None:
+    """A tuple becomes a list at once, not only when it is read back."""
 
-    assert stale.release() == Lost()
-    assert stale.give_up("why") == Lost()
-    stale.renew()
+    def pair(handle: ProtectedAttempt) -> Any:
+        return handle.step("pair", lambda step: (1, 2))
 
-    assert _stored(store) == before
+    scene.abandon(pair)
 
-
-def test_zombie_gets_its_successors_result(zombie: tuple[Claim, Claim], store: FaultyStore) -> None:
-    """Once the successor completed, the zombie's delivery has the successor's result."""
-    stale, successor = zombie
-    successor.complete(Encoded('"theirs"', "application/json"))
-
-    settlement = stale.complete(ONE)
-
-    assert isinstance(settlement, Superseded)
-    assert settlement.record.result == '"theirs"'
-    assert _stored(store).result == '"theirs"'
+    assert scene.perform(pair) == Outcome([1, 2])
+    assert Scene().perform(pair) == Outcome([1, 2])
 
 
-def test_zombie_is_told_when_it_asks(zombie: tuple[Claim, Claim]) -> None:
-    """A body can find out before its effect that it no longer owns the key."""
-    stale, successor = zombie
+@pytest.mark.parametrize("value", [None, 0, False, "", []])
+def test_empty_results_are_results(scene: Scene, value: Any) -> None:
+    """A step that returned nothing has returned."""
+    calls: list[int] = []
 
-    with pytest.raises(LeaseLost):
-        stale.ensure_owned()
-    assert stale.is_over
-    with pytest.raises(LeaseLost):
-        stale.ensure_owned()
-    successor.ensure_owned()
+    def body(handle: ProtectedAttempt) -> Any:
+        return handle.step("a", lambda step: calls.append(1) or value)  # type: ignore[func-returns-value]
 
+    scene.abandon(body)
 
-def test_completed_successor_is_a_lost_lease_for_the_heartbeat(zombie: tuple[Claim, Claim], clock: FakeClock) -> None:
-    """The heartbeat of a zombie stops at its successor's completion."""
-    stale, successor = zombie
-    successor.complete(ONE)
-
-    stale.renew()
-
-    assert stale.is_over
+    assert scene.perform(body) == Outcome(value)
+    assert calls == [1]
 
 
-def test_ensuring_ownership_costs_nothing_within_the_lease(store: FaultyStore, clock: FakeClock) -> None:
-    """While the lease runs by the local clock, nobody is asked."""
-    attempt = _claimed(store, clock)
-    store.swaps.clear()
+class _Small(MemoryStore):
+    """A store whose records take so many characters of steps."""
 
-    attempt.ensure_owned()
+    room = 10_000
 
-    assert store.swaps == []
-
-
-@pytest.mark.parametrize("write", ["complete", "ensure_owned", "release", "finish_step"])
-def test_vanished_record_is_written_again_by_its_living_owner(store: FaultyStore, clock: FakeClock, write: str) -> None:
-    """A store that forgot, as in a fail-over, costs the attempt nothing: it writes the record as for the first time."""
-    writes: dict[str, Callable[[Claim], object]] = {
-        "complete": lambda attempt: attempt.complete(ONE),
-        "ensure_owned": lambda attempt: attempt.ensure_owned(),
-        "release": lambda attempt: attempt.release(),
-        "finish_step": lambda attempt: attempt.finish_step("charge", Finished(ONE)),
-    }
-    attempt = _claimed(store, clock)
-    store.delete("k", _stored(store).revision)
-    clock.advance(LEASE)
-
-    writes[write](attempt)
-
-    assert _stored(store).owner == attempt._record.owner
-    assert _stored(store).fencing_token == attempt.fencing_token
+    def swap_with(self, new: Record, expected: str | None, writes: Any) -> Record | None:
+        if len(str(new.steps)) > self.room or len(new.result or "") > self.room:
+            raise RecordTooLarge("full")
+        return super().swap_with(new, expected, writes)
 
 
-def test_heartbeat_leaves_a_vanished_record_to_the_body(store: FaultyStore, clock: FakeClock) -> None:
-    """It may be invisible from another connection only; that it was not renewed is no loss."""
-    attempt = _claimed(store, clock)
-    store.delete("k", _stored(store).revision)
+@pytest.mark.parametrize("value", ["x" * 10_000, object()])
+def test_unkeepable_value_does_not_undo_a_step(scene: Scene, receiver: _Receiver, value: Any) -> None:
+    """This attempt gets it; later ones learn that it is lost, and the call is not repeated."""
+    scene.store.store = _Small(scene.clock.now)
+    got: list[Any] = []
 
-    attempt.renew()
+    def body(handle: ProtectedAttempt) -> None:
+        got.append(handle.step("report", lambda step: receiver(step) and value))
+        raise Declined
 
-    assert store.get("k") is None
-    assert not attempt.is_over
-    attempt.ensure_owned()
-    assert attempt.complete(ONE) == Written()
+    with pytest.raises(Declined):
+        scene.perform(body)
+    with pytest.raises(ResultLost, match="step 'report'"):
+        scene.perform(body)
 
-
-def test_vanished_record_that_somebody_claimed_since_is_theirs(store: FaultyStore, clock: FakeClock) -> None:
-    """Writing again is a compare-and-swap as every write: whoever claimed meanwhile wins."""
-    attempt = _claimed(store, clock)
-    store.delete("k", _stored(store).revision)
-    other = _claimed(store, clock)
-
-    with pytest.raises(LeaseLost):
-        attempt.complete(ONE)
-    assert other.complete(ONE) == Written()
+    assert got == [value]
+    assert len(receiver.steps) == 1
 
 
-@pytest.mark.parametrize("end", [lambda attempt: attempt.complete(ONE), lambda attempt: attempt.release()])
-def test_attempt_ends_once(store: FaultyStore, clock: FakeClock, end: Callable[[Claim], object]) -> None:
-    """What an attempt recorded is final for itself, too: nothing it does afterwards is written."""
-    attempt = _claimed(store, clock)
-    end(attempt)
-    before = _stored(store)
+def test_full_record_refuses_a_step_before_its_effect(scene: Scene) -> None:
+    """Where the beginning is recorded, there must be room for it."""
+    small = scene.store.store = _Small(scene.clock.now)
+    small.room = 10
 
-    with pytest.raises(LeaseLost):
-        attempt.complete(Encoded("2", "application/json"))
-    with pytest.raises(LeaseLost):
-        attempt.fail(None, "boom")
-    assert attempt.release() == attempt.give_up("why") == Lost()
-
-    assert _stored(store) == before
+    with pytest.raises(PolicyError, match="no room"):
+        scene.perform(lambda handle: handle.step("sms", _never))
 
 
-def test_settled_attempt_is_not_renewed(store: FaultyStore, clock: FakeClock) -> None:
-    """A late heartbeat does not write over an outcome."""
-    attempt = _claimed(store, clock)
-    attempt.complete(ONE)
-    before = _stored(store)
+def test_step_whose_format_is_not_accepted_here_is_lost(scene: Scene) -> None:
+    """A worker that does not decode the recorded format says so instead of calling again."""
+    pickling = Scene(Codec("pickle", frozenset({"application/json", "application/x-python-serialize"})))
+    pickling.abandon(lambda handle: handle.step("a", lambda step: {1}))
+    scene.store.store, scene.clock.milliseconds = pickling.store.store, pickling.clock.milliseconds
 
-    attempt.renew()
-
-    assert _stored(store) == before
-
-
-def test_oversized_result_is_refused_and_can_be_dropped(store: FaultyStore, clock: FakeClock) -> None:
-    """A result too large for the store is completed without it, still by the same claim."""
-    attempt = _claimed(store, clock)
-
-    def limit(record: Record) -> None:
-        if record.result is not None:
-            raise RecordTooLarge("too large")
-
-    store.before_swap = limit
-
-    with pytest.raises(RecordTooLarge):
-        attempt.complete(ONE)
-    assert attempt.complete(None, "too large") == Written()
-    stored = _stored(store)
-    assert (stored.status, stored.result, stored.error) == (Status.COMPLETED, None, "too large")
+    with pytest.raises(ResultLost, match="cannot be decoded"):
+        scene.perform(lambda handle: handle.step("a", _never))
 
 
-def test_release_lets_the_next_run_at_once(store: FaultyStore, clock: FakeClock) -> None:
-    """After a release nobody waits, and the next token is larger."""
-    first = _claimed(store, clock)
-    assert first.release() == Written()
+def test_step_extends_the_lease(scene: Scene, receiver: _Receiver) -> None:
+    """A checkpoint is a renewal, too."""
+    until: list[int] = []
 
-    second = _claimed(store, clock)
+    def body(handle: ProtectedAttempt) -> None:
+        until.append(scene.record.lease_until)
+        scene.clock.advance(30_000)
+        handle.step("a", receiver)
+        until.append(scene.record.lease_until)
 
-    assert second.fencing_token > first.fencing_token
-    assert not second.is_takeover
+    scene.perform(body)
 
-
-def test_given_up_attempt_stays_unknown(store: FaultyStore, clock: FakeClock) -> None:
-    """An outcome that is unknown has no expiry and says why."""
-    attempt = _claimed(store, clock)
-
-    assert attempt.give_up("killed") == Written()
-
-    stored = _stored(store)
-    assert (stored.status, stored.error, stored.expires_at) == (Status.UNKNOWN, "killed", None)
+    assert until[1] - until[0] == 30_000
 
 
-def test_late_claim_of_a_dead_sender_is_harmless(store: FaultyStore, clock: FakeClock) -> None:
-    """A claim that lands after its sender gave up cannot replace what was stored meanwhile."""
-    store.faults.extend(["request lost", "request lost"])
+@pytest.mark.parametrize(("name", "calls"), [("charge", 1), ("sms", 0)])
+def test_zombie_records_nothing(scene: Scene, receiver: _Receiver, name: str, calls: int) -> None:
+    """An attempt that was taken over learns so at its next step; one made at most once is not called."""
+
+    def body(handle: ProtectedAttempt) -> None:
+        scene.steal()
+        with pytest.raises(LeaseLost):
+            handle.step(name, receiver)
+        raise Declined
+
+    assert scene.perform(body) == Outcome("theirs")
+    assert len(receiver.steps) == calls
+    assert scene.record.result == '"theirs"'
+
+
+def test_step_heals_lost_replies(scene: Scene, receiver: _Receiver) -> None:
+    """A lost reply to a checkpoint costs another write, no call."""
+    scene.store.faults.extend(["none", "reply lost", "none", "reply lost", "none"])
+
+    assert scene.perform(lambda h: h.step("sms", receiver)) == Outcome("receipt 1")
+    assert len(receiver.steps) == 1
+
+
+def test_effect_is_remembered_through_an_outage(scene: Scene, receiver: _Receiver) -> None:
+    """After an effect the record of it is worth more patience than any fail-over takes."""
+
+    def body(handle: ProtectedAttempt) -> Any:
+        scene.store.faults.extend(["request lost"] * 20)
+        return handle.step("a", receiver)
+
+    assert scene.perform(body) == Outcome("receipt 1")
+
+
+def test_no_call_without_a_recorded_beginning(scene: Scene) -> None:
+    """Under refuse an unreachable store means: do not begin."""
+
+    def body(handle: ProtectedAttempt) -> None:
+        scene.store.faults.extend(["request lost", "request lost"])
+        handle.step("sms", _never)
+
     with pytest.raises(StoreUnavailable):
-        claim(store, _operation())
-    late = store.swaps[0]
-    _claimed(store, clock).complete(ONE)
-
-    store.store.swap(late, None)
-
-    assert isinstance(claim(store, _operation()), Replay)
+        scene.perform(body)
 
 
-def test_write_gives_up_on_a_store_that_always_moves(clock: FakeClock) -> None:
-    """A store that shows another revision of our own record every time ends in an error."""
-    honest = FaultyStore(MemoryStore(clock.now))
-    attempt = _claimed(honest, clock)
-    mine = attempt._record
+def test_completion_drops_the_steps(scene: Scene, receiver: _Receiver) -> None:
+    """They have served their purpose, and every byte is paid for."""
+    scene.perform(lambda handle: handle.step("a", receiver))
 
-    class Liar(MemoryStore):
-        def swap(self, new: Record, expected: str | None) -> Record | None:
-            return replace(mine, revision=new_nonce())
-
-    attempt.store = Liar(clock.now)
-
-    with pytest.raises(StoreUnavailable, match="races"):
-        attempt.release()
+    assert scene.record.steps == {}
 
 
-def test_released_by_another_is_lost(store: FaultyStore, clock: FakeClock) -> None:
-    """A record released by a successor is not ours to complete."""
-    attempt = _claimed(store, clock)
-    stored = _stored(store)
-    store.store.swap(released(replace(stored, owner="other"), clock.now(), "r"), stored.revision)
+def test_fenced_step_fences_probes_and_acts(scene: Scene) -> None:
+    """In that order, and acts only if the probe finds nothing."""
+    calls: list[str] = []
+    found: list[str | None] = [None]
 
-    with pytest.raises(LeaseLost):
-        attempt.complete(ONE)
+    def note(name: str, value: Any = None) -> Callable[[Step], Any]:
+        return lambda step: calls.append(name) or value  # type: ignore[func-returns-value]
+
+    def probe(step: Step) -> str | None:
+        calls.append("probe")
+        return found[0]
+
+    def body(handle: ProtectedAttempt) -> Any:
+        return handle.fenced_step("index", fence=note("fence"), probe=probe, act=note("act", "mine"))
+
+    assert scene.perform(body) == Outcome("mine")
+    assert calls == ["fence", "probe", "act"]
+
+    found[0] = "theirs"
+    assert Scene().perform(body) == Outcome("theirs")
+    assert calls[3:] == ["fence", "probe"]
 
 
-def test_completion_by_another_with_our_revision_unseen(store: FaultyStore, clock: FakeClock) -> None:
-    """Somebody else's completion is returned, not overwritten, even before our first try."""
-    attempt = _claimed(store, clock)
-    stored = _stored(store)
-    theirs = completed(
-        replace(stored, owner="other"), clock.now(), RETAIN, "r", data='"theirs"', content_type="application/json"
-    )
-    store.store.swap(theirs, stored.revision)
+def test_declared_fence_is_kept(scene: Scene, receiver: _Receiver) -> None:
+    """A step declared Fenced is refused without fence and probe, before anything is called."""
+    fenced: dict[str, Any] = {"fence": receiver, "probe": lambda step: None, "act": receiver}
 
-    assert attempt.complete(ONE) == Superseded(theirs)
+    def body(handle: ProtectedAttempt) -> Any:
+        with pytest.raises(PolicyError, match="declared Fenced"):
+            handle.step("index", _never)
+        return handle.fenced_step("index", **fenced)
+
+    assert scene.perform(body, effects={"index": Fenced()}) == Outcome("receipt 2")
+
+
+WRITES = [{"Put": {"TableName": "stock", "Item": {"sku": "a"}}}]
+
+
+def test_commit_records_result_and_writes_in_one_step(scene: Scene) -> None:
+    """One swap carries both, and the outcome is the committed result."""
+    outcome = scene.perform(lambda handle: handle.commit({"shipped": 1}, WRITES))
+
+    assert outcome == Outcome({"shipped": 1})
+    assert scene.record.status is Status.COMPLETED
+    assert scene.store.store.committed == WRITES  # type: ignore[attr-defined]
+    assert len(scene.store.swaps) == 2
+    assert scene.names == ["claimed", "completed"]
+
+
+def test_committed_result_is_the_outcome_whatever_follows(scene: Scene) -> None:
+    """A body that returns something else, or fails after its commit, does not change what is recorded."""
+
+    def fails(handle: ProtectedAttempt) -> None:
+        handle.commit((1, 2), WRITES)
+        raise Declined
+
+    assert scene.perform(lambda handle: handle.commit("kept", WRITES) and "other") == Outcome("kept")
+    assert scene.perform(_never) == Outcome("kept")
+    assert Scene().perform(fails) == Outcome([1, 2])
+
+
+def test_interrupt_after_a_commit_is_still_an_interrupt(scene: Scene) -> None:
+    """A worker that is told to exit exits; the operation is completed all the same."""
+
+    def interrupted(handle: ProtectedAttempt) -> None:
+        handle.commit("kept", WRITES)
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        scene.perform(interrupted)
+
+    assert scene.record.status is Status.COMPLETED
+
+
+def test_commit_heals_lost_replies(scene: Scene) -> None:
+    """A commit whose reply was lost is recognised, and not made twice."""
+    scene.store.faults.extend(["none", "reply lost", "reply lost", "none"])
+
+    assert scene.perform(lambda handle: handle.commit(1, WRITES)) == Outcome(1)
+    assert scene.store.store.committed == WRITES  # type: ignore[attr-defined]
+
+
+def test_zombie_commits_nothing(scene: Scene) -> None:
+    """Who was taken over writes neither record nor effect."""
+
+    def body(handle: ProtectedAttempt) -> Any:
+        scene.steal()
+        with pytest.raises(LeaseLost):
+            handle.commit("mine", WRITES)
+        raise Declined
+
+    assert scene.perform(body) == Outcome("theirs")
+    assert scene.store.store.committed == []  # type: ignore[attr-defined]
+    assert scene.record.result == '"theirs"'
+
+
+class _Picky(MemoryStore):
+    """Refuses writes as DynamoDB does."""
+
+    def swap_with(self, new: Record, expected: str | None, writes: Any) -> Record | None:
+        for position, write in enumerate(writes):
+            if write == "bad":
+                raise WriteFailed(position, "ConditionalCheckFailed")
+            if "Delete" in write:
+                raise WriteFailed(position, "ConditionalCheckFailed")
+        if len(writes) > 2:
+            raise WriteFailed(None, "too many")
+        return super().swap_with(new, expected, writes)
+
+
+@pytest.mark.parametrize(
+    ("writes", "named"),
+    [
+        ([*WRITES, {"Delete": {"TableName": "stock"}}], r"writes\[1\] \(Delete of stock\)"),
+        (["bad"], r"writes\[0\] was"),
+        ([*WRITES] * 3, "writes was"),
+    ],
+)
+def test_refused_write_is_the_bodys_own_error(scene: Scene, writes: Any, named: str) -> None:
+    """It names the write, nothing is written, and the claim is released."""
+    scene.store.store = _Picky(scene.clock.now)
+
+    with pytest.raises(WriteRefused, match=named):
+        scene.perform(lambda handle: handle.commit(1, writes))
+
+    assert scene.record.status is Status.RELEASED
+    assert scene.perform(lambda handle: handle.commit(2, WRITES)) == Outcome(2)
+
+
+def test_commit_happens_once(scene: Scene) -> None:
+    """A second commit would be a second effect without a record."""
+
+    def body(handle: ProtectedAttempt) -> None:
+        handle.commit(1, WRITES)
+        with pytest.raises(PolicyError, match="commits once"):
+            handle.commit(2, WRITES)
+
+    assert scene.perform(body) == Outcome(1)
+
+
+def test_commit_keeps_effects_whose_result_is_too_large(scene: Scene) -> None:
+    """The writes are made, and the result is marked lost."""
+    scene.store.store = _Small(scene.clock.now)
+
+    assert scene.perform(lambda handle: handle.commit("x" * 10_001, WRITES)) == Outcome("x" * 10_001)
+    assert scene.store.store.committed == WRITES
+    with pytest.raises(ResultLost):
+        scene.perform(_never)
+
+
+class _Plain(StoreWrapper):
+    """A store that offers what every store must, and no more."""
+
+
+def test_store_without_transactions_says_so(scene: Scene) -> None:
+    """Before anything happens, and naming what is needed."""
+
+    def body(handle: ProtectedAttempt) -> Any:
+        handle._claim.store = _Plain(scene.store)
+        return handle.commit(1, WRITES)
+
+    with pytest.raises(PolicyError, match="needs a DynamoDB store"):
+        scene.perform(body)
+
+
+def test_follow_up_task_is_published_once(scene: Scene) -> None:
+    """In a step of its own: with a task id that follows from the key, and not again once that is recorded."""
+    app = Celery("follow-up", broker="memory://", set_as_current=False)
+    queue = app.conf.task_default_queue = uuid4().hex
+
+    def receipt(order: str) -> None:
+        pass
+
+    task = app.task(name="receipt", shared=False)(receipt)
+    ids: list[str] = []
+
+    def body(handle: ProtectedAttempt) -> None:
+        ids.append(handle.send("receipt", task, "o-1"))
+        ids.append(handle.send("copy", task.s("o-2").set(queue=queue)))
+        ids.append(handle.effect_key("receipt"))
+
+    scene.abandon(body)
+    scene.perform(body)
+
+    messages = published(app)
+    assert [each.headers["id"] for each in messages] == ids[:2]
+    assert ids[3:] == ids[:3]
+    assert ids[0] == derived_id(ids[2])

@@ -1,4 +1,4 @@
-"""The guard: every ending of a body becomes the right record, the right answer and the right event."""
+"""A delivery: every ending of a body becomes the right record, the right answer and the right event."""
 
 import json
 from collections.abc import Callable
