@@ -46,20 +46,22 @@ def scopes(quick: bool) -> list[Scope]:
     """What is explored: in minutes, or in seconds."""
     if quick:
         return [Scope(program, program.deliveries, program.few_faults) for program in PROGRAMS]
-    return [Scope(program, *_far(program)) for program in PROGRAMS]
+    return [Scope(program, deliveries, faults) for program in PROGRAMS for deliveries, faults in _far(program)]
 
 
-def _far(program: Program) -> tuple[int, int]:
-    """How many deliveries, and how many ordinary faults."""
+def _far(program: Program) -> list[tuple[int, int]]:
+    """How many deliveries, and how many ordinary faults; where both at once are too many, one and then the other."""
     if not program.ordinary_faults:
-        return 3, 0
+        return [(3, 0)]
     match program.few_faults:
         case 0:
-            return 2, 1
+            return [(2, 1)]
         case 1:
-            return program.deliveries, 2
+            return [(3, 1)] if program.deliveries == 3 else [(2, 2)]
+        case _ if program.policy.on_takeover == "refuse":
+            return [(3, 2)]
         case _:
-            return 3, 2
+            return [(2, 2), (3, 1)]
 
 
 @click.group()
@@ -114,7 +116,7 @@ def everything(context: click.Context, quick: bool, seed: int) -> None:
 @main.command()
 @click.option("--quick", is_flag=True, help="Two deliveries instead of three.")
 def explorer(quick: bool) -> None:
-    """All interleavings of up to three deliveries and two faults, on the production code."""
+    """All interleavings of two deliveries and two faults, or of three deliveries, on the production code."""
     found = list(_in_processes(_explored, scopes(quick), "exploring"))
     console.print(_explorations(found))
     controls = {program.name: _way_to_two(program) for program in NOT_ENOUGH}
