@@ -79,7 +79,7 @@ def test_blocks_of_the_users_may_fail_within(store: DjangoStore, name: str) -> N
 
 
 def test_error_outside_of_an_inner_block_is_told(store: DjangoStore, name: str) -> None:
-    """Django would undo all of it without a word, effects and record."""
+    """Django would silently undo all of it, effects and record."""
     record = a_claim(store)
     transaction_ = store.begin()
     with pytest.raises(LookupError), transaction.atomic(using=store.alias, savepoint=False):

@@ -167,7 +167,8 @@ def _environment(folder: Path, *requirements: str) -> Path:
     """A new environment with `requirements` and what they need; gives its interpreter."""
     _run(sys.executable, "-m", "venv", "--without-pip", str(folder), cwd=folder.parent)
     python = folder / "bin" / "python"
-    _run(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *requirements, cwd=folder)
+    install = (sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile")
+    _run(*install, *requirements, cwd=folder)
     return python
 
 

@@ -534,7 +534,7 @@ def test_stops_at_a_lost_lease(store: FaultyStore, beats: Heartbeat) -> None:
 
 
 def test_stops_when_the_bodys_thread_is_gone(store: FaultyStore, beats: Heartbeat) -> None:
-    """A body that died without a word does not keep its claim for ever."""
+    """A body that died silently does not keep its claim for ever."""
     attempt = _attempt(store)
     body = threading.Thread(target=beats.start, args=(attempt,))
     body.start()

@@ -1,4 +1,4 @@
-"""A wrong URL is refused without a word of what stands in it: a password can be anywhere."""
+"""A wrong URL is refused without quoting it: a password can be anywhere."""
 
 import traceback
 
