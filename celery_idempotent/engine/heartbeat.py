@@ -116,7 +116,7 @@ class Heartbeat:
 
         Raises:
             StoreUnavailable: No thread can be started for it. Nothing is renewed, so run nothing; the next call tries
-                anew.
+                again.
         """
         now = self._clock.monotonic()
         beat = _Beat(claim, threading.current_thread(), now + claim.lease / _RENEWALS_PER_LEASE)

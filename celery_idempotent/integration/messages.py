@@ -41,8 +41,8 @@ OUTAGES_HEADER = "idempotency_outages"
 """Message header that counts how often the delivery met no store."""
 
 DELIVERIES_HEADER = "idempotency_deliveries"
-"""Message header that counts the deliveries before this message was published, as a new message starts anew with its
-broker's own count."""
+"""Message header that counts the deliveries before this message was published, because the broker counts each new
+message from one."""
 
 HEADERS = (KEY_HEADER, IDENTITY_HEADER, CONFLICTS_HEADER, OUTAGES_HEADER, DELIVERIES_HEADER)
 """All of the library's own; they stay with the operation through every message."""

@@ -34,8 +34,8 @@ _MAX_DELAY_MS = 900_000
 """SQS delays a message by at most 900 s (SendMessage, DelaySeconds)."""
 
 _REFUSED_PAUSE = 1.0
-"""Seconds at most before a message goes back that the broker would not take anew: it comes again at once, and an error
-that lies in the message would make that a hot loop."""
+"""Seconds at most before a message goes back that the broker would not accept again: it returns at once, and an error
+in the message itself would make that a hot loop."""
 
 
 def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:

@@ -105,7 +105,7 @@ class CommittingContract:
         assert (store.get(claimed.key), writes.count() - before) == (claimed, 0)
 
     def test_no_write_is_made_where_the_claim_is_gone(self, store: _Committing, writes: UsersWrites) -> None:
-        """The caller learns whose record it is, and that there is none."""
+        """The caller learns whose record it is, or that there is none."""
         claimed, before = a_claim(store), writes.count()
         theirs = a_rival(claimed)
         store.swap(theirs, claimed.revision)
