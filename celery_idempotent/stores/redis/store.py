@@ -367,7 +367,7 @@ def _read(client: Client, names: Sequence[bytes]) -> Sequence[Any]:
 
 def _unfit(client: object) -> str:
     if not isinstance(client, redis.Redis | RedisCluster):
-        return "is neither redis.Redis nor redis.RedisCluster"
+        return "is neither a redis.Redis nor a redis.RedisCluster"
     if client.get_encoder().decode_responses:
         return "decodes replies, but results can be bytes; make it without decode_responses"
     return ""
