@@ -22,13 +22,13 @@ DEMO_INSTALLED := $(patsubst %,$(DEMO)/.installed-%,demo $(addprefix demo-,$(SER
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest --dist worksteal --numprocesses
 
-# make compat: each where its Python is found, on the PATH or among pyenv's, and otherwise skipped with the reason.
+# make compat: each pair where its Python is found, on the PATH or among pyenv's, and otherwise skipped with the reason.
 COMPAT := py311-celery54,py313-celery57
 EMPTY :=
 INTERPRETERS := $(subst $(EMPTY) $(EMPTY),:,$(wildcard $(HOME)/.pyenv/versions/3.*/bin))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example fast compat test lint types pure covered evidence integration prove soak bench clean
+.PHONY: help demo example fast compat oldest test lint types pure covered evidence integration prove soak bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -63,7 +63,7 @@ example: $(DEMO)/.installed-demo  ## what you copy: run it, and read it in examp
 
 fast: lint types pure  ## after every change, in seconds: linters, types and the pure unit tests
 
-test: lint types covered evidence integration  ## everything CI runs
+test: lint types covered evidence integration oldest  ## everything CI runs
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -88,6 +88,10 @@ integration: $(SYSTEM)
 
 compat: $(INSTALLED)  ## the oldest and the newest Celery and Python; those between, too: make compat ALL=1
 	PATH="$(INTERPRETERS):$$PATH" $(BIN)/tox run $(if $(ALL),,-e $(COMPAT))
+
+oldest: $(INSTALLED)
+	@# The other targets of make test run on the newest Celery; this one on the oldest, and on the same Python.
+	$(BIN)/tox run -e celery54
 
 prove: $(SYSTEM)  ## attack the code and every store: interleavings, mutants, kills at every point, faults, peers
 	$(BIN)/python -m lab.proof all
