@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,52 +20,40 @@ from lab.embedded import EmbeddedRedis
 from lab.embedded.server import accepts
 from lab.tether import ROOT
 
-pytestmark = [pytest.mark.worker, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.worker, pytest.mark.timeout(240)]
+
+COMMAND = [sys.executable, "-m", "example_project.run"]
+MARK = "EXAMPLE_TEST"
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """The port of the example's servers, for one test at a time."""
+    with (Path(tempfile.gettempdir()) / "celery-idempotent-4577.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield 4577
+
+
+def environ(**variables: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("EXAMPLE_")} | variables
 
 
 def run(**variables: str) -> str:
     """What it prints."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("EXAMPLE_")} | variables
-    command = [sys.executable, "-m", "example_project.run"]
-    ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(
+        COMMAND, cwd=ROOT, env=environ(**variables), capture_output=True, text=True, timeout=200, check=False
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
 
-def test_one_command_shows_each_effect_once() -> None:
+def test_one_command_shows_each_effect_once(port: int) -> None:
     """On servers of its own, which end with it."""
     shown = run()
     assert len(re.findall(r"^  (bank|warehouse|mail) ", shown, re.MULTILINE)) == 9
     assert shown.count("one effect") == 9
     assert "18 messages, 9 effects." in shown
-    assert not accepts(4577)
-
-
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found through /proc")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_interrupting_it_leaves_no_process(tmp_path: Path, how: signal.Signals) -> None:
-    """Neither its worker nor its servers."""
-    address = f"sqlite:///{tmp_path}/shop.sqlite"  # by which its processes are known
-    command = [sys.executable, "-m", "example_project.run"]
-    environ = {**os.environ, "EXAMPLE_STORE_URL": address}
-    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as example:
-        assert example.stdout is not None
-        assert next(line for line in example.stdout if line.startswith("  bank "))
-        assert len(processes(address)) > 3
-        example.send_signal(how)
-        example.communicate(timeout=60)
-    assert example.returncode not in (0, None)
-    assert processes(address) == []
-
-
-def processes(mark: str) -> list[str]:
-    """Command lines of living processes that have this in their environment."""
-    found = []
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if process.name.isdigit() and mark.encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
-    return found
+    assert not accepts(port)
 
 
 def test_two_variables_point_it_elsewhere(tmp_path: Path) -> None:
@@ -70,3 +62,46 @@ def test_two_variables_point_it_elsewhere(tmp_path: Path) -> None:
         addresses = {"EXAMPLE_BROKER_URL": redis.url, "EXAMPLE_STORE_URL": f"sqlite:///{tmp_path}/shop.sqlite"}
         for _ in range(2):
             assert "18 messages, 9 effects." in run(**addresses)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found through /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_interrupting_it_leaves_no_process(port: int, tmp_path: Path, how: signal.Signals) -> None:
+    """Neither its worker nor its servers."""
+    mark = f"{MARK}={tmp_path}"
+    example = subprocess.Popen(COMMAND, cwd=ROOT, env=environ(**{MARK: str(tmp_path)}), stdout=subprocess.PIPE)
+    try:
+        worker = eventually_a_worker(mark)
+        os.kill(worker, signal.SIGSTOP)  # so that there is no end before it is interrupted
+        assert example.stdout
+        assert b"3 orders" in example.stdout.readline()
+        assert accepts(port)
+        example.send_signal(how)
+        os.kill(worker, signal.SIGCONT)
+        assert example.wait(100) != 0
+        assert processes(mark) == {}
+    finally:
+        for pid in processes(mark):
+            os.kill(pid, signal.SIGKILL)
+        example.communicate()
+
+
+def eventually_a_worker(mark: str) -> int:
+    """The first process of a worker."""
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        for pid, line in processes(mark).items():
+            if "example_project.app" in line:
+                return pid
+        time.sleep(0.02)
+    raise AssertionError("the worker never started")
+
+
+def processes(mark: str) -> dict[int, str]:
+    """Command lines of living processes that have this in their environment, by number."""
+    found = {}
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and mark.encode() in (process / "environ").read_bytes():
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+    return found
