@@ -8,8 +8,5 @@ from lab.demo.settings import Settings
 
 settings = Settings.from_environ()
 
-app = Celery(
-    "example_project",
-    include=["lab.demo.tasks", "lab.demo.plain"],
-)
+app = Celery("demo", include=["lab.demo.tasks", "lab.demo.plain"])
 app.conf.update(settings.celery())

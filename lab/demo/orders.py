@@ -27,11 +27,11 @@ class Order:
         yield "send_receipt", {"order_id": self.id, "email": self.email}
 
 
-def make(count: int, series: str = "order") -> list[Order]:
+def make(count: int) -> list[Order]:
     """`count` orders, numbered from 0; the same each time."""
     return [
         Order(
-            id=f"{series}-{number:04}",
+            id=f"order-{number:04}",
             sku=f"sku-{number % 7}",
             quantity=1 + number % 3,
             cents=100 + 7 * number,
@@ -42,7 +42,7 @@ def make(count: int, series: str = "order") -> list[Order]:
 
 
 def number_of(order_id: str) -> int:
-    """The position of an order in its series."""
+    """The position of an order in the load."""
     return int(order_id.rpartition("-")[2])
 
 

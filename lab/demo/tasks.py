@@ -26,10 +26,9 @@ def charge_card(self: IdempotentTask, order: dict[str, Any]) -> dict[str, str]:
 
 @app.task(
     base=IdempotentTask,
-    bind=True,
     idempotent=Policy(key=("order_id", "sku"), lease=LEASE, backoff=BACKOFF),
 )
-def reserve_stock(self: IdempotentTask, order_id: str, sku: str, quantity: int) -> str:
+def reserve_stock(order_id: str, sku: str, quantity: int) -> str:
     """Reserve what was ordered. The key is made of two arguments."""
     return effects.reserve(order_id, sku, quantity)
 
@@ -41,10 +40,9 @@ def recipient(order_id: str, email: str) -> str:
 
 @app.task(
     base=IdempotentTask,
-    bind=True,
     # By default all arguments must be equal under one key; here the address may be written differently.
     idempotent=Policy(key=recipient, fingerprint=None, lease=LEASE, backoff=BACKOFF),
 )
-def send_receipt(self: IdempotentTask, order_id: str, email: str) -> str:
+def send_receipt(order_id: str, email: str) -> str:
     """Send the receipt. The key is computed by a function with the task's own signature."""
     return effects.mail(order_id, email)
