@@ -15,8 +15,8 @@ from unittest import mock
 
 from hypothesis import Phase
 
-from celery_idempotent.engine import attempt, claim
-from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine import attempt, claim, delivery
+from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Delivery
 from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavailable
@@ -235,7 +235,7 @@ def _doubt_released(error: BaseException, **policy: Any) -> Ending:
     return _ending(error, **{**policy, "in_doubt": False})
 
 
-def _key_of_the_attempt(self: Claim, name: str) -> str:
+def _key_of_the_attempt(self: Attempt, name: str) -> str:
     return claim.effect_key(f"{self.key}{self.number}", name)
 
 
@@ -367,7 +367,7 @@ MUTANTS = (
     ),
     Mutant("owner is the task id", "celery-heimdall", ((claim, "decide", _owner_is_task),)),
     Mutant("lost replies are not recognised", "redis-py Lock", ((claim, "_swap", _without_recognition),)),
-    Mutant("release on an error under refuse", "AWS Powertools", ((protocol, "ending", _always_release),)),
+    Mutant("release on an error under refuse", "AWS Powertools", ((delivery, "ending", _always_release),)),
     Mutant("takeover forgotten", "a model of this protocol", ((protocol, "_reclaimed", _takeover_forgotten),)),
     Mutant("takeovers never reset", "forgotten case", ((protocol, "_reclaimed", _takeovers_never_reset),)),
     Mutant(
@@ -391,11 +391,11 @@ MUTANTS = (
     Mutant("refused step begins without a record", "forgotten write", ((ProtectedAttempt, "_begun", _called_at_once),)),
     Mutant("step in doubt is called again", "forgotten case", ((attempt, "decide_step", _doubt_waved_through),)),
     Mutant("finished step is called again", "forgotten case", ((attempt, "decide_step", _finished_forgotten),)),
-    Mutant("step in doubt is released", "forgotten case", ((protocol, "ending", _doubt_released),)),
+    Mutant("step in doubt is released", "forgotten case", ((delivery, "ending", _doubt_released),)),
     Mutant(
         "effect key of the attempt, not of the operation",
         "task ids as idempotency keys",
-        ((Claim, "effect_key", _key_of_the_attempt),),
+        ((Attempt, "effect_key", _key_of_the_attempt),),
     ),
     Mutant("commit without the record's condition", "AWS Powertools", ((Claim, "commit", _commit_unconditionally),)),
     Mutant("commit without an answer believed", "forgotten case", ((Claim, "_was_committed", _believed),)),
