@@ -610,7 +610,7 @@ def test_client_that_cannot_be_used_is_refused(redis_server: EmbeddedRedis) -> N
     for client, remedy in (
         (redis.Redis(decode_responses=True), "without decode_responses"),
         (single, "single connection"),
-        ("redis://localhost", "neither redis.Redis"),
+        ("redis://localhost", "neither a redis.Redis"),
     ):
         with pytest.raises(PolicyError, match=f"client=.*{remedy}"):
             RedisStore(client)  # type: ignore[arg-type]
