@@ -382,7 +382,7 @@ def test_table_with_another_column_is_told(empty: str) -> None:
     with connections[empty].cursor() as cursor:
         cursor.execute("ALTER TABLE idempotency_records ADD COLUMN shop INTEGER NOT NULL")
 
-    with pytest.raises(StoreMisconfigured, match="the table is not the one"):
+    with pytest.raises(StoreMisconfigured, match="the table differs from what"):
         DjangoStore(empty).swap(a_record(), None)
 
 
