@@ -592,3 +592,16 @@ def test_heartbeat_of_a_child_begins_anew(
     assert attempt not in beats._beats
     assert not beats._coordinator.is_alive
     assert not beats._reserve.is_alive
+
+
+def test_a_renewal_whose_attempt_has_ended_is_not_made(store: FaultyStore, beats: Heartbeat) -> None:
+    """It was handed over when the body still ran; by the time its thread begins, nobody needs it."""
+    attempt = _attempt(store)
+    beats.start(attempt)
+    beat = beats._beats[attempt]
+    beat.is_handed_over = True
+    beats.stop(attempt)
+
+    beats._renew(beat)
+
+    assert not _renewals(store, "k")
