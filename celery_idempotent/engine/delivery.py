@@ -204,9 +204,7 @@ class Delivery:
     def _observed(self) -> Claim | None:
         """The attempt that :meth:`run` would have made, if it would have made one and that can be known."""
         try:
-            # Observing leaves nothing UNKNOWN, which would stop the task once the policy is enforced.
-            rerun = replace(self._policy, on_takeover="rerun", max_takeovers=None)
-            decision = self._claimed(replace(self._operation, policy=rerun))
+            decision = self._claimed(replace(self._operation, policy=self._policy.observed))
         except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
             self._emit(EventName.STORE_UNAVAILABLE, None, describe(error))
             return None

@@ -98,7 +98,9 @@ class Runtime:
         opened = self._store
         if opened is None or opened[0] is not setting:
             with self._opening:
-                opened = self._store = (setting, _open(setting))
+                opened = self._store  # another thread may have opened it meanwhile
+                if opened is None or opened[0] is not setting:
+                    opened = self._store = (setting, _open(setting))
         return opened[1]
 
     @cached_property

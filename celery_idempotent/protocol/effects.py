@@ -2,10 +2,10 @@
 
 A policy declares them by name, ``Policy(effects={"charge": Keyed(window=timedelta(hours=24))})``. A step of that
 name then does what its declaration says, and ``task.guarantee()`` tells it to people. For names that are made in a loop
-there are patterns, as of file names: ``effects={"text to *": AtMostOnce()}``.
+there are patterns, in which ``*`` stands for any text: ``effects={"text to *": AtMostOnce()}``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
@@ -49,12 +49,12 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class AtLeastOnce:
-    """A receiver that can do neither, by ``attempt.step()``: called again when a worker died in the call."""
+    """A receiver that can do neither, by ``attempt.step()``: called again if the call raised or a worker died."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtMostOnce:
-    """The same, never called again: the operation ends UNKNOWN when a worker died in the call."""
+    """The same, never called again: the operation ends UNKNOWN if the call raised or a worker died."""
 
 
 Effect = Committed | Keyed | Fenced | AtLeastOnce | AtMostOnce
@@ -92,6 +92,19 @@ def check_effects(effects: Mapping[str, Any]) -> None:
         raise PolicyError(
             "effects", repr(effects), "must map names of steps to Committed, Keyed, Fenced, AtLeastOnce or AtMostOnce"
         )
+    _check_order(list(effects))
+
+
+def _check_order(names: Sequence[str]) -> None:
+    for position, name in enumerate(names):
+        hidden_by = next((each for each in names[:position] if _fits(name, each)), None)
+        if hidden_by is not None and "*" in name:
+            raise PolicyError("effects", repr(name), f"is never reached behind {hidden_by!r}; write it before that")
+
+
+def _fits(name: str, pattern: str) -> bool:
+    # What else fnmatch takes for special is part of a name: "charge [EUR]".
+    return fnmatchcase(name, pattern.replace("[", "[[]").replace("?", "[?]"))
 
 
 def declared(effects: Mapping[str, Effect], name: str) -> Effect | None:
@@ -99,7 +112,7 @@ def declared(effects: Mapping[str, Effect], name: str) -> Effect | None:
     exact = effects.get(name)
     if exact is not None:
         return exact
-    return next((effect for pattern, effect in effects.items() if fnmatchcase(name, pattern)), None)
+    return next((effect for pattern, effect in effects.items() if _fits(name, pattern)), None)
 
 
 def promise(effect: Effect) -> str:
@@ -118,11 +131,13 @@ def promise(effect: Effect) -> str:
         case Fenced():
             return "exactly once: earlier attempts are fenced off, and their effect is looked for before acting"
         case AtLeastOnce():
-            return "at least once: it is repeated if a worker dies between the effect and its record"
+            return (
+                "at least once: it is repeated if the call raises, or a worker dies between the effect and its record"
+            )
         case AtMostOnce():
             return (
-                "at most once: if a worker dies between the record of its beginning and that of its end, the "
-                "operation ends UNKNOWN and a person decides"
+                "at most once: if the call raises, or a worker dies between the records of its beginning and its end, "
+                "the operation ends UNKNOWN and a person decides"
             )
         case unreachable:
             assert_never(unreachable)

@@ -1,7 +1,7 @@
 """The policy: the one option of an idempotent task, checked where it is written."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from inspect import isclass
@@ -200,6 +200,11 @@ class Policy:
     def backoff_max_ms(self) -> int:
         """``backoff_max`` in milliseconds."""
         return milliseconds(self.backoff_max)
+
+    @cached_property
+    def observed(self) -> "Policy":
+        """As it is observed: an operation that observing left UNKNOWN would stop once the policy is enforced."""
+        return replace(self, on_takeover="rerun", max_takeovers=None)
 
     @property
     def outcomes(self) -> tuple[type[BaseException], ...]:

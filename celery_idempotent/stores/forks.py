@@ -34,7 +34,20 @@ def _stop_making() -> None:
         leave()
 
 
-os.register_at_fork(before=_stop_making, after_in_parent=making.release, after_in_child=making.release)
+def _begin_child() -> None:
+    global _generation
+    _generation += 1
+    making.release()
+
+
+os.register_at_fork(before=_stop_making, after_in_parent=making.release, after_in_child=_begin_child)
+
+_generation = 0
+"""Forks between the first process and this one: the id of an ancestor that is gone may come again."""
+
+
+def _this_process() -> tuple[int, int]:
+    return os.getpid(), _generation
 
 
 class PerProcess(Generic[_T]):
@@ -49,8 +62,8 @@ class PerProcess(Generic[_T]):
     def __init__(self, make: Callable[[], _T], *, alone: bool = True) -> None:
         self._make = make
         self._lock = making if alone else nullcontext()
-        #: By process id; with what a child inherits, for the sake of :data:`inherited`.
-        self._values: dict[int, _T] = {}
+        #: By process; with what a child inherits, for the sake of :data:`inherited`.
+        self._values: dict[tuple[int, int], _T] = {}
 
     def __call__(self) -> _T:
         """This process's value."""
@@ -59,12 +72,12 @@ class PerProcess(Generic[_T]):
             return value
         with self._lock:
             value = self.made()
-            return self._values.setdefault(os.getpid(), self._make()) if value is None else value
+            return self._values.setdefault(_this_process(), self._make()) if value is None else value
 
     def made(self) -> _T | None:
         """The same; None if it is not made yet."""
-        return self._values.get(os.getpid())
+        return self._values.get(_this_process())
 
     def forget(self) -> _T | None:
         """The same, for the caller to close; the next use makes another."""
-        return self._values.pop(os.getpid(), None)
+        return self._values.pop(_this_process(), None)

@@ -71,6 +71,21 @@ def test_good_server_passes_without_a_word_and_keeps_nothing(
         assert client.dbsize() == 0
 
 
+def test_client_of_a_class_of_the_users_passes(server: EmbeddedRedis) -> None:
+    """Its constructor may take what it likes; nobody but the user makes one."""
+
+    class Tenant(redis.Redis):
+        def __init__(self, tenant: str, **options: Any) -> None:
+            super().__init__(**options)
+            self.tenant = tenant
+
+    store = RedisStore(Tenant("a", host=HOST, port=server.port))
+    try:
+        store.verify()
+    finally:
+        store.close()
+
+
 def test_check_that_is_cut_off_leaves_what_expires(server: EmbeddedRedis) -> None:
     """A worker killed in the middle of its check leaves nothing for ever."""
 

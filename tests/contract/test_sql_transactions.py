@@ -1,5 +1,6 @@
 """Transactions of SQL stores: the user's rows, messages and the record, all or nothing."""
 
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy import (
     Column,
+    Connection,
     Engine,
     ForeignKey,
     Integer,
@@ -87,6 +89,25 @@ class TestTransactions(TransactionalContract, OutboxContract):
     @pytest.fixture
     def rows(self, place: _Place) -> _Place:
         return place
+
+
+def test_connection_lost_where_a_transaction_begins_is_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLAlchemy hands on what a driver says to a new isolation level; taken for an outcome it would be final."""
+    store = SQLStore(f"sqlite:///{tmp_path}/records.sqlite")
+    store.provision()
+
+    def lose(self: Connection, **options: Any) -> Connection:
+        raise sqlite3.OperationalError("Lost connection to server during query")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "execution_options", lose)
+        with pytest.raises(StoreUnavailable, match="begin"):
+            store.begin()
+
+    store.begin().rollback()
+    store.close()
 
 
 @pytest.mark.parametrize("place", ["postgresql", "mariadb"], indirect=True)

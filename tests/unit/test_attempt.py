@@ -469,6 +469,14 @@ def test_fenced_step_fences_probes_and_acts(scene: Scene) -> None:
     assert calls[3:] == ["fence", "probe"]
 
 
+@pytest.mark.parametrize("found", [0, "", False])
+def test_whatever_a_probe_finds_is_the_effect(scene: Scene, found: object) -> None:
+    """Only None says that there is none: a receipt number 0 is not charged again."""
+    fenced: dict[str, Any] = {"fence": lambda step: None, "probe": lambda step: found, "act": _never}
+
+    assert scene.perform(lambda handle: handle.fenced_step("index", **fenced)) == Outcome(found)
+
+
 def test_declared_fence_is_kept(scene: Scene, receiver: _Receiver) -> None:
     """A step declared Fenced is refused without fence and probe, before anything is called."""
     fenced: dict[str, Any] = {"fence": receiver, "probe": lambda step: None, "act": receiver}
@@ -578,12 +586,17 @@ def test_refused_write_is_the_bodys_own_error(scene: Scene, writes: Any, named: 
 def test_commit_happens_once(scene: Scene) -> None:
     """A second commit would be a second effect without a record."""
 
+    refusals = []
+
     def body(handle: ProtectedAttempt) -> None:
         handle.commit(1, WRITES)
-        with pytest.raises(PolicyError, match="commits once"):
+        try:
             handle.commit(2, WRITES)
+        except PolicyError as error:  # what a body raises after its commit changes nothing, so it is noted
+            refusals.append(error.remedy)
 
     assert scene.perform(body) == Outcome(1)
+    assert refusals == ["an operation commits once; give all writes to one commit()"]
 
 
 def test_commit_keeps_effects_whose_result_is_too_large(scene: Scene) -> None:

@@ -436,3 +436,16 @@ def test_observing_reports_every_verdict(scene: Scene) -> None:
         unknown.run(lambda attempt: "never", on_takeover="refuse")
     assert unknown.observe(lambda attempt: 3) == 3
     assert unknown.names[-1] == "outcome_unknown"
+
+
+def test_observing_leaves_nothing_unknown(scene: Scene) -> None:
+    """It would stop the operation once the policy is enforced: not under refuse, nor after many takeovers."""
+    scene.abandon()
+    assert scene.observe(lambda claim: 1, on_takeover="refuse") == 1
+    assert scene.record.status is Status.COMPLETED
+
+    poisoned = Scene()
+    for _ in range(2):
+        poisoned.abandon()
+    assert poisoned.observe(lambda claim: 1, max_takeovers=1) == 1
+    assert poisoned.record.status is Status.COMPLETED

@@ -31,7 +31,7 @@ DAY = timedelta(days=1)
         (Keyed(DAY), "exactly once within 1 day of the first call, .*; after that at least once"),
         (Keyed(90, "refuse"), "exactly once within 90 s .*; after that at most once"),
         (Fenced(), "exactly once: earlier attempts are fenced off"),
-        (AtLeastOnce(), "at least once: it is repeated if a worker dies"),
+        (AtLeastOnce(), "at least once: it is repeated if the call raises, or a worker dies"),
         (AtMostOnce(), "at most once: .* ends UNKNOWN"),
     ],
 )
@@ -81,6 +81,22 @@ def test_undeclared_step_is_refused() -> None:
         terms_of("mail", {"charge": Keyed()})
 
 
+def test_pattern_that_can_never_count_is_refused() -> None:
+    """guarantee() would tell of it what no step is made with."""
+    with pytest.raises(PolicyError, match=r"'text to \*': is never reached behind '\*'"):
+        Policy(effects={"*": AtLeastOnce(), "text to *": AtMostOnce()})
+
+
+def test_only_an_asterisk_is_special_in_a_pattern() -> None:
+    """Brackets and question marks are part of a name."""
+    effects: dict[str, Effect] = {"charge [EUR]": AtMostOnce(), "sure? *": AtMostOnce()}
+
+    assert terms_of("charge [EUR]", effects) == terms_of("sure? yes", effects) == Terms("refuse", None)
+    for name in ("charge E", "surer yes", "Sure? yes"):
+        with pytest.raises(PolicyError, match="is not among"):
+            terms_of(name, effects)
+
+
 def test_pattern_declares_steps_of_a_loop() -> None:
     """Their names are made as the body runs; a name of its own comes first, then the first pattern that fits."""
     effects: dict[str, Effect] = {"text to *": AtMostOnce(), "*": AtLeastOnce(), "text to none": Keyed(DAY)}
@@ -115,8 +131,8 @@ def test_guarantee_tells_all() -> None:
         "orders.charge: calls with the same idempotency key are one operation; an outcome counts for 7 days",
         "  charge: exactly once within 1 day of the first call, while the receiver honours the step's key; "
         "after that at least once",
-        "  sms: at most once: if a worker dies between the record of its beginning and that of its end, the "
-        "operation ends UNKNOWN and a person decides",
+        "  sms: at most once: if the call raises, or a worker dies between the records of its beginning and its end, "
+        "the operation ends UNKNOWN and a person decides",
         "  anything else in the body: exactly once unless a worker dies in it or it raises; then it runs again "
         "(at least once)",
         "  when the store does not answer: nothing runs, and the delivery is postponed",

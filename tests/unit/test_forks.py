@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from celery_idempotent.stores import forks
 from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.testing.contract.parallel import race
 
@@ -45,3 +46,13 @@ def test_child_makes_its_own_and_keeps_what_it_inherits(monkeypatch: pytest.Monk
     assert value() is value.made() is not parents
     value.forget()
     assert list(value._values.values()) == [parents]
+
+
+def test_process_that_got_the_id_of_an_ancestor_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system gives the id of a process that is gone to another; what that one has made crossed forks since."""
+    value = PerProcess(object)
+    ancestors = value()
+    monkeypatch.setattr(forks, "_generation", forks._generation + 2)
+
+    assert value.made() is None
+    assert value() is not ancestors

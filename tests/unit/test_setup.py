@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+import threading
 import weakref
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
@@ -43,6 +44,36 @@ class _Checked(FaultyStore):
     def verify(self) -> None:
         if self.error:
             raise self.error
+
+
+def test_store_is_opened_once_by_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two stores in memory neither would know what the other has run."""
+    app, opened = _with("memory://"), []
+    arrived = threading.Barrier(4)
+
+    class Crowded:
+        """A lock that nobody gets before everybody wants it."""
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            arrived.wait(10)
+            self.lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            self.lock.release()
+
+    runtime = runtime_of(app)
+    monkeypatch.setattr(runtime, "_opening", Crowded())
+    threads = [threading.Thread(target=lambda: opened.append(runtime.store)) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+    assert len(opened) == 4
+    assert len({id(each) for each in opened}) == 1
 
 
 def test_store_setting_is_a_url_or_a_store() -> None:

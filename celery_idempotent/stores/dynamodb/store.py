@@ -213,7 +213,7 @@ class DynamoDBStore:
         if not refusal:
             return new
         if refusal == _CANCELLED:
-            return self._winner_of(*reply.get("CancellationReasons", [{}]))
+            return self._winner_of(*(reply.get("CancellationReasons") or [{}]))
         if "size" in text_of(reply) and new.result is not None:
             # Of the record or of one of the writes; without the result it turns out which.
             raise RecordTooLarge(text_of(reply))

@@ -42,7 +42,8 @@ def prove_permissions(client: Client, name: bytes) -> None:
 
 def exposure_of(server: redis.Redis, client: Client) -> str:
     """What is weak about a connection to ``server`` on another machine; empty if nothing is."""
-    with server.client() as single:
+    # Not server.client(), which makes another of the user's own class.
+    with redis.Redis(connection_pool=server.connection_pool, single_connection_client=True) as single:
         link: Any = getattr(single.connection, "_sock", None)
         return weakness_of(link) if link is not None and leaves_machine(link.fileno()) else ""
 

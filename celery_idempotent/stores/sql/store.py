@@ -149,7 +149,8 @@ class SQLStore(StatementStore[Connection]):
             return SQLTransaction(self, using)
         connection = self._living_connection("begin")
         try:
-            with self.explaining("begin"):
+            # SQLAlchemy hands on what the driver says to a new isolation level as it is.
+            with self.explaining("begin", connection.dialect.loaded_dbapi.Error, OSError, TypeError, ValueError):
                 connection.rollback()  # of what SQLAlchemy has begun in name only
                 connection = connection.execution_options(isolation_level=_LEVEL[self.dialect])
                 connection.begin()
