@@ -72,7 +72,7 @@ def key(context: click.Context, task: str, arguments: str, keywords: str) -> Non
     if task not in app.tasks:
         raise click.BadParameter(f"this app has no task {task}; it has: {', '.join(sorted(app.tasks))}")
     if not isinstance(app.tasks[task], IdempotentMixin):
-        raise click.BadParameter(f"{task} is not idempotent: its base is no IdempotentTask")
+        raise click.BadParameter(f"{task} is not idempotent: its base is not IdempotentTask")
     args, kwargs = _json("--args", arguments, list), _json("--kwargs", keywords, dict)
     with _readable_errors():
         try:
@@ -158,7 +158,7 @@ def ddl(context: click.Context, dialect: str | None) -> None:
     tables = [store.table, store.outbox] if isinstance(store, SQLStore) else []
     dialect = dialect or (store.dialect if isinstance(store, SQLStore) else None)
     if dialect is None:
-        raise click.UsageError(f"idempotency_store is no SQL store; give --dialect: {', '.join(_DIALECTS)}")
+        raise click.UsageError(f"idempotency_store is not an SQL store; give --dialect: {', '.join(_DIALECTS)}")
     click.echo(printed(dialect, *tables), nl=False)
 
 
@@ -272,9 +272,10 @@ def _json(option: str, text: str, wanted: type = object) -> Any:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is no JSON: {error}", param_hint=option) from error
+        reason = f"{text!r} is not JSON: {error}; a text has quotes of its own: '\"ch_1\"'"
+        raise click.BadParameter(reason, param_hint=option) from error
     if not isinstance(value, wanted):
-        raise click.BadParameter(f"{text!r} is no JSON {wanted.__name__}", param_hint=option)
+        raise click.BadParameter(f"{text!r} is not a JSON {wanted.__name__}", param_hint=option)
     return value
 
 

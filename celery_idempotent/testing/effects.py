@@ -57,7 +57,7 @@ def assert_effect_once(
 
     Raises:
         AssertionError: The promise does not hold; a table says where, and what to do about it.
-        TypeError: ``task`` is no task, or ``effects`` neither counts nor has a length.
+        TypeError: ``task`` is not a task, or ``effects`` neither counts nor has a length.
         ValueError: ``promise`` is not one of the three.
     """
     __tracebackhide__ = True

@@ -37,12 +37,12 @@ def _run(app: Celery, *arguments: str) -> Result:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("key", "charge", "--args", "[7"), "no JSON"),
-        (("key", "charge", "--args", '{"order_id": 7}'), "no JSON list"),
-        (("key", "charge", "--kwargs", "[7]"), "no JSON dict"),
+        (("key", "charge", "--args", "[7"), "not JSON"),
+        (("key", "charge", "--args", '{"order_id": 7}'), "not a JSON list"),
+        (("key", "charge", "--kwargs", "[7]"), "not a JSON dict"),
         (("key", "charge", "--args", "[7, 8]"), "does not take these arguments"),
         (("key", "plain"), "not idempotent"),
-        (("resolve", "k", "--completed", "ch_1", "--yes"), "no JSON"),
+        (("resolve", "k", "--completed", "ch_1", "--yes"), "not JSON"),
     ],
 )
 def test_mistake_is_answered_by_a_sentence(app: Celery, arguments: tuple[str, ...], sentence: str) -> None:

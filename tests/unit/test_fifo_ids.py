@@ -5,6 +5,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent.integration.messages import CONFLICTS_HEADER, OUTAGES_HEADER
 
 
 @pytest.fixture
@@ -57,3 +58,16 @@ def test_two_plain_calls_of_one_effect_have_one_id(app: Celery, ids: list[str]) 
     charge.delay(order_id=7)
 
     assert len(set(ids)) == 1
+
+
+@pytest.mark.parametrize("header", [CONFLICTS_HEADER, OUTAGES_HEADER])
+def test_a_postponed_message_has_another_id_each_time(app: Celery, ids: list[str], header: str) -> None:
+    """SQS would drop it for a copy of the one that it stands for, and the task would be lost."""
+
+    @app.task(base=IdempotentTask, name="fifo.charge", shared=False, idempotent=Policy(key="order_id"))
+    def charge(order_id: int) -> None: ...
+
+    for count in range(3):
+        charge.apply_async((7,), headers={header: count})
+
+    assert len(set(ids)) == 3

@@ -7,8 +7,9 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, KeyMissing, Policy
-from celery_idempotent.integration.messages import CONFLICTS_HEADER
+from celery_idempotent.integration.messages import CONFLICTS_HEADER, IDENTITY_HEADER, carried, carrying
 from celery_idempotent.integration.postpone import _postpone
+from celery_idempotent.protocol.keys import Identity
 
 
 @pytest.fixture
@@ -158,3 +159,13 @@ def test_conflict_on_a_standard_queue_is_delayed_by_sqs(
     assert sent[0]["DelaySeconds"] == 2
     assert "countdown" not in sent[0]
     assert sent[0]["queue"] == "standard"
+
+
+def test_carried_identity_is_of_one_task_and_one_task_id() -> None:
+    """People forward all headers to other tasks, and a forged one reaches no other operation."""
+    identity = Identity(f"shop.charge:1:{'a' * 64}", "b" * 64)
+    headers = {IDENTITY_HEADER: carrying(identity, "shop.charge:1", "id")}
+
+    assert carried(headers, "shop.charge:1", "id") == identity
+    assert carried(headers, "shop.charge:1", "another id") is None
+    assert carried(headers, "shop.refund:1", "id") is None

@@ -182,7 +182,7 @@ class Statements:
             rest = page.where(self._key > _comparable(rows[-1]))
 
     def _page(self, execute: Execute, rest: Select[Any]) -> Sequence[Row]:
-        """The next rows; of a page with text that is no UTF-8, which only SQLite keeps, the keys alone, as bytes."""
+        """The next rows; of a page with text that is not UTF-8, which only SQLite keeps, the keys alone, as bytes."""
         try:
             return execute(rest.limit(_PAGE), {}).rows
         except UnreadableRow:
