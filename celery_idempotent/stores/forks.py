@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -34,20 +35,16 @@ def _stop_making() -> None:
         leave()
 
 
-def _begin_child() -> None:
-    global _generation
-    _generation += 1
-    making.release()
+os.register_at_fork(before=_stop_making, after_in_parent=making.release, after_in_child=making.release)
 
+_forks: list[None] = []
+"""One for each fork between the first process and this one: the id of an ancestor that is gone may come again."""
 
-os.register_at_fork(before=_stop_making, after_in_parent=making.release, after_in_child=_begin_child)
-
-_generation = 0
-"""Forks between the first process and this one: the id of an ancestor that is gone may come again."""
+os.register_at_fork(after_in_child=partial(_forks.append, None))
 
 
 def _this_process() -> tuple[int, int]:
-    return os.getpid(), _generation
+    return os.getpid(), len(_forks)
 
 
 class PerProcess(Generic[_T]):

@@ -52,7 +52,7 @@ def test_process_that_got_the_id_of_an_ancestor_makes_its_own(monkeypatch: pytes
     """A system gives the id of a process that is gone to another; what that one has made crossed forks since."""
     value = PerProcess(object)
     ancestors = value()
-    monkeypatch.setattr(forks, "_generation", forks._generation + 2)
+    monkeypatch.setattr(forks, "_forks", [*forks._forks, None, None])
 
     assert value.made() is None
     assert value() is not ancestors
