@@ -93,7 +93,7 @@ def dynamodb_store(servers: Servers, session: boto3.session.Session) -> DynamoDB
 
 
 class GuardedCall:
-    """The library without Celery: key derivation, guard, codec, store.
+    """The library without Celery: key derivation, delivery, codec, store.
 
     Args:
         store: Where the records are.

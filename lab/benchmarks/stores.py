@@ -71,7 +71,7 @@ def measure(servers: Servers, cpu_rounds: int, worker_rounds: int, progress: Cal
         "MiniStack, a Python program whose own CPU time slows down the worker beside it. Memory is the floor: no "
         "store at all could be cheaper. Round trips are counted on the wire, by a proxy before the server: what "
         "the client sends between two replies is one, and `+` joins what goes together; on SQLite, which has no "
-        "wire, SQLite names its statements. CPU is user and system time of the calling process, of `Guard.run`, "
+        "wire, SQLite names its statements. CPU is user and system time of the calling process, of `Delivery.run`, "
         f"{cpu_rounds} rounds after {WARM_UP} to warm up, all calls in a random order in each; for SQLite the engine "
         "is in it. The bare client is the store's driver alone, which sends the same with keys ready made; what the "
         "library adds is key derivation, its decisions, records and codec, and SQLAlchemy where the store is an SQL "

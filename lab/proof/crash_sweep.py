@@ -1,6 +1,6 @@
 """Real processes, killed by SIGKILL at every point of an attempt, over a real store.
 
-Two sweeps. The first names its points: the store given to the guard and the body die before and after each
+Two sweeps. The first names its points: the store given to the delivery and the body die before and after each
 thing they do; every point, every pair of points, then random sequences. The second has no hook at all:
 ``strace`` kills the process at its n-th system call of a kind, for every n until the attempt ends normally.
 

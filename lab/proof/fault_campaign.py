@@ -252,7 +252,7 @@ class _Clock:
 
 
 class _Delivery(StoreWrapper):
-    """One delivery, as the store that its guard is given: sees every swap, and orders the fate of every request."""
+    """One delivery, as the store that it is given: sees every swap, and orders the fate of every request."""
 
     def __init__(self, store: Store, task: "_Task", number: int, turns: _Turns | None) -> None:
         super().__init__(store)

@@ -1,6 +1,6 @@
 """Broken variants, to show that a campaign can see: each is a store in which one rule of the library is undone.
 
-The first kind stands between the guard and any store. The second is a real store with its own script or
+The first kind stands between a delivery and any store. The second is a real store with its own script or
 statements changed: what somebody could get wrong who writes them anew.
 """
 
@@ -151,4 +151,4 @@ FLAWS: Mapping[str, Callable[[Store], Store]] = {
     "takes over at once": _TakesOverAtOnce,
     **{name: each.undo for name, each in STORE_FLAWS.items()},
 }
-"""By name, what is put between the guard and its store, or into the store."""
+"""By name, what is put between a delivery and its store, or into the store."""

@@ -32,7 +32,7 @@ class Row:
         campaign: How it was attacked.
         tasks: Logical tasks; each should have one effect.
         faulted: How many of them met at least one fault.
-        deliveries: Deliveries to a body or its guard, duplicates included.
+        deliveries: Deliveries, duplicates included.
         faults: How many faults of each kind were injected.
         takeovers: Claims after an attempt that never ended.
         healed: Replies that were lost and recognised as the sender's own write; None where nobody could look.
