@@ -15,8 +15,8 @@ from celery.utils.imports import symbol_by_name
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
 from celery_idempotent.integration.settings import refuse_control_flow, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
-from celery_idempotent.protocol.keys import Conversion
 from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.selector import Conversion
 
 
 def is_builtin(cls: type[Task]) -> bool:

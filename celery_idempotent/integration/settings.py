@@ -15,7 +15,7 @@ from kombu.serialization import prepare_accept_content, registry
 from celery_idempotent.engine.delivery import ControlFlow
 from celery_idempotent.errors import PolicyError, SafeToRetry
 from celery_idempotent.protocol.codec import Codec
-from celery_idempotent.protocol.effects import is_duration, milliseconds
+from celery_idempotent.protocol.durations import is_duration, milliseconds
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store

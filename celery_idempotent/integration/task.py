@@ -31,10 +31,11 @@ from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, 
 from celery_idempotent.integration.startup import check_at_start
 from celery_idempotent.integration.versions import KeepsRequest
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature, Identity, identify
+from celery_idempotent.protocol.keys import Identity, identify
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import bounded
+from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature
 
 logger = logging.getLogger("celery_idempotent")
 

@@ -7,17 +7,14 @@ there are patterns, in which ``*`` stands for any text: ``effects={"text to *": 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Literal, assert_never, get_args
 
 from celery_idempotent.errors import PolicyError
+from celery_idempotent.protocol.durations import Duration, in_words, is_duration, milliseconds
 
 OnTakeover = Literal["rerun", "refuse"]
 """What happens to what an attempt that never ended may have begun."""
-
-Duration = float | timedelta
-"""Seconds, or a timedelta."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ def promise(effect: Effect) -> str:
         case Keyed(window, on_takeover):
             assert window is not None
             return (
-                f"exactly once within {readable(window)} of the first call, while the receiver honours the step's key; "
+                f"exactly once within {in_words(window)} of the first call, while the receiver honours the step's key; "
                 f"after that {_PAST_WINDOW[on_takeover]}"
             )
         case Fenced():
@@ -147,25 +144,3 @@ _PAST_WINDOW: Mapping[OnTakeover, str] = {
     "rerun": "at least once",
     "refuse": "at most once, and if in doubt the operation ends UNKNOWN",
 }
-
-
-def readable(duration: Duration) -> str:
-    """A duration as people say it: in the largest unit that is whole."""
-    seconds = milliseconds(duration) / 1000
-    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= length and seconds % length == 0:
-            count = round(seconds / length)
-            return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
-    return f"{seconds:g} s"
-
-
-def milliseconds(duration: Duration) -> int:
-    """``duration`` in milliseconds."""
-    return round((duration.total_seconds() if isinstance(duration, timedelta) else duration) * 1000)
-
-
-def is_duration(value: object) -> bool:
-    """Whether ``value`` is a finite duration that is not negative."""
-    if isinstance(value, timedelta):
-        return value >= timedelta(0)
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")

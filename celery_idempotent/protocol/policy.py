@@ -8,17 +8,14 @@ from inspect import isclass
 from typing import Literal, get_args
 
 from celery_idempotent.errors import LeaseLost, PolicyError, SafeToRetry, StoreUnavailable
+from celery_idempotent.protocol.durations import Duration, in_words, is_duration, milliseconds
 from celery_idempotent.protocol.effects import (
-    Duration,
     Effect,
     OnTakeover,
     check_effects,
-    is_duration,
-    milliseconds,
     promise,
-    readable,
 )
-from celery_idempotent.protocol.keys import WHOLE_CALL, Selector, Spec
+from celery_idempotent.protocol.selector import WHOLE_CALL, Selector, Spec
 
 OnConflict = Literal["retry", "raise", "skip"]
 OnOutage = Literal["retry", "run"]
@@ -226,7 +223,7 @@ class Policy:
         """What is promised of the task called ``task``: a line for the task, and one for each kind of effect."""
         lines = [f"{task}: {_MODES[self.mode]}"]
         if self.mode == "enforce":
-            lines[0] += f"; an outcome counts for {readable(self.retain)}"
+            lines[0] += f"; an outcome counts for {in_words(self.retain)}"
             lines += [f"  {name}: {promise(effect)}" for name, effect in self.effects.items()]
             lines += [f"  {'anything else in the body' if self.effects else 'the body'}: {_BODY[self.on_takeover]}"]
             lines += [f"  when the store does not answer: {_OUTAGE[self.on_outage]}"]

@@ -17,6 +17,7 @@ from typing import Any
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.durations import milliseconds
 from celery_idempotent.protocol.effects import (
     AtMostOnce,
     Committed,
@@ -25,7 +26,6 @@ from celery_idempotent.protocol.effects import (
     Keyed,
     OnTakeover,
     declared,
-    milliseconds,
 )
 
 _MAX_NAME = 200

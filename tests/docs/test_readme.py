@@ -44,8 +44,8 @@ from celery_idempotent.engine.delivery import EventName
 from celery_idempotent.integration import task as task_module
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.messages import HEADERS, KEY_HEADER
+from celery_idempotent.protocol.canonical import canonical
 from celery_idempotent.protocol.effects import AtMostOnce, Effect
-from celery_idempotent.protocol.keys import canonical
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import PolicyError
+from celery_idempotent.protocol.durations import in_words
 from celery_idempotent.protocol.effects import (
     AtLeastOnce,
     AtMostOnce,
@@ -15,7 +16,6 @@ from celery_idempotent.protocol.effects import (
     Fenced,
     Keyed,
     promise,
-    readable,
 )
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.steps import Terms, terms_of
@@ -159,4 +159,4 @@ def test_guarantee_follows_the_policy() -> None:
 )
 def test_durations_are_said_as_people_do(duration: float | timedelta, words: str) -> None:
     """In the largest unit that is whole."""
-    assert readable(duration) == words
+    assert in_words(duration) == words

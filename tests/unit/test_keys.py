@@ -21,7 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_idempotent.errors import KeyMissing, PolicyError
-from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature, NotCanonical, Selector, Spec, canonical, identify
+from celery_idempotent.protocol.canonical import NotCanonical, canonical
+from celery_idempotent.protocol.keys import identify
+from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature, Selector, Spec
 
 GOLDEN = Path(__file__).with_name("golden_keys.json")
 
