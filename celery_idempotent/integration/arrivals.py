@@ -1,4 +1,4 @@
-"""A delivery: one message of a task, as it was when Celery began to execute it.
+"""What is noted of a delivery when it arrives: its identity, and its arguments as they were.
 
 Celery hands one set of arguments to signal receivers, to ``before_start`` and to the body, and each may change it. So
 the identity is resolved, and the arguments are kept, when the request is pushed: nothing of the author's has run then.

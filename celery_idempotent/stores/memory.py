@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.stores.forks import PerProcess
 
 
 class MemoryStore:
@@ -22,7 +23,8 @@ class MemoryStore:
         #: The writes of every :meth:`swap_with` that won, in order; for tests to look at.
         self.committed: list[Mapping[str, Any]] = []
         self._records: dict[str, Record] = {}
-        self._lock = threading.Lock()
+        # A process forked while a thread holds the lock could never take its copy.
+        self._lock = PerProcess(threading.Lock)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -38,7 +40,7 @@ class MemoryStore:
 
     def swap_with(self, new: Record, expected: str | None, writes: Sequence[Mapping[str, Any]]) -> Record | None:
         """See :meth:`celery_idempotent.stores.CommittingStore.swap_with`; ``writes`` are kept and go nowhere."""
-        with self._lock:
+        with self._lock():
             stored = self._records.get(new.key)
             if (stored.revision if stored else None) != expected:
                 return stored
@@ -48,18 +50,18 @@ class MemoryStore:
 
     def get(self, key: str) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.get`."""
-        with self._lock:
+        with self._lock():
             return self._records.get(key)
 
     def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`."""
-        with self._lock:
+        with self._lock():
             records = list(self._records.values())
         return (each for each in records if status in (None, each.status) and task in (None, each.task))
 
     def delete(self, key: str, expected: str) -> bool:
         """See :meth:`celery_idempotent.stores.Store.delete`."""
-        with self._lock:
+        with self._lock():
             stored = self._records.get(key)
             if stored is None or stored.revision != expected:
                 return False
@@ -69,7 +71,7 @@ class MemoryStore:
     def purge(self, limit: int) -> int:
         """See :meth:`celery_idempotent.stores.PurgeableStore.purge`."""
         now = self.now()
-        with self._lock:
+        with self._lock():
             forgotten = list(islice((each.key for each in self._records.values() if is_forgotten(each, now)), limit))
             for key in forgotten:
                 del self._records[key]

@@ -79,7 +79,7 @@ class Unconditional(MemoryStore):
 @wrong("replaces unconditionally", "refuses_another_revision", "one_racer_wins_a_takeover")
 class ReplacesAnything(MemoryStore):
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        with self._lock:
+        with self._lock():
             if expected is None and new.key in self._records:
                 return self._records[new.key]
             self._records[new.key] = new
@@ -767,7 +767,7 @@ class LocksInstances(MemoryStore):
         self._records = self.shared
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        with self._lock:
+        with self._lock():
             stored = self.shared.get(new.key)
             if (stored.revision if stored else None) != expected:
                 return stored

@@ -51,7 +51,7 @@ class Database(MemoryStore):
             return stored if self.flaw != "hides the winner" else None
         if self.flaw == "checks, then acts":
             time.sleep(_BESIDE)
-        with self._lock:
+        with self._lock():
             stored = self._records.get(new.key)
             is_late = (stored.revision if stored else None) != expected
             if is_late and self.flaw not in {"checks, then acts", "writes over others"}:
@@ -99,7 +99,7 @@ class Database(MemoryStore):
             found = self._free(limit)
             time.sleep(_BESIDE / 10)
             return self._held(found, hold)
-        with self._lock:
+        with self._lock():
             return self._held(self._free(limit), hold)
 
     def _free(self, limit: int) -> list[int]:

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,3 +107,42 @@ def test_no_process_is_forked_in_the_middle_of_a_relays_look(tmp_path: Path, mon
     store.close()
 
     assert order == ["looked", "closed", "forked"]
+
+
+class _Held(list[Mapping[str, object]]):
+    """Writes that a store takes only once they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taking, self.go_on = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[Mapping[str, object]]:
+        self.taking.set()
+        self.go_on.wait(30)
+        return super().__iter__()
+
+
+def _ends_in_child(act: Callable[[], object]) -> bool:
+    child = os.fork()
+    if child == 0:
+        threading.Timer(10, os._exit, [1]).start()
+        act()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_child_does_not_wait_for_the_memory_store_of_its_parent() -> None:
+    """A thread of the parent's is in the middle of a write when the process forks, and is not there in the child."""
+    store, writes = MemoryStore(), _Held()
+    decision = claim(store, an_operation("k"))
+    assert isinstance(decision, Run)
+    again = replace(decision.record, revision=new_nonce())
+    writing = threading.Thread(target=store.swap_with, args=(again, decision.record.revision, writes))
+    writing.start()
+    assert writes.taking.wait(30)
+
+    ended = _ends_in_child(lambda: store.get("k"))
+    writes.go_on.set()
+    writing.join(30)
+
+    assert ended

@@ -30,6 +30,9 @@ FACES = {
 }
 """Modules at the root that hand on what is public and define nothing."""
 
+PLUGGED_IN = {"stores.__init__": {"contrib.django.store"}}
+"""By module, what it opens by name though it stands above: a store that a URL's scheme names, as a third party's is."""
+
 PACKAGES: dict[str, set[str]] = {
     "errors": set(),
     "printable": set(),
@@ -80,6 +83,13 @@ def _imports(name: str, source: str) -> Iterator[str]:
 
 def _imports_of(name: str) -> set[str]:
     return set(_imports(name, MODULES[name].read_text()))
+
+
+def _named(source: str) -> set[str]:
+    """The modules that are named in a text, as for ``import_module``; a log's or a task's name is none."""
+    texts = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
+    dotted = {each.partition(":")[0] for each in texts if isinstance(each, str)}
+    return {each for each in dotted if each.startswith("celery_idempotent.") and _module_of(each.split(".", 1)[1])}
 
 
 def _room(name: str) -> str:
@@ -142,6 +152,12 @@ def test_imports_point_downwards(name: str) -> None:
     assert not _refused(name, _imports_of(name))
 
 
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_module_that_is_named_in_a_text_is_below(name: str) -> None:
+    """What is imported by its name is an import, too."""
+    assert _refused(name, _named(MODULES[name].read_text())) <= PLUGGED_IN.get(name, set())
+
+
 def test_no_module_imports_itself_by_way_of_others() -> None:
     """Within a room, too, there is an order."""
     assert not _circles({name: modules_used(name) for name in MODULES if not name.endswith("__init__")})
@@ -191,6 +207,14 @@ def test_a_face_defines_nothing(name: str) -> None:
 def test_an_import_cannot_hide(name: str, source: str) -> None:
     """Lazy and relative ones count, and so does the package's face."""
     assert _refused(name, set(_imports(name, source)))
+
+
+def test_a_name_cannot_hide() -> None:
+    """Neither a module's name for ``import_module``, nor one with an attribute behind it."""
+    source = (
+        "import_module('celery_idempotent.engine.claim')\nby_name('celery_idempotent.integration.task:IdempotentTask')"
+    )
+    assert len(_refused("stores.memory", _named(source))) == 2
 
 
 def test_a_circle_is_found() -> None:

@@ -12,7 +12,7 @@ from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import PurgeableStore, Store, VerifiableStore
 from celery_idempotent.testing.contract.parallel import race
-from celery_idempotent.testing.contract.records import a_record, a_rival, answer_of
+from celery_idempotent.testing.contract.records import a_record, a_rival, reply_of
 
 _ROUNDS = 10
 
@@ -87,7 +87,7 @@ class VerifiableContract:
     def test_verify_refuses_a_store_that_cannot_work(self, misconfigured_store: _Verifiable) -> None:
         """A worker does not start, and is told what a claim would be told."""
         for ask in (misconfigured_store.verify, partial(misconfigured_store.swap, a_record(), None)):
-            assert isinstance(answer_of(ask), StoreMisconfigured)
+            assert isinstance(reply_of(ask), StoreMisconfigured)
 
 
 def _outcome(store: Store, status: Status, expires_at: int) -> Record:

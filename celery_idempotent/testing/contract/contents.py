@@ -11,7 +11,7 @@ from celery_idempotent.protocol.record import SCHEMA, Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 from celery_idempotent.testing.contract.base import StoreTests
 from celery_idempotent.testing.contract.parallel import wait_until
-from celery_idempotent.testing.contract.records import LONG_AFTER, a_record, a_rival, answer_of
+from celery_idempotent.testing.contract.records import LONG_AFTER, a_record, a_rival, reply_of
 
 
 class ContentsContract(StoreTests):
@@ -111,12 +111,12 @@ class ContentsContract(StoreTests):
         store.swap(newer, None)
 
         if self.shared_by_processes:
-            assert isinstance(answer_of(lambda: store.get(newer.key)), StoreMisconfigured)
-            assert isinstance(answer_of(lambda: store.swap(a_rival(newer), None)), StoreMisconfigured)
+            assert isinstance(reply_of(lambda: store.get(newer.key)), StoreMisconfigured)
+            assert isinstance(reply_of(lambda: store.swap(a_rival(newer), None)), StoreMisconfigured)
         else:  # nobody else writes there, so it is this version's own
             assert store.get(newer.key) == newer
         # Deleting takes a look at nothing but the revision, or it is refused as well.
-        deleted = answer_of(lambda: store.delete(newer.key, newer.revision))
+        deleted = reply_of(lambda: store.delete(newer.key, newer.revision))
         assert deleted is True or isinstance(deleted, StoreMisconfigured)
 
     def test_keeps_keys_apart(self, store: Store) -> None:

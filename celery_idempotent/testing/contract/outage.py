@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.store import Store
-from celery_idempotent.testing.contract.records import a_record, answer_of
+from celery_idempotent.testing.contract.records import a_record, reply_of
 
 
 class OutageContract:
@@ -45,7 +45,7 @@ class OutageContract:
 
     def _unavailable(self, call: Callable[[], object]) -> None:
         asked = time.monotonic()
-        raised = answer_of(call)
+        raised = reply_of(call)
         assert time.monotonic() - asked <= self.answers_within
         assert isinstance(raised, StoreUnavailable), f"answered {raised!r} although there is no server"
         assert not isinstance(raised, StoreMisconfigured), f"nobody needs to change a setting: {raised}"

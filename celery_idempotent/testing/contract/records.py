@@ -57,7 +57,7 @@ def a_rival(record: Record) -> Record:
     return replace(a_record(), key=record.key)
 
 
-def answer_of(call: Callable[[], object]) -> object:
+def reply_of(call: Callable[[], object]) -> object:
     """The ``StoreUnavailable`` that ``call`` raises, or else what it returns."""
     try:
         return call()
