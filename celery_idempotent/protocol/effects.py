@@ -56,6 +56,8 @@ class AtMostOnce:
 
 Effect = Committed | Keyed | Fenced | AtLeastOnce | AtMostOnce
 
+_KINDS = "Committed(), Keyed(), Fenced(), AtLeastOnce() or AtMostOnce()"
+
 
 def check_window(window: Duration | None) -> None:
     """Refuse what cannot be a window.
@@ -81,15 +83,22 @@ def check_effects(effects: Mapping[str, Any]) -> None:
     """Refuse what does not declare effects.
 
     Raises:
-        PolicyError: It is not a mapping of names to kinds of effect.
+        PolicyError: It is not a mapping of names to kinds of effect; the message names the entry.
     """
-    if not isinstance(effects, Mapping) or not all(
-        isinstance(name, str) and name and isinstance(effect, Effect) for name, effect in effects.items()
-    ):
-        raise PolicyError(
-            "effects", repr(effects), "must map names of steps to Committed, Keyed, Fenced, AtLeastOnce or AtMostOnce"
-        )
+    if not isinstance(effects, Mapping):
+        raise PolicyError("effects", repr(effects), f"must map names of steps to {_KINDS}")
+    for name, effect in effects.items():
+        _check_entry(name, effect)
     _check_order(list(effects))
+
+
+def _check_entry(name: object, effect: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise PolicyError("effects", f"{{{name!r}: ...}}", "the name of a step must be a text that is not empty")
+    if isinstance(effect, type) and issubclass(effect, get_args(Effect)):
+        raise PolicyError(f"effects[{name!r}]", effect.__name__, f"is the class; write {effect.__name__}()")
+    if not isinstance(effect, Effect):
+        raise PolicyError(f"effects[{name!r}]", repr(effect), f"must be {_KINDS}")
 
 
 def _check_order(names: Sequence[str]) -> None:

@@ -77,8 +77,14 @@ def test_bare_step_does_not_pass_for_a_stronger_one(effect: Effect, is_fenced: b
 
 def test_undeclared_step_is_refused() -> None:
     """If effects are declared, all are: a guarantee that leaves one out is none."""
-    with pytest.raises(PolicyError, match="'mail'.*is not among.*'charge'"):
-        terms_of("mail", {"charge": Keyed()})
+    with pytest.raises(PolicyError, match="^step='mail': is not declared by Policy.*, which has 'charge', 'text'$"):
+        terms_of("mail", {"charge": Keyed(), "text": AtMostOnce()})
+
+
+def test_misspelt_step_is_told_the_nearest_name() -> None:
+    """The declared names as a plain list, and the one that was probably meant."""
+    with pytest.raises(PolicyError, match=r"which has 'charge', 'text to \*'; did you mean 'charge'\?$"):
+        terms_of("chrage", {"charge": Keyed(), "text to *": AtMostOnce()})
 
 
 def test_pattern_that_can_never_count_is_refused() -> None:
@@ -93,7 +99,7 @@ def test_only_an_asterisk_is_special_in_a_pattern() -> None:
 
     assert terms_of("charge [EUR]", effects) == terms_of("sure? yes", effects) == Terms("refuse", None)
     for name in ("charge E", "surer yes", "Sure? yes"):
-        with pytest.raises(PolicyError, match="is not among"):
+        with pytest.raises(PolicyError, match="is not declared"):
             terms_of(name, effects)
 
 
@@ -106,10 +112,23 @@ def test_pattern_declares_steps_of_a_loop() -> None:
     assert terms_of("mail", effects) == Terms("rerun", None)
 
 
-@pytest.mark.parametrize("effects", [["charge"], {"charge": "keyed"}, {"": Keyed()}, {1: Keyed()}, {"charge": Keyed}])
-def test_no_declaration_is_refused(effects: Any) -> None:
-    """Where it is written, and saying what one looks like."""
-    with pytest.raises(PolicyError, match="must map names of steps to"):
+@pytest.mark.parametrize(
+    ("effects", "sentence"),
+    [
+        (["charge"], r"effects=\['charge'\]: must map names of steps to Committed\(\), Keyed\(\), "),
+        ({"text": AtMostOnce(), "charge": "keyed"}, r"effects\['charge'\]='keyed': must be Committed\(\), Keyed\(\), "),
+        ({"charge": dict}, r"effects\['charge'\]=<class 'dict'>: must be "),
+        (
+            {"charge": Keyed(), "": Keyed()},
+            r"effects=\{'': ...\}: the name of a step must be a text that is not empty$",
+        ),
+        ({1: Keyed()}, r"effects=\{1: ...\}: the name of a step must be a text"),
+        ({"charge": Keyed(), "text": AtMostOnce}, r"effects\['text'\]=AtMostOnce: is the class; write AtMostOnce\(\)$"),
+    ],
+)
+def test_no_declaration_is_refused(effects: Any, sentence: str) -> None:
+    """Where it is written, by the entry at fault, and saying what one looks like."""
+    with pytest.raises(PolicyError, match=f"^{sentence}"):
         Policy(effects=effects)
 
 
