@@ -3,6 +3,7 @@
 
 import inspect
 import re
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,23 @@ TEXT = PAGE.read_text()
 def test_ddl_is_the_codes(dialect: str) -> None:
     """The page shows the table of PostgreSQL, and the one that MySQL and MariaDB share."""
     assert ddl(dialect) in [block for _, block in code(PAGE, "sql")]
+
+
+def test_alembic_is_given_the_stores_own_tables() -> None:
+    """Under the default names, and under those that the page gives with ``metadata=``."""
+    for query, block in zip(("", "?table=effects"), _blocks_for_alembic(), strict=True):
+        names: dict[str, Any] = {}
+        exec(block, names)
+        (metadata,) = names["target_metadata"]
+        store = open_store(f"sqlite:////never/opened.sqlite{query}")
+        assert isinstance(store, SQLStore)
+        assert set(metadata.tables) == {store.table.name, store.outbox.name}
+        assert metadata.tables[store.table.name].columns.keys() == store.table.columns.keys()
+        assert metadata.tables[store.outbox.name].columns.keys() == store.outbox.columns.keys()
+
+
+def _blocks_for_alembic() -> list[str]:
+    return [block for _, block in code(PAGE, "python") if "target_metadata" in block]
 
 
 def test_drivers_are_the_codes() -> None:
