@@ -1,7 +1,7 @@
 """The admin page: look at records, release claims, and resolve outcomes that are UNKNOWN.
 
-Nothing is edited here. A verdict is given by :mod:`celery_idempotent.engine.operator` on the record that the person
-saw, so a record that changed meanwhile keeps its change.
+Nothing is edited here. A verdict is given on the record that the person saw, so a record that changed meanwhile keeps
+its change.
 """
 
 from collections.abc import Callable, Mapping, Sequence

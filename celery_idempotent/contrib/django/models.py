@@ -13,8 +13,8 @@ from celery_idempotent.stores.sql.schema import KEY, OUTBOX, TABLE
 from celery_idempotent.stores.sql.statements import record_of
 
 _REFUSAL = (
-    "idempotency records are changed by compare-and-swap only; give a verdict with celery_idempotent.engine.operator, "
-    "on the admin page, or by: celery -A <your app> idempotency"
+    "idempotency records are changed by compare-and-swap only; give a verdict with celery_idempotent.resolve(), "
+    "on the admin page, or by: celery -A <your app> idempotency resolve"
 )
 
 
