@@ -30,8 +30,8 @@ INTERPRETERS := $(subst $(EMPTY) $(EMPTY),:,$(wildcard $(HOME)/.pyenv/versions/3
 .DEFAULT_GOAL := help
 .PHONY: help demo example fast compat oldest test lint types pure covered evidence integration prove soak bench clean
 
-help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+help:  ## list the targets; variables follow: make demo STORE=redis
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-8s %s\n", $$1, $$2}'
 
 $(INSTALLED): setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -55,13 +55,13 @@ $(SYSTEM) $(MARIADB):
 	fi
 	@touch $@
 
-demo: $(DEMO_INSTALLED) $(if $(filter mariadb,$(SERVERS)),$(MARIADB))  ## plain Celery and IdempotentTask under the same fire: make demo STORE=redis BROKER=redis
+demo: $(DEMO_INSTALLED) $(if $(filter mariadb,$(SERVERS)),$(MARIADB))  ## plain Celery and IdempotentTask under fire: STORE=redis BROKER=redis
 	$(DEMO)/bin/python -m lab.demo $(if $(STORE),--store $(STORE)) $(if $(BROKER),--broker $(BROKER))
 
 example: $(DEMO)/.installed-demo  ## what you copy: run it, and read it in example_project/
 	$(DEMO)/bin/python -m example_project.run
 
-fast: lint types pure  ## after every change, in seconds: linters, types and the pure unit tests
+fast: lint types pure  ## after every change, in seconds: linters, types, unit tests
 
 test: lint types covered evidence integration oldest  ## everything CI runs
 
@@ -87,20 +87,20 @@ evidence: $(SYSTEM)
 integration: $(SYSTEM)
 	$(PYTEST) $$((2 * $(WORKERS))) tests/integration tests/django/live
 
-compat: $(INSTALLED)  ## the oldest and the newest Celery and Python; those between, too: make compat ALL=1
+compat: $(INSTALLED)  ## the oldest and newest Celery and Python; ALL=1: those between, too
 	PATH="$(INTERPRETERS):$$PATH" $(BIN)/tox run $(if $(ALL),,-e $(COMPAT))
 
 oldest: $(INSTALLED)
 	@# The other targets of make test run on the newest Celery; this one on the oldest, and on the same Python.
 	$(BIN)/tox run -e celery54
 
-prove: $(SYSTEM)  ## attack the code and every store: interleavings, mutants, kills at every point, faults, peers
+prove: $(SYSTEM)  ## attack code and stores: interleavings, mutants, kills, faults, peers
 	$(BIN)/python -m lab.proof all
 
-soak: $(SYSTEM)  ## real workers under fire: make soak MINUTES=5 SEED=1 STORE=redis
+soak: $(SYSTEM)  ## real workers under fire: MINUTES=5 SEED=1 STORE=redis
 	$(BIN)/python -m lab.proof soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1) --store $(or $(STORE),dynamodb)
 
-bench: $(SYSTEM)  ## what it costs: each store, peers on the same Redis; one part only: make bench PART=stores
+bench: $(SYSTEM)  ## what it costs, on each store and beside peers; PART=stores: one part
 	$(BIN)/python -m lab.benchmarks $(PART)
 
 clean:

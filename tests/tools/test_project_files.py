@@ -1,5 +1,6 @@
 """Files that only other programs read: the forms of GitHub, the hooks of pre-commit."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,15 @@ def test_hooks_run_what_make_runs() -> None:
     assert commands == [".venv/bin/ruff format", ".venv/bin/ruff check", ".venv/bin/mypy"]
     makefile = (ROOT / "Makefile").read_text().replace("$(BIN)", ".venv/bin")
     assert all(command in makefile for command in commands)
+
+
+def test_help_of_make_fits_into_a_terminal() -> None:
+    """Of 80 columns; every target that is described, and none of them cut."""
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    described = re.findall(r"^(\w+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+    assert [line.split()[0] for line in shown] == described
+    assert max(map(len, shown)) <= 80
 
 
 def _run(module: str, *arguments: str) -> None:
