@@ -70,31 +70,42 @@ def release(store: Store, key: str, *, grace: int, seen_revision: str | None = N
             progress; or the record changed meanwhile.
         StoreUnavailable: No certain answer; look again before repeating.
     """
-    seen = _recorded(store, key, seen_revision)
+    seen = recorded(store, key, seen_revision)
     now = store.now()
+    require_abandoned(seen, grace=grace, now=now)
+    return _write(store, seen, protocol.released(seen, now, new_nonce()))
+
+
+def require_abandoned(seen: Record, *, grace: int, now: int) -> None:
+    """Refuse to release what is not in progress, or whose body may be alive. Raises as :func:`release` does."""
     if seen.status is Status.UNKNOWN:
-        raise PolicyError("key", repr(key), "its outcome is UNKNOWN; check the receiver, then resolve it")
+        raise PolicyError("key", repr(seen.key), "its outcome is UNKNOWN; check the receiver, then resolve it")
     if seen.status is not Status.IN_PROGRESS:
-        raise PolicyError("key", repr(key), f"only what is IN_PROGRESS can be released; it is {seen.status}")
+        raise PolicyError("key", repr(seen.key), f"only what is IN_PROGRESS can be released; it is {seen.status}")
     remaining = seen.lease_until + grace - now
     if remaining > 0:
         raise PolicyError(
             "key",
-            repr(key),
+            repr(seen.key),
             f"the body may be alive on {seen.worker}: its lease and grace run for another {remaining} ms; "
             "release it when they are over",
         )
-    return _write(store, seen, protocol.released(seen, now, new_nonce()))
+
+
+def require_unknown(seen: Record) -> None:
+    """Refuse a verdict on what is not UNKNOWN. Raises as :func:`completed` does."""
+    if seen.status is not Status.UNKNOWN:
+        raise PolicyError("key", repr(seen.key), f"only an UNKNOWN outcome takes a verdict; it is {seen.status}")
 
 
 def _unknown(store: Store, key: str, seen_revision: str | None) -> Record:
-    seen = _recorded(store, key, seen_revision)
-    if seen.status is not Status.UNKNOWN:
-        raise PolicyError("key", repr(key), f"only an UNKNOWN outcome takes a verdict; it is {seen.status}")
+    seen = recorded(store, key, seen_revision)
+    require_unknown(seen)
     return seen
 
 
-def _recorded(store: Store, key: str, seen_revision: str | None) -> Record:
+def recorded(store: Store, key: str, seen_revision: str | None = None) -> Record:
+    """What is recorded under ``key``. Raises as :func:`completed` does."""
     seen = store.get(key)
     if seen is None:
         raise PolicyError("key", repr(key), "nothing is recorded under it")

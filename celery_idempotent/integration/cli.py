@@ -5,9 +5,11 @@ workers on SQS.
 """
 
 import json
+import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -19,10 +21,10 @@ from celery.concurrency import ALIASES
 from kombu.exceptions import OperationalError
 
 from celery_idempotent.engine import operator
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import IdempotencyError, IdempotencyWarning
 from celery_idempotent.integration import outbox, startup
-from celery_idempotent.integration.operator import resolve
 from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.tables import Row, table
 from celery_idempotent.integration.task import IdempotentMixin
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
@@ -30,10 +32,33 @@ from celery_idempotent.protocol.store import PurgeableStore, Store
 
 _DIALECTS = ["postgresql", "mysql", "mariadb", "sqlite"]
 
+_HEADS = ("STATUS", "UPDATED", "ATTEMPTS", "TASK", "KEY", "WORKER")
+
+_SHOWN_BEFORE_A_VERDICT = ("status", "task", "task_id", "worker", "updated_at", "error")
+
 
 @click.group(name="idempotency")
-def idempotency() -> None:
+@click.pass_context
+def idempotency(context: click.Context) -> None:
     """Set up, check and inspect the idempotency store."""
+    context.with_resource(_warnings_as_sentences())
+
+
+@contextmanager
+def _warnings_as_sentences() -> Iterator[None]:
+    """Print this library's warnings without the line of code that gave them: they are about settings of the app."""
+    with warnings.catch_warnings():
+        shown, told = warnings.showwarning, set[str]()
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **keywords: Any) -> None:
+            if not issubclass(category, IdempotencyWarning):
+                shown(message, category, *place, **keywords)
+            elif (sentence := one_line(message)) not in told:  # Celery binds a task twice
+                told.add(sentence)
+                click.echo(f"Warning: {sentence}", err=True)
+
+        warnings.showwarning = show
+        yield
 
 
 @idempotency.command()
@@ -49,10 +74,10 @@ def provision(context: click.Context) -> None:
 @idempotency.command()
 @click.pass_context
 def check(context: click.Context) -> None:
-    """Check tasks, settings and store as a worker does when it starts; nothing that it writes stays.
+    """Check tasks, settings and store as a worker does at its start.
 
-    The pool is that of the setting worker_pool. A store that does not answer is an error here; a worker would start,
-    and postpone its tasks until the store is back.
+    Nothing that it writes stays. The pool is that of the setting worker_pool. A store that does not answer is an error
+    here; a worker would start, and postpone its tasks until the store is back.
     """
     app = _app(context)
     pool = app.conf.worker_pool
@@ -90,14 +115,18 @@ def show(context: click.Context, key: str) -> None:
         record = _store(context).get(key)
     if record is None:
         raise click.ClickException(f"nothing is recorded under {key}")
-    for name, value in record.to_fields().items():
-        click.echo(f"{name:>14}  {_readable(name, value)}")
+    click.echo(_fields(record.to_fields()))
 
 
 @idempotency.command(name="list")
-@click.option("--status", type=click.Choice([str(each) for each in Status]), help="Only records in this status.")
-@click.option("--task", help="Only records of this task.")
-@click.option("--limit", default=100, show_default=True, help="At most that many records.")
+@click.option(
+    "--status",
+    type=click.Choice([str(each) for each in Status], case_sensitive=False),
+    metavar="STATUS",
+    help=f"Only records in this status: {', '.join(Status)}; upper or lower case.",
+)
+@click.option("--task", metavar="TASK", help="Only records of this task.")
+@click.option("--limit", default=100, show_default=True, metavar="N", help="At most that many records.")
 @click.pass_context
 def list_records(context: click.Context, status: str | None, task: str | None, limit: int) -> None:
     """List records, oldest write first. Reads the whole store: mind the cost of a large table."""
@@ -109,14 +138,16 @@ def list_records(context: click.Context, status: str | None, task: str | None, l
     ):
         found = list(bar)
         is_all = next(records, None) is None
-    click.echo(_table(sorted(found, key=lambda record: record.updated_at)))
+    click.echo(_table(_rows(sorted(found, key=lambda record: record.updated_at)), last=_HEADS.index("KEY")))
     if not is_all:
         click.echo(f"there are more than these {limit}; give --limit", err=True)
 
 
 @idempotency.command()
-@click.option("--batch", default=1000, show_default=True, type=click.IntRange(1, 10_000), help="Deleted at a time.")
-@click.option("--max", "most", default=sys.maxsize, type=click.IntRange(1), help="Stop after that many.")
+@click.option(
+    "--batch", default=1000, show_default=True, type=click.IntRange(1, 10_000), metavar="N", help="At a time."
+)
+@click.option("--max", "most", default=sys.maxsize, type=click.IntRange(1), metavar="N", help="Stop after that many.")
 @click.option(
     "--released-before",
     "days",
@@ -127,9 +158,10 @@ def list_records(context: click.Context, status: str | None, task: str | None, l
 )
 @click.pass_context
 def purge(context: click.Context, batch: int, most: int, days: float | None) -> None:
-    """Delete outcomes that are kept no longer; safe beside workers, to be run daily.
+    """Delete outcomes that are no longer kept.
 
-    Some stores delete them by themselves. With --released-before the whole store is read.
+    Run it once a day; workers do not mind. Some stores delete them by themselves. With --released-before the whole
+    store is read.
     """
     store = _store(context)
     with _readable_errors():
@@ -146,7 +178,10 @@ def purge(context: click.Context, batch: int, most: int, days: float | None) -> 
 @click.option("--dialect", type=click.Choice(_DIALECTS), help="For which database; default: that of the store.")
 @click.pass_context
 def ddl(context: click.Context, dialect: str | None) -> None:
-    """Print the statements that create the tables of an SQL store; needs no database."""
+    """Print the statements that create the tables of an SQL store.
+
+    Needs no database.
+    """
     try:
         from celery_idempotent.stores.sql import SQLStore
         from celery_idempotent.stores.sql.schema import ddl as printed
@@ -172,30 +207,48 @@ def resolve_unknown(context: click.Context, key: str, result: str | None, rerun:
     """Give your verdict on KEY, whose outcome is UNKNOWN."""
     if (result is None) == (not rerun):
         raise click.UsageError("give either --completed RESULT or --rerun")
-    app = _app(context)
-    verdict = {"rerun": True} if result is None else {"completed": _json("--completed", result)}
-    if not yes:
-        click.confirm("Did you check with the receiver that this is what happened?", abort=True)
+    value = None if result is None else _json("--completed", result)
+    runtime = runtime_of(_app(context))
     with _readable_errors():
-        record = resolve(key, app=app, **verdict)
+        store = runtime.store
+        seen = operator.recorded(store, key)
+        operator.require_unknown(seen)
+        _confirm(seen, "Did you check with the receiver that this is what happened?", yes)
+        if rerun:
+            record = operator.rerun(store, key, seen_revision=seen.revision)
+        else:
+            retain = runtime.policy_of(seen).retain_ms
+            record = operator.completed(store, runtime.codec, key, value, retain=retain, seen_revision=seen.revision)
     click.echo(f"{key} is {record.status}")
 
 
 @idempotency.command()
 @click.argument("key")
-@click.confirmation_option(prompt="Did you check the receiver, and did the effect not happen?")
+@click.option("--yes", is_flag=True, help="Confirm the action without prompting.")
 @click.pass_context
-def release(context: click.Context, key: str) -> None:
-    """Give back KEY, whose attempt never ended: the next delivery runs the task.
+def release(context: click.Context, key: str, yes: bool) -> None:
+    """Give back KEY, whose attempt never ended.
 
-    Only when its lease and grace are over. Under on_takeover="refuse" you state by this that the effect did
-    not happen; under "rerun" the next delivery would run anyway.
+    The next delivery runs the task. Only when its lease and grace are over. Under on_takeover="refuse" you state by
+    this that the effect did not happen; under "rerun" the next delivery would run anyway.
     """
     runtime = runtime_of(_app(context))
     with _readable_errors():
-        grace = runtime.policy_of(runtime.store.get(key)).grace_ms
-        record = operator.release(runtime.store, key, grace=grace)
+        store = runtime.store
+        seen = operator.recorded(store, key)
+        grace = runtime.policy_of(seen).grace_ms
+        operator.require_abandoned(seen, grace=grace, now=store.now())
+        _confirm(seen, "Did you check the receiver, and did the effect not happen?", yes)
+        record = operator.release(store, key, grace=grace, seen_revision=seen.revision)
     click.echo(f"{key} is {record.status}")
+
+
+def _confirm(seen: Record, question: str, yes: bool) -> None:
+    """Show what a verdict is about before asking for it."""
+    if not yes:
+        fields = seen.to_fields()
+        click.echo(_fields({name: fields[name] for name in _SHOWN_BEFORE_A_VERDICT if fields.get(name)}))
+        click.confirm(question, abort=True)
 
 
 def _purging(store: PurgeableStore, batch: int, most: int) -> Iterator[int]:
@@ -229,10 +282,13 @@ def _shown(total: int | None) -> str:
 
 @idempotency.command()
 @click.option("--once", is_flag=True, help="Publish what waits now, and end.")
-@click.option("--every", default=1.0, show_default=True, help="Seconds between two looks.")
+@click.option("--every", default=1.0, show_default=True, metavar="SECONDS", help="Between two looks.")
 @click.pass_context
 def relay(context: click.Context, once: bool, every: float) -> None:
-    """Publish messages that wait in the outbox of an SQL store. Workers do so, too, by idempotency_relay."""
+    """Publish messages that wait in the outbox of an SQL store.
+
+    Workers do so, too, by idempotency_relay.
+    """
     app = _app(context)
     with _readable_errors():
         while True:
@@ -249,10 +305,15 @@ def relay(context: click.Context, once: bool, every: float) -> None:
 
 
 @idempotency.command(name="outbox")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="At most that many messages.")
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1), metavar="N", help="At most that many messages."
+)
 @click.pass_context
 def list_outbox(context: click.Context, limit: int) -> None:
-    """List messages that wait in the outbox, the oldest first: how often and why they failed, and their next try."""
+    """List messages that wait in the outbox, the oldest first.
+
+    How often and why they failed, and when they are tried next.
+    """
     store = _store(context)
     with _readable_errors():
         waiting = outbox.outbox_of(_app(context)).waiting(limit)
@@ -261,7 +322,7 @@ def list_outbox(context: click.Context, limit: int) -> None:
     for each in waiting:
         next_try = f"in {_duration(each.next_try - now)}" if each.next_try > now else "now"
         rows.append((each.id, _duration(now - each.created_at), str(each.failures), next_try, each.reason or ""))
-    click.echo(_aligned([tuple(map(one_line, row)) for row in rows]))
+    click.echo(_table(rows, last=rows[0].index("REASON")))
 
 
 def _duration(milliseconds: int) -> str:
@@ -299,18 +360,22 @@ def _readable_errors() -> Iterator[None]:
         raise click.ClickException(str(error)) from error
 
 
-def _table(records: Iterable[Record]) -> str:
-    rows: list[tuple[str, ...]] = [("STATUS", "UPDATED", "ATTEMPTS", "TASK", "KEY", "WORKER")]
+def _rows(records: Iterable[Record]) -> list[Sequence[object]]:
+    rows: list[Sequence[object]] = [_HEADS]
     rows += [
-        tuple(map(one_line, (each.status, _time(each.updated_at), each.attempts, each.task, each.key, each.worker)))
+        (each.status, _time(each.updated_at, "seconds"), each.attempts, each.task, each.key, each.worker)
         for each in records
     ]
-    return _aligned(rows)
+    return rows
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+def _table(rows: Iterable[Sequence[object]], *, last: int) -> str:
+    cells: list[Row] = [tuple(map(one_line, row)) for row in rows]
+    return table(cells, last=last, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+
+
+def _fields(fields: Mapping[str, Any]) -> str:
+    return "\n".join(f"{name:>14}  {_readable(name, value)}" for name, value in fields.items())
 
 
 def _readable(name: str, value: Any) -> str:
@@ -321,8 +386,9 @@ def _readable(name: str, value: Any) -> str:
     return f"{len(value)} bytes" if name == "result" else one_line(value)
 
 
-def _time(milliseconds: int) -> str:
+def _time(milliseconds: int, precision: str = "milliseconds") -> str:
     try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+        moment = datetime.fromtimestamp(milliseconds / 1000, UTC).replace(tzinfo=None)
     except (ValueError, OverflowError, OSError):  # after the year 9999: a damaged clock, or a test
         return str(milliseconds)
+    return f"{moment.isoformat(timespec=precision)}Z"

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from celery_idempotent import open_store
+from celery_idempotent.testing.contract import a_record
 from lab.embedded import EmbeddedRedis
 from tests.support.waiting import wait_until
 
@@ -98,6 +102,29 @@ def test_worker_says_why_it_cannot_start_whichever_step_comes_first(
 ) -> None:
     """The order of a worker's steps is that of a set: what one of them needs, another one has checked."""
     assert told in _says_why(run, settings, seed)
+
+
+def test_list_fits_into_a_terminal(tmp_path: Path) -> None:
+    """Of 80 columns: no line wraps, and each key is whole on a line of its own. A pipe gets a line for each record."""
+    url = f"sqlite:///{tmp_path}/records.sqlite"
+    _write(tmp_path, {"idempotency_store": url})
+    store = open_store(url)
+    store.provision()
+    record = replace(a_record(), key=f"shop.charge:1:{64 * '0'}", task="shop.charge", worker=f"celery@{40 * 'w'}")
+    store.swap(record, None)
+    store.close()
+    command = [str(CELERY), "-A", "shop", "idempotency", "list", "--status", "in_progress"]
+
+    ours, theirs = pty.openpty()
+    with open(ours, "rb", buffering=0) as screen, open(theirs, "wb") as terminal:
+        environ = {**os.environ, "COLUMNS": "80"}
+        subprocess.run(command, cwd=tmp_path, env=environ, stdout=terminal, check=True, timeout=60)
+        shown = screen.read(10_000).decode().splitlines()
+    piped = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=True, timeout=60).stdout
+
+    assert max(map(len, shown)) <= 80
+    assert shown[1::2] == ["  KEY", f"  {record.key}"]
+    assert [record.key in line and record.worker in line for line in piped.splitlines()] == [False, True]
 
 
 PASSWORD = "s3cr3t"

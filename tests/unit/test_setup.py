@@ -4,6 +4,7 @@ import gc
 import json
 import re
 import threading
+import warnings
 import weakref
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
@@ -312,13 +313,35 @@ def test_check_fails_where_a_task_cannot_be_bound(command: Any, app: Celery) -> 
     assert "must be a Policy" in result.output
 
 
+@pytest.mark.filterwarnings("default")
 def test_check_warns_as_a_worker_does(command: Any, app: Celery) -> None:
-    """Of a memory that the processes of the pool do not share."""
-    with pytest.warns(IdempotencyWarning, match="memory of its own"):
-        assert command("check").exit_code == 0
+    """Of a memory that the processes of the pool do not share: by a sentence, not by a line of this library's code."""
+    told = command("check")
+    assert told.exit_code == 0
+    assert re.search("^Warning: idempotency_store=memory://: every process .* memory of its own", told.stderr, re.M)
+    assert ".py" not in told.stderr
     for pool in ("solo", "threads"):
         app.conf.worker_pool = pool
         assert command("check").exit_code == 0
+
+
+@pytest.mark.filterwarnings("default")
+def test_check_gives_each_warning_once_and_leaves_those_of_others() -> None:
+    """Celery binds a task twice; what other packages warn of is shown as Python shows it."""
+    app = an_app(worker_pool="solo")
+
+    @app.task(base=IdempotentTask, shared=False, name="orders.late", acks_late=False)
+    def late() -> None: ...
+
+    @app.on_after_finalize.connect(weak=False)
+    def warn(**_: Any) -> None:
+        warnings.warn("deprecated by somebody else", DeprecationWarning, stacklevel=1)
+
+    with pytest.warns(DeprecationWarning, match="somebody else"):
+        told = CliRunner().invoke(idempotency, ["check"], obj=SimpleNamespace(app=app))
+
+    (line,) = told.stderr.splitlines()
+    assert line.startswith("Warning: orders.late: acks_late is off")
 
 
 def test_key_of_a_call_is_printed(command: Any, app: Celery) -> None:
