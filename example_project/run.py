@@ -29,7 +29,10 @@ def main() -> int:
     """Run it; the exit status is 0 if every pair of messages got one result."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the worker is stopped then, too
     with ExitStack() as stack:
-        stack.enter_context(servers())
+        try:
+            stack.enter_context(servers())
+        except RuntimeError as error:  # a package is missing, or the port is taken: perhaps by this very example
+            sys.exit(f"{error}\n(Or name a broker and a store: EXAMPLE_BROKER_URL and EXAMPLE_STORE_URL.)")
         open_store(STORE_URL).provision()  # as `celery -A example_project.app idempotency provision` does
         # Nothing but this command needs results. Files will do, as the worker runs on the same machine.
         results = f"file://{stack.enter_context(tempfile.TemporaryDirectory())}"

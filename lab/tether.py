@@ -65,6 +65,12 @@ def kill(child: subprocess.Popen[bytes]) -> None:
         child.stdin.close()
 
 
+def unwind_on_signals() -> None:
+    """Have SIGINT and SIGTERM leave this program's `with` blocks, which stop servers and delete folders."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell switches off for background jobs
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def _die_with_parent() -> None:
     os.read(0, 1)
     os.killpg(os.getpgid(0), signal.SIGKILL)

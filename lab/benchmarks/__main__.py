@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from celery_idempotent import IdempotencyWarning
+from lab import tether
 from lab.benchmarks import cpu_per_call, effects, key_derivation, peers, report, requests_per_path, stores, throughput
 from lab.benchmarks.environment import Servers, described, servers
 from lab.benchmarks.payloads import SIZES
@@ -108,6 +109,7 @@ PARTS: Mapping[str, Part] = {
 )
 def main(parts: Sequence[str], quick: bool, results: Path) -> None:
     """Run the benchmarks and print what they found."""
+    tether.unwind_on_signals()
     console = Console()
     console.width = max(console.width, _WIDTH)
     logging.getLogger("celery_idempotent").setLevel(logging.WARNING)

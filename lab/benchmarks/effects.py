@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -29,6 +27,7 @@ from lab.benchmarks.contenders import make_app
 from lab.benchmarks.environment import Servers
 from lab.benchmarks.places import Place, places
 from lab.benchmarks.report import Goal, Grid, Section
+from lab.folders import temporary_folder
 
 __all__ = ["measure"]
 
@@ -51,7 +50,7 @@ _Body = Callable[[ProtectedAttempt], object]
 def measure(servers: Servers) -> Section:
     """Count once; counts do not vary."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="celery-idempotent-bench-")))
+        folder = stack.enter_context(temporary_folder())
         found, missing = stack.enter_context(places(servers, folder))
         counted = {place.name: dict(_requests(place)) for place in found}
         units = dict(_write_units(next(place for place in found if place.name == "DynamoDB")))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from celery_idempotent.stores import open_store
 from lab.benchmarks.contenders import Contender, GuardedCall
@@ -21,6 +19,7 @@ from lab.benchmarks.stats import Spread, ratios, shuffled, spread
 from lab.benchmarks.worker_app import Kind, Setup
 from lab.benchmarks.workers import CONCURRENCY, Rate, Worker, sample, standing_by
 from lab.embedded import EmbeddedRedis
+from lab.folders import temporary_folder
 
 __all__ = ["WARM_UP", "measure"]
 
@@ -53,7 +52,7 @@ _Costs = Mapping[str, Mapping[str, Sequence[_Cost]]]
 def measure(servers: Servers, cpu_rounds: int, worker_rounds: int, progress: Callable[[], None]) -> Section:
     """Measure ``cpu_rounds`` and ``worker_rounds`` interleaved rounds, calling ``progress`` after each."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="celery-idempotent-bench-")))
+        folder = stack.enter_context(temporary_folder())
         found, missing = stack.enter_context(places(servers, folder))
         for place in found:
             with closing(open_store(place.url)) as store:

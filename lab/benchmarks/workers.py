@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from uuid import uuid4
 from lab import tether
 from lab.benchmarks.stats import shuffled
 from lab.benchmarks.worker_app import FINISHED, STAMP, TASK, Setup, make_app
+from lab.folders import temporary_folder
 
 __all__ = ["CONCURRENCY", "Rate", "Worker", "sample", "standing_by"]
 
@@ -55,7 +55,7 @@ class Worker:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="celery-idempotent-bench-")))
+            self._folder = stack.enter_context(temporary_folder())
             stack.callback(self._task.app.close)
             self._process = stack.enter_context(self._started())
             self._publish(_WARM_UP_TASKS)

@@ -10,9 +10,7 @@ Exit status: 0 if every promise held and the fire was real, 1 if not (the reason
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,9 +18,11 @@ import click
 from rich.console import Console
 
 from celery_idempotent import open_store
+from lab import tether
 from lab.demo import audit, column, faults, orders, report
 from lab.demo.screen import announce, telling
 from lab.demo.story import Story
+from lab.folders import temporary_folder
 from lab.kinds import column as kind
 from lab.kinds import tally
 from lab.servers import BROKERS, STORES, Servers
@@ -41,9 +41,7 @@ PLAIN, OURS = "plain Celery", "IdempotentTask"
 @click.option("--folder", type=click.Path(path_type=Path), help="A new folder for ledgers and worker logs.")
 def main(store: str, broker: str, count: int, each: int, only: str | None, folder: Path | None) -> None:
     """Show both acts and judge them."""
-    # Both then unwind the `with` blocks. A shell starts what is put in the background with SIGINT ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    tether.unwind_on_signals()
     console = Console(highlight=False)
     with _folder(folder) as place:
         verdicts = [] if only == "kinds" else [_fire(console, store, broker, count, place)]
@@ -109,8 +107,8 @@ def _judge(console: Console, verdicts: Sequence[report.Verdict]) -> int:
 @contextlib.contextmanager
 def _folder(wanted: Path | None) -> Iterator[Path]:
     if wanted is None:
-        with tempfile.TemporaryDirectory(prefix="celery-idempotent-") as folder:
-            yield Path(folder)
+        with temporary_folder() as folder:
+            yield folder
     else:
         wanted.mkdir(parents=True)
         yield wanted.resolve()

@@ -14,7 +14,7 @@ import urllib.request
 import uuid
 
 from lab import tether
-from lab.embedded.server import HOST, Server
+from lab.embedded.server import HOST, Server, package
 
 REGION = "us-east-1"
 
@@ -25,6 +25,11 @@ class EmbeddedAws(Server):
     def __init__(self, port: int | None = None) -> None:
         super().__init__(port)
         self._name = uuid.uuid4().hex
+
+    @staticmethod
+    def missing() -> str | None:
+        """The package that brings the server."""
+        return package("ministack")
 
     @property
     def endpoint(self) -> str:

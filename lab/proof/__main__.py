@@ -2,7 +2,6 @@
 
 import json
 import logging
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from lab import tether
 from lab.proof import page
 from lab.proof.explorer import Exploration, Violation, explore
 from lab.proof.mutants import MUTANTS, judge
@@ -73,8 +73,7 @@ def main(context: click.Context, publish: bool) -> None:
     Results are kept under build/reliability unless they are to be published.
     """
     logging.getLogger("celery_idempotent").addHandler(logging.NullHandler())  # outages are what is wanted here
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell switches off for background jobs
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    tether.unwind_on_signals()
     context.obj = FOLDER if publish else FOLDER.parent.parent / "build" / "reliability"
 
 

@@ -35,6 +35,7 @@ from lab.demo.queues import queue_length
 from lab.demo.settings import Settings
 from lab.embedded import REGION, EmbeddedAws
 from lab.fleet import Fleet, Freezer, Timeout, until
+from lab.folders import temporary_folder
 from lab.proof.audit import Judgement, Promise, deliveries, judge_effects
 from lab.proof.baseline_tasks import LONGEST_BODY, SYSTEM, Fate, System, make_app
 from lab.proof.table import Row
@@ -88,7 +89,7 @@ def run(seed: int, progress: Progress, systems: Sequence[System] = tuple(System)
     """
     rows = []
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="celery-idempotent-baselines-")))
+        folder = stack.enter_context(temporary_folder())
         aws = stack.enter_context(EmbeddedAws())
         locks = stack.enter_context(_valkey(folder / "locks.sock"))
         peers = _installed_peers()

@@ -9,7 +9,6 @@ import fcntl
 import itertools
 import json
 import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from celery_idempotent.protocol.store import CommittingStore, OutboxMessage, Sto
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.sql import SQLStore
+from lab.folders import temporary_folder
 from lab.proof.crash_sweep import LaterStore, Ledger, Points, live_and_end, warm
 from lab.proof.fleet import Progress
 from lab.proof.table import CONTROL, Row
@@ -414,8 +414,8 @@ def sweep(url: str, kinds: Sequence[Kind], *, pairs: bool, progress: Progress | 
         progress: Called with the number of tasks that are done.
     """
     found = [Sweep(kind) for kind in kinds]
-    with tempfile.TemporaryDirectory(prefix="celery-idempotent-") as folder:
-        attacker = _Attacker(url, Path(folder))
+    with temporary_folder() as folder:
+        attacker = _Attacker(url, folder)
         for each in found:
             for _ in _kills(partial(attacker.attack, each), pairs):
                 if progress:

@@ -1,12 +1,11 @@
 """The stores that are attacked, each with a real server where it needs one."""
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis, Server
+from lab.folders import temporary_folder
 from lab.servers import Servers
 
 __all__ = ["ALL", "DURABLE", "TARGETS", "Site", "Target", "start", "why_not"]
@@ -65,8 +64,8 @@ DURABLE = ("redis", "postgres", "mariadb")
 def start(name: str) -> Iterator[Site]:
     """A new and empty store of that kind."""
     with (
-        tempfile.TemporaryDirectory(prefix="celery-idempotent-") as folder,
-        Servers(name, "", Path(folder)) as servers,
+        temporary_folder() as folder,
+        Servers(name, "", folder) as servers,
     ):
         yield Site(servers.store_url, servers.durable_store)
 

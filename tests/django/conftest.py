@@ -1,6 +1,6 @@
 """Django in the tests' own process, configured without DJANGO_SETTINGS_MODULE: Celery apps of other tests heed that."""
 
-import tempfile
+import atexit
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -12,16 +12,18 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db import connections
 
+from lab.folders import OwnedFolder
 from tests.django.databases import Settings, configured, mariadb, migrated, postgresql, sqlite
 
-FOLDER = tempfile.TemporaryDirectory(prefix="celery-idempotent-")
+FOLDER = OwnedFolder()
+atexit.register(FOLDER.remove)
 
 
 def _configure() -> None:
     before = _state._tls.current_app
     shop = import_module("tests.django.project.settings")
     values = {name: getattr(shop, name) for name in dir(shop) if name.isupper()}
-    settings.configure(**values | {"DATABASES": {"default": sqlite(Path(FOLDER.name, "default.sqlite3"))}})
+    settings.configure(**values | {"DATABASES": {"default": sqlite(FOLDER.path / "default.sqlite3")}})
     django.setup()
     _state._tls.current_app = before  # the shop's app must not become that of tests elsewhere
 
@@ -35,7 +37,6 @@ def _tables() -> Iterator[None]:
     call_command("migrate", verbosity=0)
     yield
     connections.close_all()
-    FOLDER.cleanup()
 
 
 @pytest.fixture

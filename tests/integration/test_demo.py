@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from celery_idempotent import open_store
 from celery_idempotent.testing.contract import a_record
 from lab.demo.queues import queue_length
 from lab.demo.settings import Settings
+from lab.folders import PREFIX, temporary_folder
 from lab.servers import BROKERS, STORES, Servers
 from lab.tether import ROOT
 
@@ -37,10 +36,9 @@ SERVER = {"dynamodb": "ministack", "redis-cluster": "valkey-server", "postgres":
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A folder for everything that a demonstration makes; PostgreSQL, which runs as another user, can enter it."""
-    folder = Path(tempfile.mkdtemp(prefix="celery-idempotent-test-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    with temporary_folder() as folder:
+        folder.chmod(0o755)
+        yield folder
 
 
 @contextlib.contextmanager
@@ -127,6 +125,7 @@ def test_interrupting_it_leaves_no_process(place: Path, how: signal.Signals, sto
         process.send_signal(how)
         assert process.wait(60) != 0
         eventually(lambda: not processes(place), f"still there: {processes(place)}")
+    assert list(place.glob(f"{PREFIX}*")) == []
 
 
 @pytest.mark.parametrize(("option", "choices"), [("--store", STORES), ("--broker", BROKERS)])

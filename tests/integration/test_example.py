@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,18 @@ def test_one_command_shows_each_effect_once(port: int) -> None:
     assert shown.count("one effect") == 9
     assert "18 messages, 9 effects." in shown
     assert not accepts(port)
+
+
+def test_second_one_says_that_the_first_has_the_port(port: int) -> None:
+    """In a sentence that says what to do, not in a traceback."""
+    with socket.create_server(("127.0.0.1", port)):
+        second = subprocess.run(
+            COMMAND, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=100, check=False
+        )
+    assert second.returncode == 1
+    told, remedy = second.stderr.splitlines()
+    assert told.startswith(f"EmbeddedAws: port {port} is taken by process {os.getpid()} (")
+    assert "EXAMPLE_BROKER_URL" in remedy
 
 
 def test_two_variables_point_it_elsewhere(tmp_path: Path) -> None:
