@@ -145,9 +145,14 @@ def list_records(context: click.Context, status: str | None, task: str | None, l
 
 @idempotency.command()
 @click.option(
-    "--batch", default=1000, show_default=True, type=click.IntRange(1, 10_000), metavar="N", help="At a time."
+    "--batch",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help="Delete N at a time.",
 )
-@click.option("--max", "most", default=sys.maxsize, type=click.IntRange(1), metavar="N", help="Stop after that many.")
+@click.option("--max", "most", default=sys.maxsize, type=click.IntRange(1), metavar="N", help="Stop after N.")
 @click.option(
     "--released-before",
     "days",
@@ -199,8 +204,8 @@ def ddl(context: click.Context, dialect: str | None) -> None:
 
 @idempotency.command("resolve")
 @click.argument("key")
-@click.option("--completed", "result", help="The effect happened; the result to replay, as JSON.")
-@click.option("--rerun", is_flag=True, help="The effect did not happen; the next delivery runs the task.")
+@click.option("--completed", "result", metavar="JSON", help="It happened; the result to replay, such as '\"ch_1\"'.")
+@click.option("--rerun", is_flag=True, help="It did not happen; the next delivery runs the task.")
 @click.option("--yes", is_flag=True, help="Confirm the action without prompting.")
 @click.pass_context
 def resolve_unknown(context: click.Context, key: str, result: str | None, rerun: bool, yes: bool) -> None:
@@ -229,8 +234,8 @@ def resolve_unknown(context: click.Context, key: str, result: str | None, rerun:
 def release(context: click.Context, key: str, yes: bool) -> None:
     """Give back KEY, whose attempt never ended.
 
-    The next delivery runs the task. Only when its lease and grace are over. Under on_takeover="refuse" you state by
-    this that the effect did not happen; under "rerun" the next delivery would run anyway.
+    The next delivery runs the task. This works once the lease and its grace are over. Under on_takeover="refuse" you
+    state by it that the effect did not happen; under "rerun" the next delivery would run anyway.
     """
     runtime = runtime_of(_app(context))
     with _readable_errors():
@@ -282,7 +287,7 @@ def _shown(total: int | None) -> str:
 
 @idempotency.command()
 @click.option("--once", is_flag=True, help="Publish what waits now, and end.")
-@click.option("--every", default=1.0, show_default=True, metavar="SECONDS", help="Between two looks.")
+@click.option("--every", default=1.0, show_default=True, metavar="SECONDS", help="Pause between two looks.")
 @click.pass_context
 def relay(context: click.Context, once: bool, every: float) -> None:
     """Publish messages that wait in the outbox of an SQL store.
