@@ -80,6 +80,10 @@ def open_store(url: str | Store) -> Store:
     registered = {each.name: each for each in entry_points(group="celery_idempotent.stores")}
     if scheme in registered:
         return _open_registered(url, registered[scheme])
+    if scheme.partition("+")[0] == "postgres":
+        raise PolicyError(
+            "idempotency_store", scheme_of(url), "the scheme is called postgresql: write postgresql://..."
+        )
     known = ", ".join(sorted({*_BUILT_IN, *registered}))
     raise PolicyError("idempotency_store", scheme_of(url), f"no store has this scheme; known schemes: {known}")
 

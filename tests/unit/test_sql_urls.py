@@ -78,6 +78,8 @@ def test_missing_driver_says_what_to_install(url: str, command: str, monkeypatch
     [
         ("db+oracle://app:very-secret@h/d", "not in oracle"),
         ("mssql+pyodbc://app:very-secret@h/d", "no store has this scheme"),
+        ("postgres://app:very-secret@h/d", "write postgresql://"),
+        ("postgres+psycopg://app:very-secret@h/d", "write postgresql://"),
         ("postgresql+asyncpg://app:very-secret@h/d", r"postgresql\+psycopg"),
         ("mysql+aiomysql://app:very-secret@h/d", r"mysql\+pymysql"),
         ("sqlite+aiosqlite:////tmp/x", r"sqlite\+pysqlite"),
