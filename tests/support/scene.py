@@ -93,6 +93,18 @@ class Scene:
     def names(self) -> list[str]:
         return [str(event.name) for event in self.events]
 
+    def reply_takes(self, milliseconds: int) -> None:
+        """Let the reply to the next write be that long on its way; what it answers is stored at once."""
+        swap = self.store.swap
+
+        def slow(new: Record, expected: str | None) -> Record | None:
+            self.store.swap = swap  # type: ignore[method-assign]
+            stored = swap(new, expected)
+            self.clock.advance(milliseconds)
+            return stored
+
+        self.store.swap = slow  # type: ignore[method-assign]
+
     def abandon(self, body: Callable[[ProtectedAttempt], Any] = lambda handle: None) -> None:
         """Leave a claim behind whose worker died at the end of ``body``, and let its lease pass."""
 
@@ -111,9 +123,9 @@ class Scene:
         self.events.clear()
         self.runs = 0
 
-    def steal(self) -> None:
-        """Somebody else takes the running claim over."""
-        self.clock.advance(61_000)
+    def steal(self, after: int = 61_000) -> None:
+        """Somebody else takes the running claim over, so many milliseconds from now."""
+        self.clock.advance(after)
         other = Scene()
         other.store, other.clock = self.store, self.clock
         other.run(lambda attempt: "theirs")

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from celery import Celery
 
-from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.delivery import Outcome
 from celery_idempotent.engine.transaction import derived_id
 from celery_idempotent.errors import (
@@ -23,6 +23,7 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import Fenced, Keyed
+from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Step
 from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
@@ -647,3 +648,18 @@ def test_follow_up_task_is_published_once(scene: Scene) -> None:
     assert [each.headers["id"] for each in messages] == ids[:2]
     assert ids[3:] == ids[:3]
     assert ids[0] == derived_id(ids[2])
+
+
+def test_call_within_a_body_knows_what_the_bodys_attempt_is(scene: Scene) -> None:
+    """Its key is its own. Whether effects may have happened, and what shuts out late writers, is the outer one's."""
+    scene.abandon()
+
+    def body(outer: ProtectedAttempt) -> list[tuple[str, bool, int, int]]:
+        called = Attempt(lambda: Identity("called", None), outer)
+        within = Attempt(lambda: Identity("within", None), called)
+        return [(each.key, each.is_takeover, each.number, each.fencing_token) for each in (outer, called, within)]
+
+    seen = scene.perform(body).value
+
+    token = scene.record.fencing_token
+    assert seen == [["k", True, 2, token], ["called", True, 2, token], ["within", True, 2, token]]

@@ -48,11 +48,11 @@ def _operation(on_takeover: str = "rerun") -> Operation:
     return an_operation(lease=LEASE / 1000, grace=1, on_takeover=on_takeover)
 
 
-def _claimed(store: FaultyStore, clock: FakeClock) -> Claim:
+def _claimed(store: FaultyStore, clock: FakeClock, lease: int = LEASE) -> Claim:
     claimed_at = clock.monotonic()
     decision = claim(store, _operation())
     assert isinstance(decision, Run)
-    return Claim(store, decision.record, lease=LEASE, retain=RETAIN, claimed_at=claimed_at, clock=clock)
+    return Claim(store, decision.record, lease=lease, retain=RETAIN, claimed_at=claimed_at, clock=clock)
 
 
 def _stored(store: FaultyStore) -> Record:
@@ -247,16 +247,19 @@ def test_heartbeat_keeps_the_lease_while_a_completion_waits(store: FaultyStore, 
     assert _stored(store).status is Status.COMPLETED
 
 
-def test_unconfirmed_completion_is_not_reported(store: FaultyStore, clock: FakeClock) -> None:
-    """When the store stays away, the completion raises instead of claiming success."""
-    attempt = _claimed(store, clock)
+@pytest.mark.parametrize(("lease", "patience"), [(LEASE, 600), (3_600_000, 3_600)])
+def test_unconfirmed_completion_is_not_reported(
+    store: FaultyStore, clock: FakeClock, lease: int, patience: int
+) -> None:
+    """When the store stays away for ten minutes, or a longer lease, it raises instead of claiming success."""
+    attempt = _claimed(store, clock, lease)
     began = clock.monotonic()
     store.faults.extend(["request lost"] * 10_000)
 
     with pytest.raises(StoreUnavailable):
         attempt.complete(ONE)
 
-    assert clock.monotonic() - began >= 600
+    assert patience <= clock.monotonic() - began < patience + 10
     assert _stored(store).status is Status.IN_PROGRESS
 
 

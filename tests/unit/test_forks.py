@@ -1,6 +1,9 @@
 """What belongs to one process is made once by it, and never taken from a parent."""
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import pytest
 
@@ -8,32 +11,70 @@ from celery_idempotent.stores import forks
 from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.testing.contract.parallel import race
 
+_T = TypeVar("_T")
 
-def _first_of_many(*, alone: bool) -> tuple[list[object], list[object]]:
-    """What was made, and what each of four threads got, all of which found nothing made."""
-    made: list[object] = []
-    arrived = threading.Barrier(1 if alone else 4)
 
-    def make() -> object:
-        arrived.wait(10)
-        made.append(object())
-        return made[-1]
+class _Met(PerProcess[_T]):
+    """One whose first looks all find nothing, because each waits for the others'."""
 
-    value = PerProcess(make, alone=alone)
-    return made, race([value] * 4)
+    def __init__(self, make: Callable[[], _T], parties: int, *, alone: bool) -> None:
+        super().__init__(make, alone=alone)
+        self._all_looked, self._looked = threading.Barrier(parties), threading.local()
+
+    def made(self) -> _T | None:
+        found = super().made()
+        if not hasattr(self._looked, "once"):
+            self._looked.once = True
+            self._all_looked.wait(10)
+        return found
+
+
+_asking = threading.Lock()
+
+
+def _nobody_makes() -> bool:
+    """Whether another thread could make something, or fork, now."""
+
+    def take() -> bool:
+        if not forks.making.acquire(blocking=False):
+            return False
+        forks.making.release()
+        return True
+
+    with _asking, ThreadPoolExecutor(1) as another:
+        return another.submit(take).result()
 
 
 def test_one_thread_makes_it_for_all() -> None:
-    """Others that need it meanwhile wait."""
-    made, got = _first_of_many(alone=True)
-    assert got == made * 4
+    """Four have found nothing; one makes it, while no other can and nobody forks, and the others look again."""
+    made: list[tuple[object, bool]] = []
+
+    def make() -> object:
+        made.append((object(), _nobody_makes()))
+        return made[-1][0]
+
+    got = race([_Met(make, 4, alone=True)] * 4)
+
+    ((only, was_free),) = made
+    assert got == [only] * 4
+    assert not was_free
 
 
 def test_threads_that_may_not_wait_take_the_first() -> None:
-    """A maker that waits for a server keeps nobody back, and still there is one value."""
-    made, got = _first_of_many(alone=False)
-    assert len(made) == 4
+    """A maker that waits for a server keeps nobody back, nor a fork, and still there is one value."""
+    made: list[tuple[object, bool]] = []
+    all_make = threading.Barrier(4)
+
+    def make() -> object:
+        all_make.wait(10)
+        made.append((object(), _nobody_makes()))
+        return made[-1][0]
+
+    got = race([_Met(make, 4, alone=False)] * 4)
+
+    assert [was_free for _, was_free in made] == [True] * 4
     assert len(set(got)) == 1
+    assert got[0] in [each for each, _ in made]
 
 
 def test_child_makes_its_own_and_keeps_what_it_inherits(monkeypatch: pytest.MonkeyPatch) -> None:

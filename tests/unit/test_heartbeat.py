@@ -16,13 +16,13 @@ import pytest
 
 import celery_idempotent.engine.heartbeat as heartbeat_module
 from celery_idempotent.engine.claim import Claim, claim, new_nonce
-from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.engine.heartbeat import Heartbeat, _Beat
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.operation import Run, Written
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing import FaultyStore
+from celery_idempotent.testing import FakeClock, FaultyStore
 from tests.support.scene import an_operation
 from tests.support.waiting import wait_until
 
@@ -605,3 +605,18 @@ def test_a_renewal_whose_attempt_has_ended_is_not_made(store: FaultyStore, beats
     beats._renew(beat)
 
     assert not _renewals(store, "k")
+
+
+def test_the_next_renewal_counts_from_the_request_and_not_from_its_reply(store: FaultyStore) -> None:
+    """The lease does, too: after a slow reply there is as much room for a try that fails as ever."""
+    clock = FakeClock()
+    beats, attempt = Heartbeat(clock), _attempt(store, lease=60_000)
+    beat = _Beat(attempt, threading.current_thread(), due=0.0, is_handed_over=True)
+    beats._beats[attempt] = beat
+    store.before_swap = lambda record: clock.advance(15_000)
+    asked_at = clock.monotonic()
+
+    beats._renew(beat)
+
+    assert _renewals(store, "k") == 1
+    assert beat.due == asked_at + 20

@@ -4,9 +4,7 @@ import pytest
 
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Outcome
-from celery_idempotent.errors import (
-    StoreUnavailable,
-)
+from celery_idempotent.errors import LeaseLost, StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
 from tests.support.scene import Scene
 
@@ -33,17 +31,38 @@ def test_claim_born_expired_is_renewed_before_the_body(scene: Scene) -> None:
 @pytest.mark.parametrize(("behind", "left"), [(0, 60_000), (29_000, 31_000), (31_000, 60_000)])
 def test_claim_whose_lease_is_half_over_is_renewed_before_the_body(scene: Scene, behind: int, left: int) -> None:
     """The heartbeat comes after a third; what is left must last until then, with room for a try that fails."""
-    scene.store.before_swap = lambda record: None
-    swap, once = scene.store.swap, [behind]
-
-    def slow(new: Record, expected: str | None) -> Record | None:
-        stored = swap(new, expected)
-        scene.clock.advance(once.pop() if once else 0)
-        return stored
-
-    scene.store.swap = slow  # type: ignore[method-assign]
+    scene.reply_takes(behind)
 
     assert scene.run(lambda attempt: scene.record.lease_until - scene.store.now()).value == left
+
+
+def test_lease_counts_from_the_claim_and_not_from_its_reply(scene: Scene) -> None:
+    """By the local clock, too: an attempt that believes in 20 s more than it has would go on beside its successor."""
+
+    def body(attempt: Claim | None) -> None:
+        assert attempt is not None
+        scene.steal(after=41_000)
+        with pytest.raises(LeaseLost):
+            attempt.ensure_owned()
+
+    scene.reply_takes(20_000)
+
+    assert scene.run(body) == Outcome("theirs")
+
+
+def test_renewed_lease_counts_from_the_renewal_and_not_from_its_reply(scene: Scene) -> None:
+    """However often it is renewed."""
+
+    def body(attempt: Claim | None) -> None:
+        assert attempt is not None
+        scene.clock.advance(60_000)
+        scene.reply_takes(20_000)
+        attempt.ensure_owned()
+        scene.steal(after=41_000)
+        with pytest.raises(LeaseLost):
+            attempt.ensure_owned()
+
+    assert scene.run(body) == Outcome("theirs")
 
 
 def test_claim_that_was_lost_before_its_body_asks_who_took_over(scene: Scene) -> None:

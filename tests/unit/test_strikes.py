@@ -148,6 +148,28 @@ def test_limit_during_the_record_of_a_step_leaves_the_step_recorded(scene: Scene
     assert len(calls) == 1
 
 
+def test_limit_during_a_pause_between_tries_of_a_steps_record_leaves_the_step_recorded(scene: Scene) -> None:
+    """The store is away as the step's call returns, and the limit strikes while its record waits for it."""
+    calls: list[str] = []
+
+    def call(step: Any) -> str:
+        calls.append(step.key)
+        scene.store.faults.extend(["request lost", "request lost"])
+        return "charge-1"
+
+    def strike_once(seconds: float) -> None:
+        scene.clock.on_sleep = lambda seconds: None
+        raise SoftTimeLimit
+
+    scene.clock.on_sleep = strike_once
+
+    with pytest.raises(SoftTimeLimit):
+        scene.perform(lambda handle: handle.step("charge", call))
+
+    assert scene.perform(lambda handle: handle.step("charge", call)) == Outcome("charge-1")
+    assert len(calls) == 1
+
+
 def test_limit_during_the_record_of_a_failure_leaves_the_failure_recorded(scene: Scene) -> None:
     """A failure that is an outcome is one, whatever strikes while it is written."""
     strike(scene, Status.FAILED)

@@ -299,6 +299,30 @@ def test_nested_deliveries_keep_their_own_records(app: Celery) -> None:
     assert {record.key for record in store.scan()} == {outer_key, inner_key}
 
 
+def test_current_attempt_is_that_of_the_innermost_body(app: Celery) -> None:
+    """A body that another one calls as a function has it until it returns or raises, and then the other one again."""
+
+    def inner(order: int) -> str:
+        if order == 2:
+            raise LookupError(current_attempt().key)
+        return current_attempt().key
+
+    inner_task = _task(app, inner)
+
+    def outer() -> list[str]:
+        own, keys = current_attempt(), [inner_task(1)]
+        assert current_attempt() is own
+        with pytest.raises(LookupError) as raised:
+            inner_task(2)
+        assert current_attempt() is own
+        return [*keys, raised.value.args[0], own.key]
+
+    outer_task = _task(app, outer)
+
+    keys = [*map(inner_task.idempotency_key_for, (1, 2)), outer_task.idempotency_key_for()]
+    assert deliver(outer_task).value == keys
+
+
 def test_threads_never_cross(app: Celery) -> None:
     """Two tasks running at once in two threads keep their own keys and results."""
     barrier = threading.Barrier(2)
