@@ -15,12 +15,19 @@ from typing import Any, NoReturn, TypeVar
 _CHILD_ANSWERS_WITHIN = 60
 """Seconds. A driver that crossed a fork does not fail, it hangs."""
 
+_RACERS_COME_WITHIN = 60
+"""Seconds. A thread can end before its first step, and says so to nobody who waits for it."""
+
 _T = TypeVar("_T")
 
 
 def race(calls: Sequence[Callable[[], _T]]) -> list[_T]:
-    """What the calls return, each made by a thread of its own, all at once; raises what the first of them raised."""
-    barrier = threading.Barrier(len(calls))
+    """What the calls return, each made by a thread of its own, all at once; raises what the first of them raised.
+
+    Raises:
+        BrokenBarrierError: One of the threads did not come within a minute; no call was made.
+    """
+    barrier = threading.Barrier(len(calls), timeout=_RACERS_COME_WITHIN)
 
     def run(call: Callable[[], _T]) -> _T:
         barrier.wait()
