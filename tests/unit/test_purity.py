@@ -3,10 +3,12 @@
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
+from celery_idempotent.testing.contract.parallel import race
 from tests.unit.conftest import Impure
 
 
@@ -38,3 +40,13 @@ def test_connections_and_processes_are_refused(act: Callable[[], object], event:
 
     assert refusals == [event]
     refusals.clear()
+
+
+def test_threads_are_traced_at_once_beside_the_refusal() -> None:
+    """As coverage does as each begins; one that Python does not let begin would be waited for in vain."""
+
+    def trace_anew() -> None:
+        for _ in range(2_000):
+            sys.settrace(sys.gettrace())
+
+    race([trace_anew] * 4)
