@@ -76,8 +76,7 @@ pure: $(INSTALLED)
 	$(PYTEST) $(WORKERS) tests/unit
 
 covered: $(SYSTEM)
-	$(PYTEST) $(WORKERS) tests/unit tests/docs tests/processes --cov --cov-report=
-	$(PYTEST) $(WORKERS) tests/contract tests/django --ignore=tests/django/live --cov --cov-append --cov-report=
+	$(PYTEST) $(WORKERS) tests/unit tests/docs tests/processes tests/contract tests/django --ignore=tests/django/live --cov --cov-report=
 	@# Left out: what runs in forked children, or draws on a terminal, which coverage does not see.
 	$(BIN)/coverage report --skip-covered --fail-under=100 --omit="*/testing/*,*/cli.py"
 
