@@ -57,11 +57,12 @@ Body = Callable[[Claim | None], Any]
 
 
 class EventName(StrEnum):
-    """What can be observed; also the names of the signals and of the log events."""
+    """What can be observed: the names of the log events and, of all but ``KEY_REUSED``, of the signals."""
 
     CLAIMED = "claimed"
     REPLAYED = "replayed"
     CONFLICTED = "conflicted"
+    KEY_REUSED = "key_reused"
     TAKEN_OVER = "taken_over"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -271,7 +272,11 @@ class Delivery:
                 return EventName.CONFLICTED, f"in flight for another {retry_after} ms", lambda: conflict
             case Mismatch():
                 reused = KeyReused(record.key, record.task_id)
-                return EventName.CONFLICTED, "key reused with other arguments", lambda: _raise(reused)
+                return (
+                    EventName.KEY_REUSED,
+                    f"it belongs to other arguments: task id {record.task_id}",
+                    lambda: _raise(reused),
+                )
             case Unknown():
                 unknown = OutcomeUnknown(record.key, record.error or "")
                 return EventName.OUTCOME_UNKNOWN, unknown.reason, lambda: _raise(unknown)

@@ -13,7 +13,7 @@ replayed = Signal(name="replayed", providing_args=_ARGUMENTS)
 """A recorded outcome was given again; the body did not run."""
 
 conflicted = Signal(name="conflicted", providing_args=_ARGUMENTS)
-"""Another delivery is running the operation, or the key belongs to other arguments; the body did not run."""
+"""Another delivery is running the operation; the body did not run."""
 
 taken_over = Signal(name="taken_over", providing_args=_ARGUMENTS)
 """The claim follows an attempt that never ended; its effects may have happened. Comes after ``claimed``."""
@@ -37,6 +37,7 @@ store_unavailable = Signal(name="store_unavailable", providing_args=_ARGUMENTS)
 """The store gave no certain answer. At a claim nothing runs, unless ``on_outage="run"``; later, nothing is
 reported as done."""
 
+# A reused key has none: it is an error of the caller's, which Celery tells by its own.
 BY_EVENT: dict[EventName, Signal] = {
     EventName.CLAIMED: claimed,
     EventName.REPLAYED: replayed,

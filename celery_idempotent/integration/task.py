@@ -43,6 +43,7 @@ _LEVELS = {
     EventName.CLAIMED: logging.DEBUG,
     EventName.COMPLETED: logging.DEBUG,
     EventName.TAKEN_OVER: logging.WARNING,
+    EventName.KEY_REUSED: logging.WARNING,
     EventName.LEASE_LOST: logging.WARNING,
     EventName.STORE_UNAVAILABLE: logging.WARNING,
     EventName.OUTCOME_UNKNOWN: logging.ERROR,
@@ -426,11 +427,13 @@ def _report(task: IdempotentMixin, request: Context, observed: bool, event: Even
             observed,
             one_line(event.reason),
         )
-    signals.BY_EVENT[event.name].send(
-        sender=task,
-        key=event.key,
-        fencing_token=event.fencing_token,
-        task_id=request.id,
-        reason=event.reason,
-        observed=observed,
-    )
+    signal = signals.BY_EVENT.get(event.name)
+    if signal is not None:
+        signal.send(
+            sender=task,
+            key=event.key,
+            fencing_token=event.fencing_token,
+            task_id=request.id,
+            reason=event.reason,
+            observed=observed,
+        )

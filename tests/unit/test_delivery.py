@@ -105,7 +105,7 @@ def test_other_arguments_are_refused(scene: Scene) -> None:
 
     assert raised.value.task_id == "id"
     assert scene.runs == 1
-    assert scene.names[-1] == "conflicted"
+    assert scene.names[-1] == "key_reused"
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_observing_reports_every_verdict(scene: Scene) -> None:
     assert scene.names[-1] == "replayed"
 
     assert scene.delivery("other").observe(lambda claim: 2) == 2
-    assert scene.names[-1] == "conflicted"
+    assert scene.names[-1] == "key_reused"
 
     unknown = Scene()
     unknown.abandon()

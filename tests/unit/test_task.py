@@ -26,6 +26,7 @@ from celery_idempotent import (
     current_attempt,
     signals,
 )
+from celery_idempotent.integration.signals import BY_EVENT
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from tests.support.celeries import since_celery
@@ -631,6 +632,29 @@ def test_logs_have_stable_event_names_and_no_values(app: Celery, caplog: pytest.
     ]
     assert all(task.idempotency_key_for("4111-1111") in line for line in lines)
     assert "4111" not in "".join(lines)
+
+
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+def test_reused_key_is_logged_and_is_no_conflict(app: Celery, caplog: pytest.LogCaptureFixture, mode: Any) -> None:
+    """Nobody else is running it; who counts conflicts counts messages that came too early."""
+    charge, _ = _counter(app, policy=Policy("order_id", mode=mode))
+    deliver(charge, 1, 100, task_id="first")
+    sent: list[Any] = []
+
+    def note(signal: Any, **kwargs: Any) -> None:
+        sent.append(signal)
+
+    for signal in BY_EVENT.values():
+        signal.connect(note, sender=charge)
+    ended = deliver(charge, 1, 999)
+
+    assert isinstance(ended.value, KeyReused) is (mode == "enforce")
+    assert sent == []
+    (record,) = (each for each in caplog.records if each.name == "celery_idempotent")
+    assert record.levelname == "WARNING"
+    said = record.getMessage()
+    assert said.startswith("idempotency.key_reused task=t.charge ")
+    assert said.endswith(f" observed={mode == 'observe'} reason=it belongs to other arguments: task id first")
 
 
 def test_whole_app_by_task_cls() -> None:
