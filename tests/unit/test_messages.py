@@ -7,7 +7,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, KeyMissing, Policy
-from celery_idempotent.integration.messages import CONFLICTS_HEADER, IDENTITY_HEADER, carried, carrying
+from celery_idempotent.integration.messages import CONFLICTS_HEADER, IDENTITY_HEADER, carried, carrying, count_in
 from celery_idempotent.integration.postpone import _postpone
 from celery_idempotent.protocol.keys import Identity
 
@@ -169,3 +169,18 @@ def test_carried_identity_is_of_one_task_and_one_task_id() -> None:
     assert carried(headers, "shop.charge:1", "id") == identity
     assert carried(headers, "shop.charge:1", "another id") is None
     assert carried(headers, "shop.refund:1", "id") is None
+
+
+@pytest.mark.parametrize(
+    ("found", "count"),
+    [(0, 0), (3, 3), (999_999, 999_999), *((each, 0) for each in (None, True, -1, 1.0, "3", 1_000_000))],
+)
+def test_count_of_a_stranger_is_none(found: object, count: int) -> None:
+    """Anybody may write headers; a flag is no 1, though Python's is."""
+    assert count_in({CONFLICTS_HEADER: found}, CONFLICTS_HEADER) == count
+    assert type(count_in({CONFLICTS_HEADER: found}, CONFLICTS_HEADER)) is int
+
+
+def test_count_that_is_missing_is_none() -> None:
+    """As in the first message."""
+    assert count_in({}, CONFLICTS_HEADER) == 0
