@@ -516,6 +516,21 @@ def test_committed_result_is_the_outcome_whatever_follows(scene: Scene) -> None:
     assert Scene().perform(fails) == Outcome([1, 2])
 
 
+def test_commit_that_nobody_heard_of_is_the_outcome_of_a_body_that_goes_on(scene: Scene) -> None:
+    """Whoever is answered by this delivery gets what every duplicate gets."""
+
+    def body(handle: ProtectedAttempt) -> str:
+        scene.store.faults.append("reply lost")
+        scene.store.faults.extend(["request lost"] * 1_000)
+        with pytest.raises(StoreUnavailable):
+            handle.commit("committed", WRITES)
+        scene.store.faults.clear()
+        return "instead"
+
+    assert scene.perform(body) == Outcome("committed")
+    assert scene.perform(_never) == Outcome("committed")
+
+
 def test_interrupt_after_a_commit_is_still_an_interrupt(scene: Scene) -> None:
     """A worker that is told to exit exits; the operation is completed all the same."""
 

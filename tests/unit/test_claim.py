@@ -286,6 +286,18 @@ def test_renewal_whose_reply_was_lost_does_not_block_the_completion(store: Fault
     assert _stored(store).status is Status.COMPLETED
 
 
+def test_what_landed_unseen_is_built_upon(store: FaultyStore, clock: FakeClock) -> None:
+    """The next write keeps what the one before has recorded, though nobody heard of it: here, that a step has begun."""
+    attempt = _claimed(store, clock)
+    store.faults.extend(["reply lost", "request lost"])
+    with pytest.raises(StoreUnavailable):
+        attempt.begin_step("sms")
+
+    attempt.begin_step("mail")
+
+    assert set(_stored(store).steps) == {"sms", "mail"}
+
+
 def test_renewal_extends_the_lease(store: FaultyStore, clock: FakeClock) -> None:
     """The stored lease runs from the time of the renewal."""
     attempt = _claimed(store, clock)
@@ -397,6 +409,19 @@ def test_completed_successor_is_a_lost_lease_for_the_heartbeat(zombie: tuple[Cla
     stale.renew()
 
     assert stale.is_over
+
+
+def test_attempt_that_knows_of_its_loss_asks_no_more(zombie: tuple[Claim, Claim], store: FaultyStore) -> None:
+    """A loss is for ever, whatever becomes of the successor."""
+    stale, _ = zombie
+    stale.renew()
+    store.swaps.clear()
+
+    stale.renew()
+    with pytest.raises(LeaseLost):
+        stale.begin_step("charge")
+
+    assert store.swaps == []
 
 
 def test_ensuring_ownership_costs_nothing_within_the_lease(store: FaultyStore, clock: FakeClock) -> None:

@@ -20,7 +20,9 @@ def app() -> Celery:
     return an_app()
 
 
-def _meeting(app: Celery, policy: Policy, task_id: str = "other", **request: Any) -> tuple[Ended, Ended, int]:
+def _meeting(
+    app: Celery, policy: Policy, task_id: str = "other", holder: str = "holder", **request: Any
+) -> tuple[Ended, Ended, int]:
     """How a delivery and one that it meets end, and how often the body ran."""
     runs = []
 
@@ -35,7 +37,7 @@ def _meeting(app: Celery, policy: Policy, task_id: str = "other", **request: Any
 
     app.conf.result_serializer = "pickle"
     app.conf.accept_content = ["json", "pickle"]
-    outer = deliver(meet, 1, task_id="holder")
+    outer = deliver(meet, 1, task_id=holder)
     return outer, outer.value, len(runs)
 
 
@@ -101,6 +103,14 @@ def test_redelivery_of_the_running_message_is_never_dropped(app: Celery, on_conf
 
     assert met.state == states.RETRY
     assert len(published(app)) == 1
+
+
+def test_redelivery_is_known_by_an_id_of_any_length(app: Celery) -> None:
+    """The record has a bounded one; a redelivery that was taken for a duplicate would be dropped."""
+    long = "i" * 300
+    _, met, _ = _meeting(app, Policy(on_conflict="skip"), task_id=long, holder=long)
+
+    assert met.state == states.RETRY
 
 
 @pytest.mark.parametrize("waiting", [{"group": "g"}, {"chord": {"task": "t"}}])

@@ -336,3 +336,21 @@ class TestOutbox:
 
 def _encoded(message: OutboxMessage) -> Encoded:
     return Encoded(message.data, message.content_type)
+
+
+def test_attempt_that_has_committed_is_over_and_has_lost_nothing(scene: Scene) -> None:
+    """The heartbeat that comes after it renews nothing, and a body that asks is not told of a loss."""
+    reached: list[Record] = []
+
+    def body(handle: ProtectedAttempt) -> Any:
+        booked = _book(handle)
+        scene.clock.advance(61_000)
+        before = scene.record
+        handle._claim.renew()
+        handle.ensure_owned()
+        reached.append(before)
+        return booked
+
+    scene.perform(body)
+
+    assert reached == [scene.record]
