@@ -221,12 +221,8 @@ class _Stretch(Enum):
 class ProtectedAttempt(Attempt):
     """The attempt of a body that a claim protects.
 
-    Args:
-        claim: The claim.
-        codec: How the results of steps are kept.
-        nothing_begun: Exceptions by which a call states that it had no effect.
-        effects: What the policy declares.
-        message_codec: How messages for the outbox are kept; None: as results are.
+    ``nothing_begun`` are exceptions by which a call states that it had no effect. Messages for the outbox are kept by
+    ``message_codec``, or as results are.
     """
 
     def __init__(

@@ -94,13 +94,7 @@ def _ends_the_process(error: BaseException | None) -> bool:
 def claim(store: Store, operation: Operation) -> Run | Answer:
     """Ask for the right to run: ``Run`` means it was granted and is stored; the rest says why not.
 
-    Args:
-        store: Where the record lives.
-        operation: Which operation, and who asks.
-
-    Raises:
-        StoreUnavailable: No certain answer, so nothing may run. A claim may have been stored all the same;
-            it then ends with its lease.
+    After ``StoreUnavailable`` nothing may run. A claim may have been stored all the same; it then ends with its lease.
     """
     seen: Record | None = None
     owner = new_nonce()
@@ -139,13 +133,7 @@ def _twice(swap: Callable[[], Record | None]) -> Record | None:
 class Claim:
     """The right of one attempt to run: extended and ended here, by its delivery, its attempt and the heartbeat.
 
-    Args:
-        store: Where the record lives.
-        record: The record that the claim stored.
-        lease: Milliseconds that a claim or renewal is good for.
-        retain: Milliseconds that an outcome is kept.
-        claimed_at: The local clock, in seconds, before the claim was sent.
-        clock: The local clock.
+    ``lease`` and ``retain`` are milliseconds; ``claimed_at`` is the local clock, in seconds, before the claim was sent.
     """
 
     def __init__(
@@ -155,6 +143,9 @@ class Claim:
         self._lease_ms = lease
         #: Where the record lives.
         self.store = store
+        #: As :class:`~celery_idempotent.engine.attempt.Attempt` tells the body; the same as long as the claim is ours.
+        self.key, self.fencing_token, self.number = record.key, record.fencing_token, record.attempts
+        self.is_takeover = record.takeovers > 0
         self._record = record
         self._retain = retain
         self._clock = clock
@@ -173,51 +164,8 @@ class Claim:
         # The heartbeat renews while the body's thread settles; each write must expect the other's revision.
         self._writing = threading.Lock()
 
-    @property
-    def key(self) -> str:
-        """The idempotency key."""
-        return self._record.key
-
-    @property
-    def fencing_token(self) -> int:
-        """An integer larger than that of every earlier attempt; send it to receivers that check it.
-
-        It shuts out late writers. It does not make an effect happen once: the next attempt passes the check.
-        """
-        return self._record.fencing_token
-
-    @property
-    def number(self) -> int:
-        """1 for the operation's first attempt, 2 for the next, and so on."""
-        return self._record.attempts
-
-    @property
-    def is_takeover(self) -> bool:
-        """Whether the attempt before this one never ended, so that its effects may have happened.
-
-        False proves nothing: an attempt that raised gave its claim back, whatever it had done before.
-        """
-        return self._record.takeovers > 0
-
-    def effect_key(self, name: str) -> str:
-        """A key for the effect called ``name``, for a receiver that honours idempotency keys.
-
-        The same on every attempt of the operation and different for every other name. 64 hexadecimal
-        digits; where a receiver takes fewer, cut it: 32 are plenty.
-        """
-        return effect_key(self.key, name)
-
     def ensure_owned(self) -> None:
-        """Return if this attempt still owns its key; call it right before an effect.
-
-        It asks the store only when the lease is over by the local clock. Ownership can end right after the
-        answer: what must never happen twice needs the receiver's help, by :meth:`effect_key` or
-        :attr:`fencing_token`.
-
-        Raises:
-            LeaseLost: It does not; stop. The delivery is tried again by itself.
-            StoreUnavailable: It cannot be known.
-        """
+        """Return if this attempt still owns its key, asking the store only where the lease is over by the clock."""
         if not self._lost and self._clock.monotonic() >= self._owned_until:
             self._go_on(self._renewal())
         if self._lost:
@@ -228,12 +176,7 @@ class Claim:
         return self.store.now()
 
     def ensure_time(self) -> None:
-        """Renew a lease that is half over when the reply to the claim arrives: the clock had fallen behind.
-
-        Raises:
-            LeaseLost: Somebody took over; nothing has run here.
-            StoreUnavailable: No certain answer; run nothing.
-        """
+        """Renew a lease that is half over when the reply to the claim arrives: the clock had fallen behind."""
         if self._record.lease_until - self.now() < self._lease_ms / 2:
             self._require_ours(self._go_on(self._renewal()))
 
@@ -247,9 +190,6 @@ class Claim:
 
         A record that vanished is left to the body's own writes. In a database it may only be invisible from here, in a
         transaction that the body's thread is in, and to write it would wait for that one's end, and the end for this.
-
-        Raises:
-            StoreUnavailable: No certain answer; try again soon.
         """
 
         def replace_only(new: Record, expected: str | None) -> Record | None:
@@ -261,33 +201,20 @@ class Claim:
             self._go_on(self._renewal(), replace_only)
 
     def step_state(self, name: str) -> Begun | Finished | None:
-        """What is recorded of the step called ``name``, by this attempt or an earlier one.
-
-        Raises:
-            StoreMisconfigured: That cannot be read; make no call.
-        """
+        """What is recorded of the step called ``name``, by this attempt or an earlier one."""
         try:
             return from_plain(self._record.steps.get(name))
         except ValueError as error:
             raise damaged(self.key, error, store=repr(self.store)) from error
 
     def begin_step(self, name: str) -> None:
-        """Record that the call of a step is about to be made; only then may it be.
-
-        Raises:
-            RecordTooLarge: The record has no room for it; nothing has happened.
-            LeaseLost: Somebody took over; make no call.
-            StoreUnavailable: Not confirmed; make no call.
-        """
+        """Record that the call of a step is about to be made. Only then may it be; after an error, make no call."""
         self._require_ours(self._checkpoint(name, Begun(self.store.now(), self.number), new_nonce()))
 
     def finish_step(self, name: str, finished: Finished) -> None:
         """Record that the call of a step returned; returns once that is certain.
 
-        Raises:
-            RecordTooLarge: The record has no room for the result; finish it without one.
-            LeaseLost: Somebody took over, and may make the call again.
-            StoreUnavailable: It could not be confirmed in ten minutes.
+        After ``RecordTooLarge`` finish it without its result; after ``LeaseLost`` another attempt may repeat the call.
         """
         revision = new_nonce()
         self._require_ours(self._until_certain(lambda: self._checkpoint(name, finished, revision)))
@@ -324,16 +251,9 @@ class Claim:
             return settlement
 
     def complete(self, encoded: Encoded | None, lost: str | None = None) -> Written | Superseded:
-        """Record the result; return once it is certain, or say whose result counts instead.
+        """Record the result, or why there is none; return once it is certain, or say whose result counts instead.
 
-        Args:
-            encoded: The result; None if it cannot be kept.
-            lost: Why it cannot be kept.
-
-        Raises:
-            RecordTooLarge: The store cannot hold it; complete again without the result.
-            LeaseLost: Somebody took over and has no result yet. Report nothing as done.
-            StoreUnavailable: It could not be confirmed in ten minutes. Report nothing as done.
+        After ``RecordTooLarge`` complete again without the result; after any other error report nothing as done.
         """
         completion = self._completion(self._outcome, encoded, lost)
         return self._until_certain(lambda: self._end(completion))
@@ -341,16 +261,8 @@ class Claim:
     def commit(self, store: CommittingStore, kept: Kept, writes: Sequence[Mapping[str, Any]]) -> None:
         """Record the result and make the user's ``writes`` in one atomic step.
 
-        Args:
-            store: The attempt's own store, which can do that.
-            kept: The result.
-            writes: The user's, as the store takes them.
-
-        Raises:
-            WriteFailed: One was refused; nothing was written, and the claim is still ours.
-            RecordTooLarge: The store cannot hold the result; nothing was written. Commit without it.
-            LeaseLost: Somebody took over; nothing was written.
-            StoreUnavailable: It could not be confirmed in ten minutes. Report nothing as done.
+        Nothing is written after ``WriteFailed``, with which the claim is still ours, ``RecordTooLarge``, after which to
+        commit without the result, and ``LeaseLost``. After ``StoreUnavailable`` report nothing as done.
         """
         completion = self._completion(new_nonce(), kept.encoded, kept.lost)
 
@@ -364,14 +276,9 @@ class Claim:
     def commit_in(self, transaction: Transaction, kept: Kept) -> None:
         """Record the result within ``transaction`` and commit it; ends the transaction in any case.
 
-        A commit without a certain answer is made certain: a renewal of the claim either meets the committed
-        result, or wins, and then the transaction is undone for good, as it had the row.
-
-        Raises:
-            RecordTooLarge: The store cannot hold the result; nothing was committed.
-            LeaseLost: Somebody took over; nothing was committed.
-            StoreUnavailable: Nothing was committed, or it could not be made certain in ten minutes.
-            Exception: What the database says to the commit itself; nothing was committed.
+        A commit without a certain answer is made certain: a renewal of the claim either meets the committed result, or
+        wins, and then the transaction is undone for good, as it had the row. So whatever this raises, nothing was
+        committed; only a ``StoreUnavailable`` that outlasted ten minutes leaves it open.
         """
         revision = new_nonce()
         completion = self._completion(revision, kept.encoded, kept.lost)
@@ -418,11 +325,7 @@ class Claim:
         )
 
     def release(self) -> Written | Superseded | Lost:
-        """Give the claim back, if it is still ours.
-
-        Raises:
-            StoreUnavailable: Not confirmed; the claim ends with its lease at the latest.
-        """
+        """Give the claim back, if it is still ours; after ``StoreUnavailable`` it ends with its lease at the latest."""
         revision = new_nonce()
         return self.unstruck(lambda: self._end(lambda record: released(record, self.store.now(), revision)))
 

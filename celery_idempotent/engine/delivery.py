@@ -74,14 +74,7 @@ class EventName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to an operation; never carries arguments or results.
-
-    Args:
-        name: What happened.
-        key: The idempotency key.
-        fencing_token: Of the attempt concerned, if there is one.
-        reason: Why, for people.
-    """
+    """Something that happened to an operation; never carries arguments or results."""
 
     name: EventName
     key: str
@@ -93,9 +86,8 @@ class Event:
 class ControlFlow:
     """Exceptions that a body raises to steer its caller, not to fail.
 
-    Args:
-        nothing_begun: The author says that running again is right.
-        no_outcome: They end the delivery without telling whether the effect happened.
+    By ``nothing_begun`` the author says that running again is right; ``no_outcome`` end the delivery without telling
+    whether the effect happened.
     """
 
     nothing_begun: tuple[type[BaseException], ...] = ()
@@ -111,29 +103,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Another delivery is running the operation; nothing was done.
-
-    Args:
-        error: Who holds the key, and for how long.
-        task_id: Task id of the delivery that holds it.
-    """
+    """Another delivery, that of ``task_id``, is running the operation; nothing was done."""
 
     error: InFlight
     task_id: str
 
 
 class Delivery:
-    """One delivery of an operation.
-
-    Args:
-        operation: Which one, and who asks.
-        store: Where the records live.
-        codec: How outcomes are kept.
-        heartbeat: Who renews the leases.
-        control: The caller's control flow.
-        tell: Called with every event, in the thread that executes the body.
-        clock: The local clock.
-    """
+    """One delivery of an operation. ``tell`` is called with every event, in the thread that executes the body."""
 
     def __init__(
         self,
@@ -157,13 +134,8 @@ class Delivery:
     def run(self, body: Body) -> Outcome | Conflict:
         """Run ``body`` if nobody ran it, replay its outcome if somebody did.
 
-        Raises:
-            KeyReused: The key belongs to other arguments; nothing ran.
-            OutcomeUnknown: An earlier attempt must not be repeated and never ended; nothing ran.
-            ResultLost: The effect happened earlier; its result was not kept.
-            LeaseLost: The body ran, and somebody took over meanwhile; report nothing as done.
-            StoreUnavailable: No certain answer; report nothing as done.
-            BaseException: What the body raised, now or, if it is a recorded outcome, earlier.
+        It raises what the body raised, now or, if that is a recorded outcome, earlier. Of its own, nothing ran after
+        ``KeyReused`` and ``OutcomeUnknown``; after ``LeaseLost`` and ``StoreUnavailable`` report nothing as done.
         """
         try:
             decision = self._claimed(self._operation)
@@ -181,11 +153,7 @@ class Delivery:
         return self._answer(decision)
 
     def observe(self, body: Body) -> Any:
-        """Run ``body`` in any case and report what :meth:`run` would have suppressed.
-
-        Returns:
-            What the body returns, untouched.
-        """
+        """Run ``body`` in any case, report what :meth:`run` would have suppressed, and return its value untouched."""
         held = self._observed()
         if held is None:
             return body(None)

@@ -15,13 +15,8 @@ from celery_idempotent.engine.attempt import Attempt
 class Execution:
     """One body being executed, within ``outer`` if there is one.
 
-    Args:
-        attempt: What the body sees.
-        task: Name of its task.
-        task_id: Of its delivery; None for a function call.
-        layer: The class whose ``__call__`` is being executed.
-        item_of: Task id of the ``map`` or ``starmap`` that it is an item of, if it is one.
-        outer: The execution around it.
+    ``task_id`` is None for a function call. ``layer`` is the class whose ``__call__`` is being executed; ``item_of``
+    the task id of the ``map`` or ``starmap`` that it is an item of, if it is one.
     """
 
     attempt: Attempt

@@ -95,9 +95,6 @@ class Heartbeat:
     An attempt has one renewal under way at most, and none waits for that of another attempt. A renewal that hangs keeps
     its own attempt from recording how it ended, because each write expects the revision of the one before. What bounds
     that is the time that the store allows for a request.
-
-    Args:
-        clock: The local clock in seconds; only its intervals matter.
     """
 
     def __init__(self, clock: Clock = time) -> None:
@@ -114,9 +111,7 @@ class Heartbeat:
     def start(self, claim: Claim) -> None:
         """Keep the lease of ``claim``, which the calling thread executes, from now on.
 
-        Raises:
-            StoreUnavailable: No thread can be started for it. Nothing is renewed, so run nothing; the next call tries
-                again.
+        Raises ``StoreUnavailable`` where no thread can be started for it. Run nothing then; the next call tries again.
         """
         now = self._clock.monotonic()
         beat = _Beat(claim, threading.current_thread(), now + claim.lease / _RENEWALS_PER_LEASE)

@@ -17,18 +17,8 @@ def completed(
 ) -> Record:
     """State that the effect of an UNKNOWN operation happened; every later delivery is answered with ``result``.
 
-    Args:
-        store: Where the record lives.
-        codec: Encodes the result.
-        key: The idempotency key.
-        result: What to replay.
-        retain: Milliseconds to replay it for.
-        seen_revision: The revision that the person looked at, where time has passed since; None: judge
-            whatever is recorded now.
-
-    Raises:
-        PolicyError: The outcome of ``key`` is not UNKNOWN, or changed meanwhile.
-        StoreUnavailable: No certain answer; look again before repeating.
+    ``retain`` is milliseconds. ``seen_revision`` is what the person looked at, where time has passed since; None: judge
+    whatever is recorded now. After ``StoreUnavailable`` look again before repeating.
     """
     encoded = codec.encode(result)
     seen = _unknown(store, key, seen_revision)
@@ -56,19 +46,9 @@ def rerun(store: Store, key: str, *, seen_revision: str | None = None) -> Record
 def release(store: Store, key: str, *, grace: int, seen_revision: str | None = None) -> Record:
     """Give back the claim of an attempt that never ended; the next delivery runs the body.
 
-    Under ``on_takeover="refuse"`` this states that the effect did not happen: the next delivery would
-    otherwise mark it UNKNOWN. Under ``"rerun"`` the next delivery runs without it, too.
-
-    Args:
-        store: Where the record lives.
-        key: The idempotency key.
-        grace: Milliseconds past the lease, of the task's policy.
-        seen_revision: As for :func:`completed`.
-
-    Raises:
-        PolicyError: The lease or its grace is not over, so that a body may be alive; or nothing is in
-            progress; or the record changed meanwhile.
-        StoreUnavailable: No certain answer; look again before repeating.
+    Under ``on_takeover="refuse"`` this states that the effect did not happen: the next delivery would otherwise mark it
+    UNKNOWN. Under ``"rerun"`` the next delivery runs without it, too. Refused until the lease and ``grace``, in
+    milliseconds, are over: a body may be alive.
     """
     seen = recorded(store, key, seen_revision)
     now = store.now()

@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.claim import Claim, effect_key
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.codec import Codec, Kept
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, Transaction, TransactionalStore
@@ -13,9 +13,9 @@ from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, Tran
 T = TypeVar("T")
 
 
-def derived_id(effect_key: str) -> str:
+def derived_id(key: str) -> str:
     """A task id for the effect of that key: the same on every attempt."""
-    return str(UUID(hex=effect_key[:32], version=4))
+    return str(UUID(hex=key[:32], version=4))
 
 
 def signature_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -30,15 +30,7 @@ def message_of(signature: Any, task_id: str, codec: Codec) -> OutboxMessage:
 
 
 class BodyTransaction:
-    """``with attempt.transaction() as tx:`` commits what is done in the block, or nothing of it.
-
-    Args:
-        claim: The claim of the attempt.
-        codec: How the result is kept.
-        message_codec: How messages are kept.
-        store: The attempt's own store, which has transactions.
-        using: A connection or session of the user's; None: one of the store's own.
-    """
+    """``with attempt.transaction() as tx:`` commits what is done in the block, or nothing of it."""
 
     def __init__(self, claim: Claim, codec: Codec, message_codec: Codec, store: TransactionalStore, using: Any) -> None:
         self._claim = claim
@@ -104,7 +96,7 @@ class BodyTransaction:
         """
         signature = signature_of(task, args, kwargs)
         self._sent += 1
-        task_id = derived_id(self._claim.effect_key(f"celery_idempotent.send:{self._sent}"))
+        task_id = derived_id(effect_key(self._claim.key, f"celery_idempotent.send:{self._sent}"))
         self._open.enqueue(message_of(signature, task_id, self._message_codec))
         return task_id
 

@@ -20,13 +20,7 @@ CONTENT_TYPE = "idempotency_content_type"
 
 
 class Arrival:
-    """What is known of a delivery besides its message.
-
-    Args:
-        task: Name of the task whose operation it is.
-        derive: Derives its identity.
-        request: Its request.
-    """
+    """What is known of a delivery besides its message."""
 
     __slots__ = ("_arguments", "body_began", "identity", "is_answered", "is_completed", "is_retried", "task")
 
@@ -75,11 +69,7 @@ def _copied(request: Context) -> bytes | None:
 
 
 class RequestStack(LocalStack):  # type: ignore[misc]  # Celery has no types
-    """A task's stack of requests, which notes each delivery before anybody else sees it.
-
-    Args:
-        task: Gives the task, once it is registered.
-    """
+    """A task's stack of requests, which notes each delivery before anybody else sees it."""
 
     def __init__(self, task: Callable[[], Task | None]) -> None:
         super().__init__()

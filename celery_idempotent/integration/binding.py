@@ -37,11 +37,7 @@ def named(task: str) -> Iterator[None]:
 
 
 def refuse_place(cls: type, mixin: type) -> None:
-    """Refuse a class in which a base of Celery's goes before the mixin: every delivery would go around the guard.
-
-    Raises:
-        PolicyError: The mixin is not first.
-    """
+    """Refuse a class in which a base of Celery's goes before the mixin: every delivery would go around the guard."""
     for base in cls.__mro__[: cls.__mro__.index(mixin)]:
         if issubclass(base, Task) and not issubclass(base, mixin):
             raise PolicyError(
@@ -53,11 +49,7 @@ def refuse_place(cls: type, mixin: type) -> None:
 
 
 def refuse_misplaced_policy(cls: type) -> None:
-    """Refuse an ``idempotent`` that is not a Policy, and a policy under another name: Celery takes any option.
-
-    Raises:
-        PolicyError: It is misplaced.
-    """
+    """Refuse an ``idempotent`` that is not a Policy, and a policy under another name: Celery takes any option."""
     remedy = f"must be a Policy: {cls.__name__}(idempotent=Policy(key=...))"
     given = getattr(cls, "idempotent", None)
     if given is not None and not isinstance(given, Policy):
@@ -78,11 +70,7 @@ SETTINGS = ("idempotency_store", "idempotency_policy", "idempotency_namespace", 
 
 
 def refuse_unknown_settings(app: Celery) -> None:
-    """Refuse a setting that looks like one of ours and is not, as nothing would read it.
-
-    Raises:
-        PolicyError: There is one; the message has its right name.
-    """
+    """Refuse a setting that looks like one of ours and is not, as nothing would read it."""
     prefix = (getattr(app.conf, "prefix", None) or "").lower()
     for found in app.conf.keys():  # noqa: SIM118 - iterating over the settings themselves leaves some out
         name = str(found).lower()
@@ -114,11 +102,7 @@ def request_class(cls: type[Task]) -> Any:
 
 
 def refuse_unsupported_body(cls: type) -> None:
-    """Refuse a body whose effect would come after its claim was completed.
-
-    Raises:
-        PolicyError: ``run`` is async or a generator.
-    """
+    """Refuse a body whose effect would come after its claim was completed: async, or a generator."""
     body: Any = getattr(cls, "run", cls)
     while _is_a_frame_around(body):
         body = body.__wrapped__
@@ -133,15 +117,8 @@ def refuse_unfinished(value: Any, task: str) -> None:
     """Refuse what a body returned, if the body has still to run: nobody would ever run it.
 
     Call it before anything is recorded. A decorator, a partial, a callable object or ``return helper()`` may return
-    such a thing from what looks like a plain function. It is closed, so that Python does not warn of it, too.
-
-    Args:
-        value: What the body returned.
-        task: Name of the task, for messages.
-
-    Raises:
-        PolicyError: It is a coroutine or another awaitable, or a generator. What the body did before it returned has
-            happened; nothing of what it returned has.
+    such a thing from what looks like a plain function. It is closed, so that Python does not warn of it, too. What the
+    body did before it returned has happened; nothing of what it returned has.
     """
     if isinstance(value, Coroutine | Generator):
         with suppress(Exception):
@@ -187,11 +164,7 @@ def _takes_anything(function: Any) -> bool:
 
 
 def check_policy(policy: Policy, signature: inspect.Signature) -> None:
-    """Refuse a policy that cannot be that of a task with this signature.
-
-    Raises:
-        PolicyError: It names an argument that the task does not have, or remembers Celery's control flow.
-    """
+    """Refuse a policy that cannot be that of a task with this signature."""
     refuse_control_flow(policy)
     policy.key_selector.check(signature)
     if policy.fingerprint_selector is not None:

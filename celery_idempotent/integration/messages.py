@@ -52,12 +52,7 @@ _WAITED_FOR = ("link", "link_error", "chord", "chain", "group_id")
 
 
 def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> dict[str, Any]:
-    """The options of ``apply_async`` with an explicit key moved to the headers and FIFO's id added.
-
-    Raises:
-        KeyMissing: ``idempotency_key`` was given and is null or empty.
-        PolicyError: ``idempotency_key`` is not a string, is misspelt, or is given to a whole group.
-    """
+    """The options of ``apply_async`` with an explicit key moved to the headers and FIFO's id added."""
     merged = with_key_in_headers(task, options)
     if KEY_HEADER in options:
         _refuse_shared_key(task, options, task_id)
@@ -67,11 +62,7 @@ def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], tas
 
 
 def with_key_in_headers(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with an explicit key moved to the headers; raises as :func:`checked_key` does.
-
-    Raises:
-        PolicyError: An option or a header looks like a misspelt ``idempotency_key``.
-    """
+    """The options with an explicit key moved to the headers; refuses what looks like a misspelt ``idempotency_key``."""
     merged = dict(options)
     headers = merged.get("headers") or {}
     _refuse_misspelt(merged, headers, task.name)
@@ -110,12 +101,7 @@ _ALIKE = 0.85
 
 
 def checked_key(explicit: Any, task: str) -> str:
-    """An explicit key, if it can be one.
-
-    Raises:
-        KeyMissing: It is null or empty.
-        PolicyError: It is not a string.
-    """
+    """An explicit key; one that is null or empty is missing."""
     if explicit is None or explicit == "":
         raise KeyMissing(task, "the option idempotency_key")
     if not isinstance(explicit, str):
@@ -162,8 +148,7 @@ def wire_form(task: Task, args: Any, kwargs: Any, serializer: str | None = None)
 def headers_of(request: Context, task: str) -> Mapping[str, Any]:
     """The headers of a delivery, with a key that was given to ``send_task``: Celery makes it a property.
 
-    Raises:
-        PolicyError: A publisher that nobody could tell has misspelt it.
+    A publisher that nobody could tell may have misspelt it; that is refused here.
     """
     headers, properties = request.headers or {}, request.properties or {}
     _refuse_misspelt(properties, headers, task)
@@ -199,12 +184,7 @@ def continued(request: Context, options: Mapping[str, Any], identity: str | None
     """The options for a message on behalf of the delivery of ``request``, with all that Celery would drop.
 
     Celery keeps what stands in the headers, but drops all of them where ``options`` has some, and always drops the
-    serialiser, the compression and the message group of SQS.
-
-    Args:
-        request: The delivery's request.
-        options: Those that are given for the message.
-        identity: The delivery's identity, as :func:`carrying` writes it.
+    serialiser, the compression and the message group of SQS. ``identity`` is as :func:`carrying` writes it.
     """
     kept = {
         "serializer": serialization.registry.type_to_name.get(getattr(request, CONTENT_TYPE, None)),

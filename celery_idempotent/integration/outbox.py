@@ -147,11 +147,7 @@ def _is_of_the_broker(app: Celery, error: Exception) -> bool:
 
 
 def outbox_of(app: Celery) -> Outbox:
-    """The outbox of the app's store.
-
-    Raises:
-        PolicyError: It has none.
-    """
+    """The outbox of the app's store."""
     store = runtime_of(app).store
     if not isinstance(store, Outbox):
         raise PolicyError("idempotency_store", repr(store), "has no outbox; that needs an SQL store")

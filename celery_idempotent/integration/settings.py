@@ -45,11 +45,7 @@ _VISIBILITY_TIMEOUT = {"sqs": 1800, "redis": 3600}
 
 
 def refuse_control_flow(policy: Policy) -> None:
-    """Refuse a policy that takes Celery's control flow for an outcome.
-
-    Raises:
-        PolicyError: ``remember`` names Celery's ``Retry``, ``Ignore`` or ``Reject``, or what derives from them.
-    """
+    """Refuse a policy that takes Celery's control flow for an outcome."""
     for each in policy.remember:
         for kind, meaning in _MEANINGS.items():
             if issubclass(each, kind):
@@ -60,10 +56,8 @@ def refuse_control_flow(policy: Policy) -> None:
 class Broker:
     """What matters of the broker here.
 
-    Args:
-        driver: kombu's name of the transport's driver, such as ``"sqs"`` or ``"redis"``.
-        visibility_timeout: Seconds after which an unacknowledged message is delivered again; None where
-            the broker has no visibility timeout.
+    ``driver`` is kombu's name of the transport's, such as ``"sqs"``. ``visibility_timeout`` is seconds; None where the
+    broker has none.
     """
 
     driver: str
@@ -76,11 +70,7 @@ class Broker:
 
 
 class Runtime:
-    """Everything that one app's settings decide.
-
-    Args:
-        app: The Celery app.
-    """
+    """Everything that one app's settings decide."""
 
     def __init__(self, app: Celery) -> None:
         self._app: Celery = proxy(app)  # the app outlives its runtime, not the other way round
@@ -89,11 +79,7 @@ class Runtime:
 
     @property
     def store(self) -> Store:
-        """The store of ``idempotency_store``, opened at the first use.
-
-        Raises:
-            PolicyError: The setting is missing or unusable.
-        """
+        """The store of ``idempotency_store``, opened at the first use."""
         setting = self._app.conf.get("idempotency_store")
         opened = self._store
         if opened is None or opened[0] is not setting:
@@ -105,11 +91,7 @@ class Runtime:
 
     @cached_property
     def default_policy(self) -> Policy:
-        """The policy of tasks that declare none.
-
-        Raises:
-            PolicyError: ``idempotency_policy`` is not a Policy, or one that no task could have.
-        """
+        """The policy of tasks that declare none."""
         policy = self._app.conf.get("idempotency_policy") or Policy()
         if not isinstance(policy, Policy):
             raise PolicyError("idempotency_policy", repr(policy), "must be a Policy")
@@ -117,22 +99,14 @@ class Runtime:
         return policy
 
     def policy_of(self, record: Record | None) -> Policy:
-        """The policy of the record's task, or the app's where it has no such task.
-
-        Raises:
-            PolicyError: ``idempotency_policy`` is not a Policy.
-        """
+        """The policy of the record's task, or the app's where it has no such task."""
         task = self._app.tasks.get(record.task) if record else None
         policy: Policy = getattr(task, "idempotency_policy", self.default_policy)
         return policy
 
     @cached_property
     def namespace(self) -> str:
-        """What stands before every key of the app, by ``idempotency_namespace``; empty where it is not set.
-
-        Raises:
-            PolicyError: It cannot be used.
-        """
+        """What stands before every key of the app, by ``idempotency_namespace``; empty where it is not set."""
         namespace = self._app.conf.get("idempotency_namespace")
         if namespace is None:
             return ""
@@ -143,20 +117,12 @@ class Runtime:
         return f"{namespace}:"
 
     def scope_of(self, policy: Policy, task: str) -> str:
-        """What stands before the hash in every key of ``task``.
-
-        Raises:
-            PolicyError: The namespace cannot be used, or the task's name is too long.
-        """
+        """What stands before the hash in every key of ``task``."""
         return f"{self.namespace}{policy.scope_of(task)}"
 
     @cached_property
     def codec(self) -> Codec:
-        """Encodes outcomes by ``result_serializer``, decodes as Celery's result backends do, and JSON always.
-
-        Raises:
-            PolicyError: The app encodes by what it would refuse to decode.
-        """
+        """Encodes outcomes by ``result_serializer``, decodes as Celery's result backends do, and JSON always."""
         conf = self._app.conf
         setting = "accept_content" if conf.result_accept_content is None else "result_accept_content"
         accept = _accepted(conf[setting])
@@ -185,11 +151,7 @@ class Runtime:
 
     @cached_property
     def relay_every(self) -> float:
-        """Seconds between two looks into the outbox, by ``idempotency_relay``; 0: a worker does not look.
-
-        Raises:
-            PolicyError: It is not a number of seconds.
-        """
+        """Seconds between two looks into the outbox, by ``idempotency_relay``; 0: a worker does not look."""
         every = self._app.conf.get("idempotency_relay", _RELAY_EVERY)
         if not is_duration(every):
             raise PolicyError("idempotency_relay", repr(every), "must be seconds between two looks, or 0 for none")

@@ -36,11 +36,7 @@ class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
         return bool(_idempotent_tasks(parent.app)) or parent.app.conf.get("idempotency_policy") is not None
 
     def create(self, parent: Any) -> None:
-        """Check the store before the pool forks, so that every child inherits what its clock taught us.
-
-        Raises:
-            click.ClickException: The store or the settings cannot work; the message says what to do.
-        """
+        """Check the store before the pool forks, so that every child inherits what its clock taught us."""
         try:
             check(parent.app, parent.pool_cls.__module__)
         except IdempotencyError as error:
@@ -53,14 +49,8 @@ class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
 def check(app: Celery, pool: str) -> None:
     """Check what a worker of ``app`` needs: that its tasks can be bound, its settings used, and its store, too.
 
-    Args:
-        app: The Celery app, its modules imported.
-        pool: The module of the worker's pool.
-
-    Raises:
-        PolicyError: A policy or setting cannot be used.
-        StoreMisconfigured: The store cannot work; the message names the command or permission to mend it.
-        StoreUnavailable: The store did not answer. A worker starts all the same.
+    The app's modules are imported by then; ``pool`` is the module of the worker's pool. A worker starts after
+    ``StoreUnavailable``, but not after ``StoreMisconfigured``.
     """
     app.finalize(auto=True)
     runtime = runtime_of(app)

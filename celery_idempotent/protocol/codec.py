@@ -33,12 +33,9 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What becomes of a result.
+    """What becomes of a result: what is recorded, or why nothing is.
 
-    Args:
-        encoded: What is recorded; None if it cannot be kept.
-        value: What the first caller gets: the same as every replay, if there will be one.
-        lost: Why nothing is recorded.
+    The first caller gets ``value``: the same as every replay, if there will be one.
     """
 
     encoded: Encoded | None
@@ -48,13 +45,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Encodes and decodes outcomes.
+    """Encodes outcomes by kombu's serialiser of that name, and decodes them.
 
-    Args:
-        serializer: Name of kombu's serialiser for new outcomes.
-        accept: Content types that may be decoded. What is not in here is never decoded, so nothing is
-            unpickled from a store unless the app accepts pickle.
-        redact_errors: Whether of an exception only its type is kept and told.
+    What is not in ``accept`` is never decoded, so nothing is unpickled from a store unless the app accepts pickle. With
+    ``redact_errors`` only its type is kept and told of an exception.
     """
 
     serializer: str
@@ -62,21 +56,12 @@ class Codec:
     redact_errors: bool = False
 
     def encode(self, value: Any) -> Encoded:
-        """``value`` encoded.
-
-        Raises:
-            kombu.exceptions.EncodeError: It cannot be.
-        """
+        """``value`` encoded; raises ``kombu.exceptions.EncodeError``."""
         content_type, _, data = _again(lambda: serialization.dumps(value, self.serializer))
         return Encoded(data, content_type)
 
     def decode(self, encoded: Encoded) -> Any:
-        """The value that was encoded.
-
-        Raises:
-            kombu.exceptions.ContentDisallowed: The app does not accept its content type.
-            kombu.exceptions.DecodeError: The data is not what its content type says.
-        """
+        """The value that was encoded; raises ``kombu.exceptions.ContentDisallowed`` or ``DecodeError``."""
         if not encoded.data and encoded.content_type != _NEVER_ENCODED:
             raise DecodeError("it is empty")  # kombu would give it back as it is
         encoding = "utf-8" if isinstance(encoded.data, str) else "binary"
@@ -126,16 +111,7 @@ class Codec:
         """The failure to raise on a replay: of the recorded type if that may be, else ``ReplayedFailure``.
 
         Whoever can write the store chooses the description, so nothing is built but an ``Exception`` whose type is
-        loaded here, is remembered, and steers nobody.
-
-        Args:
-            encoded: What :meth:`encode_failure` made; None if it was lost.
-            key: The idempotency key.
-            remembered: Types that the policy records as an outcome.
-            never: Types that are raised to steer a caller.
-
-        Raises:
-            kombu.exceptions.KombuError: As for :meth:`decode`.
+        loaded here, is remembered, and steers nobody. Raises as :meth:`decode` does.
         """
         description = None if encoded is None else self.decode(encoded)
         if not isinstance(description, dict):

@@ -21,16 +21,7 @@ from celery_idempotent.protocol.record import Record, Status, bounded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One intended effect, and who asks for the right to have it.
-
-    Args:
-        identity: Which effect, with which arguments.
-        policy: Under which promise.
-        task: Task name, for people.
-        task_id: Task id, for people.
-        worker: Who asks, for people.
-        app: Name of the app that asks, for people.
-    """
+    """One intended effect under its promise, and, for people, who asks for the right to have it."""
 
     identity: Identity
     policy: Policy
@@ -106,12 +97,8 @@ def is_forgotten(record: Record, now: int) -> bool:
 def decide(record: Record | None, operation: Operation, now: int, *, owner: str, revision: str) -> Decision:
     """What a delivery does about the record it saw; the whole decision table.
 
-    Args:
-        record: What the store holds for the key, or None.
-        operation: Which operation, and who asks.
-        now: The store's clock in milliseconds.
-        owner: Nonce of this attempt.
-        revision: Nonce of the write that the decision may lead to; fresh for every decision.
+    ``now`` is the store's clock in milliseconds. ``owner`` is the nonce of this attempt, ``revision`` that of the write
+    that the decision may lead to, and fresh for every decision.
     """
     policy, fingerprint = operation.policy, operation.identity.fingerprint
     claimed = partial(_claimed, operation, now, owner, revision)
@@ -339,17 +326,10 @@ def ending(
 ) -> Ending:
     """What becomes of the claim when the body raised ``error``.
 
-    Under ``refuse`` nothing that may have begun is released.
-
-    Args:
-        error: What the body raised.
-        on_takeover: The policy's promise: at least once or at most once.
-        remember: Types that are a final outcome.
-        nothing_begun: Types by which the author states that running again is right.
-        no_outcome: Types that end a delivery without telling whether the effect happened.
-        in_doubt: Whether ``error`` says that a step of this operation may have had its effect and must not be
-            repeated.
-        before_effects: Whether it was raised where the author says that no effect had begun.
+    Under ``refuse`` nothing that may have begun is released. By ``nothing_begun`` the author states that running again
+    is right; ``no_outcome`` end a delivery without telling whether the effect happened. ``in_doubt``: ``error`` says
+    that a step of this operation may have had its effect and must not be repeated. ``before_effects``: it was raised
+    where the author says that no effect had begun.
     """
     if in_doubt:
         return Ending.GIVE_UP

@@ -15,11 +15,7 @@ Node = Any
 
 
 class Absent(Exception):
-    """A part of what a strict path builds is missing or null.
-
-    Args:
-        part: Which one, such as ``[1]`` or ``.tenant``.
-    """
+    """A part, such as ``[1]`` or ``.tenant``, of what a strict path builds is missing or null."""
 
     def __init__(self, part: str) -> None:
         super().__init__(part)

@@ -113,13 +113,7 @@ _MOST_TOLD = 200
 
 
 def damaged(key: object, error: Exception, *, store: str) -> StoreMisconfigured:
-    """The error for a record that is not what was written.
-
-    Args:
-        key: Its key, as far as that can be read.
-        error: One of :data:`UNREADABLE`.
-        store: Name of the store.
-    """
+    """The error for a record that is not what was written; ``error`` is one of :data:`UNREADABLE`."""
     told = f"{type(error).__name__}: {error}"[:_MOST_TOLD]
     return StoreMisconfigured(
         store,

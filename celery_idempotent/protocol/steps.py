@@ -51,12 +51,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The call was about to be made, by an attempt that may have made it.
-
-    Args:
-        at: When, first, in milliseconds on the store's clock.
-        attempt: Number of the attempt that recorded it.
-    """
+    """The call was about to be made, and may have been: first ``at``, in milliseconds on the store's clock."""
 
     at: int
     attempt: int
@@ -64,12 +59,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The call returned.
-
-    Args:
-        result: What it returned; None if that could not be kept.
-        lost: Why it could not be kept.
-    """
+    """The call returned; ``result`` is None if it could not be kept."""
 
     result: Encoded | None
     lost: str | None = None
@@ -103,9 +93,7 @@ class Doubt:
 class Terms:
     """Under which promise a step is made.
 
-    Args:
-        on_takeover: What happens to a call that may have been made.
-        window: Milliseconds from the first call for which it may be made again all the same.
+    For ``window`` milliseconds from the first call it may be made again, whatever ``on_takeover`` says.
     """
 
     on_takeover: OnTakeover
@@ -116,15 +104,9 @@ StepDecision = Call | Begin | Recall | Doubt
 
 
 def terms_of(name: str, effects: Mapping[str, Effect], *, is_fenced: bool = False) -> Terms:
-    """The terms of a step, by what the policy declares of it.
+    """The terms of a step, by what the policy declares; where it declares nothing, a step in doubt is called again.
 
-    Args:
-        name: The step's name.
-        effects: What the policy declares, by name or pattern; empty: every step is called again when in doubt.
-        is_fenced: Whether the call fences earlier attempts off and looks for their effect.
-
-    Raises:
-        PolicyError: The name cannot be used, the step is not declared, or it is made with less than its declaration.
+    ``is_fenced``: the call fences earlier attempts off and looks for their effect.
     """
     if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME:
         raise PolicyError("name", repr(name), f"a step's name is text of 1 to {_MAX_NAME} characters")
@@ -153,14 +135,7 @@ def _undeclared(name: str, names: Sequence[str]) -> str:
 
 
 def decide_step(name: str, seen: Begun | Finished | None, *, terms: Terms, now: int) -> StepDecision:
-    """What an attempt does about a step, given what the record says of it; the table above.
-
-    Args:
-        name: The step's name, for the reason.
-        seen: What is recorded.
-        terms: Under which promise it is made.
-        now: The store's clock in milliseconds.
-    """
+    """What an attempt does about a step, given what the record says of it; the table above."""
     if isinstance(seen, Finished):
         return Recall(seen)
     if terms.on_takeover == "rerun":
@@ -186,11 +161,7 @@ def to_plain(state: Begun | Finished) -> dict[str, Any]:
 
 
 def from_plain(plain: Mapping[str, Any] | None) -> Begun | Finished | None:
-    """The state that :func:`to_plain` wrote; None where nothing is recorded.
-
-    Raises:
-        ValueError: It is not a state of a step.
-    """
+    """The state that :func:`to_plain` wrote, or None where nothing is recorded; ``ValueError`` if it is not one."""
     match plain:
         case None:
             return None
@@ -207,9 +178,5 @@ def from_plain(plain: Mapping[str, Any] | None) -> Begun | Finished | None:
 
 
 def only_finished(steps: Mapping[str, Any]) -> dict[str, Any]:
-    """The steps without those that began and did not end: who says that they had no effect may run them again.
-
-    Raises:
-        ValueError: The state of one cannot be read.
-    """
+    """The steps without those that began and did not end: who says that they had no effect may run them again."""
     return {name: plain for name, plain in steps.items() if not isinstance(from_plain(plain), Begun)}

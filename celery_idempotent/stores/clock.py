@@ -11,12 +11,8 @@ class ServerClock:
     clock after the request was sent and before the reply came. An offset within the bounds is kept, so that
     jitter of the network does not become jitter of the clock; one outside is moved just inside.
 
-    The local clock is monotonic, so a step of this machine's date moves nothing. Threads may share it: an
-    offset is one assignment. A forked child goes on with what its parent knew.
-
-    Args:
-        ask: Asks the server for its time in milliseconds; used once, before anything was learned.
-        local: A clock in milliseconds that is never set back.
+    The ``local`` clock, in milliseconds, is never set back, so a step of this machine's date moves nothing. Threads may
+    share it: an offset is one assignment. A forked child goes on with what its parent knew.
     """
 
     def __init__(self, ask: Callable[[], int], local: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000):
@@ -25,11 +21,7 @@ class ServerClock:
         self._offset: int | None = None
 
     def now(self) -> int:
-        """The server's time. Costs a request once per process tree, and only if no reply came before.
-
-        Raises:
-            StoreUnavailable: The server was to be asked and did not answer.
-        """
+        """The server's time. Costs a request once per process tree, and only if no reply came before."""
         if self._offset is None:
             asked_at = self.before_asking()
             self.learn(self._ask(), asked_at)
@@ -41,12 +33,7 @@ class ServerClock:
         return self._local()
 
     def learn(self, server: int, asked_at: int) -> None:
-        """Learn from a reply.
-
-        Args:
-            server: The server's time in milliseconds, truncated, not rounded.
-            asked_at: What :meth:`before_asking` returned before the request was sent.
-        """
+        """Learn from a reply: ``server`` is truncated, not rounded, ``asked_at`` from :meth:`before_asking`."""
         earliest, latest = server - self._local(), server + 1 - asked_at
         offset = self._offset if self._offset is not None else (earliest + latest) // 2
         self._offset = min(max(offset, earliest), latest)

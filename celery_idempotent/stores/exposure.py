@@ -32,13 +32,7 @@ def weakness_of(link: object) -> str:
 
 
 def warn_if_exposed(store: str, weakness: str, remedy: str) -> None:
-    """Warn, unless ``weakness`` is empty.
-
-    Args:
-        store: The store's name.
-        weakness: Of its connections.
-        remedy: What to set instead.
-    """
+    """Warn of what is weak about a store's connections, unless ``weakness`` is empty."""
     if weakness:
         warnings.warn(
             f"idempotency_store={store}: the connection to another machine {weakness}, so others can read results and "

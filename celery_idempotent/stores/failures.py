@@ -59,15 +59,7 @@ def rule_of(rules: Iterable[Rule], error: BaseException, code: str, text: str) -
 
 
 def failure(rule: Rule, store: str, operation: str, reason: str, **details: str) -> StoreUnavailable | RecordTooLarge:
-    """What a store raises for an error of this kind.
-
-    Args:
-        rule: From :func:`rule_of`.
-        store: The store's name.
-        operation: What was asked of it.
-        reason: What the driver says.
-        details: What the remedy's placeholders stand for.
-    """
+    """What a store raises for an error of this kind. ``reason`` is the driver's; ``details`` fill the rule's remedy."""
     if rule.meaning is Meaning.TOO_LARGE:
         return RecordTooLarge(reason)
     told = f"{rule.remedy.format(**details)} ({reason})" if rule.remedy else reason

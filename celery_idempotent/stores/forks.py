@@ -50,10 +50,8 @@ def _this_process() -> tuple[int, int]:
 class PerProcess(Generic[_T]):
     """A value of which every process makes its own, when it first needs it; a child never touches its parent's.
 
-    Args:
-        make: Makes it.
-        alone: Whether the threads that come at once wait until one of them has made it, and forks too. Not for a
-            ``make`` that waits for a server; there each makes one, and all take the first.
+    ``alone``: the threads that come at once wait until one of them has made it, and forks too. Not for a ``make`` that
+    waits for a server; there each makes one, and all take the first.
     """
 
     def __init__(self, make: Callable[[], _T], *, alone: bool = True) -> None:

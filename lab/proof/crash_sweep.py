@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from uuid import uuid4
 
-from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.claim import Claim, effect_key
 from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.protocol.record import Record, Status
@@ -192,7 +192,7 @@ class _Delivery:
             points.reach("the body begins")
             self._renew(attempt)
             points.reach("before the effect")
-            receipt = attempt.effect_key("charge") if self.task.promise.keyed else uuid4().hex
+            receipt = effect_key(attempt.key, "charge") if self.task.promise.keyed else uuid4().hex
             points.ledger.append("effect", receipt=receipt, token=attempt.fencing_token)
             points.reach("after the effect")
             self._renew(attempt)

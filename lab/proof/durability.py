@@ -25,7 +25,7 @@ from uuid import uuid4
 
 import psycopg
 
-from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.claim import Claim, effect_key
 from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event, EventName
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.errors import IdempotencyWarning
@@ -141,7 +141,7 @@ class _Task:
 
     def _body(self, attempt: Claim | None) -> str:
         assert attempt is not None
-        receipt = attempt.effect_key("charge") if self.promise.keyed else uuid4().hex
+        receipt = effect_key(attempt.key, "charge") if self.promise.keyed else uuid4().hex
         self.effects.append(receipt)
         return receipt
 

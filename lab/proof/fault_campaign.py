@@ -31,7 +31,7 @@ from uuid import uuid4
 import botocore.endpoint
 from botocore.retries.quota import RetryQuota
 
-from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.claim import Claim, effect_key
 from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event, EventName
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.errors import SafeToRetry
@@ -472,7 +472,7 @@ class _Task:
             raise SafeToRetry
         self._renew(attempt)
         delivery.turn()
-        receipt = attempt.effect_key("charge") if self.plan.promise.keyed else f"by {delivery.number}"
+        receipt = effect_key(attempt.key, "charge") if self.plan.promise.keyed else f"by {delivery.number}"
         self.effects.append((receipt, attempt.fencing_token))
         if program is Program.REMEMBERED:
             raise Remembered(receipt)

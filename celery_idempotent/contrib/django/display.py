@@ -16,11 +16,7 @@ _DIGITS = 12
 
 
 def utc(milliseconds: int) -> str:
-    """A time of a record: ``2026-11-21 02:10:33.123 UTC``; as it is stored if it is not a time.
-
-    Args:
-        milliseconds: Since the epoch.
-    """
+    """A time of a record, in ms: ``2026-11-21 02:10:33.123 UTC``; as it is stored if it is not a time."""
     moment = _moment(milliseconds)
     return f"{moment:%Y-%m-%d %H:%M:%S}.{milliseconds % 1000:03} UTC" if moment else one_line(milliseconds)
 

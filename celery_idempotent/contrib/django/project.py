@@ -19,11 +19,7 @@ def runtime() -> Runtime:
 
 
 def store_of_admin() -> DjangoStore:
-    """The store of workers if it is on Django's connections, else one on the default database.
-
-    Raises:
-        PolicyError: The default database cannot hold records.
-    """
+    """The store of workers if it is on Django's connections, else one on the default database."""
     return _configured_store() or DjangoStore(DEFAULT_DB_ALIAS)
 
 

@@ -18,13 +18,7 @@ class _Undone(Exception):
 
 
 class DjangoTransaction:
-    """See :class:`celery_idempotent.stores.Transaction`; an ``atomic(durable=True)`` block on Django's connection.
-
-    Args:
-        store: Whose record is written.
-        connection: The thread's connection to the store's database.
-        close: Gives the connection back; called once at the end.
-    """
+    """See :class:`celery_idempotent.stores.Transaction`; an ``atomic(durable=True)`` block on Django's connection."""
 
     def __init__(
         self, store: StatementStore[BaseDatabaseWrapper], connection: BaseDatabaseWrapper, close: Callable[[], None]

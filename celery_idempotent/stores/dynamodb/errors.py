@@ -47,14 +47,7 @@ def text_of(reply: Mapping[str, Any]) -> str:
 
 
 def explained(error: Exception, store: str, operation: str, *, key: str) -> StoreUnavailable | RecordTooLarge:
-    """What a store raises for an error of the driver.
-
-    Args:
-        error: One of :data:`DRIVER_ERRORS`.
-        store: The store's name.
-        operation: The IAM action that was asked for.
-        key: What key the table must have.
-    """
+    """What a store raises for one of :data:`DRIVER_ERRORS`; ``operation`` is an IAM action, ``key`` the key to have."""
     code, text = "", str(error)
     if isinstance(error, ClientError):
         code, text = refusal_of(error.response), text_of(error.response)

@@ -21,9 +21,6 @@ def typed(writes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     A value that is a dictionary with one of DynamoDB's type names as its only key, such as ``{"S": "text"}``, is
     taken to be in that form already; anything else is a Python value as boto3's resources take it.
-
-    Raises:
-        WriteFailed: A write is malformed.
     """
     if len(writes) > MOST_WRITES:
         raise WriteFailed(None, f"{len(writes)} writes; DynamoDB commits {MOST_WRITES} beside the record")

@@ -24,11 +24,7 @@ _STRING_LIMIT = 512 * 1024 * 1024
 
 
 def fields_of(record: Record) -> Iterator[bytes]:
-    """The hash that holds ``record``: field, value, field, value.
-
-    Raises:
-        RecordTooLarge: Redis holds no such value.
-    """
+    """The hash that holds ``record``: field, value, field, value."""
     for name, value in record.to_fields().items():
         if name != "key":
             yield name.encode()
@@ -39,11 +35,7 @@ def fields_of(record: Record) -> Iterator[bytes]:
 
 
 def record_of(key: str, stored: Mapping[bytes, bytes], *, store: str) -> Record:
-    """The record in a hash.
-
-    Raises:
-        StoreMisconfigured: A newer version wrote it, or it is damaged.
-    """
+    """The record in a hash."""
     values: dict[str, Any] = {field: stored[name] for name, field in _FIELDS.items() if name in stored}
     values["key"] = key
     decode = _binary_value if _IS_BINARY.encode() in stored else _value

@@ -75,11 +75,7 @@ class Target:
 
 
 def read_url(url: str) -> Target:
-    """What ``url`` means; nothing is connected.
-
-    Raises:
-        PolicyError: A part cannot be understood, an option is unknown, or two parts contradict each other.
-    """
+    """What ``url`` means; nothing is connected."""
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
     chunks = [_split(scheme, each) for each in _servers(scheme, rest)]

@@ -35,14 +35,7 @@ _DURABILITY: Mapping[str, tuple[str, Mapping[str, set[str]]]] = {
 def try_out(statements: Statements, execute: Execute, store: str) -> None:
     """Claim, claim what must be another key, claim again, go on: a table made by hand may not tell them apart.
 
-    Args:
-        statements: Of the store.
-        execute: Runs them inside a transaction that the caller rolls back.
-        store: The store's name, for errors.
-
-    Raises:
-        StoreMisconfigured: The table or a permission is missing, or is not as it must be.
-        StoreUnavailable: The database did not answer.
+    ``execute`` runs in a transaction that the caller rolls back.
     """
     first = _probe()
     for new, expected, shall_win in (
@@ -57,16 +50,7 @@ def try_out(statements: Statements, execute: Execute, store: str) -> None:
 
 
 def warn_of_losses(dialect: str, execute: Execute, store: str) -> None:
-    """Warn of settings under which the server forgets what it has acknowledged.
-
-    Args:
-        dialect: One of :data:`celery_idempotent.stores.sql.schema.DIALECTS`.
-        execute: Runs a statement.
-        store: The store's name.
-
-    Raises:
-        StoreUnavailable: The database did not answer.
-    """
+    """Warn of settings under which the server forgets what it has acknowledged."""
     question, safe = _DURABILITY[dialect]
     if not safe:
         return
@@ -82,25 +66,14 @@ def warn_of_losses(dialect: str, execute: Execute, store: str) -> None:
 
 
 def warn_of_exposure(dialect: str, dbapi_connection: object, store: str) -> None:
-    """Warn of a connection to another machine that is not encrypted, or not verified.
-
-    Args:
-        dialect: One of :data:`celery_idempotent.stores.sql.schema.DIALECTS`.
-        dbapi_connection: The driver's connection.
-        store: The store's name.
-    """
+    """Warn of a connection to another machine that is not encrypted, or not verified."""
     warn_if_exposed(store, exposure(dbapi_connection), _VERIFIED.get(dialect, ""))
 
 
 def holders_of(table: str, execute: Execute) -> str:
     """Which transactions hold a table of PostgreSQL that somebody waited for; empty if none does any longer.
 
-    Args:
-        table: Its name, quoted where it must be.
-        execute: Runs a statement.
-
-    Raises:
-        StoreUnavailable: The database did not answer.
+    ``table`` is quoted where it must be.
     """
     rows = execute(text(_HOLDERS), {"held": table}).rows
     told = [f"process {each['pid']} ({each['name'] or each['login']}), open since {each['since']}" for each in rows]

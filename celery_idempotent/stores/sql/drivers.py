@@ -25,14 +25,7 @@ silently forget an idle one."""
 
 
 def parsed(url: str) -> URL:
-    """The URL in parts.
-
-    Args:
-        url: SQLAlchemy's, or with Celery's ``db+`` before it.
-
-    Raises:
-        PolicyError: It is not one.
-    """
+    """The parts of a URL: SQLAlchemy's, or with Celery's ``db+`` before it."""
     try:
         return make_url(url.removeprefix("db+"))
     except (ArgumentError, ValueError):  # whose text would quote a password that looks like a port
@@ -45,12 +38,7 @@ def parsed(url: str) -> URL:
 
 
 def connectable(url: URL) -> URL:
-    """The URL with a driver that is installed: its own, or the best there is.
-
-    Raises:
-        PolicyError: The database or driver is not supported, the driver is not installed, or SQLite is not given a
-            file.
-    """
+    """The URL with a driver that is installed: its own, or the best there is."""
     dialect, _, driver = url.drivername.lower().partition("+")
     drivers = _DRIVERS.get(dialect)
     if drivers is None:
@@ -78,11 +66,7 @@ def _check_sqlite(url: URL) -> None:
 
 
 def url_of(engine: object) -> URL:
-    """The URL of somebody's engine, with its driver.
-
-    Raises:
-        PolicyError: It is not an engine, or it is one for asyncio.
-    """
+    """The URL of somebody's engine, with its driver."""
     if not isinstance(engine, Engine) or engine.dialect.is_async:
         raise PolicyError(
             "idempotency_store", type(engine).__name__, "must be a URL, a store, or SQLAlchemy's Engine without asyncio"
@@ -97,11 +81,8 @@ def _refused(url: URL, remedy: str) -> PolicyError:
 def new_engine(url: URL, *, timeout: float, pool_size: int) -> Engine:
     """An engine whose statements are sent alone, in autocommit mode, and end within seconds.
 
-    Args:
-        url: From :func:`connectable`.
-        timeout: Seconds to connect, to wait for a connection of the pool, and for a statement on the server. The
-            driver itself waits one second more for the answer.
-        pool_size: Connections at most; each is opened when it is needed.
+    Connecting, waiting for a connection of the pool, and a statement on the server have ``timeout`` seconds each. The
+    driver itself waits one second more for the answer.
     """
     dialect, _, driver = url.drivername.partition("+")
     engine = create_engine(

@@ -93,14 +93,7 @@ def meaning_of(error: BaseException | None) -> Meaning:
 def explained(
     error: Exception, store: str, operation: str, *, creation: str = CREATION
 ) -> StoreUnavailable | RecordTooLarge | DuplicateKey:
-    """What a store raises for a driver's error.
-
-    Args:
-        error: From :func:`cause_of`; raise the result from it.
-        store: The store's name.
-        operation: What was asked of the store.
-        creation: The command that creates the tables.
-    """
+    """What a store raises for a driver's error, from :func:`cause_of`; ``creation`` is what makes its tables."""
     reason = _reason(error)
     rule = rule_of(_RULES, error, _code(error), reason)
     if rule.meaning is Meaning.DUPLICATE:

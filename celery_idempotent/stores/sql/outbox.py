@@ -15,11 +15,7 @@ from celery_idempotent.stores.sql.statements import Execute, Row
 
 
 class OutboxStatements:
-    """The questions of an outbox.
-
-    Args:
-        table: From :func:`celery_idempotent.stores.sql.schema.outbox_table`.
-    """
+    """The questions of an outbox."""
 
     def __init__(self, table: Table) -> None:
         self.table = table

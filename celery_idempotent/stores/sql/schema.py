@@ -160,11 +160,7 @@ def completion(
 ) -> Sequence[DDLElement]:
     """What a table of that name lacks, to be executed in order; workers of the previous version can go on with it.
 
-    Args:
-        table: The table as it must be.
-        dialect: One of :data:`DIALECTS`.
-        columns: The columns that are there, and of each whether whoever inserts a row must give it a value.
-        indexes: Names of the indexes that are there.
+    ``columns`` are those that are there, and of each whether whoever inserts a row must give it a value.
     """
     missing = [each for each in table.c if each.name not in columns]
     if not {each.name for each in missing} <= _LATER_COLUMNS:

@@ -41,13 +41,7 @@ deliveries claim a key at the moment of its deletion. Each time, somebody else h
 
 
 class StatementStore(ABC, Generic[_C]):
-    """Records as rows of one table, messages as rows of another.
-
-    Args:
-        dialect: One of :data:`celery_idempotent.stores.sql.schema.DIALECTS`.
-        table: The table of records.
-        outbox: The table of messages to be published.
-    """
+    """Records as rows of one table, messages as rows of another."""
 
     #: What the library raises for what the database or its driver says.
     errors: ClassVar[tuple[type[Exception], ...]]
@@ -88,31 +82,14 @@ class StatementStore(ABC, Generic[_C]):
         return self._statements.swap(self._asking("swap"), new, expected)
 
     def swap_on(self, connection: _C, new: Record, expected: str | None) -> Record | None:
-        """The same on a connection of the caller's, inside its transaction, which the caller commits.
+        """The same inside a transaction of the caller's, which commits it, and rolls back on an error.
 
-        The record is written if and when that transaction is committed, together with all else in it.
-
-        Args:
-            connection: A connection to the same database.
-            new: The record to write, whole.
-            expected: The revision that must be stored now; None if there must be no record.
-
-        Returns:
-            As :meth:`swap` does. What is returned counts once the transaction is committed.
-
-        Raises:
-            RecordTooLarge: The record exceeds the database's limit.
-            StoreUnavailable: The statement failed; roll back.
+        What is returned counts once the transaction is committed.
         """
         return self._statements.swap(partial(self._execute, connection, "swap"), new, expected)
 
     def enqueue_on(self, connection: _C, message: OutboxMessage) -> None:
-        """Put a message into the outbox, in the transaction of ``connection``, which the caller commits.
-
-        Raises:
-            RecordTooLarge: The database has no room for it.
-            StoreUnavailable: The statement failed; roll back.
-        """
+        """Put a message into the outbox, in the transaction of ``connection``; on an error its owner rolls back."""
         self._outbox.enqueue(partial(self._execute, connection, "enqueue"), message, self.now())
 
     def take(self, limit: int, hold: int) -> list[TakenMessage]:
@@ -170,12 +147,7 @@ class StatementStore(ABC, Generic[_C]):
 
     @contextmanager
     def explaining(self, operation: str, *more: type[Exception]) -> Iterator[None]:
-        """Within the block, the library's errors become those of a store.
-
-        Args:
-            operation: What was asked of the store.
-            more: What counts as an error of the library's, besides :attr:`errors`.
-        """
+        """Within the block, the library's errors, :attr:`errors` and ``more``, become those of a store."""
         try:
             yield
         except (*self.errors, *more) as error:

@@ -121,13 +121,7 @@ MYSQL_GREETING = select(*_CLOCKS["mysql"], literal_column("@@max_allowed_packet"
 
 
 class Statements:
-    """The questions of a store, as statements for one kind of database.
-
-    Args:
-        table: From :func:`celery_idempotent.stores.sql.schema.records_table`.
-        dialect: One of :data:`celery_idempotent.stores.sql.schema.DIALECTS`.
-        store: The store's name, for errors.
-    """
+    """The questions of a store, as statements for one kind of database."""
 
     def __init__(self, table: Table, dialect: str, store: str) -> None:
         self._table = table
@@ -201,13 +195,7 @@ class Statements:
         return execute(self._delete, parameters).written == 1
 
     def purge(self, execute: Execute, limit: int, now: int) -> int:
-        """See :meth:`celery_idempotent.stores.PurgeableStore.purge`.
-
-        Args:
-            execute: Runs a statement.
-            limit: At most that many are deleted.
-            now: The server's time in milliseconds.
-        """
+        """See :meth:`celery_idempotent.stores.PurgeableStore.purge`; ``now`` is the server's time in milliseconds."""
         table = self._table
         forgotten = (
             select(self._key, table.c.revision)
@@ -306,11 +294,7 @@ def row_of(record: Record) -> dict[str, Any]:
 
 
 def record_of(row: Row, *, store: str) -> Record:
-    """The record that stands in ``row``.
-
-    Raises:
-        StoreMisconfigured: A newer version wrote it, or it is damaged.
-    """
+    """The record that stands in ``row``."""
     values = {name: value for name, value in row.items() if value is not None}
     found = {name: values[name] for name in _SAME if name in values}
     found["key"], found["schema"] = values[KEY], values.get("schema_version")

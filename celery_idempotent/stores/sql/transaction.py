@@ -15,11 +15,7 @@ from celery_idempotent.stores.sql.statement_store import StatementStore
 
 
 def connection_of(using: Any) -> Connection:
-    """The connection of the user's connection or ORM session.
-
-    Raises:
-        PolicyError: It is neither.
-    """
+    """The connection of the user's connection or ORM session."""
     if isinstance(using, Connection):
         return using
     if isinstance(using, Session | scoped_session):
@@ -29,13 +25,7 @@ def connection_of(using: Any) -> Connection:
 
 
 class SQLTransaction:
-    """See :class:`celery_idempotent.stores.Transaction`.
-
-    Args:
-        store: Whose record is written.
-        owner: Who commits and rolls back: a connection, or the user's ORM session.
-        close: Gives the connection back; called once at the end.
-    """
+    """See :class:`celery_idempotent.stores.Transaction`; ``owner`` commits: a connection, or the user's ORM session."""
 
     def __init__(self, store: StatementStore[Connection], owner: Any, close: Callable[[], None] = lambda: None) -> None:
         self._store = store
