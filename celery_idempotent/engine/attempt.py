@@ -37,7 +37,7 @@ class Attempt:
 
     def __init__(self, identity: Callable[[], Identity], outer: "Attempt | None" = None) -> None:
         self._identity = identity
-        self._outer = outer
+        self._outer: Attempt | Claim | None = outer
 
     @property
     def key(self) -> str:
@@ -233,7 +233,7 @@ class ProtectedAttempt(Attempt):
         effects: Mapping[str, Effect] | None = None,
         message_codec: Codec | None = None,
     ) -> None:
-        self._claim = claim
+        self._claim = self._outer = claim
         self._codec = codec
         self._nothing_begun = nothing_begun
         self._effects = effects or {}
@@ -245,21 +245,6 @@ class ProtectedAttempt(Attempt):
     @property
     def key(self) -> str:
         return self._claim.key
-
-    @property
-    def fencing_token(self) -> int:
-        return self._claim.fencing_token
-
-    @property
-    def number(self) -> int:
-        return self._claim.number
-
-    @property
-    def is_takeover(self) -> bool:
-        return self._claim.is_takeover
-
-    def ensure_owned(self) -> None:
-        self._claim.ensure_owned()
 
     @contextmanager
     def before_effects(self) -> Iterator[None]:
@@ -323,9 +308,6 @@ class ProtectedAttempt(Attempt):
             raise PolicyError("transaction", "after a commit", "an operation commits once; do it all in one")
         return BodyTransaction(self._claim, self._codec, self._message_codec, store, using)
 
-    def send(self, name: str, task: Any, *args: Any, **kwargs: Any) -> str:
-        return self.step(name, sending(task, args, kwargs))
-
     def _made(self, name: str, call: Callable[[Step], T], terms: Terms) -> T:
         self._begin_effect("step")
         step = Step(name, self.effect_key(name), self.fencing_token)
@@ -371,7 +353,7 @@ class ProtectedAttempt(Attempt):
         try:
             value = call(step)
         except self._nothing_begun:
-            self._claim.forget_step(step.name)
+            self._claim.finish_step(step.name, None)
             raise
         return self._finished(step, value)
 

@@ -27,9 +27,8 @@ from celery_idempotent.protocol.operation import (
     Vanished,
     Written,
     checkpointed,
-    completed,
     decide,
-    failed,
+    ended,
     given_up,
     released,
     renewed,
@@ -211,19 +210,13 @@ class Claim:
         """Record that the call of a step is about to be made. Only then may it be; after an error, make no call."""
         self._require_ours(self._checkpoint(name, Begun(self.store.now(), self.number), new_nonce()))
 
-    def finish_step(self, name: str, finished: Finished) -> None:
-        """Record that the call of a step returned; returns once that is certain.
+    def finish_step(self, name: str, finished: Finished | None) -> None:
+        """Record that the call of a step returned, or, by None, that it had no effect; return once that is certain.
 
         After ``RecordTooLarge`` finish it without its result; after ``LeaseLost`` another attempt may repeat the call.
         """
         revision = new_nonce()
         self._require_ours(self._until_certain(lambda: self._checkpoint(name, finished, revision)))
-        self.raise_struck()
-
-    def forget_step(self, name: str) -> None:
-        """Record that the call of a step that this attempt began had no effect; raises as :meth:`finish_step`."""
-        revision = new_nonce()
-        self._require_ours(self._until_certain(lambda: self._checkpoint(name, None, revision)))
         self.raise_struck()
 
     def _checkpoint(self, name: str, state: Begun | Finished | None, revision: str) -> Written | Superseded | Lost:
@@ -255,8 +248,13 @@ class Claim:
 
         After ``RecordTooLarge`` complete again without the result; after any other error report nothing as done.
         """
-        completion = self._completion(self._outcome, encoded, lost)
+        completion = self._ended(Status.COMPLETED, self._outcome, encoded, lost)
         return self._until_certain(lambda: self._end(completion))
+
+    def fail(self, encoded: Encoded | None, error: str) -> Written | Superseded:
+        """Record a failure that is an outcome; as :meth:`complete`."""
+        failure = self._ended(Status.FAILED, self._outcome, encoded, error)
+        return self._until_certain(lambda: self._end(failure))
 
     def commit(self, store: CommittingStore, kept: Kept, writes: Sequence[Mapping[str, Any]]) -> None:
         """Record the result and make the user's ``writes`` in one atomic step.
@@ -264,7 +262,7 @@ class Claim:
         Nothing is written after ``WriteFailed``, with which the claim is still ours, ``RecordTooLarge``, after which to
         commit without the result, and ``LeaseLost``. After ``StoreUnavailable`` report nothing as done.
         """
-        completion = self._completion(new_nonce(), kept.encoded, kept.lost)
+        completion = self._ended(Status.COMPLETED, new_nonce(), kept.encoded, kept.lost)
 
         def swap(new: Record, expected: str | None) -> Record | None:
             return _twice(lambda: store.swap_with(new, expected, writes))
@@ -281,7 +279,7 @@ class Claim:
         committed; only a ``StoreUnavailable`` that outlasted ten minutes leaves it open.
         """
         revision = new_nonce()
-        completion = self._completion(revision, kept.encoded, kept.lost)
+        completion = self._ended(Status.COMPLETED, revision, kept.encoded, kept.lost)
         with self._writing:
             before = self._record
             try:
@@ -315,15 +313,6 @@ class Claim:
             case unreachable:
                 assert_never(unreachable)
 
-    def fail(self, encoded: Encoded | None, error: str) -> Written | Superseded:
-        """Record a failure that is an outcome; raises as :meth:`complete` does."""
-        revision, kept = self._outcome, _kept(encoded)
-        return self._until_certain(
-            lambda: self._end(
-                lambda record: failed(record, self.store.now(), self._retain, revision, error=error, **kept)
-            )
-        )
-
     def release(self) -> Written | Superseded | Lost:
         """Give the claim back, if it is still ours; after ``StoreUnavailable`` it ends with its lease at the latest."""
         revision = new_nonce()
@@ -344,9 +333,8 @@ class Claim:
         revision = new_nonce()
         return lambda record: renewed(record, self.store.now(), self._lease_ms, revision)
 
-    def _completion(self, revision: str, encoded: Encoded | None, lost: str | None) -> _Transition:
-        kept = _kept(encoded)
-        return lambda record: completed(record, self.store.now(), self._retain, revision, lost=lost, **kept)
+    def _ended(self, status: Status, revision: str, encoded: Encoded | None, error: str | None) -> _Transition:
+        return lambda record: ended(record, status, self.store.now(), self._retain, revision, encoded, error)
 
     def _until_certain(self, write: Callable[[], Written | Superseded | Lost]) -> Written | Superseded:
         give_up_at = self._clock.monotonic() + self.patience
@@ -419,7 +407,3 @@ class Claim:
                 case unreachable:
                     assert_never(unreachable)
         raise StoreUnavailable(type(self.store).__name__, "write", f"{_MAX_RACES} races lost in a row")
-
-
-def _kept(encoded: Encoded | None) -> dict[str, Any]:
-    return {"data": encoded.data, "content_type": encoded.content_type} if encoded else {}

@@ -139,13 +139,10 @@ class Delivery:
         """
         try:
             decision = self._claimed(self._operation)
-        except StoreMisconfigured as error:
-            # There is an answer, and it may be an outcome: whoever cannot read it must not run the body.
-            self._emit(EventName.STORE_UNAVAILABLE, None, str(error))
-            raise
         except StoreUnavailable as error:
             self._emit(EventName.STORE_UNAVAILABLE, None, str(error))
-            if self._policy.on_outage == "run":
+            # Where somebody must mend something there is an answer, and it may be an outcome that cannot be read.
+            if self._policy.on_outage == "run" and not isinstance(error, StoreMisconfigured):
                 return Outcome(body(None))
             raise
         if isinstance(decision, Claim):

@@ -22,12 +22,8 @@ def completed(
     """
     encoded = codec.encode(result)
     seen = _unknown(store, key, seen_revision)
-    now, revision = store.now(), new_nonce()
-    return _write(
-        store,
-        seen,
-        protocol.completed(seen, now, retain, revision, data=encoded.data, content_type=encoded.content_type),
-    )
+    new = protocol.ended(seen, Status.COMPLETED, store.now(), retain, new_nonce(), encoded)
+    return _write(store, seen, new)
 
 
 def rerun(store: Store, key: str, *, seen_revision: str | None = None) -> Record:

@@ -13,6 +13,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, assert_never
 
+from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.policy import Policy
@@ -194,53 +195,29 @@ def released(record: Record, now: int, revision: str) -> Record:
     return replace(record, status=Status.RELEASED, revision=revision, lease_until=now, updated_at=now)
 
 
-def completed(
+def ended(
     record: Record,
+    status: Status,
     now: int,
     retain: int,
     revision: str,
-    *,
-    data: str | bytes | None = None,
-    content_type: str | None = None,
-    lost: str | None = None,
+    encoded: Encoded | None = None,
+    error: str | None = None,
 ) -> Record:
-    """The record with its result, kept for ``retain`` milliseconds; ``lost`` says why there is no result.
+    """The record with its outcome, kept for ``retain`` milliseconds; its steps have served their purpose.
 
-    Its steps have served their purpose and are dropped.
+    ``error`` is the failure for people, or why a result could not be kept.
     """
     return replace(
         record,
-        status=Status.COMPLETED,
+        status=status,
         revision=revision,
         updated_at=now,
         steps={},
-        expires_at=_expiry(now, retain),
-        result=data,
-        content_type=content_type,
-        error=lost,
-    )
-
-
-def failed(
-    record: Record,
-    now: int,
-    retain: int,
-    revision: str,
-    *,
-    data: str | bytes | None = None,
-    content_type: str | None = None,
-    error: str,
-) -> Record:
-    """The record with a failure that is an outcome, kept for ``retain`` milliseconds, without its steps."""
-    return replace(
-        record,
-        status=Status.FAILED,
-        revision=revision,
-        updated_at=now,
-        steps={},
-        expires_at=_expiry(now, retain),
-        result=data,
-        content_type=content_type,
+        # Rounded up: an outcome counts for at least as long as was promised.
+        expires_at=-((now + retain) // -1000),
+        result=encoded.data if encoded else None,
+        content_type=encoded.content_type if encoded else None,
         error=error,
     )
 
@@ -248,11 +225,6 @@ def failed(
 def given_up(record: Record, now: int, revision: str, reason: str) -> Record:
     """The record marked UNKNOWN: it never expires and is never claimed until somebody resolves it."""
     return replace(record, status=Status.UNKNOWN, revision=revision, updated_at=now, error=reason)
-
-
-def _expiry(now: int, retain: int) -> int:
-    # Rounded up: an outcome counts for at least as long as was promised.
-    return -((now + retain) // -1000)
 
 
 @dataclass(frozen=True, slots=True)

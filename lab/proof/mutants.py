@@ -295,12 +295,13 @@ def _given_up_when_struck(self: Claim, act: Callable[[], Any]) -> Any:
     return act()
 
 
-def _completion_anew(self: Claim, revision: str, *kept: Any) -> Callable[[Record], Record]:
-    return lambda record: _completion(self, claim.new_nonce(), *kept)(record)
+def _ended_anew(self: Claim, status: Status, revision: str, *kept: Any) -> Callable[[Record], Record]:
+    return lambda record: _ended(self, status, claim.new_nonce(), *kept)(record)
 
 
-def _failed_with_steps(record: Record, *args: Any, **kwargs: Any) -> Record:
-    return replace(_failed(record, *args, **kwargs), steps=record.steps)
+def _failed_with_steps(record: Record, status: Status, *outcome: Any) -> Record:
+    written = _with_outcome(record, status, *outcome)
+    return replace(written, steps=record.steps) if status is Status.FAILED else written
 
 
 def _any_error_excused(self: Delivery, held: Claim, error: BaseException) -> Any:
@@ -342,8 +343,8 @@ _reclaimed = protocol._reclaimed
 _renewed = protocol.renewed
 _is_forgotten = protocol.is_forgotten
 _is_poison = protocol._is_poison
-_failed = protocol.failed
-_completion = Claim._completion
+_with_outcome = protocol.ended
+_ended = Claim._ended
 _end = Delivery._end
 _claimed_by = Delivery._claimed
 
@@ -422,8 +423,8 @@ MUTANTS = (
     Mutant("poison one takeover early", "off by one", ((protocol, "_is_poison", _poison_early),)),
     Mutant("poison one takeover late", "off by one", ((protocol, "_is_poison", _poison_late),)),
     Mutant("struck write given up", "an earlier version", ((Claim, "unstruck", _given_up_when_struck),)),
-    Mutant("every try of a completion is another write", "lost nonce", ((Claim, "_completion", _completion_anew),)),
-    Mutant("steps kept in a failure", "an earlier version", ((claim, "failed", _failed_with_steps),)),
+    Mutant("every try of a completion is another write", "lost nonce", ((Claim, "_ended", _ended_anew),)),
+    Mutant("steps kept in a failure", "an earlier version", ((claim, "ended", _failed_with_steps),)),
     Mutant("any error excused by before_effects()", "forgotten case", ((Delivery, "_end", _any_error_excused),)),
     Mutant(
         "before_effects() after an effect",

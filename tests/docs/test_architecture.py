@@ -10,7 +10,7 @@ import pytest
 
 from celery_idempotent import Policy
 from celery_idempotent.protocol.keys import Identity
-from celery_idempotent.protocol.operation import Operation, completed, decide, failed, given_up, released, settle
+from celery_idempotent.protocol.operation import Operation, decide, ended, given_up, released, settle
 from celery_idempotent.protocol.record import Record, Status
 from tests.support.documents import DOCS, ROOT, code, table
 from tests.unit.test_layers import MAY_USE, MODULES, modules_used
@@ -65,7 +65,7 @@ CLAIMED = Record(
     task_id="i",
     worker="w",
 )
-COMPLETED = completed(CLAIMED, NOW, RETAIN, "r2")
+COMPLETED = ended(CLAIMED, Status.COMPLETED, NOW, RETAIN, "r2")
 OVER = NOW + LEASE + GRACE
 
 DECISIONS: dict[str, list[tuple[Record | None, Operation, int]]] = {
@@ -75,7 +75,7 @@ DECISIONS: dict[str, list[tuple[Record | None, Operation, int]]] = {
     ],
     "of other arguments": [(replace(CLAIMED, fingerprint="other"), RERUN, OVER)],
     "`COMPLETED`": [(COMPLETED, RERUN, NOW)],
-    "`FAILED`": [(failed(CLAIMED, NOW, RETAIN, "r2", error="e"), RERUN, NOW)],
+    "`FAILED`": [(ended(CLAIMED, Status.FAILED, NOW, RETAIN, "r2", error="e"), RERUN, NOW)],
     "`UNKNOWN`": [(given_up(CLAIMED, NOW, "r2", "why"), RERUN, OVER)],
     "`RELEASED`": [(released(CLAIMED, NOW, "r2"), REFUSE, NOW)],
     "`IN_PROGRESS`, its lease or the grace after it running": [

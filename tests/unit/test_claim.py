@@ -17,7 +17,7 @@ from celery_idempotent.protocol.operation import (
     Unknown,
     Wait,
     Written,
-    completed,
+    ended,
     released,
 )
 from celery_idempotent.protocol.record import Record, Status
@@ -585,8 +585,13 @@ def test_completion_by_another_with_our_revision_unseen(store: FaultyStore, cloc
     """Somebody else's completion is returned, not overwritten, even before our first try."""
     attempt = _claimed(store, clock)
     stored = _stored(store)
-    theirs = completed(
-        replace(stored, owner="other"), clock.now(), RETAIN, "r", data='"theirs"', content_type="application/json"
+    theirs = ended(
+        replace(stored, owner="other"),
+        Status.COMPLETED,
+        clock.now(),
+        RETAIN,
+        "r",
+        Encoded('"theirs"', "application/json"),
     )
     store.store.swap(theirs, stored.revision)
 

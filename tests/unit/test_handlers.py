@@ -145,12 +145,16 @@ def test_body_whose_outcome_another_recorded_tells_nobody(app: Celery) -> None:
     store = app.conf.idempotency_store
     from dataclasses import replace
 
-    from celery_idempotent.protocol.operation import completed
+    from celery_idempotent.protocol.codec import Encoded
+    from celery_idempotent.protocol.operation import ended
+    from celery_idempotent.protocol.record import Status
 
     def charge(self: Any, order_id: str) -> str:
         record: Record = next(store.scan())
         other = replace(record, owner="other", revision="r")
-        assert store.swap(completed(other, 1, 10**15, "r", data="1", content_type="application/json"), record.revision)
+        assert store.swap(
+            ended(other, Status.COMPLETED, 1, 10**15, "r", Encoded("1", "application/json")), record.revision
+        )
         return "mine"
 
     task = _task(app, charge)

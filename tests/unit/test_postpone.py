@@ -199,7 +199,9 @@ def test_lost_lease_is_put_off_and_then_meets_the_outcome(app: Celery) -> None:
     """A zombie's delivery reports nothing; when it comes back it gets its successor's result."""
     from dataclasses import replace
 
-    from celery_idempotent.protocol.operation import completed
+    from celery_idempotent.protocol import operation
+    from celery_idempotent.protocol.codec import Encoded
+    from celery_idempotent.protocol.record import Status
 
     store: MemoryStore = app.conf.idempotency_store
 
@@ -217,6 +219,7 @@ def test_lost_lease_is_put_off_and_then_meets_the_outcome(app: Celery) -> None:
     theirs = store.get(zombie.idempotency_key_for(1))
     assert theirs is not None
     store.swap(
-        completed(theirs, store.now(), 60_000, "r", data='"theirs"', content_type="application/json"), theirs.revision
+        operation.ended(theirs, Status.COMPLETED, store.now(), 60_000, "r", Encoded('"theirs"', "application/json")),
+        theirs.revision,
     )
     assert deliver(zombie, 1).value == "theirs"

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import (
     Decision,
@@ -22,10 +23,9 @@ from celery_idempotent.protocol.operation import (
     Vanished,
     Wait,
     Written,
-    completed,
     decide,
+    ended,
     ending,
-    failed,
     given_up,
     is_forgotten,
     released,
@@ -211,8 +211,8 @@ def test_only_outcomes_expire() -> None:
     ):
         assert record.expires_at is None
     for record in (
-        completed(seen, 1_500, 1_000, "r", data="1", content_type="j"),
-        failed(seen, 1_500, 1_000, "r", error="e"),
+        ended(seen, Status.COMPLETED, 1_500, 1_000, "r", Encoded("1", "j")),
+        ended(seen, Status.FAILED, 1_500, 1_000, "r", error="e"),
     ):
         assert record.expires_at == 3
 
@@ -228,7 +228,7 @@ def test_transitions_write_what_they_say() -> None:
     assert given_up(seen, NOW, "r", "why") == replace(
         seen, revision="r", updated_at=NOW, status=Status.UNKNOWN, error="why"
     )
-    assert completed(seen, NOW, 1_000, "r", data=b"1", content_type="p", lost=None) == replace(
+    assert ended(seen, Status.COMPLETED, NOW, 1_000, "r", Encoded(b"1", "p")) == replace(
         seen,
         revision="r",
         updated_at=NOW,
@@ -237,7 +237,7 @@ def test_transitions_write_what_they_say() -> None:
         content_type="p",
         expires_at=NOW // 1000 + 1,
     )
-    assert failed(seen, NOW, 1_000, "r", data="{}", content_type="j", error="boom") == replace(
+    assert ended(seen, Status.FAILED, NOW, 1_000, "r", Encoded("{}", "j"), "boom") == replace(
         seen,
         revision="r",
         updated_at=NOW,
@@ -252,7 +252,7 @@ def test_transitions_write_what_they_say() -> None:
 def test_settlement_of_a_write() -> None:
     """A write that did not win is still ours, ours on another base, forgotten, somebody's completion, or lost."""
     base = _record(owner="me", revision="r1")
-    write = completed(base, NOW, 1_000, "r2", data="1", content_type="j")
+    write = ended(base, Status.COMPLETED, NOW, 1_000, "r2", Encoded("1", "j"))
     late_renewal = renewed(base, NOW, 60_000, "r3")
     successor = _record(owner="other")
 
@@ -261,8 +261,8 @@ def test_settlement_of_a_write() -> None:
     assert settle(write, late_renewal) == Rebase(late_renewal)
     assert settle(write, successor) == Lost()
     assert settle(write, released(successor, NOW, "r5")) == Lost()
-    assert settle(write, failed(successor, NOW, 1, "r6", error="e")) == Lost()
-    theirs = completed(successor, NOW, 1, "r7", data="2", content_type="j")
+    assert settle(write, ended(successor, Status.FAILED, NOW, 1, "r6", error="e")) == Lost()
+    theirs = ended(successor, Status.COMPLETED, NOW, 1, "r7", Encoded("2", "j"))
     assert settle(write, theirs) == Superseded(theirs)
 
 
@@ -272,8 +272,8 @@ def test_owner_of_an_unknown_record_may_still_complete_it() -> None:
     unknown = given_up(base, NOW, "r4", "refused")
 
     for outcome in (
-        completed(base, NOW, 1_000, "r2", data="1", content_type="j"),
-        failed(base, NOW, 1_000, "r2", error="e"),
+        ended(base, Status.COMPLETED, NOW, 1_000, "r2", Encoded("1", "j")),
+        ended(base, Status.FAILED, NOW, 1_000, "r2", error="e"),
     ):
         assert settle(outcome, unknown) == Rebase(unknown)
         assert settle(replace(outcome, owner="other"), unknown) == Lost()
