@@ -328,12 +328,7 @@ class ProtectedAttempt(Attempt):
 
     def _performed(self, step: Step, call: Callable[[Step], T], terms: Terms) -> T:
         claim = self._claim
-        match decide_step(
-            step.name,
-            claim.step_state(step.name),
-            terms=terms,
-            now=claim.now(),
-        ):
+        match decide_step(step.name, claim.step_state(step.name), terms=terms, now=claim.now()):
             case Call():
                 return self._finished(step, call(step))
             case Begin():

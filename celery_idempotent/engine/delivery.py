@@ -343,11 +343,7 @@ class Delivery:
             return None
 
     def _settled(
-        self,
-        held: Claim,
-        write: Callable[[], Written | Superseded],
-        event: EventName,
-        reason: str,
+        self, held: Claim, write: Callable[[], Written | Superseded], event: EventName, reason: str
     ) -> Outcome | None:
         """Make an outcome certain; the outcome that counts instead, if another attempt recorded one."""
         try:

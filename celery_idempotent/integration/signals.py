@@ -39,14 +39,9 @@ reported as done."""
 
 # A reused key has none: it is an error of the caller's, which Celery tells by its own.
 BY_EVENT: dict[EventName, Signal] = {
-    EventName.CLAIMED: claimed,
-    EventName.REPLAYED: replayed,
-    EventName.CONFLICTED: conflicted,
-    EventName.TAKEN_OVER: taken_over,
-    EventName.COMPLETED: completed,
-    EventName.FAILED: failed,
-    EventName.RELEASED: released,
-    EventName.LEASE_LOST: lease_lost,
-    EventName.OUTCOME_UNKNOWN: outcome_unknown,
-    EventName.STORE_UNAVAILABLE: store_unavailable,
+    EventName(each.name): each
+    for each in (
+        *(claimed, replayed, conflicted, taken_over, completed),
+        *(failed, released, lease_lost, outcome_unknown, store_unavailable),
+    )
 }

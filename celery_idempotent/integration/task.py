@@ -294,12 +294,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         return delivery.observe(body)
 
     def apply_async(
-        self,
-        args: Any = None,
-        kwargs: Any = None,
-        task_id: str | None = None,
-        *positional: Any,
-        **options: Any,
+        self, args: Any = None, kwargs: Any = None, task_id: str | None = None, *positional: Any, **options: Any
     ) -> Any:
         """As Celery's, plus ``idempotency_key``: the key of the intended effect, in place of the policy's.
 

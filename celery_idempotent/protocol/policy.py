@@ -124,16 +124,9 @@ class Policy:
         self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
         self._require("backoff_max", self.backoff_max_ms >= self.backoff_ms, "must be at least backoff")
         self._require("version", _is_count(self.version), "must be a whole number from 1")
-        self._require(
-            "max_conflicts",
-            self.max_conflicts is None or _is_count(self.max_conflicts),
-            "must be None or from 1",
-        )
-        self._require(
-            "max_takeovers",
-            self.max_takeovers is None or _is_count(self.max_takeovers),
-            "must be None or from 1",
-        )
+        for option in ("max_conflicts", "max_takeovers"):
+            limit = getattr(self, option)
+            self._require(option, limit is None or _is_count(limit), "must be None or from 1")
         self._require(
             "remember",
             isinstance(self.remember, tuple)

@@ -76,11 +76,7 @@ class Record:
 
     @classmethod
     def from_fields(
-        cls,
-        values: Mapping[str, Any],
-        *,
-        store: str,
-        decode: Callable[[str, Any], Any] = lambda name, value: value,
+        cls, values: Mapping[str, Any], *, store: str, decode: Callable[[str, Any], Any] = lambda name, value: value
     ) -> Self:
         """The record that ``to_fields`` described.
 

@@ -25,16 +25,7 @@ class WorkerDied(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message as a broker holds it.
-
-    Args:
-        args: Positional arguments, before serialisation.
-        kwargs: Keyword arguments, before serialisation.
-        headers: The message's own headers.
-        retries: How often the task retried itself.
-        is_redelivered: Whether it was delivered before.
-        task_id: The task id.
-    """
+    """One message as a broker holds it; its arguments are not serialised yet."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -46,12 +37,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a delivery ended.
-
-    Args:
-        how: As Celery's states say, and ``DIED``.
-        value: The result, or the exception.
-    """
+    """How a delivery ended, as Celery's states say, or by ``DIED``; ``value`` is the result, or the exception."""
 
     how: Literal["SUCCESS", "FAILURE", "RETRY", "REJECTED", "IGNORED", "DIED"]
     value: Any
@@ -62,13 +48,7 @@ def nothing() -> None:
 
 
 class Deliveries:
-    """Delivers messages of ``task``; made and used within :meth:`of`.
-
-    Several threads may deliver at once.
-
-    Args:
-        task: The task.
-    """
+    """Delivers messages of ``task``, also from several threads at once; made and used within :meth:`of`."""
 
     def __init__(self, task: Task) -> None:
         self.task = task

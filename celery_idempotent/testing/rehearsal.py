@@ -34,14 +34,7 @@ Kind = Literal["delivery", "lost", "death"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One scenario and what came of it.
-
-    Args:
-        kind: What it is about.
-        name: What was done.
-        effects: How many were seen.
-        endings: How the deliveries ended, in order.
-    """
+    """One scenario, what came of it, and how its deliveries ended, in order."""
 
     kind: Kind
     name: str
@@ -70,9 +63,7 @@ _WRITES = {
 class RehearsalStore(FakeStore):
     """A store that deals a fate to one write of one operation, in the thread that executes it.
 
-    Args:
-        own: The app's own store, or its URL: whose database ``attempt.transaction()`` is one of. None of our records
-            are written there.
+    ``own`` is the app's own store, or its URL: in its database are the transactions of bodies, and none of our records.
     """
 
     def __init__(self, own: str | Store | None = None) -> None:
@@ -116,12 +107,7 @@ class RehearsalStore(FakeStore):
         return self._fated(new, "the commit", partial(super().swap_with, new, expected, writes))
 
     def begin(self, using: Any = None) -> Transaction:
-        """A transaction on the database of the app's own store, in which the record is the only thing rehearsed.
-
-        Raises:
-            PolicyError: The app's own store has no transactions, or ``using`` cannot be used.
-            StoreUnavailable: The database did not answer.
-        """
+        """A transaction on the database of the app's own store, in which the record is the only thing rehearsed."""
         if self._own is None and self._setting is not None:
             self._own = open_store(self._setting)
         own: object = self._own
@@ -207,11 +193,9 @@ class _RehearsedTransaction:
 
     @property
     def connection(self) -> Any:
-        """See :class:`celery_idempotent.stores.Transaction`."""
         return self._own.connection
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Transaction.swap`."""
         stored = self._store.get(new.key)
         if expected is None or stored is None or stored.revision != expected:
             return stored
@@ -219,11 +203,9 @@ class _RehearsedTransaction:
         return new
 
     def enqueue(self, message: OutboxMessage) -> None:
-        """See :meth:`celery_idempotent.stores.Transaction.enqueue`."""
         self._own.enqueue(message)
 
     def commit(self) -> None:
-        """See :meth:`celery_idempotent.stores.Transaction.commit`."""
         assert self._write is not None, "swap() comes before commit()"
         try:
             self._store.commit(*self._write, self._commit)
@@ -232,7 +214,6 @@ class _RehearsedTransaction:
                 self._own.rollback()
 
     def rollback(self) -> None:
-        """See :meth:`celery_idempotent.stores.Transaction.rollback`."""
         self._own.rollback()
 
     def _commit(self) -> None:

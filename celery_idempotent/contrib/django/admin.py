@@ -103,6 +103,14 @@ def _on_one_line(field: str) -> Callable[..., str | None]:
     return shown
 
 
+def _in_utc(field: str, description: str) -> Callable[..., str]:
+    @admin.display(description=description)
+    def shown(self: Any, row: IdempotencyRecord) -> str:
+        return display.utc(getattr(row, field))
+
+    return shown
+
+
 @admin.register(IdempotencyRecord)
 class IdempotencyRecordAdmin(_Admin):
     """Records for people: those who may view look, those who may change give verdicts, nobody edits."""
@@ -152,6 +160,9 @@ class IdempotencyRecordAdmin(_Admin):
     shown_worker = _on_one_line("worker")
     shown_app = _on_one_line("app")
     shown_error = _on_one_line("error")
+    updated = _in_utc("updated_at", "updated")
+    created = _in_utc("created_at", "created")
+    leased = _in_utc("lease_until", "lease until")
 
     @admin.display(description="status", ordering="status")
     def state(self, row: IdempotencyRecord) -> str:
@@ -179,21 +190,6 @@ class IdempotencyRecordAdmin(_Admin):
     def forgotten_utc(self, row: IdempotencyRecord) -> str:
         """Until when the outcome counts, for the list."""
         return "never" if row.expires_at is None else _moment(row.expires_at * 1000)
-
-    @admin.display(description="updated")
-    def updated(self, row: IdempotencyRecord) -> str:
-        """When the record was written last."""
-        return display.utc(row.updated_at)
-
-    @admin.display(description="created")
-    def created(self, row: IdempotencyRecord) -> str:
-        """When the operation was claimed first."""
-        return display.utc(row.created_at)
-
-    @admin.display(description="lease until")
-    def leased(self, row: IdempotencyRecord) -> str:
-        """Until when others must wait, or had to."""
-        return display.utc(row.lease_until)
 
     @admin.display(description="forgotten after")
     def forgotten(self, row: IdempotencyRecord) -> str:
@@ -376,10 +372,7 @@ class IdempotencyRecordAdmin(_Admin):
             return operator.release(store, row.record.key, grace=grace, seen_revision=revision)
 
         self._give(
-            request,
-            row,
-            "Released. The next delivery runs the task; if there is none, publish it again.",
-            release,
+            request, row, "Released. The next delivery runs the task; if there is none, publish it again.", release
         )
 
     def _give(self, request: HttpRequest, row: IdempotencyRecord, done: str, verdict: Callable[[], Record]) -> None:

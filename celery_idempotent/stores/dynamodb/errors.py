@@ -16,10 +16,7 @@ OTHER_KEY = "the table's key is not {key}; name its attributes by key_attr and s
 
 _RULES = (
     Rule(meaning=Meaning.TOO_LARGE, text="(?is)^ValidationException: .*size"),
-    Rule(
-        text="(?is)^ValidationException: .*key",
-        remedy=OTHER_KEY,
-    ),
+    Rule(text="(?is)^ValidationException: .*key", remedy=OTHER_KEY),
     Rule(
         codes=frozenset({"ResourceNotFoundException"}),
         remedy="the table does not exist; create it with: celery -A <your app> idempotency provision",

@@ -164,14 +164,7 @@ class DynamoDBStore:
             raise _unusable(url, "host or port cannot be read; write dynamodb://@eu-west-1/table-name") from None
         table = unquote(parts.path.strip("/"))
         options: dict[str, Any] = dict(parse_qsl(query))
-        unknown = options.keys() - {
-            "key_attr",
-            "sort_key_attr",
-            "sort_key_value",
-            "ttl_attr",
-            "region",
-            "secure",
-        }
+        unknown = options.keys() - {"key_attr", "sort_key_attr", "sort_key_value", "ttl_attr", "region", "secure"}
         if not table or not parts.hostname:
             raise _unusable(url, "write dynamodb://@eu-west-1/table-name")
         if unknown:

@@ -27,8 +27,7 @@ READ_ONLY = Rule(
 )
 
 OTHER_TYPE = Rule(
-    text=r"\bWRONGTYPE\b",
-    remedy="a key of another program begins with the store's prefix; choose another by ?prefix=",
+    text=r"\bWRONGTYPE\b", remedy="a key of another program begins with the store's prefix; choose another by ?prefix="
 )
 
 # The patterns were read off Redis 6.2, Redis 7.0 and Valkey 9.1.

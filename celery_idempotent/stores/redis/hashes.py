@@ -9,7 +9,7 @@ from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import RecordTooLarge
 
 _NUMBERS = frozenset(
-    {"fencing_token", "lease_until", "attempts", "takeovers", "created_at", "updated_at", "expires_at", "schema"},
+    {"fencing_token", "lease_until", "attempts", "takeovers", "created_at", "updated_at", "expires_at", "schema"}
 )
 """Fields of a record that are kept as decimal text."""
 

@@ -21,14 +21,7 @@ from uuid import uuid4
 
 import redis
 from redis.cluster import RedisCluster
-from redis.exceptions import (
-    AskError,
-    ClusterDownError,
-    NoScriptError,
-    RedisError,
-    ResponseError,
-    SlotNotCoveredError,
-)
+from redis.exceptions import AskError, ClusterDownError, NoScriptError, RedisError, ResponseError, SlotNotCoveredError
 
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status

@@ -27,7 +27,6 @@ _DURABILITY: Mapping[str, tuple[str, Mapping[str, set[str]]]] = {
     ),
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
-    "sqlite": ("", {}),
 }
 """By dialect, a question, and by setting the values under which no acknowledged write is lost."""
 
@@ -51,9 +50,9 @@ def try_out(statements: Statements, execute: Execute, store: str) -> None:
 
 def warn_of_losses(dialect: str, execute: Execute, store: str) -> None:
     """Warn of settings under which the server forgets what it has acknowledged."""
-    question, safe = _DURABILITY[dialect]
-    if not safe:
+    if dialect == "sqlite":
         return
+    question, safe = _DURABILITY[dialect]
     (answer,) = execute(text(question), {}).rows
     losses = [f"{name} is {answer[name]}" for name, values in safe.items() if str(answer[name]) not in values]
     if losses:
@@ -86,11 +85,7 @@ FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE relation = to_regclass(:held) AND granted AND pid <> pg_backend_pid()
 """
 
-_VERIFIED = {
-    "postgresql": "set sslmode=verify-full and sslrootcert",
-    "mysql": "set ssl_ca",
-    "mariadb": "set ssl_ca",
-}
+_VERIFIED = {"postgresql": "set sslmode=verify-full and sslrootcert", "mysql": "set ssl_ca", "mariadb": "set ssl_ca"}
 """By dialect, what to do about it."""
 
 

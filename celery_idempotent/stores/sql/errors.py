@@ -46,9 +46,7 @@ _RULES = (
         + OTHER_TABLE,
     ),
     Rule(
-        codes=frozenset({"42804", "42P10", "23502", "1364"}),
-        text="does not match any PRIMARY KEY",
-        remedy=OTHER_TABLE,
+        codes=frozenset({"42804", "42P10", "23502", "1364"}), text="does not match any PRIMARY KEY", remedy=OTHER_TABLE
     ),
     Rule(
         codes=frozenset({"3F000", "3D000", "1049"}),

@@ -1,16 +1,7 @@
 """The statements of an SQL store, and records as rows and back; nothing here sends them.
 
-:class:`Statements` turns every question to a store into SQLAlchemy statements and hands each to the caller's
-``execute``, so the same words go through an SQLAlchemy connection, a connection inside somebody's transaction, or
-another library's cursor. Nothing here connects, commits, or reads a clock::
-
-    statements = Statements(records, "postgresql")
-
-    def execute(statement: Executable, parameters: Parameters) -> Reply: ...
-
-    stored = statements.swap(execute, new, expected)
-
-What ``execute`` must do:
+:class:`Statements` hands each statement to the caller's ``execute``, so the same words go through an SQLAlchemy
+connection, a connection inside somebody's transaction, or another library's cursor. What ``execute`` must do:
 
 * run one statement with its named parameters, and nothing else: no ``BEGIN``, no ``COMMIT``. Run it in autocommit
   mode, or inside a transaction whose end it leaves to somebody else;

@@ -7,7 +7,7 @@ the database can; or inside a transaction of the caller's (:meth:`SQLStore.swap_
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, Self
@@ -51,15 +51,6 @@ _LONGEST_NAME = 50
 
 _IS_USED = "celery_idempotent.is_used"
 """In the ``info`` of every connection that was used before, and may be dead since."""
-
-_LEVEL: Mapping[str, Any] = {
-    "postgresql": "READ COMMITTED",
-    "mysql": "READ COMMITTED",
-    "mariadb": "READ COMMITTED",
-    "sqlite": "SERIALIZABLE",
-}
-"""By dialect, the isolation level of :meth:`SQLStore.begin`: one at which a renewal by the heartbeat, in the middle of
-a long transaction, does not make it fail. SQLite has no other."""
 
 _on_files: "WeakSet[SQLStore]" = WeakSet()
 """Stores on SQLite."""
@@ -152,7 +143,9 @@ class SQLStore(StatementStore[Connection]):
             # SQLAlchemy hands on what the driver says to a new isolation level as it is.
             with self.explaining("begin", connection.dialect.loaded_dbapi.Error, OSError, TypeError, ValueError):
                 connection.rollback()  # of what SQLAlchemy has begun in name only
-                connection = connection.execution_options(isolation_level=_LEVEL[self.dialect])
+                # At a stricter level a renewal in the middle of a long transaction makes it fail. SQLite has one alone.
+                level: Any = "SERIALIZABLE" if self.dialect == "sqlite" else "READ COMMITTED"
+                connection = connection.execution_options(isolation_level=level)
                 connection.begin()
                 if self.dialect == "sqlite":
                     # A transaction that only reads at first could not begin to write beside another one.

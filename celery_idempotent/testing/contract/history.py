@@ -17,16 +17,7 @@ from celery_idempotent.protocol.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One call on one key, and its reply.
-
-    Args:
-        kind: What was asked.
-        new: The revision that a swap was to write.
-        expected: The revision that a swap or delete expected.
-        reply: The revision that came back, None for no record; of a delete, whether it deleted.
-        started: When the call began, in nanoseconds of a clock that all calls share.
-        ended: When the reply was there.
-    """
+    """One call on one key, and the revision or verdict that came back; in nanoseconds of one clock."""
 
     kind: Literal["swap", "get", "delete"]
     new: str | None
@@ -86,12 +77,7 @@ def _asked(call: Exchange) -> str:
 
 
 class RecordedKey:
-    """A store narrowed to one key, which keeps the history of it; for use by several threads.
-
-    Args:
-        store: The store.
-        key: The key; records of another one are refused by an assertion.
-    """
+    """A store narrowed to one key, which keeps the history of it; for use by several threads."""
 
     def __init__(self, store: Store, key: str) -> None:
         self.key = key

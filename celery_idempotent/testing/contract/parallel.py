@@ -62,8 +62,7 @@ def ending(work: Callable[[], None], is_over: threading.Event) -> Callable[[], N
 def in_children(works: Sequence[Callable[[], _T]]) -> list[_T]:
     """What the works return, which must be picklable, each done by a forked child, all at once.
 
-    Raises:
-        AssertionError: A work raised, or its child hung for a minute.
+    A work that raises, or whose child hangs for a minute, fails the assertion.
     """
     gate, opener = os.pipe()
     children = [_fork(partial(_behind, gate, opener, work)) for work in works]
@@ -117,11 +116,7 @@ def _answer(pid: int, receiving: int) -> tuple[bool, Any]:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """Return as soon as ``holds()``.
-
-    Raises:
-        AssertionError: It did not within ten seconds.
-    """
+    """Return as soon as ``holds()``; fail if that takes more than ten seconds."""
     give_up_at = time.monotonic() + 10
     while not holds():
         assert time.monotonic() < give_up_at, "waited for ten seconds"
