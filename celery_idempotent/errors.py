@@ -266,13 +266,7 @@ class StoreUnavailable(IdempotencyError):
 
 
 class StoreMisconfigured(StoreUnavailable):
-    """The store cannot work until somebody changes a setting, a permission or a table.
-
-    Args:
-        store: The store, readable, without credentials.
-        operation: What was asked of it.
-        reason: What is wrong and the command or permission that fixes it.
-    """
+    """The store cannot work until somebody changes a setting, a permission or a table; ``reason`` says what helps."""
 
 
 class SafeToRetry(Exception):

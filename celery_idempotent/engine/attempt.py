@@ -29,10 +29,7 @@ class Attempt:
 
     This class is the attempt of a body that no claim protects: a direct call, ``mode="off"``, or an outage under
     ``on_outage="run"``. There a step is called each time and nothing is recorded, and what needs a record is refused.
-
-    Args:
-        identity: The identity of the call, resolved before the body could change its arguments.
-        outer: The attempt in whose body this call happens, if there is one.
+    ``outer`` is the attempt in whose body it is called, if there is one.
     """
 
     def __init__(self, identity: Callable[[], Identity], outer: "Attempt | None" = None) -> None:
@@ -328,7 +325,7 @@ class ProtectedAttempt(Attempt):
 
     def _performed(self, step: Step, call: Callable[[Step], T], terms: Terms) -> T:
         claim = self._claim
-        match decide_step(step.name, claim.step_state(step.name), terms=terms, now=claim.now()):
+        match decide_step(step.name, claim.step_state(step.name), terms=terms, now=claim.store.now()):
             case Call():
                 return self._finished(step, call(step))
             case Begin():

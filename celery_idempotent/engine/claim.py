@@ -86,10 +86,6 @@ def effect_key(key: str, name: str) -> str:
     return sha256(f"{key}\0{name}".encode()).hexdigest()
 
 
-def _ends_the_process(error: BaseException | None) -> bool:
-    return error is not None and not isinstance(error, Exception)
-
-
 def claim(store: Store, operation: Operation) -> Run | Answer:
     """Ask for the right to run: ``Run`` means it was granted and is stored; the rest says why not.
 
@@ -170,13 +166,9 @@ class Claim:
         if self._lost:
             raise LeaseLost(self.key, self.fencing_token)
 
-    def now(self) -> int:
-        """The store's clock in milliseconds since the epoch."""
-        return self.store.now()
-
     def ensure_time(self) -> None:
         """Renew a lease that is half over when the reply to the claim arrives: the clock had fallen behind."""
-        if self._record.lease_until - self.now() < self._lease_ms / 2:
+        if self._record.lease_until - self.store.now() < self._lease_ms / 2:
             self._require_ours(self._go_on(self._renewal()))
 
     @property
@@ -367,7 +359,8 @@ class Claim:
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever it is, raise_struck() raises it after the write
                 # A limit that follows an exit must not take its place.
-                self._struck = self._struck if _ends_the_process(self._struck) else error
+                if self._struck is None or isinstance(self._struck, Exception):
+                    self._struck = error
         struck, self._struck = self._struck, None
         assert struck is not None
         raise struck

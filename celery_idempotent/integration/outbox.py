@@ -109,12 +109,12 @@ class _Look:
         try:
             _publish(self._app, self._codec, taken.message)
         except Exception as error:
-            reason = _reason(error)
+            reason = one_line(f"{type(error).__name__}: {describe(error)}")[:_LONGEST_REASON]
             if _is_of_the_broker(self._app, error):
                 # Tried again at the next look, but after the others: it may be the message's fault all the same.
                 self._outbox.postpone(taken, 0, reason)
                 raise
-            pause = _pause(taken.failures)
+            pause = min(_FIRST_PAUSE << min(taken.failures, 30), _LONGEST_PAUSE)
             self._outbox.postpone(taken, pause, reason)
             logger.error(
                 "idempotency.relay_failed task_id=%s failures=%d pause=%d reason=%s",
@@ -122,14 +122,6 @@ class _Look:
             )
         else:
             self.published.append(taken.number)
-
-
-def _pause(failures: int) -> int:
-    return min(_FIRST_PAUSE << min(failures, 30), _LONGEST_PAUSE)
-
-
-def _reason(error: Exception) -> str:
-    return one_line(f"{type(error).__name__}: {describe(error)}")[:_LONGEST_REASON]
 
 
 def _is_of_the_broker(app: Celery, error: Exception) -> bool:

@@ -146,12 +146,9 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         return self.idempotency_identity(*messages.wire_form(self, args, kwargs), headers={}, task_id="").key
 
     def idempotency_identity(self, args: Any, kwargs: Any, *, headers: Mapping[str, Any], task_id: str) -> Identity:
-        """The identity of a delivery with these arguments, as they came off the wire, and headers.
+        """The identity of a delivery with these arguments, as they came off the wire.
 
-        Raises:
-            KeyMissing: The call has no key.
-            PolicyError: An argument has no canonical form.
-            TypeError: The arguments do not fit the task.
+        Raises as :meth:`idempotency_key_for` does.
         """
         policy, scope = self.idempotency_policy, self._scope
         carried = messages.carried(headers, scope, task_id)

@@ -204,10 +204,7 @@ class Policy:
     def delay_ms(self, postponed: int, *, bounds: tuple[int, ...], draw: float) -> int:
         """How long to wait before the next try, in milliseconds: exponential, capped, full jitter.
 
-        Args:
-            postponed: How often this delivery was postponed before.
-            bounds: Further upper bounds in milliseconds.
-            draw: A random number from 0 to 1.
+        ``bounds`` are further caps; ``draw`` is a random number from 0 to 1.
         """
         grown = self.backoff_ms * (1 << min(postponed, 30))
         return max(_MIN_DELAY_MS, round(draw * min(grown, self.backoff_max_ms, *bounds)))
@@ -223,11 +220,7 @@ class Policy:
         return "\n".join(lines)
 
     def scope_of(self, task: str) -> str:
-        """The namespace and generation of the keys of the task called ``task``.
-
-        Raises:
-            PolicyError: The task's name is too long to be one.
-        """
+        """The namespace and generation of the keys of the task called ``task``."""
         scope = self.scope or task
         if not _is_scope(scope):
             raise PolicyError("scope", repr(scope), "the task's name is over 1900 bytes; set a shorter scope")

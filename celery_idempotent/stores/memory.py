@@ -12,11 +12,7 @@ from celery_idempotent.stores.forks import PerProcess
 
 
 class MemoryStore:
-    """Keeps records in a dict under one lock. Nothing outlives the process, and no other process sees it.
-
-    Args:
-        now: The store's clock in milliseconds since the epoch.
-    """
+    """Keeps records in a dict under one lock. Nothing outlives the process, and no other process sees it."""
 
     def __init__(self, now: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self.now = now

@@ -18,15 +18,12 @@ _REFUSAL = (
 )
 
 
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    raise TypeError(_REFUSAL)
+
+
 class _ReadOnlyQuerySet(models.QuerySet["IdempotencyRecord"]):
-    def update(self, **kwargs: Any) -> NoReturn:
-        raise TypeError(_REFUSAL)
-
-    def delete(self) -> NoReturn:
-        raise TypeError(_REFUSAL)
-
-    def bulk_create(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError(_REFUSAL)
+    update = delete = bulk_create = _refuse
 
 
 class IdempotencyRecord(models.Model):
@@ -92,13 +89,7 @@ class IdempotencyRecord(models.Model):
     def __str__(self) -> str:
         return one_line(self.key)
 
-    def save(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
-        raise TypeError(_REFUSAL)
-
-    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
-        raise TypeError(_REFUSAL)
+    save = delete = _refuse
 
 
 class IdempotencyOutbox(models.Model):

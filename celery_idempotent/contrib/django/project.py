@@ -20,7 +20,11 @@ def runtime() -> Runtime:
 
 def store_of_admin() -> DjangoStore:
     """The store of workers if it is on Django's connections, else one on the default database."""
-    return _configured_store() or DjangoStore(DEFAULT_DB_ALIAS)
+    try:
+        store = runtime().store
+    except PolicyError:
+        store = None
+    return store if isinstance(store, DjangoStore) else DjangoStore(DEFAULT_DB_ALIAS)
 
 
 def why_records_are_elsewhere() -> str | None:
@@ -54,11 +58,3 @@ def _load_tasks(app: Celery) -> None:
     app.autodiscover_tasks(force=True)
     for module in app.loader.default_modules:
         app.loader.import_task_module(module)
-
-
-def _configured_store() -> DjangoStore | None:
-    try:
-        store = runtime().store
-    except PolicyError:
-        return None
-    return store if isinstance(store, DjangoStore) else None

@@ -93,8 +93,7 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
     def begin(self, using: Any = None) -> DjangoTransaction:
         """See :meth:`celery_idempotent.stores.TransactionalStore.begin`; an ``atomic()`` block, for models and cursors.
 
-        Args:
-            using: Nothing: the connection is the thread's own.
+        ``using`` stays None: the connection is the thread's own.
         """
         self._refuse_using(using)
         connection, was_open = self._living_connection("begin")

@@ -146,10 +146,6 @@ def _mysql(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
     return {name: value for name, value in ours.items() if name not in query}
 
 
-def _sqlite(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-    return {"timeout": timeout}
-
-
 class _Driver(NamedTuple):
     module: str
     distribution: str
@@ -166,7 +162,7 @@ _DRIVERS = {
     },
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
-    "sqlite": {"pysqlite": _Driver("sqlite3", "", _sqlite)},
+    "sqlite": {"pysqlite": _Driver("sqlite3", "", lambda query, timeout: {"timeout": timeout})},
 }
 """By dialect, the drivers that are known to work, the best first."""
 

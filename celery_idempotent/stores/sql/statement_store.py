@@ -151,10 +151,8 @@ class StatementStore(ABC, Generic[_C]):
         try:
             yield
         except (*self.errors, *more) as error:
-            raise self._explained(error, operation) from cause_of(error)
-
-    def _explained(self, error: Exception, operation: str) -> Exception:
-        return explained(cause_of(error), repr(self), operation, creation=self.creation)
+            cause = cause_of(error)
+            raise explained(cause, repr(self), operation, creation=self.creation) from cause
 
     def _asking(self, operation: str) -> Execute:
         """Executes each statement alone, on whichever connection is free."""
@@ -173,13 +171,11 @@ class StatementStore(ABC, Generic[_C]):
         return ask
 
     def _execute(self, connection: _C, operation: str, statement: Executable, parameters: Parameters, /) -> Reply:
-        try:
+        with self.explaining(operation):
             largest = self._largest_packet(connection)
             if largest is not None and bytes_on_the_wire(parameters) > largest:
                 raise RecordTooLarge(f"max_allowed_packet is {largest} bytes; a byte of a result may need two of them")
             return self._ask(connection, statement, parameters)
-        except self.errors as error:
-            raise self._explained(error, operation) from cause_of(error)
 
     def _ask(self, connection: _C, statement: Executable, parameters: Parameters) -> Reply:
         asked_at = self._clock.before_asking()

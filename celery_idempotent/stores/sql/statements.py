@@ -32,7 +32,6 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
-    Update,
     and_,
     bindparam,
     cast,
@@ -123,7 +122,7 @@ class Statements:
         self._clock = _CLOCKS["mysql" if self._is_mysql else dialect]
         self._answers_at_once = dialect == "postgresql"
         self._claim: Executable = self._insert(dialect)
-        self._replace: Executable = self._update()
+        self._replace: Executable = update(table).where(*self._at_expected()).values(self._new_values())
         if self._answers_at_once:
             self._claim, self._replace = self._with_answer(self._claim), self._with_answer(self._replace)
         self._delete = delete(table).where(*self._at_expected())
@@ -224,9 +223,6 @@ class Statements:
         dialect_insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
         return dialect_insert(self._table).values(values).on_conflict_do_nothing(index_elements=[self._key])
 
-    def _update(self) -> Update:
-        return update(self._table).where(*self._at_expected()).values(self._new_values())
-
     def _at_expected(self) -> tuple[ColumnElement[bool], ...]:
         return self._key == bindparam("key"), self._equals("revision", bindparam("expected", type_=self._text))
 
@@ -325,11 +321,7 @@ def _loaded(field: str, value: Any) -> Any:
         value = bytes(value)
     if field == "key" and isinstance(value, bytes):
         value = value.decode()
-    return _ESCAPED.sub(_unescaped, value) if isinstance(value, str) else value
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    return chr(int(found[1], 16))
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), value) if isinstance(value, str) else value
 
 
 def _comparable(row: Row) -> Any:
