@@ -160,7 +160,7 @@ class Claim:
         self._writing = threading.Lock()
 
     def ensure_owned(self) -> None:
-        """Return if this attempt still owns its key, asking the store only where the lease is over by the clock."""
+        """Return if this attempt still owns its key; it asks the store once the lease is over by the local clock."""
         if not self._lost and self._clock.monotonic() >= self._owned_until:
             self._go_on(self._renewal())
         if self._lost:
@@ -267,8 +267,8 @@ class Claim:
         """Record the result within ``transaction`` and commit it; ends the transaction in any case.
 
         A commit without a certain answer is made certain: a renewal of the claim either meets the committed result, or
-        wins, and then the transaction is undone for good, as it had the row. So whatever this raises, nothing was
-        committed; only a ``StoreUnavailable`` that outlasted ten minutes leaves it open.
+        wins, and then the transaction is undone for good, as it had the row. So nothing was committed after an error of
+        the store's or of the database's; only a ``StoreUnavailable`` that outlasted ten minutes leaves it open.
         """
         revision = new_nonce()
         completion = self._ended(Status.COMPLETED, revision, kept.encoded, kept.lost)
