@@ -18,6 +18,7 @@ from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql.schema import KEY
 from celery_idempotent.stores.sql.statements import row_of
 from lab.embedded import Server
+from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,18 @@ def written_as_before(connection: Connection, table: Table, record: Record) -> N
     connection.execute(insert(table).values({KEY: key} | others))
 
 
+def stop(pid: int) -> None:
+    """Stop a process, and wait until each of its threads has stopped: another processor may be in one."""
+    os.kill(pid, signal.SIGSTOP)
+    states = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
+    wait_until(lambda: all(each.read_text().rpartition(")")[2].split()[0] in "Tt" for each in states), f"{pid} stops")
+
+
 @contextlib.contextmanager
 def stopped(*pids: int) -> Iterator[None]:
     """Processes that hang: their kernel takes what is sent to them, and they never answer."""
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
     try:
         yield
     finally:
