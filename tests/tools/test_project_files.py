@@ -40,7 +40,9 @@ def test_hooks_run_what_make_runs() -> None:
 
 def test_help_of_make_fits_into_a_terminal() -> None:
     """Of 80 columns; every target that is described, and none of them cut."""
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     described = re.findall(r"^(\w+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
     assert [line.split()[0] for line in shown] == described
