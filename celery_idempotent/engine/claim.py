@@ -26,6 +26,7 @@ from celery_idempotent.protocol.operation import (
     Superseded,
     Vanished,
     Written,
+    abandoned,
     checkpointed,
     decide,
     ended,
@@ -109,6 +110,24 @@ def claim(store: Store, operation: Operation) -> Run | Answer:
         if won and isinstance(decision, Run):
             return decision
     raise StoreUnavailable(type(store).__name__, "claim", f"{_MAX_RACES} races lost in a row")
+
+
+def end_lease(store: Store, record: Record, clock: Clock = time) -> None:
+    """End the lease of ``record``, whose process is gone, unless somebody has written it meanwhile.
+
+    It waits a moment for what that process sent last. Compare-and-swap keeps the record right without it, but then a
+    completion under way would come too late, and a body that had ended run again. The kernel still delivers what a dead
+    process has sent, and a lost packet once more, which takes the wait: the shortest retransmission of Linux is 200 ms.
+
+    Raises:
+        StoreUnavailable: No certain answer; the lease then ends by itself.
+    """
+    clock.sleep(_LAST_WRITE)
+    _swap(store, abandoned(record, store.now(), new_nonce()), record.revision)
+
+
+_LAST_WRITE = 0.5
+"""Seconds."""
 
 
 def _swap(store: Store, new: Record, expected: str | None) -> Record | None:

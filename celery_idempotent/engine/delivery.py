@@ -12,8 +12,9 @@ from typing import Any, NoReturn, TypeVar, assert_never
 
 from kombu.exceptions import KombuError
 
-from celery_idempotent.engine.claim import Claim, Clock, claim
+from celery_idempotent.engine.claim import Claim, Clock, claim, end_lease
 from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.engine.processes import is_gone
 from celery_idempotent.errors import (
     InFlight,
     KeyReused,
@@ -103,10 +104,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Another delivery, that of ``task_id``, is running the operation; nothing was done."""
+    """Another delivery, that of ``task_id``, has been running the operation for ``running_for`` ms; nothing was done."""
 
     error: InFlight
     task_id: str
+    running_for: int
 
 
 class Delivery:
@@ -188,8 +190,7 @@ class Delivery:
             self._emit(EventName.STORE_UNAVAILABLE, None, describe(error))
 
     def _claimed(self, operation: Operation) -> Claim | Answer:
-        asked_at = self._clock.monotonic()
-        decision = claim(self._store, operation)
+        decision, asked_at = self._asked(operation)
         if not isinstance(decision, Run):
             return decision
         policy = self._policy
@@ -213,6 +214,15 @@ class Delivery:
             raise
         return held
 
+    def _asked(self, operation: Operation) -> tuple[Run | Answer, float]:
+        """The answer to a claim, and when it was asked for. A claim whose process is gone is not waited for."""
+        while True:
+            asked_at = self._clock.monotonic()
+            decision = claim(self._store, operation)
+            if not (isinstance(decision, Wait) and is_gone(decision.record.process)):
+                return decision, asked_at
+            end_lease(self._store, decision.record, self._clock)
+
     def _announce(self, held: Claim) -> None:
         self._emit(EventName.CLAIMED, held, f"attempt {held.number}")
         if held.is_takeover:
@@ -232,8 +242,8 @@ class Delivery:
             case ReplayFailure():
                 reason = f"failed earlier: {record.error}"
                 return EventName.REPLAYED, reason, lambda: _raise(self._failure(record))
-            case Wait(_, retry_after):
-                conflict = Conflict(InFlight(record.key, retry_after, record.worker), record.task_id)
+            case Wait(_, retry_after, running_for):
+                conflict = Conflict(InFlight(record.key, retry_after, record.worker), record.task_id, running_for)
                 return EventName.CONFLICTED, f"in flight for another {retry_after} ms", lambda: conflict
             case Mismatch():
                 reused = KeyReused(record.key, record.task_id)

@@ -65,7 +65,10 @@ def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
                 raise met.error
             if policy.on_conflict == "skip":
                 raise Ignore(str(met.error))
-    _postpone(task, policy, CONFLICTS_HEADER, met.error, bounds=(met.error.retry_after,))
+    bounds = _broker_bounds(runtime_of(task.app).broker)
+    postponed = _count(request, CONFLICTS_HEADER)
+    delay = policy.conflict_delay_ms(postponed, met.running_for, met.error.retry_after, bounds=bounds, draw=_draw())
+    _postpone(task, CONFLICTS_HEADER, met.error, delay)
 
 
 def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
@@ -78,15 +81,19 @@ def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
     """
     if task.request.is_eager:
         raise error
-    _postpone(task, policy, OUTAGES_HEADER, error, bounds=())
+    bounds = _broker_bounds(runtime_of(task.app).broker)
+    delay = policy.outage_delay_ms(_count(task.request, OUTAGES_HEADER), bounds=bounds, draw=_draw())
+    _postpone(task, OUTAGES_HEADER, error, delay)
 
 
-def _postpone(task: Task, policy: Policy, header: str, error: IdempotencyError, *, bounds: tuple[int, ...]) -> NoReturn:
+def _draw() -> float:
+    return random.random()  # noqa: S311 - it keeps no secret
+
+
+def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> NoReturn:
     request, arrival = task.request, arrival_of(task.request)
-    broker = runtime_of(task.app).broker
-    count = _count(request, header)
-    delay = policy.delay_ms(count, bounds=(*bounds, *_broker_bounds(broker)), draw=random.random())  # noqa: S311
-    signature = _message_again(task, arrival, header, count + 1, _delay_options(broker, request, delay))
+    options = _delay_options(runtime_of(task.app).broker, request, delay)
+    signature = _message_again(task, arrival, header, _count(request, header) + 1, options)
     try:
         signature.apply_async()
     except Exception as failure:

@@ -5,9 +5,10 @@ from typing import Any
 from celery.worker.request import Request
 
 from celery_idempotent.integration.arrivals import CONTENT_TYPE
+from celery_idempotent.integration.recovery import RecoversLease
 
 
-class TellsContentType:
+class TellsContentType(RecoversLease):
     """Tells the message's content type, so that it can be published again in it."""
 
     tells_content_type = True

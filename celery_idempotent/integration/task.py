@@ -22,6 +22,7 @@ from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import RESULT_LOST, Body, Conflict, Delivery, Event, EventName
 from celery_idempotent.engine.execution import current_attempt, executed_by, execution, passing
 from celery_idempotent.engine.heartbeat import heartbeat
+from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import LeaseLost, PolicyError, StoreUnavailable
 from celery_idempotent.integration import binding, messages, postpone, signals
 from celery_idempotent.integration.arrivals import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
@@ -356,6 +357,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             task_id=request.id or "",
             worker=request.hostname or "",
             app=self.app.main or "",
+            process=this_process(),
         )
         report = partial(_report, self, request, observed)
         return Delivery(operation, runtime.store, runtime.codec_of(policy), heartbeat, CONTROL_FLOW, report)

@@ -22,7 +22,8 @@ from celery_idempotent.protocol.record import Record, Status, bounded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One intended effect under its promise, and, for people, who asks for the right to have it."""
+    """One intended effect under its promise, and who asks for the right to have it: for people, and for who asks later
+    whether that process is gone."""
 
     identity: Identity
     policy: Policy
@@ -30,6 +31,7 @@ class Operation:
     task_id: str
     worker: str
     app: str = ""
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,17 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Somebody else's lease is running; ``retry_after`` milliseconds until it can be taken over."""
+    """Somebody else's lease is running.
+
+    Args:
+        record: The other's.
+        retry_after: Milliseconds until it can be taken over.
+        running_for: Milliseconds since it was claimed, as far as the store's clock tells.
+    """
 
     record: Record
     retry_after: int
+    running_for: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +130,7 @@ def decide(record: Record | None, operation: Operation, now: int, *, owner: str,
         case Status.IN_PROGRESS:
             wait = record.lease_until + policy.grace_ms - now
             if wait > 0:
-                return Wait(record, wait)
+                return Wait(record, wait, max(0, now - record.fencing_token))  # a token is the time of its claim
             if policy.on_takeover == "rerun" and not _is_poison(record, policy):
                 return Run(_reclaimed(record, claimed()), record.revision)
             return GiveUp(given_up(record, now, revision, _never_ended(record)), record.revision)
@@ -158,6 +167,7 @@ def _claimed(operation: Operation, now: int, owner: str, revision: str) -> Recor
         task_id=bounded(operation.task_id),
         worker=bounded(operation.worker),
         app=bounded(operation.app),
+        process=bounded(operation.process),
     )
 
 
@@ -180,6 +190,12 @@ def _reclaimed(seen: Record, claimed: Record) -> Record:
 def renewed(record: Record, now: int, lease: int, revision: str) -> Record:
     """The record with its lease extended to ``lease`` milliseconds from ``now``."""
     return replace(record, revision=revision, lease_until=now + lease, updated_at=now)
+
+
+def abandoned(record: Record, now: int, revision: str) -> Record:
+    """The record of an attempt whose process is gone, with its lease at an end. Its claim is not: the next attempt is a
+    takeover, and under ``refuse`` the operation is UNKNOWN, as if the lease had run out."""
+    return replace(record, revision=revision, lease_until=0, updated_at=now)
 
 
 def checkpointed(

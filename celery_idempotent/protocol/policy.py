@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from inspect import isclass
+from math import log2
 from typing import Literal, get_args
 
 from celery_idempotent.errors import LeaseLost, PolicyError, SafeToRetry, StoreUnavailable
@@ -28,7 +29,7 @@ _MIN_LEASE = 0.5
 """Seconds. A shorter lease is over before a heartbeat at a third of it can be answered."""
 
 _MIN_DELAY_MS = 50
-"""Without a floor, waiting for the rest of a lease would halve it again and again before it is over."""
+"""A store that refuses at once must not be asked in a hot loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,11 @@ class Policy:
             ``max_retries``, ``"raise"`` :exc:`~celery_idempotent.errors.InFlight`, or ``"skip"`` (Celery's
             ``Ignore``). A redelivery of the running message itself, and a member of a group or chord, is
             always retried: dropping those would lose the task when its first worker dies.
-        backoff: Bound of the first delay after a conflict, in seconds; doubles with every further one, with
-            full jitter (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
-        backoff_max: Upper bound of that delay, in seconds.
+        backoff: The shortest delay after a conflict, in seconds. Delays grow with the time for which the other body has
+            been running, so a delivery asks about once for every doubling of it. After an outage ``backoff`` bounds
+            the first delay, and doubles with every further one. All are random within bounds
+            (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
+        backoff_max: Upper bound of these delays, in seconds.
         max_conflicts: After that many conflicts of one delivery, ``InFlight`` is raised, except for a
             redelivery of the running message. Default: no limit.
         on_takeover: When an attempt never ended: ``"rerun"`` (at least once) or ``"refuse"`` (at
@@ -201,8 +204,34 @@ class Policy:
         """Exceptions that are a final outcome, recorded and replayed; save those that steer, which never are."""
         return self.remember if self.on_takeover == "rerun" else (Exception, *self.remember)
 
-    def delay_ms(self, postponed: int, *, bounds: tuple[int, ...], draw: float) -> int:
-        """How long to wait before the next try, in milliseconds: exponential, capped, full jitter.
+    def conflict_delay_ms(
+        self, postponed: int, running_for: int, retry_after: int, *, bounds: tuple[int, ...], draw: float
+    ) -> int:
+        """How long to wait for another's body, in milliseconds: in proportion to how long it has been running.
+
+        A delivery may ask once for every doubling of that time. As long as it has asked less often, it waits for about
+        a quarter of the time, so that it is answered soon after the end; else for about all of it. The rest of the
+        lease is no bound while that is renewed, or a short lease would be asked for again and again. Where a renewal is
+        overdue, or where it makes little difference, the next try comes right after the lease.
+
+        Args:
+            postponed: How often this delivery was postponed by a conflict before.
+            running_for: Milliseconds since the other's claim.
+            retry_after: Milliseconds until it can be taken over.
+            bounds: Further upper bounds in milliseconds.
+            draw: A random number from 0 to 1; it keeps a crowd apart.
+        """
+        age = max(running_for, 2 * self.backoff_ms)
+        share = 0.25 if postponed < log2(age / self.backoff_ms) else 1
+        longest = min((self.backoff_max_ms, *bounds)) * (1 + draw) / 2
+        delay = round(min(max(age * share * (0.75 + draw / 2), self.backoff_ms), longest))
+        is_overdue = retry_after - self.grace_ms < self.lease_ms / 2
+        if retry_after < delay and (is_overdue or delay <= 2 * retry_after):
+            return retry_after + round(draw * self.backoff_ms)
+        return delay
+
+    def outage_delay_ms(self, postponed: int, *, bounds: tuple[int, ...], draw: float) -> int:
+        """How long to wait for a store, in milliseconds: exponential, capped, full jitter.
 
         ``bounds`` are further caps; ``draw`` is a random number from 0 to 1.
         """

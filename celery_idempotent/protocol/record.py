@@ -59,6 +59,8 @@ class Record:
     worker: str
     #: Name of the app that made the claim, for people.
     app: str = ""
+    #: The process that runs the body: its machine, pid and start, as the engine writes them; empty if not known.
+    process: str = ""
     #: Finished and started steps of the operation.
     steps: Mapping[str, Any] = field(default_factory=dict)
     #: The encoded outcome, and how it is encoded. None on COMPLETED: the result was lost.
@@ -163,7 +165,7 @@ _OUTCOMES = (Status.COMPLETED, Status.FAILED)
 
 _FIELDS = tuple(each.name for each in fields(Record))
 
-_NOTHING: Mapping[str, Any] = {"takeovers": 0, "app": "", "steps": {}}
+_NOTHING: Mapping[str, Any] = {"takeovers": 0, "app": "", "process": "", "steps": {}}
 """By field, the value that says nothing and is not written; of every other field it is None."""
 
 _MAX_NAME = 255

@@ -21,9 +21,10 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from celery_idempotent.protocol.operation import abandoned
 from celery_idempotent.protocol.record import Record, Status
 from lab.proof.programs import Effect, Fault, Program
-from lab.proof.scripted import ANY, FENCED_OFF, START, Answer, Call, Deliveries, Ended, Look, Swap
+from lab.proof.scripted import ANY, FENCED_OFF, START, Answer, Call, Deliveries, Ended, Gone, Look, Swap
 
 __all__ = ["Exploration", "Violation", "explore"]
 
@@ -162,7 +163,7 @@ class _Explorer:
         self._record_numbers: dict[Hashable, int] = {None: 0}
         self._histories: list[tuple[int, Any, int] | None] = [None]
         self._history_numbers: dict[tuple[int, Any, int], int] = {}
-        self._requests: dict[tuple[int, int], _Write | Look | Call | Ended] = {}
+        self._requests: dict[tuple[int, int], _Write | Look | Call | Gone | Ended] = {}
         self._answers_alone: dict[Hashable, Ended] = {}
 
     def explore(self) -> Exploration:
@@ -246,6 +247,10 @@ class _Explorer:
             case Look(key):
                 stored = world.records[self._deliveries.keys.index(key)]
                 yield f"delivery {number} looks", self._answered(world, number, history, stored)
+            case Gone(other):
+                answer = Answer.IS_GONE if world.deliveries[other] == _DEAD else Answer.IS_THERE
+                label = f"delivery {number} asks for the process of delivery {other}: {answer.value}"
+                yield label, self._answered(world, number, history, answer)
             case Ended():
                 raise AssertionError("an ended delivery asks for nothing")
 
@@ -317,11 +322,11 @@ class _Explorer:
         assert record is not None
         if write.expected != ANY and (stored.revision if stored else None) != write.expected:
             return world, number
-        self._check_write(stored, record)
+        self._check_write(world, stored, record)
         receiver = world.receiver.receive(Call("act"))[0] if write.commits else world.receiver
         return world._replace(records=_with(world.records, write.place, write.record), receiver=receiver), write.record
 
-    def _check_write(self, stored: Record | None, new: Record) -> None:
+    def _check_write(self, world: _World, stored: Record | None, new: Record) -> None:
         step = (f"{self._show(self._keep(stored))} is replaced by {self._show(self._keep(new))}",)
         if new.status in _OUTCOMES and new.steps:
             raise _Broken("an outcome kept its steps", step)
@@ -340,6 +345,10 @@ class _Explorer:
             self.found.noted["the owner completes what was UNKNOWN"] += 1
         if new.status is Status.IN_PROGRESS and (new.owner, new.attempts) != (stored.owner, stored.attempts):
             self._check_claim(stored, new, step)
+        elif new == abandoned(stored, new.updated_at, new.revision):
+            if world.deliveries[int(_author(stored.owner))] != _DEAD:
+                raise _Broken("the lease of a living process was ended", step)
+            self.found.noted["the lease of a dead process is ended"] += 1
         elif new.owner != stored.owner or not (_is_by_owner(new) or new.status is Status.UNKNOWN):
             raise _Broken("an attempt ended another one's claim", step)
         elif new.fencing_token != stored.fencing_token:
@@ -398,7 +407,7 @@ class _Explorer:
         request = self._request(number, history)
         return request if isinstance(request, Ended) else history
 
-    def _request(self, number: int, history: int) -> _Write | Look | Call | Ended:
+    def _request(self, number: int, history: int) -> _Write | Look | Call | Gone | Ended:
         known = (number, history)
         found = self._requests.get(known)
         if found is None:

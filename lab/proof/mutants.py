@@ -23,7 +23,7 @@ from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavail
 from celery_idempotent.integration import messages
 from celery_idempotent.protocol import operation as protocol
 from celery_idempotent.protocol import steps
-from celery_idempotent.protocol.operation import Ending, Lost, Operation, Rebase, Superseded, Vanished, Written
+from celery_idempotent.protocol.operation import Ending, Lost, Operation, Rebase, Superseded, Vanished, Wait, Written
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Call, Doubt, Step, Terms
@@ -330,6 +330,20 @@ def _time_taken_for_granted(self: Claim) -> None:
     pass
 
 
+def _never_waiting(self: Delivery, operation: Operation) -> Any:
+    while isinstance(decision := claim.claim(self._store, operation), Wait) and decision.record.process:
+        claim.end_lease(self._store, decision.record, self._clock)
+    return decision, self._clock.monotonic()
+
+
+def _released_for_it(record: Record, now: int, revision: str) -> Record:
+    return protocol.released(record, now, revision)
+
+
+def _ended_anyway(store: Store, record: Record, clock: Any) -> None:
+    store.swap(protocol.abandoned(record, store.now(), claim.new_nonce()), ANY)
+
+
 _swap = claim._swap
 _commit = Claim.commit
 _ending = protocol.ending
@@ -436,6 +450,9 @@ MUTANTS = (
         "an earlier version",
         ((Delivery, "_claimed", _unreadable_is_an_outage),),
     ),
+    Mutant("every process taken for gone", "a pid that was given again", ((Delivery, "_asked", _never_waiting),)),
+    Mutant("claim of a dead process released", "forgotten case", ((claim, "abandoned", _released_for_it),)),
+    Mutant("lease ended without a condition", "huey's flush", ((delivery, "end_lease", _ended_anyway),)),
     Mutant("claim born expired", "an earlier version", ((Claim, "ensure_time", _time_taken_for_granted),)),
 )
 

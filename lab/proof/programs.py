@@ -93,6 +93,7 @@ class Program:
         excuses: How the body uses ``before_effects()``: it catches what leaves the block, has its effect, and
             raises ``"another"`` exception; or it enters the block ``"too late"``, after its effect.
         one_message: Whether all deliveries are of one message, or each of its own.
+        one_machine: Whether each delivery can tell whether the process of another one is gone.
         deliveries: How many a quick look takes.
     """
 
@@ -105,6 +106,7 @@ class Program:
     retries: bool = False
     excuses: Literal["", "another", "too late"] = ""
     one_message: bool = False
+    one_machine: bool = False
     deliveries: int = 2
 
     @property
@@ -165,6 +167,7 @@ class Program:
         parts += ["forgetful store"] if Fault.FORGOTTEN in self.besides else []
         struck = " and ".join(_STRIKES[each] for each in self.besides if each in _STRIKES)
         parts += [f"struck {struck}"] if struck else []
+        parts += ["one machine"] if self.one_machine else []
         parts += ["unreadable"] if Fault.UNREADABLE in self.besides else []
         return ", ".join(parts)
 
@@ -209,6 +212,11 @@ PROGRAMS = (
     Program(Policy(), effect=Effect.REFUSED_STEP, besides=_LATE),
     Program(Policy(), effect=Effect.COMMIT, besides=_LATE),
     Program(Policy(), effect=Effect.TRANSACTION, besides=_LATE),
+    # Processes that are provably gone.
+    Program(Policy(), one_machine=True),
+    Program(Policy(on_takeover="refuse"), one_machine=True),
+    Program(Policy(max_takeovers=1), one_machine=True, deliveries=3),
+    Program(Policy(), effect=Effect.COMMIT, one_machine=True),
     # An answer that cannot be read is no outage.
     Program(Policy(on_takeover="refuse", on_outage="run"), besides=(Fault.UNREADABLE,)),
 )

@@ -18,6 +18,7 @@ from celery.app.task import Context
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.engine import claim as claim_module
+from celery_idempotent.engine import delivery as delivery_module
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, ControlFlow, Delivery, Outcome
@@ -35,7 +36,7 @@ from celery_idempotent.protocol.store import OutboxMessage, Transaction
 from celery_idempotent.stores.memory import MemoryStore
 from lab.proof.programs import Declined, Effect, Fault, Program
 
-__all__ = ["ANY", "FENCED_OFF", "START", "Answer", "Call", "Deliveries", "Ended", "Look", "Request", "Swap"]
+__all__ = ["ANY", "FENCED_OFF", "START", "Answer", "Call", "Deliveries", "Ended", "Gone", "Look", "Request", "Swap"]
 
 ANY = "*"
 """As the expected revision: write whatever is stored. The library never says it; its mutants do."""
@@ -87,6 +88,13 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """What a delivery asks of its machine: whether the process of another delivery, by that one's number, is gone."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """How a delivery ended.
 
@@ -101,7 +109,7 @@ class Ended:
     has_done: bool = False
 
 
-Request = Swap | Look | Call | Ended
+Request = Swap | Look | Call | Gone | Ended
 
 
 class Answer(Enum):
@@ -112,6 +120,8 @@ class Answer(Enum):
     NONE_ANY_MORE = "there is none, nor will there be one to what follows"
     STRUCK = "an exception of somebody else's"
     UNREADABLE = "something that cannot be read"
+    IS_GONE = "the process is gone"
+    IS_THERE = "the process is there"
 
 
 class _Suspended(BaseException):
@@ -124,7 +134,7 @@ class _Script:
     def __init__(self, number: int, answers: list[tuple[Any, int]], ahead: int = 0) -> None:
         self.number = number
         self.has_done = False
-        self.asks: Swap | Look | Call | None = None
+        self.asks: Swap | Look | Call | Gone | None = None
         self._answers = iter(answers)
         self._ahead = ahead
         self._now = 0
@@ -134,7 +144,7 @@ class _Script:
         self._is_cut_off = False
         self._nonces = 0
 
-    def ask(self, request: Swap | Look | Call) -> Any:
+    def ask(self, request: Swap | Look | Call | Gone) -> Any:
         """The world's answer; raises what its absence means to a driver."""
         if self._is_cut_off:
             raise NoAnswer("world", "swap", "out of reach")
@@ -149,6 +159,8 @@ class _Script:
             if answer in (Answer.NONE, FENCED_OFF):
                 raise CallFailed(answer)
             return answer
+        if isinstance(request, Gone):
+            return answer is Answer.IS_GONE
         if isinstance(answer, Answer):
             self._raise(answer)
         return answer
@@ -261,8 +273,12 @@ class Deliveries:
         def nonce() -> str:
             return self._script.nonce()
 
+        def is_gone(process: str) -> bool:
+            return bool(process) and bool(self._script.ask(Gone(int(process))))
+
         with (
             mock.patch.object(claim_module, "new_nonce", nonce),
+            mock.patch.object(delivery_module, "is_gone", is_gone),
         ):
             yield
 
@@ -311,7 +327,10 @@ class Deliveries:
 
     def _operation(self, script: _Script, identity: Identity) -> Operation:
         task_id = "message" if self._program.one_message else f"message {script.number}"
-        return Operation(identity=identity, policy=self._program.policy, task="t", task_id=task_id, worker="w")
+        process = str(script.number) if self._program.one_machine else ""
+        return Operation(
+            identity=identity, policy=self._program.policy, task="t", task_id=task_id, worker="w", process=process
+        )
 
     def _body(self, script: _Script, *, retries: bool) -> Body:
         program = self._program

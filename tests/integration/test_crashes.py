@@ -29,6 +29,22 @@ from tests.support.waiting import wait_until
 pytestmark = [short_visibility, leases_may_be_longer]
 
 
+def test_a_killed_attempt_is_taken_over_before_its_lease(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
+) -> None:
+    """SIGKILL in the body, under a lease of 90 seconds: the next attempt neither waits for it nor meets a conflict."""
+    result = charge_with_a_long_lease.delay("o", gate="go")
+    (killed,) = ledger.wait_for("begin")
+    lease_until = record_of(store, killed.details["idempotency_key"]).lease_until
+    celery_setup.worker_cluster.kill_child(killed)
+    _, successor = ledger.wait_for("begin", count=2)
+    ledger.open("go:2")
+    assert result.get(timeout=60) == "o by attempt 2"
+    assert successor.details["takeover"]
+    assert killed.token < successor.token < lease_until
+    assert not ledger.rows("conflicted")
+
+
 @pytest.mark.compat
 def test_a_killed_attempt_is_taken_over_after_its_lease(
     celery_setup: IdempotentSetup, ledger: Ledger, store: Store

@@ -50,7 +50,7 @@ PACKAGES: dict[str, set[str]] = {
     "stores.dynamodb": {"boto3", "botocore", "mypy_boto3_dynamodb"},
     "stores.redis": {"redis"},
     "stores.sql": {"psycopg", "sqlalchemy"},
-    "integration": {"celery", "click", "kombu"},
+    "integration": {"billiard", "celery", "click", "kombu"},
     "contrib": set(),
     "contrib.django": {"celery", "django", "sqlalchemy"},
     "testing": {"celery", "kombu", "pytest", "sqlalchemy"},

@@ -118,7 +118,7 @@ def test_conflict_on_fifo_keeps_its_group_and_changes_its_id(delivered: Any, sen
 
     for _ in range(2):
         with pytest.raises(Retry):
-            _postpone(delivered, Policy(), CONFLICTS_HEADER, KeyMissing("t", "x"), bounds=())
+            _postpone(delivered, CONFLICTS_HEADER, KeyMissing("t", "x"), 1_500)
         delivered.request.headers = {CONFLICTS_HEADER: 1}
 
     first, second = sent
@@ -151,9 +151,8 @@ def test_conflict_on_a_standard_queue_is_delayed_by_sqs(
     charge.push_request(
         id="a", args=[7], kwargs={}, called_directly=False, delivery_info={"exchange": "", "routing_key": "standard"}
     )
-    monkeypatch.setattr("celery_idempotent.integration.postpone.random.random", lambda: 0.3)
     with pytest.raises(Retry):
-        _postpone(charge, Policy(backoff=5), CONFLICTS_HEADER, KeyMissing("t", "x"), bounds=())
+        _postpone(charge, CONFLICTS_HEADER, KeyMissing("t", "x"), 1_500)
     charge.pop_request()
 
     assert sent[0]["DelaySeconds"] == 2

@@ -140,19 +140,19 @@ def test_scope_is_the_tasks_name_unless_set() -> None:
 
 
 def test_backoff_doubles_up_to_its_bounds() -> None:
-    """The bound of the delay doubles with every conflict and never exceeds any cap."""
+    """The bound of the delay doubles with every outage and never exceeds any cap."""
     policy = Policy(backoff=1, backoff_max=60)
 
-    bounds = [policy.delay_ms(number, bounds=(), draw=1.0) for number in range(8)]
+    bounds = [policy.outage_delay_ms(number, bounds=(), draw=1.0) for number in range(8)]
 
     assert bounds == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]
-    assert policy.delay_ms(10_000, bounds=(), draw=1.0) == 60_000
-    assert policy.delay_ms(7, bounds=(900_000, 250), draw=1.0) == 250
+    assert policy.outage_delay_ms(10_000, bounds=(), draw=1.0) == 60_000
+    assert policy.outage_delay_ms(7, bounds=(900_000, 250), draw=1.0) == 250
 
 
 def test_backoff_has_full_jitter_and_is_never_zero() -> None:
     """Any delay up to the bound is possible, so that a crowd does not come back at once."""
     policy = Policy()
 
-    assert policy.delay_ms(3, bounds=(), draw=0.5) == 4_000
-    assert policy.delay_ms(3, bounds=(), draw=0.0) == policy.delay_ms(3, bounds=(1,), draw=1.0) == 50
+    assert policy.outage_delay_ms(3, bounds=(), draw=0.5) == 4_000
+    assert policy.outage_delay_ms(3, bounds=(), draw=0.0) == policy.outage_delay_ms(3, bounds=(1,), draw=1.0) == 50

@@ -70,19 +70,18 @@ def test_rabbitmqs_death_headers_stay_behind(app: Celery) -> None:
 
 
 def test_delay_is_bounded_by_lease_backoff_and_broker(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the longest draw the delay is the smallest of the holder's lease, the backoff, and half the visibility."""
+    """The holder has just begun: the shortest delay, within the lease, the backoff and half the visibility."""
     monkeypatch.setattr("celery_idempotent.integration.postpone.random.random", lambda: 1.0)
-    for policy, visibility, conflicts, expected in (
-        (Policy(lease=60, backoff=5), None, 0, 5.0),
-        (Policy(lease=60, backoff=5), None, 2, 20.0),
-        (Policy(lease=60, backoff=5, backoff_max=7), None, 2, 7.0),
-        (Policy(lease=2, grace=0, backoff=500, backoff_max=500), None, 9, 2.0),
-        (Policy(lease=3600, backoff=2000, backoff_max=2000), None, 9, 900.0),
-        (Policy(lease=20, backoff=50), 30, 0, 15.0),
+    for policy, visibility, expected in (
+        (Policy(lease=60, backoff=5), None, 5.0),
+        (Policy(lease=60, backoff=5, backoff_max=5), None, 5.0),
+        (Policy(lease=20, grace=0, backoff=25, backoff_max=500), None, 45.0),
+        (Policy(lease=3600, backoff=2000, backoff_max=2000), None, 900.0),
+        (Policy(lease=20, backoff=50), 30, 15.0),
     ):
         app = an_app()
         app.conf.broker_transport_options = {"visibility_timeout": visibility} if visibility else {}
-        _, met, _ = _meeting(app, policy, headers={"idempotency_conflicts": conflicts})
+        _, met, _ = _meeting(app, policy)
         assert met.value.when == pytest.approx(expected, abs=0.5)
 
 
@@ -126,7 +125,7 @@ def test_member_of_a_group_or_chord_is_never_dropped(app: Celery, on_conflict: A
     member.push_request(id="x", args=[], kwargs={}, delivery_info={"exchange": "", "routing_key": "q"}, **waiting)
     try:
         with pytest.raises(Retry):
-            conflict(member, Policy(on_conflict=on_conflict), Conflict(InFlight("k", 5, "w"), "holder"))
+            conflict(member, Policy(on_conflict=on_conflict), Conflict(InFlight("k", 5, "w"), "holder", 0))
     finally:
         member.pop_request()
 

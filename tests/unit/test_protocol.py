@@ -157,7 +157,7 @@ def test_running_lease_conflicts(left: int) -> None:
     """Up to the last millisecond of lease and grace, others wait, and are told how long."""
     seen = _record(lease_until=NOW - GRACE + left)
 
-    assert _decide(seen) == Wait(seen, left)
+    assert _decide(seen) == Wait(seen, left, NOW - seen.fencing_token)
 
 
 @pytest.mark.parametrize("over", [0, 1, 10_000_000])

@@ -44,6 +44,7 @@ class IdempotencyRecord(models.Model):
     task_id = models.TextField("task id")
     worker = models.TextField()
     app = models.TextField(null=True)
+    process = models.TextField(null=True)
     steps = models.TextField()
     result_text = models.TextField(null=True)
     result_bytes = models.BinaryField(null=True)

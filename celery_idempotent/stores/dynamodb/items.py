@@ -19,6 +19,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "task_id": "taskId",
     "worker": "worker",
     "app": "app",
+    "process": "process",
     "steps": "steps",
     "result": "resultData",
     "content_type": "contentType",

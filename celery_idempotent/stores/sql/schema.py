@@ -98,6 +98,7 @@ def records_table(name: str, *, metadata: MetaData, schema: str | None = None) -
         Column("task_id", Text, nullable=False),
         Column("worker", Text, nullable=False),
         Column("app", Text),
+        Column("process", Text),
         Column("steps", _LONG_TEXT, nullable=False),
         Column("result_text", _LONG_TEXT),
         Column("result_bytes", _LONG_BYTES),
@@ -173,7 +174,7 @@ def completion(
     ]
 
 
-_LATER_COLUMNS = {"takeovers", "app", "failures", "reason"}
+_LATER_COLUMNS = {"takeovers", "app", "process", "failures", "reason"}
 """What tables of the previous version lack. Each has a default or may be null, for the workers that do not know it."""
 
 _FORMER_COLUMN = "takeover"

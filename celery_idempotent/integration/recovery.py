@@ -1,0 +1,146 @@
+"""A pool process that died in a body: its lease is ended before its message goes back to the broker.
+
+The next delivery may reach another machine, where nobody can tell that the process is gone, and would wait for the
+lease. So the worker that has lost the process says so in the store. It does that in a thread: a store that hangs must
+not stop the worker's loop, and after a few seconds the message goes back without it.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from billiard.exceptions import WorkerLostError
+from kombu.asynchronous import get_event_loop
+
+from celery_idempotent.engine.claim import end_lease
+from celery_idempotent.engine.processes import is_gone
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.record import Status
+
+logger = logging.getLogger("celery_idempotent")
+
+_PATIENCE = 3.0
+"""Seconds until the message goes back, whatever has become of the lease."""
+
+_LOOK = 0.05
+"""Seconds between two looks at what a thread has done."""
+
+
+class RecoversLease:
+    """Ends the lease of a pool process that died, and then does with the message what Celery does."""
+
+    def on_failure(self, exc_info: Any, *args: Any, **options: Any) -> None:
+        """As Celery's, some moments later if the pool process is lost."""
+        go_on = partial(super().on_failure, exc_info, *args, **options)  # type: ignore[misc]  # of Celery's Request
+        if not _is_lost(exc_info):
+            go_on()
+        else:
+            returned = _Returned(getattr(self, "_message", None))
+            _in_steps(_recovered(self, go_on, returned))
+
+
+def _is_lost(exc_info: Any) -> bool:
+    error = exc_info.exception
+    # billiard wraps what it tells, and tells of an exit before the process has ended.
+    return isinstance(getattr(error, "exc", error), WorkerLostError | SystemExit)
+
+
+def _recovered(request: Any, go_on: Callable[[], None], returned: "_Returned") -> Iterator[None]:
+    """In steps, between which the worker's loop goes on for a moment."""
+    ending = _in_thread(partial(_end_lease, request))
+    give_up_at = time.monotonic() + _PATIENCE
+    while ending.is_alive() and time.monotonic() < give_up_at:
+        yield
+    go_on()
+    while not returned.is_settled() and time.monotonic() < give_up_at + _PATIENCE:
+        yield
+    if returned.can_come_at_once():
+        _in_thread(returned.come_at_once)
+
+
+def _in_steps(steps: Iterator[None]) -> None:
+    """Take the steps in the worker's event loop where this is its thread; in a thread where there is none."""
+    loop = get_event_loop()
+    if loop is not None and threading.current_thread() is threading.main_thread():
+        for _ in steps:
+            loop.call_later(_LOOK, _in_steps, steps)
+            break
+    elif not _in_thread(partial(_walk, steps)).ident:
+        _walk(steps)
+
+
+def _walk(steps: Iterator[None]) -> None:
+    for _ in steps:
+        time.sleep(_LOOK)
+
+
+def _in_thread(act: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=act, name="idempotency-recovery", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be started: the lease counts, as it does where this is not known at all
+        logger.warning("idempotency.recovery_skipped reason=no thread can be started")
+    return thread
+
+
+def _end_lease(request: Any) -> None:
+    task = request.task
+    try:
+        key = task.idempotency_identity_of(request._context).key
+        store = runtime_of(task.app).store
+        record = store.get(key)
+        if record is None or record.status is not Status.IN_PROGRESS or not _goes(record.process):
+            return
+        end_lease(store, record)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong, the lease ends by itself
+        reason = type(error).__name__
+    else:
+        reason = "its process is gone"
+    told = map(one_line, (task.name, request.id, reason))
+    logger.warning("idempotency.lease_ended task=%s task_id=%s reason=%s", *told)
+
+
+def _goes(process: str) -> bool:
+    """Whether the process is gone, or will be in a moment."""
+    give_up_at = time.monotonic() + _PATIENCE / 2
+    while not is_gone(process):
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(_LOOK)
+    return True
+
+
+class _Returned:
+    """A message on its way back to the broker. SQS would hide it for as long as a worker polls, 10 seconds.
+
+    Args:
+        message: kombu's message, before Celery rejects it: that takes away what SQS needs to know.
+    """
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+        info = getattr(message, "delivery_info", None) or {}
+        self._queue_url = info.get("sqs_queue")
+        self._receipt = (info.get("sqs_message") or {}).get("ReceiptHandle")
+        self._queue = info.get("routing_key")
+
+    def is_settled(self) -> bool:
+        """Whether Celery has done with it what it does; of other brokers' nobody asks."""
+        return self._receipt is None or bool(getattr(self._message, "acknowledged", True))
+
+    def can_come_at_once(self) -> bool:
+        """Whether it was given back to SQS."""
+        return self._receipt is not None and getattr(self._message, "_state", None) == "REJECTED"
+
+    def come_at_once(self) -> None:
+        """Have SQS show it again."""
+        channel = self._message.channel
+        try:
+            client = channel.sqs(queue=channel.canonical_queue_name(self._queue))
+            client.change_message_visibility(QueueUrl=self._queue_url, ReceiptHandle=self._receipt, VisibilityTimeout=0)
+        except Exception as error:  # noqa: BLE001 - it comes all the same, only later
+            logger.info("idempotency.message_comes_later reason=%s", type(error).__name__)

@@ -1,0 +1,302 @@
+"""A pool process that died in a body: its lease is ended, and only then its message goes back."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import WorkerLostError
+from celery import Celery
+from celery.utils.imports import symbol_by_name
+from kombu.asynchronous import Hub, set_event_loop
+
+from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent.engine import claim as claims
+from celery_idempotent.engine.claim import Claim, claim, end_lease
+from celery_idempotent.engine.delivery import Conflict, Outcome
+from celery_idempotent.engine.processes import this_process
+from celery_idempotent.errors import OutcomeUnknown
+from celery_idempotent.integration import recovery
+from celery_idempotent.protocol.operation import Run
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.stores.memory import MemoryStore
+from tests.support.deliveries import an_app, published
+from tests.support.scene import Scene, an_operation
+from tests.support.waiting import wait_until
+
+GONE = ":".join((*this_process().split(":")[:2], "1"))
+"""A process of this machine that had this one's pid before it."""
+
+JSON_TYPE = "application/json"
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """A fresh store and clock."""
+    return Scene()
+
+
+def _held(scene: Scene, process: str, **policy: Any) -> Record:
+    decision = claim(scene.store, replace(an_operation("k", "f", **policy), process=process))
+    assert isinstance(decision, Run)
+    return decision.record
+
+
+def test_claim_of_a_process_that_is_gone_is_taken_over_at_once(scene: Scene) -> None:
+    """No lease is waited for, and the next attempt knows that it takes over."""
+    held, begun = _held(scene, GONE), scene.clock.now()
+    seen: list[Claim | None] = []
+    scene.run(seen.append)
+    (taken,) = seen
+    assert taken is not None
+    assert (taken.is_takeover, taken.number) == (True, 2)
+    assert taken.fencing_token > held.fencing_token
+    assert scene.clock.now() - begun < 1000
+
+
+@pytest.mark.parametrize("process", ["", this_process(), f"{'0' * 16}:1:1"], ids=["unknown", "living", "elsewhere"])
+def test_any_other_claim_waits_for_its_lease(scene: Scene, process: str) -> None:
+    """Of a living process it is never taken early, and in doubt the lease counts."""
+    held = _held(scene, process)
+    assert isinstance(scene.run(lambda attempt: None), Conflict)
+    assert scene.store.get("k") == held
+    assert scene.runs == 0
+
+
+def test_attempt_that_must_not_be_repeated_ends_unknown(scene: Scene) -> None:
+    """As if its lease had run out: the body may have begun."""
+    _held(scene, GONE, on_takeover="refuse")
+    with pytest.raises(OutcomeUnknown):
+        scene.run(lambda attempt: None, on_takeover="refuse")
+    assert scene.runs == 0
+
+
+def test_body_that_kills_its_worker_is_poison_all_the_same(scene: Scene) -> None:
+    """The attempts that never ended are counted, however fast they follow each other."""
+    for _ in range(3):
+        held = _held(scene, GONE, max_takeovers=2)
+        end_lease(scene.store, held, scene.clock)
+    with pytest.raises(OutcomeUnknown, match="3 attempts in a row"):
+        scene.run(lambda attempt: None, max_takeovers=2)
+
+
+def test_completion_under_way_when_its_process_died_counts(scene: Scene) -> None:
+    """The kernel still delivers it, and the takeover comes a moment later."""
+    held = _held(scene, GONE)
+    done = replace(
+        held, status=Status.COMPLETED, revision="done", expires_at=scene.clock.now(), result="7", content_type=JSON_TYPE
+    )
+
+    def arrives(seconds: float) -> None:
+        scene.store.swap(done, held.revision)
+
+    scene.clock.on_sleep = arrives
+    assert scene.run(lambda attempt: None) == Outcome(7)
+    assert scene.runs == 0
+
+
+def test_takeover_has_its_whole_lease(scene: Scene) -> None:
+    """The moment that the last writes are waited for does not count: a lease can be as short as that."""
+    _held(scene, GONE)
+    scene.run(lambda attempt: attempt.ensure_owned(), lease=0.5, grace=0)  # type: ignore[union-attr]
+    assert scene.runs == 1
+
+
+# The worker that lost the process
+
+
+@pytest.fixture
+def app() -> Celery:
+    """With one task."""
+    app = an_app()
+
+    @app.task(name="charge", shared=False, base=IdempotentTask, idempotent=Policy("order_id"))
+    def charge(order_id: str) -> None: ...
+
+    return app
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_LAST_WRITE", 0.01)
+    monkeypatch.setattr(recovery, "_LOOK", 0.01)
+
+
+@pytest.fixture(params=["loop", "threads"])
+def loop(request: pytest.FixtureRequest) -> Iterator[Hub | None]:
+    """The worker's event loop; without one, billiard's threads tell of lost processes."""
+    hub = Hub() if request.param == "loop" else None
+    set_event_loop(hub)
+    yield hub
+    set_event_loop(None)
+    if hub is not None:
+        hub.close()
+
+
+class _Lost:
+    """A message whose pool process is lost, and what becomes of it."""
+
+    def __init__(self, app: Celery, loop: Hub | None, process: str = GONE, order: Any = "o") -> None:
+        self._loop = loop
+        self.store: Any = app.conf.idempotency_store
+        self.task = app.tasks["charge"]
+        self.task.delay(order_id=order)
+        (self.message,) = published(app)
+        self.message._state = "RECEIVED"
+        self.rejected: list[bool] = []
+        #: Whether the lease was over when the message went back.
+        self.was_over: list[bool] = []
+        self.request = symbol_by_name(self.task.Request)(
+            self.message, app=app, task=self.task, hostname="celery@here", on_reject=self._on_reject
+        )
+        self.key = self.task.idempotency_key_for(order_id="o")
+        operation = an_operation(self.key)
+        decision = claim(self.store, replace(operation, process=process))
+        assert isinstance(decision, Run)
+
+    def _on_reject(self, logger: object, errors: object, requeue: bool) -> None:
+        self.was_over.append(not MemoryStore.get(self.store, self.key).lease_until)  # type: ignore[union-attr]
+        self.rejected.append(requeue)
+
+    def is_rejected(self) -> None:
+        """Celery's loop has come to it."""
+        self.message._state = "REJECTED"
+
+    def fails_by(self, error: BaseException) -> None:
+        """Have Celery tell of the end, and wait until it has done with the message what it does."""
+        try:
+            raise error
+        except (WorkerLostError, SystemExit):
+            self.request.on_failure(ExceptionInfo())
+        wait_until(self._goes_on, "the message went back")
+
+    def _goes_on(self) -> bool:
+        if self._loop is not None:
+            self._loop.call_soon(lambda: None)
+            self._loop.run_once()
+        return bool(self.rejected)
+
+
+@pytest.mark.parametrize("error", [WorkerLostError("signal 9"), SystemExit(1)], ids=["killed", "exited"])
+def test_message_goes_back_once_the_lease_is_over(app: Celery, loop: Hub | None, error: BaseException) -> None:
+    """So whoever gets it next, on whichever machine, takes over at once."""
+    lost = _Lost(app, loop)
+    lost.fails_by(error)
+    assert lost.rejected == [True]
+    assert lost.was_over == [True]
+
+
+def test_store_that_hangs_does_not_keep_the_message(
+    app: Celery, loop: Hub | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the worker's loop: after a while the message goes back, and the lease counts."""
+    monkeypatch.setattr(recovery, "_PATIENCE", 0.2)
+    lost, hanging = _Lost(app, loop), threading.Event()
+    monkeypatch.setattr(lost.store, "get", lambda key: hanging.wait(30))
+    lost.fails_by(WorkerLostError("signal 9"))
+    assert lost.was_over == [False]
+    assert not hanging.is_set()
+    hanging.set()
+
+
+def test_living_process_keeps_its_lease(app: Celery, loop: Hub | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery may take a process for lost that is there, or the claim is that of another delivery."""
+    monkeypatch.setattr(recovery, "_PATIENCE", 0.2)
+    lost = _Lost(app, loop, process=this_process())
+    lost.fails_by(WorkerLostError("signal 9"))
+    assert lost.was_over == [False]
+
+
+def test_process_that_ends_a_moment_later_is_waited_for(
+    app: Celery, loop: Hub | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """billiard tells of an exit before the process has ended."""
+    answers = iter([False, False])
+    monkeypatch.setattr(recovery, "is_gone", lambda process: next(answers, True))
+    lost = _Lost(app, loop)
+    lost.fails_by(SystemExit(1))
+    assert lost.was_over == [True]
+
+
+def test_message_goes_back_whatever_goes_wrong(
+    app: Celery, loop: Hub | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that cannot be derived, or a store that raises: the log names the type, and nothing else of it."""
+    lost = _Lost(app, loop)
+
+    def breaks(key: str) -> None:
+        raise ValueError("a password")
+
+    monkeypatch.setattr(lost.store, "get", breaks)
+    lost.fails_by(WorkerLostError("signal 9"))
+    assert lost.rejected == [True]
+    assert "ValueError" in caplog.text
+    assert "password" not in caplog.text
+
+
+def test_message_goes_back_where_no_thread_can_be_started(
+    app: Celery, loop: Hub | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine at its limit of threads: the lease counts."""
+    lost = _Lost(app, loop)
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    lost.fails_by(WorkerLostError("signal 9"))
+    assert lost.was_over == [False]
+    assert "no thread can be started" in caplog.text
+
+
+def test_other_failures_are_told_at_once(app: Celery) -> None:
+    """Of a body that raised, the child has settled the claim itself."""
+    told: list[str] = []
+    lost = _Lost(app, None)
+    lost.request._on_ack = lambda *args: told.append("acknowledged")
+    try:
+        raise ValueError("no")
+    except ValueError:
+        lost.request.on_failure(ExceptionInfo(), return_ok=True)
+    assert told == ["acknowledged"]
+
+
+class _Sqs:
+    """A channel of SQS, and what it was asked for."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self._fails = fails
+
+    def canonical_queue_name(self, queue: str) -> str:
+        return queue
+
+    def sqs(self, queue: str) -> Any:
+        assert queue == "orders"
+        return SimpleNamespace(change_message_visibility=self._change)
+
+    def _change(self, **asked: Any) -> None:
+        self.asked.append(asked)
+        if self._fails:
+            raise OSError("away")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_sqs_shows_the_message_again_at_once(
+    app: Celery, loop: Hub | None, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Celery's rejection hides it for as long as a worker polls; where that cannot be changed, it comes then."""
+    caplog.set_level("INFO")
+    lost, channel = _Lost(app, loop), _Sqs(fails)
+    lost.message.channel = channel
+    lost.message.delivery_info = {"sqs_queue": "url", "sqs_message": {"ReceiptHandle": "r"}, "routing_key": "orders"}
+    lost.fails_by(WorkerLostError("signal 9"))
+    assert not lost._goes_on() or not channel.asked
+    lost.is_rejected()
+    wait_until(lambda: lost._goes_on() and bool(channel.asked), "SQS was asked")
+    assert channel.asked == [{"QueueUrl": "url", "ReceiptHandle": "r", "VisibilityTimeout": 0}]
+    if fails:
+        wait_until(lambda: "comes_later" in caplog.text, "it is told")
