@@ -66,7 +66,13 @@ def refuse_misplaced_policy(cls: type) -> None:
 _POLICY_ALONE = {each.name for each in fields(Policy)} - {"key", "scope", "version", "mode", "effects", "grace"}
 """Fields of a policy whose names a task has no other use for."""
 
-SETTINGS = ("idempotency_store", "idempotency_policy", "idempotency_namespace", "idempotency_relay")
+SETTINGS = (
+    "idempotency_store",
+    "idempotency_policy",
+    "idempotency_namespace",
+    "idempotency_relay",
+    "idempotency_hold_messages",
+)
 
 
 def refuse_unknown_settings(app: Celery) -> None:

@@ -4,7 +4,7 @@ import re
 import threading
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary, proxy
 
 from celery import Celery
@@ -156,6 +156,20 @@ class Runtime:
         if not is_duration(every):
             raise PolicyError("idempotency_relay", repr(every), "must be seconds between two looks, or 0 for none")
         return milliseconds(every) / 1000
+
+    @cached_property
+    def hold_messages(self) -> bool | Literal["all"]:
+        """Whose messages a worker holds, by ``idempotency_hold_messages``: of idempotent tasks, of all, or none.
+
+        Raises:
+            PolicyError: It is none of these.
+        """
+        held = self._app.conf.get("idempotency_hold_messages", True)
+        if held is True or held is False:
+            return held
+        if held != "all":
+            raise PolicyError("idempotency_hold_messages", repr(held), 'must be True, False or "all"')
+        return "all"
 
     @cached_property
     def broker(self) -> Broker:

@@ -33,7 +33,7 @@ class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
 
     def include_if(self, parent: Any) -> bool:
         """Only where something is to be protected, or somebody thinks so."""
-        return bool(_idempotent_tasks(parent.app)) or parent.app.conf.get("idempotency_policy") is not None
+        return bool(idempotent_tasks(parent.app)) or parent.app.conf.get("idempotency_policy") is not None
 
     def create(self, parent: Any) -> None:
         """Check the store before the pool forks, so that every child inherits what its clock taught us."""
@@ -56,7 +56,7 @@ def check(app: Celery, pool: str) -> None:
     runtime = runtime_of(app)
     _check_tasks(app, runtime.default_policy)
     store = runtime.store
-    _ = runtime.codec, runtime.default_policy, runtime.namespace, runtime.relay_every
+    _ = runtime.codec, runtime.default_policy, runtime.namespace, runtime.relay_every, runtime.hold_messages
     if isinstance(store, MemoryStore) and not pool.endswith((".solo", ".thread")):
         warnings.warn(
             "idempotency_store=memory://: every process of this pool has a memory of its own, so duplicates that "
@@ -69,7 +69,7 @@ def check(app: Celery, pool: str) -> None:
 
 
 def _check_tasks(app: Celery, default: Policy) -> None:
-    tasks = _idempotent_tasks(app)
+    tasks = idempotent_tasks(app)
     if not tasks and app.conf.get("idempotency_policy") is not None:
         raise PolicyError(
             "idempotency_policy",
@@ -83,8 +83,14 @@ def _check_tasks(app: Celery, default: Policy) -> None:
                 check_policy(default, body_signature(type(task)))
 
 
-def _idempotent_tasks(app: Celery) -> list[Any]:
-    return [each for each in app.tasks.values() if hasattr(each, "idempotency_policy") and not is_builtin(type(each))]
+def idempotent_tasks(app: Celery) -> list[Any]:
+    """The app's tasks that are."""
+    return [each for each in app.tasks.values() if is_idempotent(each)]
+
+
+def is_idempotent(task: Any) -> bool:
+    """Whether the task is one of this library's."""
+    return hasattr(task, "idempotency_policy") and not is_builtin(type(task))
 
 
 def check_at_start(app: Celery) -> None:

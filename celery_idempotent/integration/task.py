@@ -27,6 +27,7 @@ from celery_idempotent.errors import LeaseLost, PolicyError, StoreUnavailable
 from celery_idempotent.integration import binding, messages, postpone, signals
 from celery_idempotent.integration.arrivals import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
 from celery_idempotent.integration.handlers import tell_of_bodies_only
+from celery_idempotent.integration.keeper import hold_at_start
 from celery_idempotent.integration.outbox import relay_at_start
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, runtime_of
 from celery_idempotent.integration.startup import check_at_start
@@ -112,6 +113,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             cls.request_stack = RequestStack(lambda: cls._app._tasks.get(cls.name))
         check_at_start(app)
         relay_at_start(app)
+        hold_at_start(app)
         binding.warn_about_delivery(cls, app)
 
     @classmethod

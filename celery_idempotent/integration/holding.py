@@ -1,0 +1,250 @@
+"""How brokers extend messages, by what kombu has of them; every part of kombu that is used here is named here."""
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Protocol
+
+from celery_idempotent.integration.visibility import Refusal, code_of, effective, is_expired_receipt, refusal
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.codec import describe
+from celery_idempotent.stores.forks import making
+
+logger = logging.getLogger(__name__)
+
+
+class Missing(Exception):
+    """Something inside of kombu or Celery that is not there any more."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a broker said of messages that were to be extended; of all others, that they are.
+
+    Args:
+        gone: Tags that are not this worker's any more, with the reason.
+        failed: Tags to ask for again, with the reason.
+    """
+
+    gone: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+class Extender(Protocol):
+    """Extends the messages of a worker, over a channel of its consumer's."""
+
+    size: int
+    """Messages in one request."""
+    longest: float
+    """Seconds for which a message can be held in all."""
+    queues: tuple[str, ...]
+    """What has to be looked after though no message of it is held."""
+
+    def queue_of(self, message: Any) -> str:
+        """What the visibility timeout of ``message`` belongs to.
+
+        Raises:
+            Missing: The message does not tell.
+        """
+        ...
+
+    def visibility(self, queue: str) -> float:
+        """The visibility timeout in seconds; may ask the broker."""
+        ...
+
+    def extend(self, queue: str, seconds: Mapping[str, int]) -> Answer:
+        """Make the messages with these tags invisible for so many seconds from now."""
+        ...
+
+    def restore(self) -> None:
+        """Have the broker deliver again what nobody holds, where it does not do so by itself."""
+        ...
+
+
+def extender_of(driver: str, channel: Any) -> Extender | None:
+    """What extends messages of the channel; None where the broker does not take them back by itself.
+
+    Args:
+        driver: kombu's name of the transport's driver.
+        channel: The channel of a worker's consumer.
+
+    Raises:
+        Missing: kombu is not what it was.
+    """
+    if driver == "redis":
+        return RedisExtender(channel) if _part(channel, "ack_emulation") else None
+    return SqsExtender(channel) if driver == "sqs" else None
+
+
+class RedisExtender:
+    """kombu keeps the time of each delivery in a sorted set, and delivers again what stands there for too long."""
+
+    size = 1000
+    longest = float("inf")
+    queues: tuple[str, ...] = ("",)
+
+    def __init__(self, channel: Any) -> None:
+        for name in ("conn_or_acquire", "unacked_index_key", "visibility_timeout"):
+            _part(channel, name)
+        restore = _part(_part(channel, "qos"), "restore_visible")
+        if not {"num", "interval"} <= inspect.signature(restore).parameters.keys():
+            raise Missing("arguments num and interval of kombu's restore_visible")
+        self._channel = channel
+
+    def queue_of(self, message: Any) -> str:
+        """All queues share one timeout."""
+        return ""
+
+    def visibility(self, queue: str) -> float:
+        """That of the channel."""
+        return effective(self._channel.visibility_timeout)
+
+    def extend(self, queue: str, seconds: Mapping[str, int]) -> Answer:
+        """As if they had just been delivered, on the clock of this machine, as kombu does; what is gone stays gone."""
+        now = time.time()
+        with self._channel.conn_or_acquire() as client:
+            client.zadd(self._channel.unacked_index_key, dict.fromkeys(seconds, now), xx=True)
+        return Answer()
+
+    def restore(self) -> None:
+        """What kombu itself does, by default, every hundred seconds, and in some pools never."""
+        limit = getattr(self._channel, "unacked_restore_limit", None)
+        self._channel.qos.restore_visible(num=limit, interval=1)
+
+
+_REMEMBERED = 600.0
+"""Seconds for which the visibility timeout of a queue is remembered, as people can change it."""
+
+_TIMEOUTS = {"connect_timeout": 3, "read_timeout": 5, "retries": {"total_max_attempts": 2}}
+"""A request that hangs for botocore's minute would take a short visibility timeout with it."""
+
+
+class SqsExtender:
+    """SQS counts by itself, and is told by the receipt of each message, which is kombu's delivery tag."""
+
+    size = 10
+    longest = 12 * 3600.0 - 60
+    """SQS's limit since it handed the message out; it may have been on its way for a while."""
+    queues: tuple[str, ...] = ()
+
+    def __init__(self, channel: Any) -> None:
+        for name in ("sqs", "predefined_queues", "visibility_timeout", "basic_ack", "basic_reject"):
+            _part(channel, name)
+        _part(_part(channel, "qos"), "ack")
+        self._channel = channel
+        self._timeouts: dict[str, tuple[float, float]] = {}
+        self._quick: dict[Any, tuple[Any, Any]] = {}
+
+    def queue_of(self, message: Any) -> str:
+        """The URL of its queue."""
+        try:
+            return str(message.delivery_info["sqs_queue"])
+        except KeyError:
+            raise Missing("delivery_info['sqs_queue'] of a message of kombu's") from None
+
+    def visibility(self, queue: str) -> float:
+        """That of the queue: kombu receives without one, and sets its own only on queues that it creates."""
+        known = self._timeouts.get(queue)
+        if known is None or known[1] < time.monotonic():
+            known = self._timeouts[queue] = self._ask(queue), time.monotonic() + _REMEMBERED
+        return known[0]
+
+    def _ask(self, queue: str) -> float:
+        try:
+            answer = self._client(queue).get_queue_attributes(QueueUrl=queue, AttributeNames=["VisibilityTimeout"])
+        except Exception as error:
+            if not code_of(error).startswith("AccessDenied"):
+                raise
+            logger.warning(
+                "idempotency.visibility_unknown queue=%s assumed=%s reason=%s",
+                *(one_line(queue), self._channel.visibility_timeout, one_line(describe(error))),
+            )
+            return effective(float(self._channel.visibility_timeout))
+        return effective(float(answer["Attributes"]["VisibilityTimeout"]))
+
+    def extend(self, queue: str, seconds: Mapping[str, int]) -> Answer:
+        """One request; SQS answers for each message by itself."""
+        tags = list(seconds)
+        answer = self._client(queue).change_message_visibility_batch(
+            QueueUrl=queue,
+            Entries=[
+                {"Id": str(number), "ReceiptHandle": tag, "VisibilityTimeout": seconds[tag]}
+                for number, tag in enumerate(tags)
+            ],
+        )
+        gone: dict[str, str] = {}
+        failed: dict[str, str] = {}
+        for each in answer.get("Failed", ()):
+            found = gone if refusal(each["Code"]) is Refusal.GONE else failed
+            found[tags[int(each["Id"])]] = f"{each['Code']}: {each.get('Message', '')}"
+        return Answer(gone, failed)
+
+    def restore(self) -> None:
+        """SQS does so by itself."""
+
+    def _client(self, queue: str) -> Any:
+        """As kombu's for this queue, credentials and renewed tokens included, but with short timeouts."""
+        predefined = self._channel.predefined_queues
+        name = next((name for name, each in predefined.items() if each.get("url") == queue), None)
+        client = self._channel.sqs(queue=name)
+        signer = getattr(client, "_request_signer", None)
+        credentials = getattr(signer, "_credentials", None)
+        if credentials is None:
+            return client
+        frozen = credentials.get_frozen_credentials()
+        made = self._quick.get(name)
+        if made is None or made[0] != (client, frozen):
+            with making:
+                made = self._quick[name] = (client, frozen), _quick(client, frozen)
+        return made[1]
+
+
+def _quick(client: Any, credentials: Any) -> Any:
+    from kombu.asynchronous.aws.ext import boto3  # type: ignore[attr-defined]  # the one that kombu found
+
+    meta = client.meta
+    return boto3.Session(
+        aws_access_key_id=credentials.access_key,
+        aws_secret_access_key=credentials.secret_key,
+        aws_session_token=credentials.token,
+        region_name=meta.region_name,
+    ).client("sqs", endpoint_url=meta.endpoint_url, config=meta.config.merge(type(meta.config)(**_TIMEOUTS)))
+
+
+def survive_expired_receipts(channel: Any) -> None:
+    """Have a worker outlive messages of SQS that it acknowledges or gives back too late.
+
+    Such a message was delivered to somebody else, or will be. kombu asks SQS to delete it or to show it again, and SQS
+    may refuse. kombu 5.3 to 5.6 let that end the worker where a backoff policy is set, and every kombu does where the
+    message is given back (celery/kombu issue 1391).
+    """
+    for name in ("basic_ack", "basic_reject"):
+        setattr(channel, name, _surviving(channel, getattr(channel, name)))
+
+
+def _surviving(channel: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def settle(delivery_tag: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(delivery_tag, *args, **kwargs)
+        except Exception as error:
+            if not is_expired_receipt(error):
+                raise
+            # Otherwise the place that it takes in the prefetch window would never be free again.
+            channel.qos.ack(delivery_tag)
+            logger.warning(
+                "idempotency.receipt_expired method=%s reason=%s", method.__name__, one_line(describe(error))
+            )
+
+    return settle
+
+
+def _part(whole: Any, name: str) -> Any:
+    missing = object()
+    found = getattr(whole, name, missing)
+    if found is missing:
+        raise Missing(f"{name} of kombu's {type(whole).__name__}")
+    return found

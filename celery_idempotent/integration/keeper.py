@@ -1,0 +1,283 @@
+"""The keeper: while a worker lives, no message that it holds is delivered again.
+
+Otherwise a body that takes longer than the visibility timeout, a message that waits behind it, and one whose time has
+not come yet are delivered to others, who can only postpone them.
+"""
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import ReferenceType, ref
+
+from celery import Celery, bootsteps
+from celery._state import connect_on_app_finalize
+from celery.signals import task_received
+
+from celery_idempotent.integration.holding import Extender, Missing, SqsExtender, extender_of, survive_expired_receipts
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.startup import idempotent_tasks, is_idempotent
+from celery_idempotent.integration.visibility import SHARE, Held, due, ends_soon, extension, pause, pause_after
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.codec import describe
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Message:
+    """A message, and Celery's request for it. Nothing here keeps the request alive: Celery does, until it is done."""
+
+    request: ReferenceType[Any]
+    held: Held
+    began: bool = False
+
+    def is_over(self) -> bool:
+        """Whether the worker is done with it; also where that is to be told by a delivery that comes again.
+
+        A message that is acknowledged or given back is over. So is one whose task ended without either, as by a time
+        limit under ``acks_on_failure_or_timeout=False``: to hold it would be to lose it.
+        """
+        from celery.worker.state import reserved_requests
+
+        request = self.request()
+        if request is None or request.acknowledged:
+            return True
+        began, self.began = self.began, request in reserved_requests
+        return began and not self.began
+
+
+@dataclass(slots=True)
+class _Outage:
+    failures: int
+    ends_at: float
+
+
+class Holding:
+    """The messages that a worker holds, and what becomes of them.
+
+    Args:
+        extender: Extends them; another one when the worker has connected again.
+        everything: Whether messages of tasks that are not idempotent are held, too.
+    """
+
+    def __init__(self, extender: Extender, *, everything: bool) -> None:
+        self.extender = extender
+        self._everything = everything
+        # Written by Celery's thread and by the keeper's: single operations on a dict are atomic.
+        self._messages: dict[str, _Message] = {}
+        self._outages: dict[str, _Outage] = {}
+        self._visibilities: dict[str, float] = {}
+        self._restored = time.monotonic()
+        self._is_impossible = False
+
+    def receive(self, request: Any) -> None:
+        """Hold the message of ``request`` from now on; Celery has just made it."""
+        if self._is_impossible or not (self._everything or _is_protected(request.task)):
+            return
+        now = time.monotonic()
+        try:
+            tag, queue = request.message.delivery_tag, self.extender.queue_of(request.message)
+        except Missing as missing:
+            self._is_impossible = True
+            tell_of(missing)
+        else:
+            self._messages[tag] = _Message(ref(request), Held(tag, queue, now, now))
+
+    def look(self) -> float:
+        """Extend what is due, and say in how many seconds to look again; nothing that a broker does is raised."""
+        by_queue: dict[str, list[Held]] = defaultdict(list, {queue: [] for queue in self.extender.queues})
+        for tag, message in list(self._messages.items()):
+            if message.is_over():
+                self._messages.pop(tag, None)
+            else:
+                by_queue[message.held.queue].append(message.held)
+        for queue, held in by_queue.items():
+            self._attend(queue, held)
+        return pause(self._visibilities[queue] for queue in by_queue if queue in self._visibilities)
+
+    def _attend(self, queue: str, held: Sequence[Held]) -> None:
+        outage = self._outages.get(queue)
+        if outage is not None and time.monotonic() < outage.ends_at:
+            return
+        try:
+            visibility = self._visibilities[queue] = self.extender.visibility(queue)
+            self._extend(queue, held, visibility)
+            self._restore(queue, visibility)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the next look may fare better
+            self._fail(queue, len(held), error)
+        else:
+            if self._outages.pop(queue, None) is not None:
+                logger.info("idempotency.hold_recovered queue=%s", one_line(queue))
+
+    def _extend(self, queue: str, held: Sequence[Held], visibility: float) -> None:
+        size = self.extender.size
+        chosen = due(held, visibility, time.monotonic(), size)
+        for first in range(0, len(chosen), size):
+            self._request(queue, chosen[first : first + size], visibility)
+
+    def _request(self, queue: str, held: Sequence[Held], visibility: float) -> None:
+        now, longest = time.monotonic(), self.extender.longest
+        seconds: dict[str, int] = {}
+        for each in held:
+            self._warn(each, now)
+            seconds[each.tag] = extension(each, visibility, now, longest)
+            if not seconds[each.tag]:
+                del seconds[each.tag]
+                self._messages.pop(each.tag, None)
+        if not seconds:
+            return
+        answer = self.extender.extend(queue, seconds)
+        for tag in seconds.keys() - answer.gone.keys() - answer.failed.keys():
+            self._note(tag, extended=now)
+        for tag, reason in answer.gone.items():
+            self._tell(tag, "idempotency.hold_lost", reason)
+            self._messages.pop(tag, None)
+        if answer.failed:
+            raise NotExtended(next(iter(answer.failed.values())))
+
+    def _warn(self, held: Held, now: float) -> None:
+        if ends_soon(held, now, self.extender.longest):
+            self._tell(held.tag, "idempotency.hold_ends", f"the broker allows {self.extender.longest:.0f} s in all")
+            self._note(held.tag, is_warned=True)
+
+    def _note(self, tag: str, **changes: Any) -> None:
+        message = self._messages.get(tag)
+        if message is not None:
+            message.held = replace(message.held, **changes)
+
+    def _tell(self, tag: str, event: str, reason: str) -> None:
+        """Log what becomes of a message, unless it was acknowledged meanwhile."""
+        message = self._messages.get(tag)
+        request = message.request() if message is not None else None
+        if request is not None and not request.acknowledged:
+            names = one_line(request.name), one_line(request.id)
+            logger.warning(f"{event} task=%s task_id=%s reason=%s", *names, one_line(reason))
+
+    def _restore(self, queue: str, visibility: float) -> None:
+        now = time.monotonic()
+        if queue in self.extender.queues and now - self._restored >= visibility / SHARE:
+            self._restored = now
+            self.extender.restore()
+
+    def _fail(self, queue: str, count: int, error: Exception) -> None:
+        known = self._outages.get(queue)
+        failures = known.failures + 1 if known is not None else 1
+        visibility = self._visibilities.get(queue, 0.0)
+        self._outages[queue] = _Outage(failures, time.monotonic() + pause_after(failures, visibility or SHARE * 2))
+        if known is None:
+            logger.warning(
+                "idempotency.hold_failed queue=%s messages=%d visibility_timeout=%s reason=%s",
+                *(one_line(queue), count, f"{visibility:g}" if visibility else "unknown"),
+                one_line(f"{type(error).__name__}: {describe(error)}"),
+            )
+
+
+class NotExtended(Exception):
+    """The broker did not extend a message this time."""
+
+
+def _is_protected(task: Any) -> bool:
+    return is_idempotent(task) and task.idempotency_policy.mode != "off"
+
+
+def tell_of(missing: Missing) -> None:
+    """Say that nothing is held, and why."""
+    logger.warning(
+        "idempotency.hold_impossible missing=%s: this version of Celery or kombu lacks it, so no message is held, and "
+        "those that take longer than the visibility timeout are delivered again; use a version that this library was "
+        "tested with, or set idempotency_hold_messages=False",
+        one_line(missing),
+    )
+
+
+class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """Holds messages in a thread of the worker's main process, from the first connection to the broker to the last."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        self._holding: Holding | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        super().__init__(parent, **kwargs)
+
+    def include_if(self, parent: Any) -> bool:
+        """Only where there is something to hold, and it is not switched off."""
+        setting = runtime_of(parent.app).hold_messages
+        return setting == "all" or (setting and bool(idempotent_tasks(parent.app)))
+
+    def start(self, parent: Any) -> None:
+        """Begin to hold, or go on by the channel of another connection."""
+        self._stopping.set()  # a thread that hangs in a connection that is lost ends when it no longer does
+        try:
+            extender = self._extender(parent)
+        except Missing as missing:
+            tell_of(missing)
+            return
+        if extender is None:
+            return
+        if self._holding is None:
+            self._holding = Holding(extender, everything=runtime_of(parent.app).hold_messages == "all")
+            task_received.connect(self._receive, sender=parent, weak=False)
+        self._holding.extender = extender
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(self._holding, self._stopping), name="celery-idempotent-keeper", daemon=True
+        )
+        self._thread.start()
+
+    def _extender(self, parent: Any) -> Extender | None:
+        channel = parent.task_consumer.channel
+        extender = extender_of(parent.connection.transport.driver_type, channel)
+        if isinstance(extender, SqsExtender):
+            survive_expired_receipts(channel)
+        if extender is not None:
+            check_celery()
+        return extender
+
+    def shutdown(self, parent: Any) -> None:
+        """Let go: what was not begun is given back next. Not at ``stop``, after which bodies come to their end."""
+        self._stopping.set()
+        task_received.disconnect(self._receive, sender=parent)
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def _receive(self, request: Any, **kwargs: Any) -> None:
+        if self._holding is not None:
+            self._holding.receive(request)
+
+    def _run(self, holding: Holding, stopping: threading.Event) -> None:
+        seconds = 0.0
+        while not stopping.wait(seconds):
+            seconds = holding.look()
+
+
+def check_celery() -> None:
+    """Check what is used of Celery's worker.
+
+    Raises:
+        Missing: Something is not there.
+    """
+    from celery.worker import state
+    from celery.worker.request import Request
+
+    for whole, name in (
+        (Request, "acknowledged"),
+        (Request, "message"),
+        (Request, "task"),
+        (state, "reserved_requests"),
+    ):
+        if not hasattr(whole, name):
+            raise Missing(f"{name} of Celery's {whole.__name__}")
+
+
+def hold_at_start(app: Celery) -> None:
+    """Have every worker of ``app`` hold its messages; safe to repeat."""
+    app.steps["consumer"].add(Keeper)
+
+
+connect_on_app_finalize(hold_at_start)

@@ -1,0 +1,175 @@
+"""While a worker lives, nobody else gets a message that it holds; when it dies, somebody does, and soon."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.integration.cluster import (
+    IdempotentCluster,
+    IdempotentSetup,
+    IdempotentWorker,
+    leases_may_be_longer,
+    on_redis,
+)
+from tests.integration.idempotent_tasks import charge
+from tests.integration.plain_tasks import plain_effect
+from tests.support.ledger import Ledger
+from tests.support.waiting import wait_until
+
+VISIBILITY = 4
+OUTLIVED = 2.5 * VISIBILITY
+"""Seconds; a body of that length is delivered again twice by a broker that nobody tells."""
+
+pytestmark = [
+    pytest.mark.worker(concurrency=1, visibility_timeout=VISIBILITY, settings={"worker_prefetch_multiplier": 4}),
+    leases_may_be_longer,
+]
+
+pools = pytest.mark.parametrize(
+    "pool",
+    [
+        pytest.param(
+            pool,
+            marks=[
+                pytest.mark.worker(pool=pool),
+                pytest.mark.skipif(
+                    pool == package and importlib.util.find_spec(package) is None, reason=f"needs {package}"
+                ),
+            ],
+        )
+        for pool, package in (("threads", ""), ("solo", ""), ("gevent", "gevent"), ("eventlet", "eventlet"))
+    ],
+)
+
+
+def deliveries(cluster: IdempotentCluster, task_id: str) -> int:
+    """How often the message was delivered to any of the workers."""
+    return sum(worker.logs().count(f"[{task_id}] received") for worker in cluster)
+
+
+def outlast(began: float, still: Callable[[], bool]) -> None:
+    """Let a body take its time, and see all the while that something is still so."""
+    while time.monotonic() < began + OUTLIVED:
+        assert still()
+        time.sleep(0.2)
+
+
+def with_one_asleep(setup: IdempotentSetup) -> tuple[IdempotentWorker, IdempotentWorker]:
+    """Two workers, of which the second does not run yet, so that it gets nothing of what is published now."""
+    working, idle = setup.worker_cluster
+    idle.shut_down()
+    return working, idle
+
+
+@pytest.mark.worker(count=2)
+def test_a_long_body_and_what_waits_behind_it_are_delivered_once(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """An idle worker beside them gets neither, so nobody has to postpone anything."""
+    _, idle = with_one_asleep(celery_setup)
+    results = [charge.delay("long", gate="go"), charge.delay("behind")]
+    (begun,) = ledger.wait_for("begin")
+    wait_until(lambda: deliveries(celery_setup.worker_cluster, results[1].id) == 1, "the second one is prefetched")
+    idle.start_again()
+    outlast(begun.at, lambda: [deliveries(celery_setup.worker_cluster, result.id) for result in results] == [1, 1])
+    ledger.open("go:1")
+    assert [result.get(timeout=60) for result in results] == ["long by attempt 1", "behind by attempt 1"]
+    assert [deliveries(celery_setup.worker_cluster, result.id) for result in results] == [1, 1]
+    assert ledger.rows("conflicted") == ledger.rows("replayed") == []
+
+
+@pytest.mark.worker(count=2, settings={"worker_prefetch_multiplier": 4, "idempotency_hold_messages": False})
+def test_without_a_keeper_both_are_delivered_again(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """What the claim above is worth: the idle worker runs what waits, and meets the claim of what runs."""
+    _, idle = with_one_asleep(celery_setup)
+    results = [charge.delay("long", gate="go"), charge.delay("behind")]
+    ledger.wait_for("begin")
+    wait_until(lambda: deliveries(celery_setup.worker_cluster, results[1].id) == 1, "the second one is prefetched")
+    idle.start_again()
+    wait_until(
+        lambda: all(deliveries(celery_setup.worker_cluster, result.id) > 1 for result in results), "both come again"
+    )
+    ledger.wait_for("conflicted")
+    ledger.open("go:1")
+    assert [result.get(timeout=60) for result in results] == ["long by attempt 1", "behind by attempt 1"]
+
+
+@pools
+@pytest.mark.worker(count=2)
+def test_every_pool_holds_a_long_body(celery_setup: IdempotentSetup, ledger: Ledger, pool: str) -> None:
+    """Whatever the thread that consumes is busy with."""
+    result = charge.delay("long", gate="go")
+    (begun,) = ledger.wait_for("begin")
+    outlast(begun.at, lambda: deliveries(celery_setup.worker_cluster, result.id) == 1)
+    ledger.open("go:1")
+    assert result.get(timeout=60) == "long by attempt 1"
+    assert deliveries(celery_setup.worker_cluster, result.id) == 1
+
+
+@pytest.mark.worker(count=2)
+def test_a_message_whose_time_has_not_come_is_delivered_once(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """Celery keeps it in memory, unacknowledged, for longer than the visibility timeout."""
+    result = charge.apply_async(("later",), countdown=OUTLIVED)
+    assert result.get(timeout=60) == "later by attempt 1"
+    assert deliveries(celery_setup.worker_cluster, result.id) == 1
+
+
+@pytest.mark.worker(count=2)
+def test_messages_of_plain_tasks_are_not_held(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """An import changes nothing for them."""
+    result = plain_effect.delay("k", gate="go")
+    wait_until(lambda: deliveries(celery_setup.worker_cluster, result.id) > 1, "it is delivered again")
+    ledger.open("go")
+    assert result.get(timeout=60) == "k"
+
+
+@pytest.mark.worker(count=2, settings={"worker_prefetch_multiplier": 4, "idempotency_hold_messages": "all"})
+def test_messages_of_all_tasks_are_held_where_that_is_wanted(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """Then a long body of a plain task runs once, too."""
+    result = plain_effect.delay("k", gate="go")
+    (begun,) = ledger.wait_for("begin")
+    outlast(begun.at, lambda: deliveries(celery_setup.worker_cluster, result.id) == 1)
+    ledger.open("go")
+    assert result.get(timeout=60) == "k"
+    assert deliveries(celery_setup.worker_cluster, result.id) == 1
+
+
+KOMBUS_OWN = {"unacked_restore_interval": 10, "unacked_restore_throttle": 10}
+"""How often kombu looks for what nobody holds, if nobody tells it: every hundred seconds."""
+
+
+@pytest.mark.worker(count=2, transport_options=KOMBUS_OWN)
+def test_what_a_dead_worker_held_comes_back_after_the_visibility_timeout(
+    celery_setup: IdempotentSetup, ledger: Ledger
+) -> None:
+    """SIGKILL of all its processes, after its messages were extended: what ran and what waited is another's."""
+    working, idle = with_one_asleep(celery_setup)
+    results = [charge.delay("long", gate="go"), charge.delay("behind")]
+    (begun,) = ledger.wait_for("begin")
+    wait_until(lambda: deliveries(celery_setup.worker_cluster, results[1].id) == 1, "the second one is prefetched")
+    idle.start_again()
+    outlast(begun.at, lambda: len(ledger.rows("begin")) == 1)
+    working.kill()
+    died = time.monotonic()
+    ledger.open("go:2")
+    again = wait_until(lambda: ledger.rows("begin")[1:], "something comes back", timeout=4 * VISIBILITY)
+    assert [result.get(timeout=30) for result in results] == ["long by attempt 2", "behind by attempt 1"]
+    # It was extended a third of the timeout before its worker died, at the earliest; a look may have been on its way.
+    assert again[0].at > died + VISIBILITY / 3
+    assert all(row.worker == idle.hostname() for row in ledger.rows("effect"))
+
+
+@on_redis
+@pytest.mark.worker(
+    count=2, transport_options={"global_keyprefix": "shop:", "unacked_index_key": "unacked-of-the-shop"}
+)
+def test_names_of_redis_keys_are_those_of_the_transport(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """A prefix, and a key of one's own."""
+    result = charge.delay("long", gate="go")
+    (begun,) = ledger.wait_for("begin")
+    outlast(begun.at, lambda: deliveries(celery_setup.worker_cluster, result.id) == 1)
+    ledger.open("go:1")
+    assert result.get(timeout=60) == "long by attempt 1"
+    assert deliveries(celery_setup.worker_cluster, result.id) == 1
