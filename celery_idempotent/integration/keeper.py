@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import ReferenceType, ref
@@ -62,23 +62,25 @@ class Holding:
     Args:
         extender: Extends them; another one when the worker has connected again.
         everything: Whether messages of tasks that are not idempotent are held, too.
+        clock: Gives the time in seconds.
     """
 
-    def __init__(self, extender: Extender, *, everything: bool) -> None:
+    def __init__(self, extender: Extender, *, everything: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.extender = extender
+        self._clock = clock
         self._everything = everything
         # Written by Celery's thread and by the keeper's: single operations on a dict are atomic.
         self._messages: dict[str, _Message] = {}
         self._outages: dict[str, _Outage] = {}
         self._visibilities: dict[str, float] = {}
-        self._restored = time.monotonic()
+        self._restored = self._clock()
         self._is_impossible = False
 
-    def receive(self, request: Any) -> None:
-        """Hold the message of ``request`` from now on; Celery has just made it."""
+    def receive(self, request: Any, **_: Any) -> None:
+        """Hold the message of ``request`` from now on; Celery has just made it, and tells so by a signal."""
         if self._is_impossible or not (self._everything or _is_protected(request.task)):
             return
-        now = time.monotonic()
+        now = self._clock()
         try:
             tag, queue = request.message.delivery_tag, self.extender.queue_of(request.message)
         except Missing as missing:
@@ -101,7 +103,7 @@ class Holding:
 
     def _attend(self, queue: str, held: Sequence[Held]) -> None:
         outage = self._outages.get(queue)
-        if outage is not None and time.monotonic() < outage.ends_at:
+        if outage is not None and self._clock() < outage.ends_at:
             return
         try:
             visibility = self._visibilities[queue] = self.extender.visibility(queue)
@@ -115,12 +117,12 @@ class Holding:
 
     def _extend(self, queue: str, held: Sequence[Held], visibility: float) -> None:
         size = self.extender.size
-        chosen = due(held, visibility, time.monotonic(), size)
+        chosen = due(held, visibility, self._clock(), size)
         for first in range(0, len(chosen), size):
             self._request(queue, chosen[first : first + size], visibility)
 
     def _request(self, queue: str, held: Sequence[Held], visibility: float) -> None:
-        now, longest = time.monotonic(), self.extender.longest
+        now, longest = self._clock(), self.extender.longest
         seconds: dict[str, int] = {}
         for each in held:
             self._warn(each, now)
@@ -134,14 +136,15 @@ class Holding:
         for tag in seconds.keys() - answer.gone.keys() - answer.failed.keys():
             self._note(tag, extended=now)
         for tag, reason in answer.gone.items():
-            self._tell(tag, "idempotency.hold_lost", reason)
+            self._tell(tag, "idempotency.hold_lost task=%s task_id=%s reason=%s", reason)
             self._messages.pop(tag, None)
         if answer.failed:
             raise NotExtended(next(iter(answer.failed.values())))
 
     def _warn(self, held: Held, now: float) -> None:
         if ends_soon(held, now, self.extender.longest):
-            self._tell(held.tag, "idempotency.hold_ends", f"the broker allows {self.extender.longest:.0f} s in all")
+            allowed = f"the broker allows {self.extender.longest / 3600:.1f} h in all"
+            self._tell(held.tag, "idempotency.hold_ends task=%s task_id=%s reason=%s", allowed)
             self._note(held.tag, is_warned=True)
 
     def _note(self, tag: str, **changes: Any) -> None:
@@ -149,16 +152,15 @@ class Holding:
         if message is not None:
             message.held = replace(message.held, **changes)
 
-    def _tell(self, tag: str, event: str, reason: str) -> None:
+    def _tell(self, tag: str, line: str, reason: str) -> None:
         """Log what becomes of a message, unless it was acknowledged meanwhile."""
         message = self._messages.get(tag)
         request = message.request() if message is not None else None
         if request is not None and not request.acknowledged:
-            names = one_line(request.name), one_line(request.id)
-            logger.warning(f"{event} task=%s task_id=%s reason=%s", *names, one_line(reason))
+            logger.warning(line, one_line(request.name), one_line(request.id), one_line(reason))
 
     def _restore(self, queue: str, visibility: float) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if queue in self.extender.queues and now - self._restored >= visibility / SHARE:
             self._restored = now
             self.extender.restore()
@@ -167,7 +169,7 @@ class Holding:
         known = self._outages.get(queue)
         failures = known.failures + 1 if known is not None else 1
         visibility = self._visibilities.get(queue, 0.0)
-        self._outages[queue] = _Outage(failures, time.monotonic() + pause_after(failures, visibility or SHARE * 2))
+        self._outages[queue] = _Outage(failures, self._clock() + pause_after(failures, visibility or SHARE * 2))
         if known is None:
             logger.warning(
                 "idempotency.hold_failed queue=%s messages=%d visibility_timeout=%s reason=%s",
@@ -222,7 +224,7 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
             return
         if self._holding is None:
             self._holding = Holding(extender, everything=runtime_of(parent.app).hold_messages == "all")
-            task_received.connect(self._receive, sender=parent, weak=False)
+            task_received.connect(self._holding.receive, sender=parent, weak=False)
         self._holding.extender = extender
         self._stopping = threading.Event()
         self._thread = threading.Thread(
@@ -242,13 +244,10 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
     def shutdown(self, parent: Any) -> None:
         """Let go: what was not begun is given back next. Not at ``stop``, after which bodies come to their end."""
         self._stopping.set()
-        task_received.disconnect(self._receive, sender=parent)
+        if self._holding is not None:
+            task_received.disconnect(self._holding.receive, sender=parent)
         if self._thread is not None:
             self._thread.join(5)
-
-    def _receive(self, request: Any, **kwargs: Any) -> None:
-        if self._holding is not None:
-            self._holding.receive(request)
 
     def _run(self, holding: Holding, stopping: threading.Event) -> None:
         seconds = 0.0

@@ -1,0 +1,127 @@
+"""Which messages are extended, when, and for how long; and what a broker's refusal means."""
+
+import pytest
+
+from celery_idempotent.integration.visibility import (
+    Held,
+    Refusal,
+    code_of,
+    due,
+    effective,
+    ends_soon,
+    extension,
+    is_expired_receipt,
+    pause,
+    pause_after,
+    refusal,
+)
+
+HOURS = 3600.0
+
+
+def held(age: float, *, number: int = 0, total: float | None = None, is_warned: bool = False) -> Held:
+    """A message at time 1000 that was extended so many seconds ago, and came so many ago."""
+    return Held(f"tag-{number}", "queue", 1000 - (age if total is None else total), 1000 - age, is_warned)
+
+
+class AwsRefusal(Exception):
+    """As botocore's."""
+
+    def __init__(self, response: object) -> None:
+        super().__init__(response)
+        self.response = response
+
+
+@pytest.mark.parametrize(("age", "is_due"), [(0, False), (19.9, False), (20, True), (59, True), (600, True)])
+def test_a_message_is_due_after_a_third_of_its_timeout(age: float, is_due: bool) -> None:
+    """So two tries remain if one fails, and short bodies cost nothing."""
+    assert bool(due([held(age)], 60, 1000, 10)) is is_due
+
+
+def test_room_in_a_request_is_filled_with_what_is_soon_due() -> None:
+    """From half a third on; a request with ten messages costs as much as one with one."""
+    one, soon, early = held(21, number=1), held(10, number=2), held(9.9, number=3)
+    assert due([early, soon, one], 60, 1000, 10) == [one, soon]
+    assert due([early, soon], 60, 1000, 10) == []
+
+
+def test_messages_that_are_only_soon_due_cause_no_request_of_their_own() -> None:
+    """Eleven are due: that is two requests of ten, and the rest of the second one is for the oldest others."""
+    now_due = [held(30, number=number) for number in range(11)]
+    soon = [held(10 + number / 100, number=20 + number) for number in range(15)]
+    chosen = due([*soon, *now_due], 60, 1000, 10)
+    assert len(chosen) == 20
+    assert set(chosen[:11]) == set(now_due)
+    assert list(chosen[11:]) == list(reversed(soon))[:9]
+
+
+@pytest.mark.parametrize(
+    ("hours", "allowed"),
+    [(0, 60), (11, 60), (12 - 50 / HOURS, 50), (12 - 0.5 / HOURS, 0), (12, 0), (13, 0)],
+)
+def test_a_message_is_extended_up_to_what_the_broker_allows_in_all(hours: float, allowed: int) -> None:
+    """SQS refuses more than 12 hours since it handed the message out, and would extend it by nothing then."""
+    assert extension(held(20, total=hours * HOURS), 60, 1000, 12 * HOURS) == allowed
+
+
+def test_redis_sets_no_such_limit() -> None:
+    """A body of a week is held for a week."""
+    assert extension(held(20, total=168 * HOURS), 60, 1000, float("inf")) == 60
+    assert not ends_soon(held(20, total=168 * HOURS), 1000, float("inf"))
+
+
+@pytest.mark.parametrize(("hours", "told"), [(0, False), (10.9, False), (11, True), (12, True)])
+def test_people_are_told_an_hour_before_the_end(hours: float, told: bool) -> None:
+    """Once."""
+    assert ends_soon(held(20, total=hours * HOURS), 1000, 12 * HOURS) is told
+    assert not ends_soon(held(20, total=hours * HOURS, is_warned=True), 1000, 12 * HOURS)
+
+
+@pytest.mark.parametrize(
+    ("visibilities", "seconds"), [((), 1.0), ((1800.0,), 1.0), ((6.0,), 0.5), ((1800.0, 6.0, 3.0), 0.25)]
+)
+def test_the_shortest_timeout_says_how_often_to_look(visibilities: tuple[float, ...], seconds: float) -> None:
+    """A look asks nobody."""
+    assert pause(visibilities) == seconds
+
+
+def test_a_timeout_of_nothing_does_not_make_a_busy_loop() -> None:
+    """A queue can be set to 0 seconds."""
+    assert effective(0) == 1
+    assert effective(30) == 30
+
+
+def test_a_broker_that_fails_is_asked_again_before_the_timeout_is_over() -> None:
+    """Ever more seldom, but never more seldom than a sixth of it."""
+    assert [pause_after(failures, 60) for failures in (1, 2, 3, 4, 5, 6, 1000)] == [1, 2, 4, 8, 10, 10, 10]
+    assert pause_after(1, 3) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("code", "meaning"),
+    [
+        ("ReceiptHandleIsInvalid", Refusal.GONE),
+        ("MessageNotInflight", Refusal.GONE),
+        ("AWS.SimpleQueueService.MessageNotInflight", Refusal.GONE),
+        ("com.amazonaws.sqs#ReceiptHandleIsInvalid", Refusal.GONE),
+        ("InvalidParameterValue", Refusal.GONE),
+        ("InternalError", Refusal.LATER),
+        ("RequestThrottled", Refusal.LATER),
+        ("ServiceUnavailable", Refusal.LATER),
+        ("", Refusal.LATER),
+    ],
+)
+def test_a_refusal_is_read_by_its_code(code: str, meaning: Refusal) -> None:
+    """Of one message; what is unknown is asked again."""
+    assert refusal(code) is meaning
+    assert is_expired_receipt(AwsRefusal({"Error": {"Code": code}})) is (meaning is Refusal.GONE)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError("reset"), AwsRefusal(None), AwsRefusal({}), AwsRefusal({"Error": "none"}), AwsRefusal({"Error": {}})],
+)
+def test_what_is_no_refusal_of_aws_has_no_code(error: Exception) -> None:
+    """A connection that broke says nothing about a receipt."""
+    assert code_of(error) == ""
+    assert not is_expired_receipt(error)
