@@ -62,6 +62,9 @@ class Settings:
             "task_reject_on_worker_lost": True,
             # A prefetched message ages too. Waiting behind a slow one it can outlive its visibility timeout.
             "worker_prefetch_multiplier": 1,
+            # What becomes of a message that comes again is what is shown here: so a body that outlives the visibility
+            # timeout does not have its message held.
+            "idempotency_hold_messages": False,
             "broker_transport_options": self._transport_options(),
             # SQS has neither fanout nor remote control: there is nobody to answer.
             "worker_enable_remote_control": False,

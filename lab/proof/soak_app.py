@@ -54,6 +54,7 @@ def store() -> Store:
 app = Celery("soak")
 app.conf.update(settings.celery())
 app.conf.idempotency_store = store()
+app.conf.idempotency_hold_messages = True
 
 RERUN = Policy(key="operation", lease=LEASE, backoff=BACKOFF, backoff_max=BACKOFF_MAX, max_takeovers=None)
 REFUSE = Policy(key="operation", lease=LEASE, backoff=BACKOFF, backoff_max=BACKOFF_MAX, on_takeover="refuse")

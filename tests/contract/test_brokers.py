@@ -13,8 +13,9 @@ import boto3
 import pytest
 import redis
 from botocore.exceptions import ClientError
-from kombu import Connection, Consumer
+from kombu.connection import Connection
 from kombu.entity import Queue
+from kombu.messaging import Consumer
 
 from celery_idempotent.integration.holding import Extender, extender_of, survive_expired_receipts
 from lab.embedded import EmbeddedRedis
