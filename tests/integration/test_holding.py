@@ -5,20 +5,38 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from lab.benchmarks import wire
 from tests.integration.cluster import (
+    AwsContainer,
     IdempotentCluster,
     IdempotentSetup,
     IdempotentWorker,
+    SqsBroker,
     leases_may_be_longer,
     on_redis,
+    on_sqs,
 )
 from tests.integration.idempotent_tasks import charge
 from tests.integration.plain_tasks import plain_effect
 from tests.support.ledger import Ledger
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
+
+
+class CountedBroker(SqsBroker):
+    """SQS at another address for workers."""
+
+    def __init__(self, container: AwsContainer, account: str, address: str) -> None:
+        super().__init__(container, account)
+        self._inside = address
+
+    def config(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+        return {**super().config(), "url": f"sqs://{self._account}:secret@{self._inside}//"}
+
 
 VISIBILITY = 4
 OUTLIVED = 2.5 * VISIBILITY
@@ -134,6 +152,36 @@ def test_messages_of_all_tasks_are_held_where_that_is_wanted(celery_setup: Idemp
     ledger.open("go")
     assert result.get(timeout=60) == "k"
     assert deliveries(celery_setup.worker_cluster, result.id) == 1
+
+
+class TestCost:
+    """What it costs on SQS, which charges for requests."""
+
+    @pytest.fixture
+    def celery_sqs_broker(self, aws: AwsContainer, aws_account: str, faults: TcpProxy) -> SqsBroker:
+        """SQS behind the proxy that keeps what is sent."""
+        return CountedBroker(aws, aws_account, f"{faults.host}:{faults.port}")
+
+    @on_sqs
+    @pytest.mark.worker(settings={"worker_prefetch_multiplier": 10})
+    def test_ten_messages_cost_three_requests_for_each_timeout(
+        self, celery_setup: IdempotentSetup, ledger: Ledger, faults: TcpProxy
+    ) -> None:
+        """As one does; and one request more, now and then, for the timeout of the queue."""
+        results = [charge.delay(str(number), gate="go") for number in range(10)]
+        cluster = celery_setup.worker_cluster
+        wait_until(lambda: sum(deliveries(cluster, result.id) for result in results) == 10, "all are in the worker")
+        outlast(time.monotonic() - OUTLIVED / 2, lambda: True)  # until those that came first and last go together
+        before, began = len(faults.trips), time.monotonic()
+        outlast(began, lambda: True)
+        elapsed = time.monotonic() - began
+        rate = wire.aws(faults.trips[before:]).count("ChangeMessageVisibilityBatch") * VISIBILITY / elapsed
+        assert 2 <= rate <= 3.5
+        # The others are kombu's, which asks for the length.
+        assert sum(b"GetQueueAttributes" in trip and b"VisibilityTimeout" in trip for trip in faults.trips) == 1
+        ledger.open("go:1")
+        assert [result.get(timeout=60) for result in results] == [f"{number} by attempt 1" for number in range(10)]
+        assert [deliveries(cluster, result.id) for result in results] == [1] * 10
 
 
 KOMBUS_OWN = {"unacked_restore_interval": 10, "unacked_restore_throttle": 10}
