@@ -20,7 +20,7 @@ app.conf.update(
     task_acks_late=True,
     # Give the message of a killed process back. Without it Celery acknowledges that one: late, but lost all the same.
     task_reject_on_worker_lost=True,
-    # Fetch no more than can be worked on: a message that waits in a worker may be delivered again meanwhile.
+    # Fetch no more than can be worked on: another worker may be idle.
     worker_prefetch_multiplier=1,
     task_default_queue="celery-idempotent-example",
     # SQS carries no remote control.
@@ -30,7 +30,7 @@ app.conf.update(
 )
 if BROKER_URL.startswith("sqs:"):
     app.conf.broker_transport_options = {
-        # A message that is not acknowledged by then is delivered again: longer than most bodies take.
+        # After that, a message of a dead worker is delivered again. A living one holds what it has.
         "visibility_timeout": 60,
         # Fetch the next message at once. By default kombu waits a second whenever its hands were full.
         "polling_interval": 0,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
+from operator import gt
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from lab.benchmarks import wire
 from tests.integration.cluster import (
@@ -67,6 +69,11 @@ pools = pytest.mark.parametrize(
 def deliveries(cluster: IdempotentCluster, task_id: str) -> int:
     """How often the message was delivered to any of the workers."""
     return sum(worker.logs().count(f"[{task_id}] received") for worker in cluster)
+
+
+def connections_of(cluster: IdempotentCluster) -> list[int]:
+    """How often each worker has connected to the broker."""
+    return [worker.logs().count("Connected to") for worker in cluster]
 
 
 def outlast(began: float, still: Callable[[], bool]) -> None:
@@ -151,6 +158,38 @@ def test_messages_of_all_tasks_are_held_where_that_is_wanted(celery_setup: Idemp
     outlast(begun.at, lambda: deliveries(celery_setup.worker_cluster, result.id) == 1)
     ledger.open("go")
     assert result.get(timeout=60) == "k"
+    assert deliveries(celery_setup.worker_cluster, result.id) == 1
+
+
+@pytest.mark.worker(count=2)
+def test_a_warm_shutdown_holds_what_it_waits_for(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """SIGTERM ends the consuming, not the body: its message stays where it is."""
+    result = charge.delay("long", gate="go")
+    (begun,) = ledger.wait_for("begin")
+    worker = celery_setup.worker_cluster.worker_of(begun)
+    worker.kill(signal="SIGTERM", reload_container=False)
+    outlast(begun.at, lambda: deliveries(celery_setup.worker_cluster, result.id) == 1)
+    assert not worker.has_exited()
+    ledger.open("go:1")
+    assert result.get(timeout=60) == "long by attempt 1"
+    wait_until(worker.has_exited, "the worker ends")
+    assert deliveries(celery_setup.worker_cluster, result.id) == 1
+
+
+@on_redis
+@pytest.mark.worker(count=2)
+def test_a_worker_that_connects_again_holds_its_messages(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """By the channel of its new connection."""
+    cluster = celery_setup.worker_cluster
+    before = connections_of(cluster)
+    with Redis.from_url(celery_setup.broker.config()["host_url"]) as administrator:
+        administrator.client_kill_filter(_type="normal", skipme=True)
+    wait_until(lambda: all(map(gt, connections_of(cluster), before)), "both connect again")
+    result = charge.delay("long", gate="go")
+    (begun,) = ledger.wait_for("begin")
+    outlast(begun.at, lambda: deliveries(celery_setup.worker_cluster, result.id) == 1)
+    ledger.open("go:1")
+    assert result.get(timeout=60) == "long by attempt 1"
     assert deliveries(celery_setup.worker_cluster, result.id) == 1
 
 
