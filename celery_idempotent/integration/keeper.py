@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Message:
+class _Watched:
     """A message, and Celery's request for it. Nothing here keeps the request alive: Celery does, until it is done."""
 
     request: ReferenceType[Any]
@@ -70,7 +70,7 @@ class Holding:
         self._clock = clock
         self._everything = everything
         # Written by Celery's thread and by the keeper's: single operations on a dict are atomic.
-        self._messages: dict[str, _Message] = {}
+        self._messages: dict[str, _Watched] = {}
         self._outages: dict[str, _Outage] = {}
         self._visibilities: dict[str, float] = {}
         self._restored = self._clock()
@@ -87,7 +87,7 @@ class Holding:
             self._is_impossible = True
             tell_of(missing)
         else:
-            self._messages[tag] = _Message(ref(request), Held(tag, queue, now, now))
+            self._messages[tag] = _Watched(ref(request), Held(tag, queue, now, now))
 
     def look(self) -> float:
         """Extend what is due, and say in how many seconds to look again; nothing that a broker does is raised."""
