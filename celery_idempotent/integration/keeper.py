@@ -60,21 +60,28 @@ class Holding:
     """The messages that a worker holds, and what becomes of them.
 
     Args:
-        extender: Extends them; another one when the worker has connected again.
+        extender: Extends them.
         everything: Whether messages of tasks that are not idempotent are held, too.
         clock: Gives the time in seconds.
     """
 
     def __init__(self, extender: Extender, *, everything: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self.extender = extender
         self._clock = clock
         self._everything = everything
+        self._is_impossible = False
+        self.begin(extender)
+
+    def begin(self, extender: Extender) -> None:
+        """Hold what comes from now on, by another connection. kombu has given back what came before, or will.
+
+        To extend it once more would only keep it from those who are to have it.
+        """
+        self.extender = extender
         # Written by Celery's thread and by the keeper's: single operations on a dict are atomic.
         self._messages: dict[str, _Watched] = {}
         self._outages: dict[str, _Outage] = {}
         self._visibilities: dict[str, float] = {}
         self._restored = self._clock()
-        self._is_impossible = False
 
     def receive(self, request: Any, **_: Any) -> None:
         """Hold the message of ``request`` from now on; Celery has just made it, and tells so by a signal."""
@@ -225,7 +232,8 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
         if self._holding is None:
             self._holding = Holding(extender, everything=runtime_of(parent.app).hold_messages == "all")
             task_received.connect(self._holding.receive, sender=parent, weak=False)
-        self._holding.extender = extender
+        else:
+            self._holding.begin(extender)
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(self._holding, self._stopping), name="celery-idempotent-keeper", daemon=True

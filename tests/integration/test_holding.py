@@ -8,6 +8,7 @@ from collections.abc import Callable
 from operator import gt
 from typing import Any
 
+import boto3
 import pytest
 from redis import Redis
 
@@ -23,7 +24,7 @@ from tests.integration.cluster import (
     on_sqs,
 )
 from tests.integration.idempotent_tasks import charge
-from tests.integration.plain_tasks import plain_effect
+from tests.integration.plain_tasks import add, plain_effect
 from tests.support.ledger import Ledger
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
@@ -191,6 +192,31 @@ def test_a_worker_that_connects_again_holds_its_messages(celery_setup: Idempoten
     ledger.open("go:1")
     assert result.get(timeout=60) == "long by attempt 1"
     assert deliveries(celery_setup.worker_cluster, result.id) == 1
+
+
+@on_sqs
+@pytest.mark.parametrize(
+    "survives",
+    [
+        pytest.param(True, id="held"),
+        pytest.param(False, marks=pytest.mark.worker(settings={"idempotency_hold_messages": False}), id="not held"),
+    ],
+)
+def test_a_message_that_is_given_back_too_late_does_not_end_the_worker(
+    celery_setup: IdempotentSetup, ledger: Ledger, aws: AwsContainer, aws_account: str, survives: bool
+) -> None:
+    """Its child was killed, and SQS refuses to show a message again that is gone. Without a keeper that is the end."""
+    charge.delay("long", gate="go")
+    (begun,) = ledger.wait_for("begin")
+    session = boto3.Session(aws_account, "secret", region_name="us-east-1")
+    sqs = session.client("sqs", endpoint_url=f"http://{aws.outside_address}")
+    sqs.purge_queue(QueueUrl=sqs.get_queue_url(QueueName="celery")["QueueUrl"])
+    celery_setup.worker_cluster.kill_child(begun)
+    if survives:
+        wait_until(lambda: "idempotency.receipt_expired" in celery_setup.worker.logs(), "the refusal is logged")
+        assert add.delay(2, 3).get(timeout=60) == 5
+    else:
+        wait_until(celery_setup.worker.has_exited, "the worker ends")
 
 
 class TestCost:

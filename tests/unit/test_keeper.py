@@ -365,7 +365,7 @@ class TestKeeper:
         return step
 
     def test_holds_what_celery_receives_until_it_is_shut_down(self, app: Celery, stopping: list[Any]) -> None:
-        """By a thread, which ends with it; also over the channel of another connection."""
+        """By a thread, which ends with it. What came by a connection that is lost is held no more."""
         first, second = RedisChannel(), RedisChannel()
         first.visibility_timeout = second.visibility_timeout = 1
         consumer = a_consumer(app, "redis", first)
@@ -377,15 +377,18 @@ class TestKeeper:
         wait_until(lambda: first.added, "the message is extended")
         consumer.task_consumer.channel = second
         step.start(consumer)
+        next_request = FakeRequest(request.task, "b")
+        task_received.send(sender=consumer, request=next_request)
         wait_until(lambda: second.added, "the message is extended over the new channel")
         wait_until(lambda: thread is not None and not thread.is_alive(), "the old thread ends")
         step.shutdown(consumer)
         assert step._thread is not None
         assert not step._thread.is_alive()
-        assert {tag for _, scores, _ in first.added + second.added for tag in scores} == {"a"}
+        assert {tag for _, scores, _ in first.added for tag in scores} == {"a"}
+        assert {tag for _, scores, _ in second.added for tag in scores} == {"b"}
         task_received.send(sender=consumer, request=FakeRequest(request.task, "late"))
         assert step._holding is not None
-        assert list(step._holding._messages) == ["a"]
+        assert list(step._holding._messages) == ["b"]
 
     def test_lets_a_worker_on_sqs_outlive_expired_receipts(self, app: Celery, stopping: list[Any]) -> None:
         """On each channel of its consumer's."""
