@@ -50,21 +50,25 @@ pytestmark = [
     leases_may_be_longer,
 ]
 
-pools = pytest.mark.parametrize(
-    "pool",
-    [
-        pytest.param(
-            pool,
-            marks=[
-                pytest.mark.worker(pool=pool),
-                pytest.mark.skipif(
-                    pool == package and importlib.util.find_spec(package) is None, reason=f"needs {package}"
-                ),
-            ],
-        )
-        for pool, package in (("threads", ""), ("solo", ""), ("gevent", "gevent"), ("eventlet", "eventlet"))
-    ],
-)
+
+def in_pools(*names: str) -> pytest.MarkDecorator:
+    """Once for each pool of these that is installed."""
+    return pytest.mark.parametrize(
+        "pool",
+        [
+            pytest.param(
+                name,
+                marks=[
+                    pytest.mark.worker(pool=name),
+                    pytest.mark.skipif(
+                        name in {"gevent", "eventlet"} and importlib.util.find_spec(name) is None,
+                        reason=f"needs {name}",
+                    ),
+                ],
+            )
+            for name in names
+        ],
+    )
 
 
 def deliveries(cluster: IdempotentCluster, task_id: str) -> int:
@@ -92,6 +96,7 @@ def with_one_asleep(setup: IdempotentSetup) -> tuple[IdempotentWorker, Idempoten
 
 
 @pytest.mark.worker(count=2)
+@pytest.mark.compat
 def test_a_long_body_and_what_waits_behind_it_are_delivered_once(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
     """An idle worker beside them gets neither, so nobody has to postpone anything."""
     _, idle = with_one_asleep(celery_setup)
@@ -122,7 +127,7 @@ def test_without_a_keeper_both_are_delivered_again(celery_setup: IdempotentSetup
     assert [result.get(timeout=60) for result in results] == ["long by attempt 1", "behind by attempt 1"]
 
 
-@pools
+@in_pools("threads", "solo", "gevent", "eventlet")
 @pytest.mark.worker(count=2)
 def test_every_pool_holds_a_long_body(celery_setup: IdempotentSetup, ledger: Ledger, pool: str) -> None:
     """Whatever the thread that consumes is busy with."""
@@ -253,9 +258,10 @@ KOMBUS_OWN = {"unacked_restore_interval": 10, "unacked_restore_throttle": 10}
 """How often kombu looks for what nobody holds, if nobody tells it: every hundred seconds."""
 
 
+@in_pools("prefork", "gevent")
 @pytest.mark.worker(count=2, transport_options=KOMBUS_OWN)
 def test_what_a_dead_worker_held_comes_back_after_the_visibility_timeout(
-    celery_setup: IdempotentSetup, ledger: Ledger
+    celery_setup: IdempotentSetup, ledger: Ledger, pool: str
 ) -> None:
     """SIGKILL of all its processes, after its messages were extended: what ran and what waited is another's."""
     working, idle = with_one_asleep(celery_setup)
