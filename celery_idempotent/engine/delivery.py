@@ -104,7 +104,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Another delivery, that of ``task_id``, has been running the operation for ``running_for`` ms; nothing was done."""
+    """Another delivery, of ``task_id``, has been running the operation for ``running_for`` ms; nothing was done."""
 
     error: InFlight
     task_id: str

@@ -29,6 +29,7 @@ from tests.support.waiting import wait_until
 pytestmark = [short_visibility, leases_may_be_longer]
 
 
+@pytest.mark.compat
 def test_a_killed_attempt_is_taken_over_before_its_lease(
     celery_setup: IdempotentSetup, ledger: Ledger, store: Store
 ) -> None:
@@ -43,25 +44,6 @@ def test_a_killed_attempt_is_taken_over_before_its_lease(
     assert successor.details["takeover"]
     assert killed.token < successor.token < lease_until
     assert not ledger.rows("conflicted")
-
-
-@pytest.mark.compat
-def test_a_killed_attempt_is_taken_over_after_its_lease(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
-) -> None:
-    """SIGKILL in the body: the next attempt knows that it takes over, and has the larger fencing token."""
-    result = charge.delay("o", gate="go")
-    (killed,) = ledger.wait_for("begin")
-    lease_until = record_of(store, killed.details["idempotency_key"]).lease_until
-    celery_setup.worker_cluster.kill_child(killed)
-    _, successor = ledger.wait_for("begin", count=2)
-    ledger.open("go:2")
-    assert result.get(timeout=60) == "o by attempt 2"
-    assert successor.details["takeover"]
-    assert successor.token > killed.token
-    # A claim without a predecessor has the store's time as its token; a takeover comes after the lease.
-    assert successor.token > lease_until
-    assert [row.attempt for row in ledger.rows("effect")] == [2]
 
 
 def test_a_killed_worker_is_taken_over_by_its_successor(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
