@@ -10,22 +10,20 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NoReturn, TypeVar, assert_never
 
-from kombu.exceptions import KombuError
-
 from celery_idempotent.engine.claim import Claim, Clock, claim, end_lease
 from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.engine.outcomes import OUR_OWN, failure_of, result_of
 from celery_idempotent.engine.processes import is_gone
 from celery_idempotent.errors import (
     InFlight,
     KeyReused,
     LeaseLost,
     OutcomeUnknown,
-    ResultLost,
     SafeToRetry,
     StoreMisconfigured,
     StoreUnavailable,
 )
-from celery_idempotent.protocol.codec import Codec, Encoded, describe
+from celery_idempotent.protocol.codec import Codec, describe
 from celery_idempotent.protocol.operation import (
     Answer,
     Ending,
@@ -46,10 +44,6 @@ from celery_idempotent.protocol.store import RecordTooLarge, Store
 
 RESULT_LOST = "result lost"
 """How the reason of a completion begins whose result could not be kept."""
-
-_OUR_OWN = (LeaseLost, StoreUnavailable)
-"""What a body raises when it asks its attempt. Recorded as an outcome and replayed, it would look like an
-outage of the replay's own, and be tried again for ever."""
 
 T = TypeVar("T")
 
@@ -93,6 +87,11 @@ class ControlFlow:
 
     nothing_begun: tuple[type[BaseException], ...] = ()
     no_outcome: tuple[type[BaseException], ...] = ()
+
+    @property
+    def steering(self) -> tuple[type[BaseException], ...]:
+        """All of them."""
+        return (*self.nothing_begun, *self.no_outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +237,7 @@ class Delivery:
         record = answer.record
         match answer:
             case Replay():
-                return EventName.REPLAYED, "completed earlier", lambda: Outcome(self._result(record))
+                return EventName.REPLAYED, "completed earlier", lambda: Outcome(result_of(self._codec, record))
             case ReplayFailure():
                 reason = f"failed earlier: {record.error}"
                 return EventName.REPLAYED, reason, lambda: _raise(self._failure(record))
@@ -297,7 +296,7 @@ class Delivery:
             on_takeover=policy.on_takeover,
             remember=policy.remember,
             nothing_begun=(SafeToRetry, *self._control.nothing_begun),
-            no_outcome=(*_OUR_OWN, *self._control.no_outcome),
+            no_outcome=(*OUR_OWN, *self._control.no_outcome),
             in_doubt=isinstance(error, OutcomeUnknown) and error.key == held.key,
             before_effects=error is held.excused,
         ):
@@ -334,15 +333,11 @@ class Delivery:
             self._emit(event, held, reason)
             return None
         self._emit(EventName.LEASE_LOST, held, "taken over before the body raised")
-        if not isinstance(error, Exception) or isinstance(error, self._steering):
+        if not isinstance(error, Exception) or isinstance(error, self._control.steering):
             return None  # the message is already on its way elsewhere
         if isinstance(settlement, Superseded):
-            return Outcome(self._result(settlement.record))
+            return Outcome(result_of(self._codec, settlement.record))
         raise LeaseLost(held.key, held.fencing_token) from error
-
-    @property
-    def _steering(self) -> tuple[type[BaseException], ...]:
-        return (*self._control.nothing_begun, *self._control.no_outcome)
 
     def _try(self, held: Claim, write: Callable[[], Written | Superseded | Lost]) -> Written | Superseded | Lost | None:
         """``write()``, or None where the store gave no answer: the lease then ends the claim by itself."""
@@ -370,27 +365,12 @@ class Delivery:
                 return None
             case Superseded(record):
                 self._emit(EventName.LEASE_LOST, held, "completed by another attempt")
-                return Outcome(self._result(record))
+                return Outcome(result_of(self._codec, record))
             case unreachable:
                 assert_never(unreachable)
 
-    def _result(self, record: Record) -> Any:
-        kept = _encoded(record)
-        if kept is None:
-            raise ResultLost(record.key, record.error or "no reason recorded")
-        try:
-            return self._codec.decode(kept)
-        except KombuError as error:
-            raise ResultLost(record.key, f"it cannot be decoded here: {self._codec.told(error)}") from error
-
     def _failure(self, record: Record) -> Exception:
-        never = (SafeToRetry, *_OUR_OWN, *self._steering)
-        try:
-            return self._codec.decode_failure(
-                _encoded(record), record.key, remembered=self._policy.outcomes, never=never
-            )
-        except KombuError as error:
-            raise ResultLost(record.key, f"its failure cannot be decoded here: {self._codec.told(error)}") from error
+        return failure_of(self._codec, self._policy, record, never=self._control.steering)
 
     def _emit(self, name: EventName, holder: Record | Claim | None, reason: str) -> None:
         token = None if holder is None else holder.fencing_token
@@ -411,9 +391,3 @@ def _or_less(write: Callable[[], T], less: Callable[[RecordTooLarge], T]) -> Cal
             return less(error)
 
     return written
-
-
-def _encoded(record: Record) -> Encoded | None:
-    if record.result is None or record.content_type is None:
-        return None
-    return Encoded(record.result, record.content_type)

@@ -19,16 +19,17 @@ from kombu.utils.uuid import uuid
 
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
-from celery_idempotent.engine.delivery import RESULT_LOST, Body, Conflict, Delivery, Event, EventName
+from celery_idempotent.engine.delivery import Body, Conflict, Delivery, Event, EventName
 from celery_idempotent.engine.execution import current_attempt, executed_by, execution, passing
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import LeaseLost, PolicyError, StoreUnavailable
-from celery_idempotent.integration import binding, messages, postpone, signals
+from celery_idempotent.integration import binding, messages, postpone
 from celery_idempotent.integration.arrivals import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
 from celery_idempotent.integration.handlers import tell_of_bodies_only
 from celery_idempotent.integration.keeper import hold_at_start
 from celery_idempotent.integration.outbox import relay_at_start
+from celery_idempotent.integration.reports import report
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, runtime_of
 from celery_idempotent.integration.startup import check_at_start
 from celery_idempotent.integration.versions import KeepsRequest
@@ -36,21 +37,9 @@ from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.keys import Identity, identify
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.protocol.record import bounded
 from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature
 
 logger = logging.getLogger("celery_idempotent")
-
-_LEVELS = {
-    EventName.CLAIMED: logging.DEBUG,
-    EventName.COMPLETED: logging.DEBUG,
-    EventName.TAKEN_OVER: logging.WARNING,
-    EventName.KEY_REUSED: logging.WARNING,
-    EventName.LEASE_LOST: logging.WARNING,
-    EventName.STORE_UNAVAILABLE: logging.WARNING,
-    EventName.OUTCOME_UNKNOWN: logging.ERROR,
-}
-"""INFO for the rest."""
 
 _ANSWERS = {EventName.REPLAYED, EventName.LEASE_LOST}
 """After these, what Celery is told is not what this delivery's body did."""
@@ -410,26 +399,4 @@ def _report(task: IdempotentMixin, request: Context, observed: bool, event: Even
     arrival = arrival_of(request)
     if arrival is not None and event.name in _ANSWERS and not observed:
         arrival.is_answered = True
-    level = logging.WARNING if event.reason.startswith(RESULT_LOST) else _LEVELS.get(event.name, logging.INFO)
-    if logger.isEnabledFor(level):
-        logger.log(
-            level,
-            "idempotency.%s task=%s task_id=%s key=%s token=%s observed=%s reason=%s",
-            event.name,
-            one_line(task.name),
-            one_line(bounded(request.id or "")),
-            one_line(event.key),
-            event.fencing_token,
-            observed,
-            one_line(event.reason),
-        )
-    signal = signals.BY_EVENT.get(event.name)
-    if signal is not None:
-        signal.send(
-            sender=task,
-            key=event.key,
-            fencing_token=event.fencing_token,
-            task_id=request.id,
-            reason=event.reason,
-            observed=observed,
-        )
+    report(task, request.id, event, observed=observed)

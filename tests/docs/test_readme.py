@@ -41,7 +41,7 @@ from celery_idempotent import (
     stores,
 )
 from celery_idempotent.engine.delivery import EventName
-from celery_idempotent.integration import task as task_module
+from celery_idempotent.integration import reports
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.messages import HEADERS, KEY_HEADER
 from celery_idempotent.integration.signals import BY_EVENT
@@ -349,7 +349,7 @@ def test_signals_are_documented_with_their_level() -> None:
         for row in table(DOCS / "operations.md", "signal")
     }
     assert set(levels) == {name for name, value in vars(signals).items() if isinstance(value, Signal)}
-    assert levels == {str(name): task_module._LEVELS.get(name, logging.INFO) for name in BY_EVENT}
+    assert levels == {str(name): reports._LEVELS.get(name, logging.INFO) for name in BY_EVENT}
 
 
 def test_other_log_events_are_documented() -> None:

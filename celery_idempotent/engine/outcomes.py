@@ -1,0 +1,54 @@
+"""Outcomes as they are given again, to a delivery or to a publisher."""
+
+from typing import Any
+
+from kombu.exceptions import KombuError
+
+from celery_idempotent.errors import LeaseLost, ResultLost, SafeToRetry, StoreUnavailable
+from celery_idempotent.protocol.codec import Codec, Encoded
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record
+
+OUR_OWN = (LeaseLost, StoreUnavailable)
+"""What a body raises when it asks its attempt. Recorded as an outcome and replayed, it would look like an
+outage of the replay's own, and be tried again for ever."""
+
+
+def result_of(codec: Codec, record: Record) -> Any:
+    """The result of a completed operation.
+
+    Raises:
+        ResultLost: It was not kept, or cannot be decoded here.
+    """
+    kept = _encoded(record)
+    if kept is None:
+        raise ResultLost(record.key, record.error or "no reason recorded")
+    try:
+        return codec.decode(kept)
+    except KombuError as error:
+        raise ResultLost(record.key, f"it cannot be decoded here: {codec.told(error)}") from error
+
+
+def failure_of(codec: Codec, policy: Policy, record: Record, *, never: tuple[type[BaseException], ...]) -> Exception:
+    """The failure of an operation that failed for good, to be raised.
+
+    Args:
+        codec: How it was kept.
+        policy: Of its task.
+        record: What is recorded.
+        never: Types that steer a caller, beside the library's own.
+
+    Raises:
+        ResultLost: It cannot be decoded here.
+    """
+    never = (SafeToRetry, *OUR_OWN, *never)
+    try:
+        return codec.decode_failure(_encoded(record), record.key, remembered=policy.outcomes, never=never)
+    except KombuError as error:
+        raise ResultLost(record.key, f"its failure cannot be decoded here: {codec.told(error)}") from error
+
+
+def _encoded(record: Record) -> Encoded | None:
+    if record.result is None or record.content_type is None:
+        return None
+    return Encoded(record.result, record.content_type)

@@ -1,0 +1,57 @@
+"""What happens to operations, told to logs and to receivers of signals."""
+
+import logging
+
+from celery import Task
+
+from celery_idempotent.engine.delivery import RESULT_LOST, Event, EventName
+from celery_idempotent.integration import signals
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.record import bounded
+
+logger = logging.getLogger("celery_idempotent")
+
+_LEVELS = {
+    EventName.CLAIMED: logging.DEBUG,
+    EventName.COMPLETED: logging.DEBUG,
+    EventName.TAKEN_OVER: logging.WARNING,
+    EventName.KEY_REUSED: logging.WARNING,
+    EventName.LEASE_LOST: logging.WARNING,
+    EventName.STORE_UNAVAILABLE: logging.WARNING,
+    EventName.OUTCOME_UNKNOWN: logging.ERROR,
+}
+"""INFO for the rest."""
+
+
+def report(task: Task, task_id: str | None, event: Event, *, observed: bool) -> None:
+    """Log ``event``, and send its signal, if it has one.
+
+    Args:
+        task: Whose operation it is.
+        task_id: Of the delivery, if there is one.
+        event: What happened.
+        observed: Whether it only would have happened.
+    """
+    level = logging.WARNING if event.reason.startswith(RESULT_LOST) else _LEVELS.get(event.name, logging.INFO)
+    if logger.isEnabledFor(level):
+        logger.log(
+            level,
+            "idempotency.%s task=%s task_id=%s key=%s token=%s observed=%s reason=%s",
+            event.name,
+            one_line(task.name),
+            one_line(bounded(task_id or "")),
+            one_line(event.key),
+            event.fencing_token,
+            observed,
+            one_line(event.reason),
+        )
+    signal = signals.BY_EVENT.get(event.name)
+    if signal is not None:
+        signal.send(
+            sender=task,
+            key=event.key,
+            fencing_token=event.fencing_token,
+            task_id=task_id,
+            reason=event.reason,
+            observed=observed,
+        )
