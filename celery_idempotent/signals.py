@@ -4,7 +4,7 @@ Receivers get the task as ``sender``, and ``key``, ``fencing_token`` (None where
 ``task_id``, ``reason`` and ``observed`` (True in ``mode="observe"``) as keyword arguments; take ``**kwargs``.
 They never get arguments or results, and what they raise is logged by Celery and goes no further.
 
-All are sent by the thread that executes the task.
+All are sent by the thread that executes the task; of a publisher's, by the thread that publishes.
 """
 
 from celery_idempotent.integration.signals import (
@@ -14,6 +14,7 @@ from celery_idempotent.integration.signals import (
     failed,
     lease_lost,
     outcome_unknown,
+    publish_skipped,
     released,
     replayed,
     store_unavailable,
@@ -27,6 +28,7 @@ __all__ = [
     "failed",
     "lease_lost",
     "outcome_unknown",
+    "publish_skipped",
     "released",
     "replayed",
     "store_unavailable",

@@ -39,7 +39,7 @@ from celery_idempotent.protocol.record import Record, Status, damaged
 from celery_idempotent.protocol.steps import Begun, Finished, from_plain, to_plain
 from celery_idempotent.protocol.store import CommittingStore, RecordTooLarge, Store, Transaction, WriteFailed
 
-_MAX_RACES = 100
+MAX_RACES = 100
 """Lost races before a claim gives up. Every one of them means that another delivery advanced the record, so
 a real store never gets near it; a store that breaks ``swap`` would otherwise loop for ever."""
 
@@ -94,7 +94,7 @@ def claim(store: Store, operation: Operation) -> Run | Answer:
     """
     seen: Record | None = None
     owner = new_nonce()
-    for _ in range(_MAX_RACES):
+    for _ in range(MAX_RACES):
         decision = decide(seen, operation, store.now(), owner=owner, revision=new_nonce())
         if not isinstance(decision, Run | GiveUp):
             return decision
@@ -109,7 +109,7 @@ def claim(store: Store, operation: Operation) -> Run | Answer:
         won = seen is not None and seen.revision == decision.record.revision
         if won and isinstance(decision, Run):
             return decision
-    raise StoreUnavailable(type(store).__name__, "claim", f"{_MAX_RACES} races lost in a row")
+    raise StoreUnavailable(type(store).__name__, "claim", f"{MAX_RACES} races lost in a row")
 
 
 def end_lease(store: Store, record: Record, clock: Clock = time) -> None:
@@ -403,7 +403,7 @@ class Claim:
             timed = replace(current, updated_at=again.updated_at, expires_at=again.expires_at)
             return Written() if again == timed else Lost()
         expected: str | None = current.revision
-        for _ in range(_MAX_RACES):
+        for _ in range(MAX_RACES):
             write = transition(current)
             settlement = settle(write, swap(write, expected))
             match settlement:
@@ -418,4 +418,4 @@ class Claim:
                     return settlement
                 case unreachable:
                     assert_never(unreachable)
-        raise StoreUnavailable(type(self.store).__name__, "write", f"{_MAX_RACES} races lost in a row")
+        raise StoreUnavailable(type(self.store).__name__, "write", f"{MAX_RACES} races lost in a row")

@@ -65,6 +65,7 @@ class EventName(StrEnum):
     LEASE_LOST = "lease_lost"
     OUTCOME_UNKNOWN = "outcome_unknown"
     STORE_UNAVAILABLE = "store_unavailable"
+    PUBLISH_SKIPPED = "publish_skipped"
 
 
 @dataclass(frozen=True, slots=True)

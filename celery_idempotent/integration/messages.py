@@ -51,6 +51,15 @@ _WAITED_FOR = ("link", "link_error", "chord", "chain", "group_id")
 """Options by which something else waits for this very message; dropping it would lose what waits."""
 
 
+def is_awaited(options: Mapping[str, Any]) -> bool:
+    """Whether somebody waits for this very message: something of canvas, or who has the result of a frozen signature.
+
+    Celery writes ``reply_to`` into the options of a signature when it freezes it, such as the last of a chain, or the
+    body of a chord.
+    """
+    return "reply_to" in options or any(options.get(each) for each in _WAITED_FOR)
+
+
 def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> dict[str, Any]:
     """The options of ``apply_async`` with an explicit key moved to the headers and FIFO's id added."""
     merged = with_key_in_headers(task, options)

@@ -35,13 +35,17 @@ outcome_unknown = Signal(name="outcome_unknown", providing_args=_ARGUMENTS)
 
 store_unavailable = Signal(name="store_unavailable", providing_args=_ARGUMENTS)
 """The store gave no certain answer. At a claim nothing runs, unless ``on_outage="run"``; later, nothing is
-reported as done."""
+reported as done. Under ``publish="once"`` a message was sent all the same."""
+
+publish_skipped = Signal(name="publish_skipped", providing_args=_ARGUMENTS)
+"""Under ``publish="once"`` a message was not sent: the operation is queued, running or has an outcome. ``task_id`` is
+the first message's."""
 
 # A reused key has none: it is an error of the caller's, which Celery tells by its own.
 BY_EVENT: dict[EventName, Signal] = {
     EventName(each.name): each
     for each in (
         *(claimed, replayed, conflicted, taken_over, completed),
-        *(failed, released, lease_lost, outcome_unknown, store_unavailable),
+        *(failed, released, lease_lost, outcome_unknown, store_unavailable, publish_skipped),
     )
 }

@@ -24,7 +24,7 @@ from celery_idempotent.engine.execution import current_attempt, executed_by, exe
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import LeaseLost, PolicyError, StoreUnavailable
-from celery_idempotent.integration import binding, messages, postpone
+from celery_idempotent.integration import binding, messages, postpone, publishing
 from celery_idempotent.integration.arrivals import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
 from celery_idempotent.integration.handlers import tell_of_bodies_only
 from celery_idempotent.integration.keeper import hold_at_start
@@ -43,6 +43,9 @@ logger = logging.getLogger("celery_idempotent")
 
 _ANSWERS = {EventName.REPLAYED, EventName.LEASE_LOST}
 """After these, what Celery is told is not what this delivery's body did."""
+
+_POSITIONAL = ("producer", "link", "link_error", "shadow")
+"""What Celery's ``apply_async`` takes by position, after the task id."""
 
 _MAPS = {"celery.map", "celery.starmap"}
 """Celery's tasks that call another one as a function, once for each item; ``chunks`` are made of the second."""
@@ -287,13 +290,23 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
     ) -> Any:
         """As Celery's, plus ``idempotency_key``: the key of the intended effect, in place of the policy's.
 
+        Under ``Policy(publish="once")`` an operation that is queued, running or has an outcome is not published again:
+        the result is that of the first message, under its task id.
+
         Raises:
             KeyMissing: ``idempotency_key`` is null or empty.
             PolicyError: ``idempotency_key`` is not a string, is misspelt, or was given to a whole group.
         """
         task_id = task_id or uuid()  # Celery would make it too late: FIFO's deduplication id may contain it
         options = messages.prepared(self, args, kwargs, options, task_id)
-        return super().apply_async(args, kwargs, task_id, *positional, **options)
+        policy = self.idempotency_policy
+        if policy.publish == "always" or policy.mode == "off":
+            return super().apply_async(args, kwargs, task_id, *positional, **options)
+        options.update(zip(_POSITIONAL, positional, strict=False))
+        send = partial(super().apply_async, args, kwargs, **options)
+        if not publishing.starts_operation(self, options, self._scope, task_id):
+            return send(task_id=task_id)
+        return publishing.publish_once(self, send, args, kwargs, options, task_id)
 
     def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, plus ``idempotency_key``; guarded like a delivery, and a conflict raises ``InFlight``."""

@@ -104,19 +104,26 @@ def is_forgotten(record: Record, now: int) -> bool:
     return record.expires_at is not None and record.expires_at * 1000 <= now
 
 
+def is_reused(record: Record, identity: Identity) -> bool:
+    """Whether the record is of a call with other arguments, as far as both sides tell."""
+    return bool(record.fingerprint and identity.fingerprint and record.fingerprint != identity.fingerprint)
+
+
 def decide(record: Record | None, operation: Operation, now: int, *, owner: str, revision: str) -> Decision:
     """What a delivery does about the record it saw; the whole decision table.
+
+    Without an attempt the record is a publisher's, whose message may never come: its arguments bind nobody.
 
     ``now`` is the store's clock in milliseconds. ``owner`` is the nonce of this attempt, ``revision`` that of the write
     that the decision may lead to, and fresh for every decision.
     """
-    policy, fingerprint = operation.policy, operation.identity.fingerprint
+    policy = operation.policy
     claimed = partial(_claimed, operation, now, owner, revision)
     if record is None:
         return Run(claimed(), None)
     if is_forgotten(record, now):
         return Run(_after(record, claimed()), record.revision)
-    if record.fingerprint and fingerprint and record.fingerprint != fingerprint:
+    if record.attempts and is_reused(record, operation.identity):
         return Mismatch(record)
     match record.status:
         case Status.COMPLETED:

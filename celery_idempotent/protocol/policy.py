@@ -20,6 +20,7 @@ from celery_idempotent.protocol.selector import WHOLE_CALL, Selector, Spec
 
 OnConflict = Literal["retry", "raise", "skip"]
 OnOutage = Literal["retry", "run"]
+Publish = Literal["always", "once"]
 Mode = Literal["enforce", "observe", "off"]
 
 MAX_KEY_BYTES = 2048
@@ -80,6 +81,9 @@ class Policy:
             kills its worker each time does not loop. None: no limit.
         on_outage: When the store gives no answer to a claim: ``"retry"`` later and run nothing, or ``"run"``
             unprotected. An answer that cannot be read, such as a record of a newer version, never runs the body.
+        publish: ``"always"``, or ``"once"``: an operation that is queued, running or has an outcome is not published
+            again, and the caller gets the first one's result, with its value if there is an outcome. One request more
+            for each call. In doubt the message is sent.
         mode: ``"enforce"``; ``"observe"`` runs everything and reports what would have been suppressed;
             ``"off"`` does nothing.
         redact_errors: Keep and log nothing of an exception but its type, where text or arguments of the body's can
@@ -108,6 +112,7 @@ class Policy:
     remember: tuple[type[Exception], ...] = ()
     on_outage: OnOutage = "retry"
     max_takeovers: int | None = 5
+    publish: Publish = "always"
     mode: Mode = "enforce"
     redact_errors: bool = False
     effects: Mapping[str, Effect] = field(default_factory=dict)
@@ -117,6 +122,7 @@ class Policy:
             ("on_conflict", OnConflict),
             ("on_takeover", OnTakeover),
             ("on_outage", OnOutage),
+            ("publish", Publish),
             ("mode", Mode),
         ):
             self._require(option, getattr(self, option) in get_args(literal), f"must be one of {get_args(literal)}")

@@ -27,7 +27,7 @@ class Status(StrEnum):
     FAILED = "FAILED"
     """A failure that is an outcome, by ``remember`` or ``on_takeover="refuse"``; it is replayed."""
     RELEASED = "RELEASED"
-    """Given back without an outcome; the next delivery runs at once."""
+    """Given back without an outcome, or recorded by a publisher; the next delivery runs at once."""
     UNKNOWN = "UNKNOWN"
     """It cannot be known whether the effect happened; only a person's verdict leaves this state."""
 
@@ -40,11 +40,12 @@ class Record:
     status: Status
     #: Fresh random nonce on every write; the only thing ``swap`` compares.
     revision: str
-    #: Nonce of the attempt that holds or held the key. Never the task id: a redelivery shares that.
+    #: Nonce of the attempt that holds or held the key. Never the task id: a redelivery shares that. Empty where a
+    #: publisher has written the record, and nobody has claimed it since.
     owner: str
     #: Grows with every claim, also across releases and purges.
     fencing_token: int
-    #: Until when others must wait.
+    #: Until when others must wait; of what a publisher wrote, until when other publishers take its word.
     lease_until: int
     #: Hash of the declared arguments; None where the policy declares none.
     fingerprint: str | None
@@ -178,6 +179,11 @@ def bounded(name: str) -> str:
         return name
     digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{name[: _MAX_NAME - 17]}…{digest}"
+
+
+def is_cut(name: str) -> bool:
+    """Whether ``name``, as :func:`bounded` left it, is not all of it."""
+    return len(name) == _MAX_NAME and name[_MAX_NAME - 17] == "…"
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {

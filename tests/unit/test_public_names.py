@@ -47,6 +47,7 @@ PUBLIC = {
         "failed",
         "lease_lost",
         "outcome_unknown",
+        "publish_skipped",
         "released",
         "replayed",
         "store_unavailable",

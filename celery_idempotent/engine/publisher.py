@@ -1,0 +1,46 @@
+"""A publisher's side of the store: the operation is recorded before its message is sent, by one swap."""
+
+from dataclasses import replace
+from functools import partial
+
+from celery_idempotent.engine.claim import MAX_RACES, new_nonce
+from celery_idempotent.engine.processes import is_gone
+from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.protocol.publishing import Announce, Outgoing, Publication, Underway, publication
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import Store
+
+
+def announce(store: Store, outgoing: Outgoing) -> Publication:
+    """Record what is to be published, or say why there is nothing to publish; an ``Announce`` is stored.
+
+    A write is sent once: what a lost reply leaves open, the message answers.
+
+    Raises:
+        StoreUnavailable: No certain answer; send the message.
+        RecordTooLarge: There is no room; send the message.
+    """
+    seen: Record | None = None
+    for _ in range(MAX_RACES):
+        asked = partial(publication, seen, outgoing, store.now(), new_nonce())
+        decision = asked()
+        if isinstance(decision, Underway) and is_gone(decision.record.process):
+            decision = asked(is_gone=True)
+        if not isinstance(decision, Announce):
+            return decision
+        seen = store.swap(decision.record, decision.seen.revision if decision.seen else None)
+        if seen is not None and seen.revision == decision.record.revision:
+            return decision
+    raise StoreUnavailable(type(store).__name__, "announce", f"{MAX_RACES} races lost in a row")
+
+
+def withdraw(store: Store, announced: Announce) -> None:
+    """Leave the record as it was before, unless somebody has written it since: the message could not be sent.
+
+    Raises:
+        StoreUnavailable: No certain answer; the record is in doubt once its time is over.
+    """
+    if announced.seen is None:
+        store.delete(announced.record.key, announced.record.revision)
+    else:
+        store.swap(replace(announced.seen, revision=new_nonce()), announced.record.revision)

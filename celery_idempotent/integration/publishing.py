@@ -1,0 +1,192 @@
+"""``Policy(publish="once")``: an operation that is queued, running or has an outcome is not published again.
+
+Only what starts an operation is looked at. What continues one, such as a retry, has to be sent; so has a message that
+somebody waits for under its own id, as canvas does: a result that was handed out must come.
+
+What is wrong with a outgoing, its delivery tells, as of any other. Celery publishes on its own account, for callbacks,
+chains and schedules, as does the relay of an outbox, and there an exception would pass for an outage of the broker.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, assert_never
+
+from celery import Task, states
+from celery.utils.time import maybe_make_aware
+
+from celery_idempotent.engine.delivery import Event, EventName
+from celery_idempotent.engine.outcomes import failure_of, result_of
+from celery_idempotent.engine.processes import this_process
+from celery_idempotent.engine.publisher import announce, withdraw
+from celery_idempotent.errors import ResultLost, StoreUnavailable
+from celery_idempotent.integration import messages
+from celery_idempotent.integration.binding import is_builtin
+from celery_idempotent.integration.reports import report
+from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
+from celery_idempotent.integration.versions import comes_back_from_lost_worker
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.codec import describe
+from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure
+from celery_idempotent.protocol.publishing import Announce, Outgoing, Send, Underway
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import RecordTooLarge
+
+logger = logging.getLogger("celery_idempotent")
+
+_LONGEST = 10 * 365 * 86_400
+"""Seconds that a message may be expected to wait; what is further away is a mistake, and fits no number."""
+
+
+def starts_operation(task: Task, options: Mapping[str, Any], scope: str, task_id: str) -> bool:
+    """Whether the message starts an operation that may have been published already.
+
+    Not a retry, a postponed delivery or a replacement, which continue one; nor what runs at once, in eager mode.
+    """
+    if options.get("retries") or options.get("replaced_task_nesting") or task.app.conf.task_always_eager:
+        return False
+    return messages.carried(options.get("headers") or {}, scope, task_id) is None and not is_builtin(type(task))
+
+
+def publish_once(
+    task: Task, send: Callable[..., Any], args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str
+) -> Any:
+    """``send`` the message, or the result of the one that was sent before.
+
+    Args:
+        task: What is called.
+        send: Publishes the message under the ``task_id`` that it is given, and returns its result.
+        args: The call's arguments.
+        kwargs: Its keyword arguments.
+        options: Those of ``apply_async``, with an explicit key in the headers.
+        task_id: The id that the message would have.
+
+    Raises:
+        PolicyError: The app has no usable store.
+        Exception: What sending raises. Nothing is recorded then.
+    """
+    policy, runtime = task.idempotency_policy, runtime_of(task.app)
+    observed = policy.mode == "observe"
+    try:
+        outgoing = _outgoing(task, args, kwargs, options, task_id)
+    except Exception as error:  # noqa: BLE001 - a function of the author's may raise anything; the delivery tells
+        reason = type(error).__name__ if policy.redact_errors else describe(error)
+        logger.warning("idempotency.not_announced task=%s reason=%s", one_line(task.name), one_line(reason))
+        return send(task_id=task_id)
+    key = outgoing.operation.identity.key
+    try:
+        decision = announce(runtime.store, outgoing)
+    except (StoreUnavailable, RecordTooLarge) as error:
+        _tell(task, task_id, EventName.STORE_UNAVAILABLE, key, f"published all the same: {error}", observed)
+        return send(task_id=task_id)
+    if isinstance(decision, Announce):
+        try:
+            return send(task_id=task_id if observed else decision.task_id)
+        except BaseException:
+            _withdraw(task, decision)
+            raise
+    if isinstance(decision, Send):
+        return send(task_id=task_id if observed else decision.task_id)
+    answer = _answer(task, decision, options)
+    if answer is None:
+        return send(task_id=task_id)
+    _tell(task, decision.record.task_id, EventName.PUBLISH_SKIPPED, key, _reason(decision), observed)
+    return send(task_id=task_id) if observed else _child(task, answer, options)
+
+
+def _outgoing(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> Outgoing:
+    received = messages.wire_form(task, args, kwargs, options.get("serializer"))
+    headers = options.get("headers") or {}
+    operation = Operation(
+        identity=task.idempotency_identity(*received, headers=headers, task_id=task_id),
+        policy=task.idempotency_policy,
+        task=task.name,
+        task_id=task_id,
+        worker="",
+        app=task.app.main or "",
+        process=this_process(),
+    )
+    return Outgoing(
+        operation=operation,
+        patience=_patience(task, options),
+        comes_back=comes_back_from_lost_worker(task),
+        awaited=messages.is_awaited(options),
+    )
+
+
+def _patience(task: Task, options: Mapping[str, Any]) -> int:
+    """Milliseconds within which a worker should have the message: one lease from when it is due, unless it expires."""
+    due = max(_seconds(task, options.get("countdown")), _seconds(task, options.get("eta")))
+    expires = options.get("expires", task.expires)
+    patience = due * 1000 + task.idempotency_policy.lease_ms
+    return int(patience if expires is None else min(patience, _seconds(task, expires) * 1000))
+
+
+def _seconds(task: Task, value: Any) -> float:
+    """Seconds from now to what Celery takes as a time; 0 for what it will refuse."""
+    try:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        if isinstance(value, datetime):
+            value = (maybe_make_aware(value, task.app.timezone) - task.app.now()).total_seconds()
+        return min(max(float(value or 0), 0.0), _LONGEST)
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _answer(task: Task, decision: Underway | Replay | ReplayFailure, options: Mapping[str, Any]) -> Any:
+    """The result of the first message; None where only a delivery can tell it."""
+    codec = runtime_of(task.app).codec_of(task.idempotency_policy)
+    try:
+        match decision:
+            case Underway(record):
+                result = task.AsyncResult(record.task_id)
+                result.ignored = options.get("ignore_result", task.ignore_result)
+                return result
+            case Replay(record):
+                return _known(task, record, states.SUCCESS, result_of(codec, record))
+            case ReplayFailure(record):
+                never = CONTROL_FLOW.steering
+                return _known(
+                    task, record, states.FAILURE, failure_of(codec, task.idempotency_policy, record, never=never)
+                )
+            case unreachable:
+                assert_never(unreachable)
+    except ResultLost:
+        return None
+
+
+def _known(task: Task, record: Record, state: str, value: Any) -> Any:
+    """A result that needs no backend any more, and for the rest is like any other of the task."""
+    result = task.AsyncResult(record.task_id)
+    meta = {"task_id": record.task_id, "status": state, "result": value, "traceback": None, "children": None}
+    result._maybe_set_cache(meta)
+    return result
+
+
+def _child(task: Task, result: Any, options: Mapping[str, Any]) -> Any:
+    """``result``, known to the task that asked for it as what that task published, as Celery does it."""
+    parent = task.app.current_worker_task
+    if parent and options.get("add_to_parent", True):
+        parent.add_trail(result)
+    return result
+
+
+def _reason(decision: Underway | Replay | ReplayFailure) -> str:
+    if isinstance(decision, Underway):
+        return f"running on {decision.record.worker}" if decision.record.owner else "queued"
+    return "completed earlier" if isinstance(decision, Replay) else f"failed earlier: {decision.record.error}"
+
+
+def _withdraw(task: Task, announced: Announce) -> None:
+    """Undo the announcement, so that the next publisher sends. What went wrong with the broker is what people hear."""
+    record = announced.record
+    try:
+        withdraw(runtime_of(task.app).store, announced)
+    except Exception as error:  # noqa: BLE001 - nothing may hide the broker's error, and the record is soon in doubt
+        told = f"the announcement of a message that was not sent stays: {describe(error)}"
+        _tell(task, record.task_id, EventName.STORE_UNAVAILABLE, record.key, told, observed=False)
+
+
+def _tell(task: Task, task_id: str, name: EventName, key: str, reason: str, observed: bool) -> None:
+    report(task, task_id, Event(name, key, None, reason), observed=observed)

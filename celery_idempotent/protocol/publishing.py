@@ -1,0 +1,150 @@
+"""What a publisher does about the record it saw, under ``Policy(publish="once")``: one pure table, as for deliveries.
+
+It is an optimisation and never a lock. Whoever executes asks :func:`~celery_idempotent.protocol.operation.decide`, so a
+message too many costs a replay, and a message too few would lose an effect: in doubt it is sent.
+
+A publisher records the operation as RELEASED, without an owner, before it sends. ``lease_until`` then says until when
+that is evidence of a message on its way.
+"""
+
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure, is_forgotten, is_reused
+from celery_idempotent.protocol.record import Record, Status, bounded, is_cut
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Swap ``record`` in; if that wins, send the message under ``task_id``. ``seen`` is what it follows."""
+
+    record: Record
+    seen: Record | None
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the message under ``task_id``, and leave the record alone."""
+
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """The operation's message waits to be executed, or is: publish nothing."""
+
+    record: Record
+
+
+Publication = Announce | Send | Underway | Replay | ReplayFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """What is to be published.
+
+    Args:
+        operation: Which operation; its ``task_id`` is the message's own.
+        patience: Milliseconds after which a message that was not executed is in doubt.
+        comes_back: Whether a message that is executed is delivered again when its worker dies.
+        awaited: Whether something waits for this very message, as a chain or a callback does.
+    """
+
+    operation: Operation
+    patience: int
+    comes_back: bool = True
+    awaited: bool = False
+
+
+def publication(
+    record: Record | None, outgoing: Outgoing, now: int, revision: str, *, is_gone: bool = False
+) -> Publication:
+    """What a publisher does about the record it saw.
+
+    Args:
+        record: What the store holds for the key, or None.
+        outgoing: What is to be published.
+        now: The store's clock in milliseconds.
+        revision: Nonce of the write that this may lead to.
+        is_gone: Whether the process that the record names has certainly ended.
+    """
+    operation = outgoing.operation
+    announced = _announced(outgoing, now, revision)
+    if record is None:
+        return Announce(announced, None, operation.task_id)
+    if is_forgotten(record, now):
+        return Announce(replace(announced, fencing_token=record.fencing_token), record, operation.task_id)
+    is_queued = record.status is Status.RELEASED and not record.owner and record.lease_until > now
+    if outgoing.awaited or (is_reused(record, operation.identity) and (record.attempts or is_queued)):
+        return Send(operation.task_id)
+    match record.status:
+        case Status.COMPLETED:
+            return Replay(record)
+        case Status.FAILED:
+            return ReplayFailure(record)
+        case Status.UNKNOWN:
+            return Send(operation.task_id)
+        case Status.IN_PROGRESS:
+            return _of_a_body(record, outgoing, now, is_gone)
+        case Status.RELEASED:
+            return _of_a_message(record, outgoing, announced, is_queued, is_gone)
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _of_a_body(record: Record, outgoing: Outgoing, now: int, is_gone: bool) -> Send | Underway:
+    if not outgoing.comes_back:
+        return Send(outgoing.operation.task_id)  # and nobody would deliver it if its worker dies from here on
+    owns = record.lease_until + outgoing.operation.policy.grace_ms > now and not is_gone
+    known = _known_id(record)
+    return Underway(record) if owns and known else Send(known or outgoing.operation.task_id)
+
+
+def _of_a_message(
+    record: Record, outgoing: Outgoing, announced: Record, is_queued: bool, is_gone: bool
+) -> Announce | Underway:
+    """Of a message that was announced, or of an attempt that gave its claim back.
+
+    Only a publisher that is gone is stood in for under its message's id. The result of one that was executed may be
+    a failure already; one that was not for so long may have been revoked or have expired, and workers remember that.
+    """
+    following = replace(
+        announced,
+        fencing_token=record.fencing_token,
+        attempts=record.attempts,
+        created_at=record.created_at,
+        steps=record.steps,
+    )
+    known = _known_id(record)
+    if not (is_queued and known):
+        return Announce(following, record, outgoing.operation.task_id)
+    if not is_gone:
+        return Underway(record)
+    # Not for longer than its publisher meant: if that one has sent it after all, and people revoked it, it ends.
+    return Announce(replace(following, task_id=known, lease_until=record.lease_until), record, known)
+
+
+def _known_id(record: Record) -> str:
+    return "" if is_cut(record.task_id) else record.task_id
+
+
+def _announced(outgoing: Outgoing, now: int, revision: str) -> Record:
+    operation = outgoing.operation
+    return Record(
+        key=operation.identity.key,
+        status=Status.RELEASED,
+        revision=revision,
+        owner="",
+        fencing_token=0,
+        lease_until=now + outgoing.patience,
+        fingerprint=operation.identity.fingerprint,
+        attempts=0,
+        created_at=now,
+        updated_at=now,
+        task=bounded(operation.task),
+        task_id=bounded(operation.task_id),
+        worker=bounded(operation.worker),
+        app=bounded(operation.app),
+        process=bounded(operation.process),
+    )

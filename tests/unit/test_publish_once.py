@@ -1,0 +1,812 @@
+"""``Policy(publish="once")``: what reaches the broker, and what callers get in place of a message."""
+# mypy: allow-untyped-decorators
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, Task, chain, chord, group
+from celery.exceptions import TimeoutError as NoResult
+from celery.result import AsyncResult
+from kombu.exceptions import OperationalError
+from sqlalchemy import Engine, create_engine, update
+from sqlalchemy.orm import Session
+
+from celery_idempotent import IdempotentTask, KeyReused, OutcomeUnknown, Policy, ReplayedFailure, signals
+from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.integration import outbox
+from celery_idempotent.protocol.effects import OnTakeover
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.sql import SQLStore, schema
+from celery_idempotent.testing import FakeClock
+from celery_idempotent.testing.faults import StoreWrapper
+from tests.support.deliveries import Ended, an_app, deliver, published, redeliver
+
+ONCE = Policy("order_id", publish="once", remember=(LookupError,))
+
+
+class Counted(StoreWrapper):
+    """Counts what a publisher asks of its store, and can be away."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.asked: list[str] = []
+        self.away: dict[str, Exception] = {}
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """Note it; unless the store is away, swap."""
+        self._note("swap")
+        return super().swap(new, expected)
+
+    def delete(self, key: str, expected: str) -> bool:
+        """Note it; unless the store is away, delete."""
+        self._note("delete")
+        return super().delete(key, expected)
+
+    def _note(self, request: str) -> None:
+        self.asked.append(request)
+        if request in self.away:
+            raise self.away[request]
+
+
+class Shop:
+    """An app with one task, its broker and its store."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = FakeClock()
+        self.memory = MemoryStore(self.clock.now)
+        self.store = Counted(self.memory)
+        self.app = an_app()
+        self.app.conf.update({"idempotency_store": self.store, **settings})
+        self.charge = self.task(ONCE)
+        self.raises: Exception | None = None
+
+    def task(self, policy: Policy, name: str = "charge", **options: Any) -> Task:
+        """A task with ``policy``."""
+
+        @self.app.task(base=IdempotentTask, name=name, shared=False, idempotent=policy, bind=True, **options)
+        def body(task: Any, order_id: Any, amount: int = 1) -> Any:
+            if self.raises is not None:
+                raise self.raises
+            return {"order": order_id}
+
+        return body
+
+    def sent(self) -> list[Any]:
+        """The messages at the broker, taken out."""
+        return published(self.app)
+
+    def ids(self) -> list[str]:
+        """Their task ids."""
+        return [message.headers["id"] for message in self.sent()]
+
+    def deliver(self) -> list[Ended]:
+        """Deliver all messages."""
+        return [redeliver(self.app, message) for message in self.sent()]
+
+    def record(self, *args: Any) -> Record | None:
+        """What is recorded of a call."""
+        return self.memory.get(self.charge.idempotency_key_for(*args))
+
+    def change(self, *args: Any, **changes: Any) -> None:
+        """Change what is recorded of a call, as time or another process does."""
+        record = self.record(*args)
+        assert record is not None
+        changed = replace(record, **{"revision": "changed", **changes})
+        assert self.memory.swap(changed, record.revision) == changed
+
+    def stale(self) -> None:
+        """Let the time go by for which an announcement counts."""
+        self.clock.advance(60_000)
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Have every process that a record names be gone."""
+    return lambda: monkeypatch.setattr("celery_idempotent.engine.publisher.is_gone", bool)
+
+
+@pytest.fixture
+def skipped() -> Iterator[list[dict[str, Any]]]:
+    """What receivers hear of messages that were not sent."""
+    heard: list[dict[str, Any]] = []
+
+    def receive(**told: Any) -> None:
+        heard.append({name: told[name] for name in ("task_id", "reason", "observed", "fencing_token")})
+
+    signals.publish_skipped.connect(receive)
+    yield heard
+    signals.publish_skipped.disconnect(receive)
+
+
+@pytest.mark.parametrize("publish", [lambda t: t.delay("o"), lambda t: t.s("o").apply_async()])
+def test_queued_operation_is_published_once(shop: Shop, publish: Callable[[Task], Any]) -> None:
+    """However it is called, in whatever form of its arguments."""
+    first = publish(shop.charge)
+    again = shop.charge.apply_async(kwargs={"order_id": "o"})
+
+    assert shop.ids() == [first.id] == [again.id]
+
+
+def test_fifty_racing_publishers_send_one_message(shop: Shop) -> None:
+    """Whoever wins: all have its id."""
+    shop.charge.delay("another, for the connection")
+    shop.sent()
+    begin = threading.Barrier(50)
+
+    def publish(_: int) -> str:
+        begin.wait()
+        return str(shop.charge.delay("o").id)
+
+    with ThreadPoolExecutor(50) as threads:
+        ids = set(threads.map(publish, range(50)))
+
+    assert [*ids] == shop.ids()
+
+
+def test_running_operation_is_not_published(shop: Shop, skipped: list[dict[str, Any]]) -> None:
+    """Its caller gets the id of the message that is executed."""
+    first = shop.charge.delay("o")
+    (message,) = shop.sent()
+    shop.change(
+        "o", status=Status.IN_PROGRESS, owner="a", worker="w", attempts=1, lease_until=shop.memory.now() + 60_000
+    )
+
+    assert shop.charge.delay("o").id == first.id == message.headers["id"]
+    assert shop.sent() == []
+    assert skipped == [{"task_id": first.id, "reason": "running on w", "observed": False, "fencing_token": None}]
+
+
+@pytest.mark.parametrize("backend", ["cache+memory://", "disabled://"])
+def test_completed_operation_answers_at_once(backend: str, skipped: list[dict[str, Any]]) -> None:
+    """With the recorded value, whatever the result backend knows."""
+    shop = Shop(result_backend=backend)
+    first = shop.charge.delay("o")
+    assert shop.deliver() == [Ended("SUCCESS", {"order": "o"})]
+
+    again = shop.charge.delay("o")
+
+    assert (again.id, again.get(timeout=0), again.state, again.ready()) == (first.id, {"order": "o"}, "SUCCESS", True)
+    assert again.as_tuple()[0][0] == first.id
+    assert again.successful()
+    assert shop.sent() == []
+    assert [each["reason"] for each in skipped] == ["completed earlier"]
+
+
+@pytest.mark.parametrize("backend", ["cache+memory://", "disabled://"])
+@pytest.mark.parametrize("redact", [False, True])
+def test_failed_operation_raises_its_failure(backend: str, redact: bool) -> None:
+    """The recorded one, and ``propagate=False`` gives it as a value, as Celery does."""
+    shop = Shop(result_backend=backend)
+    task = shop.task(replace(ONCE, redact_errors=redact), name="other")
+    task.delay("o")
+    shop.raises = KeyError("no such order")
+    assert [each.state for each in shop.deliver()] == ["FAILURE"]
+
+    again = task.delay("o")
+
+    with pytest.raises(ReplayedFailure if redact else KeyError):
+        again.get(timeout=0)
+    assert isinstance(again.get(propagate=False), ReplayedFailure if redact else KeyError)
+    assert again.failed()
+    assert shop.sent() == []
+
+
+def test_a_callback_on_an_answer_is_called(shop: Shop) -> None:
+    """``then`` works as on any result that is ready."""
+    shop.charge.delay("o")
+    shop.deliver()
+    heard: list[Any] = []
+
+    shop.charge.delay("o").then(lambda result: heard.append(result.result))
+
+    assert heard == [{"order": "o"}]
+
+
+def test_a_result_that_was_lost_is_told_by_a_delivery(shop: Shop) -> None:
+    """What cannot be given here may be told elsewhere, and is an error that somebody should see."""
+    shop.charge.delay("o")
+    shop.deliver()
+    shop.change("o", result=None, error="too large")
+
+    assert [shop.charge.delay("o").id] == shop.ids()
+
+
+def test_message_that_nobody_executed_in_time_is_sent_again(shop: Shop) -> None:
+    """Under a new id, as workers remember ids that were revoked; and a backlog costs one message per lease."""
+    first = shop.charge.delay("o")
+    shop.stale()
+    second = shop.charge.delay("o")
+
+    assert shop.charge.delay("o").id == second.id != first.id
+    messages = shop.sent()
+    assert [message.headers["id"] for message in messages] == [first.id, second.id]
+    ends = [redeliver(shop.app, message) for message in messages]
+    assert ends == [Ended("SUCCESS", {"order": "o"})] * 2
+    record = shop.record("o")
+    assert record is not None
+    assert record.attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "counts_for"),
+    [
+        ({}, 60),
+        ({"countdown": 90}, 150),
+        ({"eta": timedelta(seconds=90)}, 150),
+        ({"expires": 20}, 20),
+        ({"expires": 600}, 60),
+        ({"expires": timedelta(seconds=20)}, 20),
+        ({"countdown": 1e30}, 10 * 365 * 86_400 + 60),
+    ],
+)
+@pytest.mark.parametrize(
+    "form", [lambda moment: moment, lambda moment: moment.isoformat(), lambda m: m.replace(tzinfo=None)]
+)
+def test_announcement_counts_for_a_lease_from_when_the_message_is_due(
+    shop: Shop,
+    options: dict[str, Any],
+    counts_for: int,
+    form: Callable[[datetime], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And no longer than until it expires: then nobody will execute it."""
+    sent: list[Any] = []
+    monkeypatch.setattr(Celery, "send_task", lambda *args, **options: sent.append(options))
+    now = shop.app.now()
+    monkeypatch.setattr(shop.app, "now", lambda: now)
+    given = {name: form(now + each) if isinstance(each, timedelta) else each for name, each in options.items()}
+
+    shop.charge.apply_async(("o",), **given)
+
+    record = shop.record("o")
+    assert record is not None
+    assert (record.lease_until - shop.memory.now()) == counts_for * 1000
+
+
+def test_expiry_of_the_task_itself_counts(shop: Shop) -> None:
+    """``expires`` is an option of tasks, too."""
+    task = shop.task(ONCE, name="brief", expires=10)
+    first = task.delay("o")
+    shop.clock.advance(10_000)
+
+    assert task.delay("o").id != first.id
+
+
+@pytest.mark.parametrize("option", [{"expires": object()}, {"countdown": object()}])
+def test_a_time_that_celery_refuses_leaves_nothing_behind(shop: Shop, option: dict[str, Any]) -> None:
+    """Its error surfaces, and the next publisher sends."""
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        shop.charge.apply_async(("o",), **option)
+
+    assert shop.record("o") is None
+
+
+def test_publisher_that_is_gone_is_stood_in_for(shop: Shop, gone: Callable[[], None]) -> None:
+    """The next one on its machine sends, at once and under the id that others may have been given."""
+    first = shop.charge.delay("o")
+    shop.sent()
+    gone()
+
+    assert [shop.charge.delay("o").id] == shop.ids() == [first.id]
+
+
+def test_a_message_of_a_publisher_that_is_gone_does_not_count_for_longer(shop: Shop, gone: Callable[[], None]) -> None:
+    """Under an id that was revoked it would not be executed, however often it is sent."""
+    first = shop.charge.delay("o")
+    gone()
+    shop.clock.advance(30_000)
+    assert shop.charge.delay("o").id == first.id
+    shop.clock.advance(30_000)
+
+    assert shop.charge.delay("o").id != first.id
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_claim_whose_attempt_is_over_is_sent_under_its_id(shop: Shop, gone: Callable[[], None], is_gone: bool) -> None:
+    """Its message comes back some day; this one may come sooner, and does the same."""
+    first = shop.charge.delay("o")
+    shop.sent()
+    over = shop.memory.now() + (60_000 if is_gone else -ONCE.grace_ms)
+    shop.change("o", status=Status.IN_PROGRESS, owner="a", attempts=1, lease_until=over)
+    if is_gone:
+        gone()
+
+    assert [shop.charge.delay("o").id] == shop.ids() == [first.id]
+
+
+def test_running_operation_without_late_acknowledgement_is_published(shop: Shop) -> None:
+    """Its own message would not come back if its worker died."""
+    task = shop.task(ONCE, name="early", acks_late=False)
+    with pytest.warns(match="acks_late is off"):
+        first = task.delay("o")
+    shop.sent()
+    record = shop.memory.get(task.idempotency_key_for("o"))
+    assert record is not None
+    running = replace(record, status=Status.IN_PROGRESS, owner="a", attempts=1, revision="r")
+    assert shop.memory.swap(running, record.revision) == running
+
+    assert [task.delay("o").id] == shop.ids() != [first.id]
+
+
+def test_operation_whose_body_raised_is_published_under_a_new_id(shop: Shop) -> None:
+    """The old one's result is that failure, and asking for it would raise at once."""
+    first = shop.charge.delay("o")
+    shop.raises = ValueError("card reader is out of paper")
+    assert [each.state for each in shop.deliver()] == ["FAILURE"]
+    shop.raises = None
+
+    again = shop.charge.delay("o")
+
+    with pytest.raises(ValueError, match="out of paper"):
+        AsyncResult(first.id, app=shop.app).get(timeout=1)
+    assert shop.charge.delay("o").id == again.id != first.id
+    assert shop.deliver() == [Ended("SUCCESS", {"order": "o"})]
+    assert again.get(timeout=1) == {"order": "o"}
+    record = shop.record("o")
+    assert record is not None
+    assert record.attempts == 2
+
+
+@pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
+def test_unknown_outcome_is_told_by_the_delivery(shop: Shop, on_takeover: OnTakeover) -> None:
+    """Somebody should see it; ``apply_async`` does not raise for it."""
+    task = shop.task(replace(ONCE, on_takeover=on_takeover), name="pay")
+    task.delay("o")
+    shop.sent()
+    key = task.idempotency_key_for("o")
+    record = shop.memory.get(key)
+    assert record is not None
+    unknown = replace(record, status=Status.UNKNOWN, owner="a", attempts=1, revision="r")
+    assert shop.memory.swap(unknown, record.revision) == unknown
+
+    again = task.delay("o")
+
+    ((state, error),) = ((each.state, each.value) for each in shop.deliver())
+    assert (state, type(error)) == ("FAILURE", OutcomeUnknown)
+    with pytest.raises(OutcomeUnknown):
+        again.get(timeout=1)
+
+
+def test_other_arguments_are_refused_by_the_delivery(shop: Shop) -> None:
+    """Where every other publisher hears of it, too."""
+    shop.charge.delay("o", 1)
+    assert [each.state for each in shop.deliver()] == ["SUCCESS"]
+
+    shop.charge.delay("o", 2)
+
+    (ended,) = shop.deliver()
+    assert isinstance(ended.value, KeyReused)
+
+
+def test_announcement_of_other_arguments_keeps_nobody_from_the_key(shop: Shop) -> None:
+    """Its message may be gone; the first that is executed has the key."""
+    shop.charge.delay("o", 1)
+    shop.sent()
+    shop.charge.delay("o", 2)
+
+    assert [each.state for each in shop.deliver()] == ["SUCCESS"]
+
+
+def test_refused_message_leaves_nothing_behind(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker's error surfaces, and the next publisher sends."""
+    _refuse(monkeypatch)
+    with pytest.raises(OperationalError, match="no broker"):
+        shop.charge.delay("o")
+    monkeypatch.undo()
+
+    assert shop.record("o") is None
+    assert [shop.charge.delay("o").id] == shop.ids()
+
+
+def test_refused_message_of_an_operation_with_attempts_leaves_them(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their steps, their token, and their word on who ran."""
+    shop.charge.delay("o")
+    shop.raises = ValueError()
+    shop.deliver()
+    before = shop.record("o")
+    _refuse(monkeypatch)
+
+    with pytest.raises(OperationalError, match="no broker"):
+        shop.charge.delay("o")
+
+    after = shop.record("o")
+    assert before is not None
+    assert after == replace(before, revision=after.revision if after else "")
+
+
+def test_store_that_is_away_does_not_hide_the_brokers_error(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What stays behind is in doubt when its time is over, and told."""
+    _refuse(monkeypatch)
+    shop.store.away = {"delete": StoreUnavailable("memory", "delete", "no answer")}
+
+    with caplog.at_level(logging.WARNING), pytest.raises(OperationalError, match="no broker"):
+        shop.charge.delay("o")
+    monkeypatch.undo()
+
+    assert "the announcement of a message that was not sent stays" in caplog.text
+    shop.stale()
+    assert [shop.charge.delay("o").id] == shop.ids()
+
+
+def test_announcement_that_somebody_claimed_is_not_withdrawn(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker had taken the message after all."""
+
+    def claimed(*args: Any, **options: Any) -> None:
+        shop.change("o", status=Status.IN_PROGRESS, owner="a", attempts=1)
+        raise OperationalError("no answer")
+
+    monkeypatch.setattr(Celery, "send_task", claimed)
+    with pytest.raises(OperationalError):
+        shop.charge.delay("o")
+
+    record = shop.record("o")
+    assert record is not None
+    assert record.owner == "a"
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise OperationalError("no broker")
+
+    monkeypatch.setattr(Celery, "send_task", refuse)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable, StoreMisconfigured])
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+def test_message_is_sent_when_the_store_is_away(
+    shop: Shop, caplog: pytest.LogCaptureFixture, error: type[StoreUnavailable], mode: Any
+) -> None:
+    """Or holds what this version cannot read; with a line in the log."""
+    task = shop.task(replace(ONCE, mode=mode), name="other")
+    shop.store.away = {"swap": error("memory", "swap", "no answer")}
+
+    with caplog.at_level(logging.WARNING):
+        result = task.delay("o")
+
+    assert [result.id] == shop.ids()
+    assert "idempotency.store_unavailable" in caplog.text
+    assert "published all the same" in caplog.text
+
+
+def test_store_that_breaks_its_word_does_not_keep_a_message_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A swap that neither wins nor tells who did is asked a bounded number of times."""
+    monkeypatch.setattr(shop.store, "swap", lambda new, expected: None)
+
+    assert [shop.charge.delay("o").id] == shop.ids()
+
+
+def test_app_without_a_store_is_refused(shop: Shop) -> None:
+    """At the first message: it would be published as often as it is called, without anybody noticing."""
+    shop.app.conf.idempotency_store = None
+
+    with pytest.raises(PolicyError, match="idempotency_store"):
+        shop.charge.delay("o")
+    assert shop.sent() == []
+
+
+def test_call_without_a_key_is_told_by_its_delivery(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """As without the option: who publishes may be Celery itself."""
+    with caplog.at_level(logging.WARNING):
+        result = shop.charge.delay(None)
+
+    assert "idempotency.not_announced task=charge" in caplog.text
+    (ended,) = shop.deliver()
+    assert type(ended.value).__name__ == "KeyMissing"
+    assert result.id
+
+
+def test_what_a_key_function_says_is_redacted(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the policy says that the text of an exception may hold what must not be logged."""
+
+    def key(order_id: str, amount: int) -> str:
+        raise ValueError(f"bad card {order_id}")
+
+    task = shop.task(Policy(key, publish="once", redact_errors=True), name="cards")
+    with caplog.at_level(logging.WARNING):
+        task.delay("4111")
+
+    assert "idempotency.not_announced task=cards reason=PolicyError" in caplog.text
+    assert "4111" not in caplog.text
+
+
+def test_costs(shop: Shop) -> None:
+    """One request for a message, one for each that is not sent, and none unless the policy asks for it."""
+    always, off = shop.task(Policy("order_id"), name="always"), shop.task(replace(ONCE, mode="off"), name="off")
+    for task in (always, off):
+        task.delay("o")
+        assert shop.store.asked == []
+    for _ in range(3):
+        shop.charge.delay("o")
+    assert shop.store.asked == ["swap"] * 3
+    shop.deliver()
+    shop.store.asked.clear()
+    shop.charge.delay("o")
+    assert shop.store.asked == ["swap"]
+
+
+def test_retry_is_published(shop: Shop) -> None:
+    """It continues the operation, which is running."""
+
+    @shop.app.task(base=IdempotentTask, name="flaky", shared=False, idempotent=Policy(publish="once"), bind=True)
+    def flaky(task: Any, order_id: str) -> int:
+        if task.request.retries < 2:
+            raise task.retry(countdown=0, args=(f"{order_id}!",))
+        return int(task.request.retries)
+
+    first = flaky.delay("o")
+    states = []
+    while messages := shop.sent():
+        assert [message.headers["id"] for message in messages] == [first.id]
+        states += [redeliver(shop.app, message) for message in messages]
+
+    assert [each.state for each in states] == ["RETRY", "RETRY", "SUCCESS"]
+
+
+def test_postponed_conflict_and_outage_are_published(shop: Shop) -> None:
+    """They are the first message itself."""
+    first = shop.charge.delay("o")
+    (message,) = shop.sent()
+    shop.change("o", status=Status.IN_PROGRESS, owner="a", attempts=1, lease_until=shop.memory.now() + 60_000)
+    assert redeliver(shop.app, message).state == "RETRY"
+    (postponed,) = shop.sent()
+    shop.store.away = {"swap": StoreUnavailable("memory", "swap", "no answer")}
+    assert redeliver(shop.app, postponed).state == "RETRY"
+
+    assert shop.ids() == [first.id]
+
+
+def test_replacement_is_published(shop: Shop) -> None:
+    """It has the id of the task that it replaces, whose result would never come."""
+
+    @shop.app.task(base=IdempotentTask, name="front", shared=False, bind=True)
+    def front(task: Any, order_id: str) -> None:
+        task.replace(shop.charge.si(order_id))
+
+    shop.charge.delay("o")
+    shop.deliver()
+    result = front.delay("o")
+    shop.deliver()
+
+    assert shop.ids() == [result.id]
+
+
+def test_headers_that_a_body_forwards_make_no_continuation(shop: Shop) -> None:
+    """The identity of a delivery counts for its own task and id alone."""
+    heard: list[Any] = []
+
+    @shop.app.task(base=IdempotentTask, name="forward", shared=False, bind=True, idempotent=Policy("of"))
+    def forward(task: Any, of: int) -> None:
+        if task.request.retries == 0:
+            raise task.retry(countdown=0)
+        heard.append(task.request.headers)
+        shop.charge.apply_async(("o",), headers=task.request.headers)
+
+    forward.delay(1)
+    shop.deliver()
+    shop.deliver()
+    assert heard
+    first = shop.ids()
+
+    assert shop.charge.delay("o").id == first[0]
+    assert shop.sent() == []
+
+
+def test_a_suppressed_message_is_a_child_of_the_task_that_asked_for_it(shop: Shop) -> None:
+    """As the message would have been."""
+
+    @shop.app.task(name="parent", shared=False, bind=True)
+    def parent(task: Any) -> list[str]:
+        for again in (True, False):
+            shop.charge.apply_async(("o",), add_to_parent=again)
+        return [child.id for child in task.request.children]
+
+    first = shop.charge.delay("o")
+    shop.sent()
+
+    assert deliver(parent).value == [first.id]
+
+
+def test_eager_calls_run(shop: Shop) -> None:
+    """Nothing is published, so nothing is announced: the guard of the call itself decides."""
+    shop.app.conf.task_always_eager = True
+
+    assert shop.charge.delay("o").get() == {"order": "o"}
+    assert shop.charge.apply(("o",)).get() == {"order": "o"}
+    assert shop.charge("o") == {"order": "o"}
+
+
+def test_celerys_own_tasks_are_published(shop: Shop) -> None:
+    """With ``task_cls`` and an app-wide policy they have this class, too, and are nobody's operation."""
+    app = an_app(task_cls="celery_idempotent:IdempotentTask", idempotency_policy=Policy(publish="once"))
+    for _ in range(2):
+        app.tasks["celery.backend_cleanup"].delay()
+
+    assert len(published(app)) == 2
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_callback_is_called_whoever_publishes(shop: Shop, ended: bool) -> None:
+    """A message with ``link`` is sent under its own id, by whatever argument it is given."""
+    thank = shop.task(Policy("order_id"), name="thank")
+    first = shop.charge.delay("o")
+    if ended:
+        shop.deliver()
+    by_name = shop.charge.apply_async(("o",), link=thank.si("a"))
+    by_place = shop.charge.apply_async(("o",), {}, None, None, thank.si("b"))
+
+    assert shop.ids() == ([] if ended else [first.id]) + [by_name.id, by_place.id]
+    assert len({first.id, by_name.id, by_place.id}) == 3
+
+
+def test_group_chain_and_chord_go_on(shop: Shop) -> None:
+    """Of operations that have an outcome: every member is sent, and every result that was handed out comes."""
+    for order in "abc":
+        shop.charge.delay(order)
+    shop.deliver()
+    collect = shop.task(replace(ONCE, key=lambda order_id, amount: "all"), name="collect")
+    collect.delay("x")
+    shop.deliver()
+
+    grouped = group(shop.charge.si(order) for order in "ab").apply_async()
+    chained = chain(shop.charge.si("a"), shop.charge.si("b"), shop.charge.si("c")).apply_async()
+    joined = chord([shop.charge.si("a"), shop.charge.si("b")], shop.charge.si("c")).apply_async()
+    for _ in range(100):
+        if not shop.deliver():
+            break
+
+    assert grouped.get(timeout=1) == [{"order": "a"}, {"order": "b"}]
+    assert chained.get(timeout=1) == {"order": "c"}
+    assert joined.get(timeout=1) == {"order": "c"}
+
+
+def test_a_frozen_signature_is_sent_under_its_id(shop: Shop) -> None:
+    """Somebody has its result in hand."""
+    shop.charge.delay("o")
+    shop.deliver()
+    signature = shop.charge.si("o")
+    handed_out = signature.freeze()
+
+    signature.apply_async()
+
+    assert shop.ids() == [handed_out.id]
+
+
+def test_the_callers_own_task_id_is_that_of_the_first_message(shop: Shop) -> None:
+    """Of a second one it is not used: nothing is sent under it."""
+    assert shop.charge.apply_async(("o",), task_id="one").id == "one"
+    assert shop.charge.apply_async(("o",), task_id="two").id == "one"
+    assert shop.ids() == ["one"]
+
+
+def test_explicit_key_is_what_counts(shop: Shop) -> None:
+    """As for a delivery."""
+    first = shop.charge.apply_async(("o",), idempotency_key="k")
+
+    assert shop.charge.apply_async(("o",), idempotency_key="k").id == first.id
+    assert shop.charge.delay("o").id != first.id
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_result_that_is_ignored_is_not_waited_for(shop: Shop, ignored: bool) -> None:
+    """As Celery does: ``get`` returns None at once."""
+    for _ in range(2):
+        result = shop.charge.apply_async(("o",), ignore_result=ignored)
+
+    if ignored:
+        assert result.get(timeout=0.01) is None
+    else:
+        with pytest.raises(NoResult):
+            result.get(timeout=0.01)
+
+
+def test_every_tick_of_beat_is_published_where_ticks_are_operations(shop: Shop) -> None:
+    """With the default key each is one of its own; with a key of its own the schedule is the same operation again."""
+    rebuild = shop.task(Policy(publish="once"), name="rebuild")
+    for task, messages in ((rebuild, 2), (shop.charge, 1)):
+        for _ in range(2):
+            task.apply_async(("o",), headers={"celery_beat_task": True})
+        assert len(shop.sent()) == messages
+
+
+def test_observing_publishes_all_and_tells_what_would_have_been_suppressed(
+    shop: Shop, skipped: list[dict[str, Any]], gone: Callable[[], None]
+) -> None:
+    """Under their own ids."""
+    task = shop.task(replace(ONCE, mode="observe"), name="observed")
+    ids = [task.delay("o").id for _ in range(3)]
+    assert [(each["task_id"], each["observed"]) for each in skipped] == [(ids[0], True)] * 2
+    gone()
+    ids.append(task.delay("o").id)
+    record = shop.memory.get(task.idempotency_key_for("o"))
+    assert record is not None
+    over = replace(record, status=Status.IN_PROGRESS, owner="a", attempts=1, revision="r")
+    assert shop.memory.swap(over, record.revision) == over
+    ids.append(task.delay("o").id)
+
+    assert shop.ids() == ids
+    assert len(set(ids)) == 5
+
+
+def test_nothing_of_the_arguments_is_told(
+    shop: Shop, caplog: pytest.LogCaptureFixture, skipped: list[dict[str, Any]]
+) -> None:
+    """Logs and signals carry the key, which is hashed."""
+    with caplog.at_level(logging.DEBUG):
+        for _ in range(2):
+            shop.charge.delay("secret-order")
+
+    assert "idempotency.publish_skipped task=charge" in caplog.text
+    assert "secret-order" not in caplog.text + repr(skipped)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, shop: Shop) -> Iterator[Engine]:
+    """The database of the app's own store, which has an outbox."""
+    store = SQLStore(f"sqlite:///{tmp_path}/records.sqlite")
+    store.provision()
+    shop.app.conf.idempotency_store = store
+    engine = create_engine(store._url)
+    yield engine
+    engine.dispose()
+    store.close()
+
+
+def test_relay_of_an_outbox_publishes_once(shop: Shop, engine: Engine) -> None:
+    """What it sends is looked at as every other message is, when it is sent; the outbox is emptied all the same."""
+    with Session(engine) as session:
+        ids = [outbox.send(session, shop.charge, "o") for _ in range(3)]
+        session.commit()
+
+    assert outbox.relay(shop.app) == 3
+    assert shop.ids() == ids[:1]
+
+
+def test_relay_that_was_killed_before_it_forgot_sends_nothing_twice(
+    shop: Shop, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one finds the operation announced, under the very id."""
+    with Session(engine) as session:
+        outbox.send(session, shop.charge, "o")
+        session.commit()
+    with monkeypatch.context() as patch:
+        patch.setattr(SQLStore, "forget", lambda store, published: None)
+        outbox.relay(shop.app)
+    assert len(shop.ids()) == 1
+    with engine.begin() as connection:
+        connection.execute(update(schema.outbox).values(taken_until=0))
+
+    assert outbox.relay(shop.app) == 1
+    assert shop.sent() == []
+
+
+def test_message_of_a_bodys_transaction_is_published_once(shop: Shop, engine: Engine) -> None:
+    """``tx.send`` and ``attempt.send`` go through the same relay."""
+
+    @shop.app.task(base=IdempotentTask, name="order", shared=False, bind=True)
+    def order(task: Any, order_id: str) -> None:
+        with task.attempt.transaction() as tx:
+            tx.send(shop.charge, order_id)
+            tx.send(shop.charge, order_id)
+            tx.done(None)
+        task.attempt.send(shop.charge, order_id)
+
+    assert deliver(order, "o").state == "SUCCESS"
+    outbox.relay(shop.app)
+
+    assert len(shop.ids()) == 1
