@@ -38,6 +38,12 @@ def charge(self: Any, order_id: str, gate: str = "", amount: int = 1) -> str:
     return perform(self, order_id, gate)
 
 
+@shared_task(**GUARDED, idempotent=Policy(**QUICK, publish="once"))
+def charge_published_once(self: Any, order_id: str, gate: str = "") -> str:
+    """Have the effect, for publishers that send one message of it."""
+    return perform(self, order_id, gate)
+
+
 @shared_task(**GUARDED, idempotent=Policy(**QUICK))
 def charge_or_fail(self: Any, order_id: str, gate: str) -> str:
     """Have the effect, but end its first attempt with an error."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from celery.signals import after_task_publish
 
 from celery_idempotent.errors import KeyReused
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from lab.benchmarks.wire import aws
 from tests.integration.cluster import IdempotentSetup, on_redis, record_of
-from tests.integration.idempotent_tasks import FALSY, charge, falsy, refund, ship
+from tests.integration.idempotent_tasks import FALSY, charge, charge_published_once, falsy, refund, ship
 from tests.support.ledger import Ledger
 from tests.support.tcp_proxy import TcpProxy
 
@@ -42,6 +45,41 @@ def test_every_pool_runs_a_duplicate_once(celery_setup: IdempotentSetup, ledger:
     ledger.wait_for("conflicted", count=1)
     ledger.open("go:1")
     assert {result.get(timeout=60) for result in results} == {"o by attempt 1"}
+    assert len(ledger.rows("effect")) == 1
+
+
+def test_five_publishers_of_a_running_operation_send_one_message(
+    celery_setup: IdempotentSetup, ledger: Ledger, request: pytest.FixtureRequest
+) -> None:
+    """All get its result, and nobody meets it running; who comes after it has the value without a message."""
+    sent: list[str] = []
+
+    def note(headers: dict[str, Any], **told: Any) -> None:
+        sent.append(headers["id"])
+
+    after_task_publish.connect(note)
+    request.addfinalizer(lambda: after_task_publish.disconnect(note))
+    results = [charge_published_once.delay("o", "go")]
+    ledger.wait_for("begin")
+    results += [charge_published_once.delay("o", "go") for _ in range(4)]
+    ledger.open("go:1")
+    assert {result.get(timeout=60) for result in results} == {"o by attempt 1"}
+    ledger.wait_for("effect")
+    results.append(charge_published_once.delay("o", "go"))
+    assert results[-1].get(timeout=60) == "o by attempt 1"
+    assert [result.id for result in results] == sent * 6
+    assert ledger.rows("conflicted") == ledger.rows("replayed") == []
+
+
+def test_a_killed_child_is_followed_by_whoever_publishes_next(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """Nothing is lost and nothing is stuck: the operation ends, for all who asked for it."""
+    results = [charge_published_once.delay("o", "go")]
+    (begun,) = ledger.wait_for("begin")
+    celery_setup.worker_cluster.kill_child(begun)
+    results += [charge_published_once.delay("o", "go") for _ in range(4)]
+    for attempt in (1, 2, 3):
+        ledger.open(f"go:{attempt}")
+    assert len({result.get(timeout=60) for result in results}) == 1
     assert len(ledger.rows("effect")) == 1
 
 

@@ -86,6 +86,17 @@ class ContentsContract(StoreTests):
             assert stored == record
             assert _types(stored) == _types(record)
 
+    def test_keeps_what_a_publisher_announces(self, store: Store) -> None:
+        """A record without an owner, an attempt or a token; the first claim follows it, or its publisher deletes it."""
+        record = replace(a_record(), status=Status.RELEASED, owner="", fencing_token=0, attempts=0, worker="")
+
+        assert store.swap(record, None) == record
+        assert store.swap(replace(record, revision=new_nonce()), None) == record
+        assert store.get(record.key) == record
+        claimed = replace(a_record(), key=record.key)
+        assert store.swap(claimed, record.revision) == claimed
+        assert not store.delete(record.key, record.revision)
+
     def test_keeps_nested_steps(self, store: Store) -> None:
         """Steps are JSON of any depth; what their texts contain is the author's business, NUL included."""
         deep: Any = "bottom"
