@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from celery.exceptions import TaskRevokedError
 from celery.signals import after_task_publish
 
 from celery_idempotent.errors import KeyReused
@@ -15,6 +16,7 @@ from tests.integration.cluster import IdempotentSetup, on_redis, record_of
 from tests.integration.idempotent_tasks import FALSY, charge, charge_published_once, falsy, refund, ship
 from tests.support.ledger import Ledger
 from tests.support.tcp_proxy import TcpProxy
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.worker
 
@@ -81,6 +83,23 @@ def test_a_killed_child_is_followed_by_whoever_publishes_next(celery_setup: Idem
         ledger.open(f"go:{attempt}")
     assert len({result.get(timeout=60) for result in results}) == 1
     assert len(ledger.rows("effect")) == 1
+
+
+@on_redis
+def test_an_operation_whose_message_was_revoked_is_published_again(
+    celery_setup: IdempotentSetup, ledger: Ledger
+) -> None:
+    """Once its message is in doubt, and under another id: workers remember the revoked one, and would drop it again."""
+    revoked = charge_published_once.apply_async(("o",), countdown=1)
+    celery_setup.app.control.revoke(revoked.id)
+    with pytest.raises(TaskRevokedError):
+        revoked.get(timeout=60)
+    assert charge_published_once.delay("o").id == revoked.id
+    again = wait_until(
+        lambda: (result := charge_published_once.delay("o")).id != revoked.id and result, "it is published again"
+    )
+    assert again.get(timeout=60) == "o by attempt 1"
+    assert [row.task_id for row in ledger.rows("effect")] == [again.id]
 
 
 @on_redis
