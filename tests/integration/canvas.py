@@ -1,6 +1,7 @@
-"""One set of tasks, two kinds of them: an app and a worker with Celery's own Task, and one with IdempotentTask.
+"""One set of tasks, three kinds of them: an app and a worker with Celery's own Task, one with IdempotentTask, and one
+whose idempotent tasks are published once.
 
-Both are on one Redis, so that whatever a canvas does with the one can be compared with what it does with the other.
+All are on one Redis, so that whatever a canvas does with the one can be compared with what it does with the others.
 """
 # mypy: allow-untyped-decorators
 
@@ -10,6 +11,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,10 +27,10 @@ from lab import tether
 from tests.support.ledger import Ledger, record
 from tests.support.waiting import wait_until
 
-KINDS = ("plain", "idempotent")
-DATABASE = {"plain": 1, "idempotent": 2}
-STORE = 3
-TASK_CLASS = {"plain": "celery.app.task:Task", "idempotent": "celery_idempotent:IdempotentTask"}
+KINDS = ("plain", "idempotent", "once")
+DATABASE = {"plain": 1, "idempotent": 2, "once": 4}
+STORE = {"idempotent": 3, "once": 5}
+TASK_CLASS = {"plain": "celery.app.task:Task"}
 HELD = "held"
 OTHER = "other"
 idempotent_only = pytest.mark.parametrize("canvas", ["idempotent"], indirect=True)
@@ -40,7 +42,13 @@ def app_of(kind: str, server: str) -> Celery:
     from tests.integration import canvas_tasks
 
     url = f"{server}/{DATABASE[kind]}"
-    app = Celery("canvas", broker=url, backend=url, task_cls=TASK_CLASS[kind], set_as_current=False)
+    app = Celery(
+        "canvas",
+        broker=url,
+        backend=url,
+        task_cls=TASK_CLASS.get(kind, "celery_idempotent:IdempotentTask"),
+        set_as_current=False,
+    )
     app.conf.update(
         task_acks_late=True,
         task_reject_on_worker_lost=True,
@@ -49,10 +57,12 @@ def app_of(kind: str, server: str) -> Celery:
         broker_connection_retry_on_startup=True,
         accept_content=["json", "pickle"],
     )
-    if kind == "idempotent":
-        app.conf.update(idempotency_store=f"{server}/{STORE}", idempotency_policy=Policy(**canvas_tasks.QUICK))
+    publish: Any = "once" if kind == "once" else "always"
+    if kind != "plain":
+        quick = Policy(**canvas_tasks.QUICK, publish=publish)
+        app.conf.update(idempotency_store=f"{server}/{STORE[kind]}", idempotency_policy=quick)
     for body, policy, options in canvas_tasks.TASKS:
-        own = {} if policy is None or kind == "plain" else {"idempotent": policy}
+        own = {} if policy is None or kind == "plain" else {"idempotent": replace(policy, publish=publish)}
         app.task(name=body.__name__, lazy=False, shared=False, **{"bind": True, **own, **options})(body)
     return app
 
@@ -61,7 +71,7 @@ class Canvas:
     """An app of one kind, seen from its publisher, with a worker that runs its tasks.
 
     Args:
-        kind: `"plain"` or `"idempotent"`.
+        kind: `"plain"`, `"idempotent"` or `"once"`.
         server: The URL of a Redis without its database.
     """
 
@@ -77,7 +87,7 @@ class Canvas:
     @property
     def is_idempotent(self) -> bool:
         """Whether its tasks are."""
-        return self.kind == "idempotent"
+        return self.kind != "plain"
 
     def bodies(self, of: str) -> list[dict[str, Any]]:
         """What the bodies recorded that ran for `of`, oldest first."""
