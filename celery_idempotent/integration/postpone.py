@@ -28,7 +28,7 @@ from celery_idempotent.integration.messages import (
 from celery_idempotent.integration.settings import Broker, runtime_of
 from celery_idempotent.integration.versions import headers_again
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.protocol.record import bounded
+from celery_idempotent.protocol.record import ITEM, bounded
 
 _MAX_DELAY_MS = 900_000
 """SQS delays a message by at most 900 s (SendMessage, DelaySeconds)."""
@@ -56,7 +56,7 @@ def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
     if request.is_eager:
         raise met.error
     # The holder's own redelivery is what recovers the task if the holder dies: it is never dropped.
-    if met.task_id != bounded(request.id or ""):
+    if met.task_id not in {bounded(request.id or ""), bounded(f"{request.id}{ITEM}")}:
         if policy.max_conflicts is not None and _count(request, CONFLICTS_HEADER) >= policy.max_conflicts:
             raise met.error
         # A group or chord waits for every member.

@@ -37,6 +37,7 @@ from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.keys import Identity, identify
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import ITEM
 from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature
 
 logger = logging.getLogger("celery_idempotent")
@@ -358,7 +359,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             identity=identity,
             policy=policy,
             task=self.name,
-            task_id=request.id or "",
+            task_id=(request.id or "") if executed is self else f"{request.id}{ITEM}",
             worker=request.hostname or "",
             app=self.app.main or "",
             process=this_process(),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure, is_forgotten, is_reused
-from celery_idempotent.protocol.record import Record, Status, bounded, is_cut
+from celery_idempotent.protocol.record import Record, Status, bounded, message_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _of_a_body(record: Record, outgoing: Outgoing, now: int, is_gone: bool) -> S
     if not outgoing.comes_back:
         return Send(outgoing.operation.task_id)  # and nobody would deliver it if its worker dies from here on
     owns = record.lease_until + outgoing.operation.policy.grace_ms > now and not is_gone
-    known = _known_id(record)
+    known = message_of(record)
     return Underway(record) if owns and known else Send(known or outgoing.operation.task_id)
 
 
@@ -116,17 +116,13 @@ def _of_a_message(
         created_at=record.created_at,
         steps=record.steps,
     )
-    known = _known_id(record)
+    known = message_of(record)
     if not (is_queued and known):
         return Announce(following, record, outgoing.operation.task_id)
     if not is_gone:
         return Underway(record)
     # Not for longer than its publisher meant: if that one has sent it after all, and people revoked it, it ends.
     return Announce(replace(following, task_id=known, lease_until=record.lease_until), record, known)
-
-
-def _known_id(record: Record) -> str:
-    return "" if is_cut(record.task_id) else record.task_id
 
 
 def _announced(outgoing: Outgoing, now: int, revision: str) -> Record:

@@ -181,9 +181,15 @@ def bounded(name: str) -> str:
     return f"{name[: _MAX_NAME - 17]}…{digest}"
 
 
-def is_cut(name: str) -> bool:
-    """Whether ``name``, as :func:`bounded` left it, is not all of it."""
-    return len(name) == _MAX_NAME and name[_MAX_NAME - 17] == "…"
+ITEM = "[]"
+"""How the task id of an item of ``map`` or ``starmap`` ends: what stands before it is the id of the whole list."""
+
+
+def message_of(record: Record) -> str:
+    """The id of the message by which the operation was asked for last; empty where it is not known."""
+    name = record.task_id
+    is_cut = len(name) == _MAX_NAME and name[_MAX_NAME - 17] == "…"
+    return "" if is_cut or name.endswith(ITEM) else name
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {

@@ -89,6 +89,8 @@ CUT: dict[str, Any] = {"task_id": bounded("x" * 300)}
         pytest.param(FAILED, ReplayFailure(FAILED), id="failed"),
         pytest.param(UNKNOWN, Send("mine"), id="unknown"),
         pytest.param(replace(RUNNING, **CUT), Send("mine"), id="running under an id that was too long to keep"),
+        pytest.param(replace(OVER, task_id="list[]"), Send("mine"), id="lease over, as an item of a list"),
+        pytest.param(replace(RUNNING, task_id="list[]"), Send("mine"), id="running as an item of a list"),
         pytest.param(replace(RUNNING, task_id=""), Send("mine"), id="running under no id"),
         pytest.param(replace(OVER, **CUT), Send("mine"), id="lease over, id too long to keep"),
     ],

@@ -19,9 +19,11 @@ from sqlalchemy import Engine, create_engine, update
 from sqlalchemy.orm import Session
 
 from celery_idempotent import IdempotentTask, KeyReused, OutcomeUnknown, Policy, ReplayedFailure, signals
+from celery_idempotent.engine.claim import claim
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import outbox
 from celery_idempotent.protocol.effects import OnTakeover
+from celery_idempotent.protocol.operation import Operation, Run
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
@@ -620,6 +622,39 @@ def test_a_suppressed_message_is_a_child_of_the_task_that_asked_for_it(shop: Sho
     shop.sent()
 
     assert deliver(parent).value == [first.id]
+
+
+def test_item_of_a_list_lends_nobody_its_message(shop: Shop) -> None:
+    """The list's result would be taken for the item's, and the other way round."""
+    items = shop.charge.map(["o"]).apply_async()
+    shop.raises = ValueError()
+    assert [each.state for each in shop.deliver()] == ["FAILURE"]
+    record = shop.record("o")
+    assert record is not None
+    assert record.task_id == f"{items.id}[]"
+    shop.change("o", status=Status.IN_PROGRESS, lease_until=0)
+
+    assert [shop.charge.delay("o").id] == shop.ids() != [items.id]
+
+
+def test_redelivery_of_a_list_meets_its_own_item_and_waits(shop: Shop) -> None:
+    """However often: it is what recovers the list when its first worker dies, so ``max_conflicts`` does not end it."""
+    task = shop.task(Policy("order_id", max_conflicts=1), name="items")
+    task.map(["o"]).apply_async()
+    (message,) = shop.sent()
+    identity = task.idempotency_identity(["o"], {}, headers={}, task_id="")
+    held = Operation(
+        identity=identity,
+        policy=task.idempotency_policy,
+        task="items",
+        task_id=f"{message.headers['id']}[]",
+        worker="w",
+    )
+    assert isinstance(claim(shop.memory, held), Run)
+
+    for _ in range(3):
+        assert redeliver(shop.app, message).state == "RETRY"
+        (message,) = shop.sent()
 
 
 def test_eager_calls_run(shop: Shop) -> None:
