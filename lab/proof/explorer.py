@@ -9,7 +9,8 @@ Worlds that were seen before are not explored again.
 At every step the world may: let any delivery go on; kill it before its request is sent, or with its request
 still on the way, to land at any later time or never; lose a reply, or a request, which may land later too;
 end the running lease. Where a program says so it may also forget what is not finished, let an exception of somebody
-else's strike in a write, or answer what cannot be read. Faults are bounded, ends of leases are not.
+else's strike in a write, answer what cannot be read, or let a publisher record the operation, and take that back.
+Faults are bounded, ends of leases are not.
 
 Deliveries are all alike. So each may be another message of the operation, or the same one that a broker gives again
 while its body lives on. Who knows for certain that a child is dead may end its lease, which any step may do.
@@ -21,7 +22,9 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from celery_idempotent.protocol.operation import abandoned
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.operation import Operation, abandoned
+from celery_idempotent.protocol.publishing import Announce, Outgoing, publication
 from celery_idempotent.protocol.record import Record, Status
 from lab.proof.programs import Effect, Fault, Program
 from lab.proof.scripted import ANY, FENCED_OFF, START, Answer, Call, Deliveries, Ended, Gone, Look, Swap
@@ -33,6 +36,7 @@ _FORGETTING = 100
 """Milliseconds that pass while a store forgets: claims before and after it have different tokens."""
 
 _DEAD = "dead"
+_PUBLISHER = "publisher"
 
 _OF_WRITES = (
     Fault.KILLED_BEFORE_SEND,
@@ -212,6 +216,7 @@ class _Explorer:
                 break  # they are all alike, so it is enough if they begin in their order
         yield from self._ends_of_leases(world)
         yield from self._losses(world)
+        yield from self._announcements(world)
         for late in world.in_flight:
             rest = world._replace(in_flight=world.in_flight - {late})
             if isinstance(late, Call):
@@ -236,6 +241,31 @@ class _Explorer:
                 self.found.reached[Fault.FORGOTTEN] += 1
                 emptied = world._replace(records=_with(world.records, place, 0), now=world.now + _FORGETTING)
                 yield f"the store forgets {self._show(number)}", self._spent(emptied, Fault.FORGOTTEN)
+
+    def _announcements(self, world: _World) -> Iterator[tuple[str, _World]]:
+        """By somebody who is no delivery; the message is one of those that are delivered."""
+        for place, number in enumerate(world.records):
+            record = self._records[number]
+            if Fault.WITHDRAWN in world.besides and record is not None and not record.attempts:
+                self.found.reached[Fault.WITHDRAWN] += 1
+                withdrawn = world._replace(records=_with(world.records, place, 0))
+                yield f"a publisher withdraws {self._show(number)}", self._spent(withdrawn, Fault.WITHDRAWN)
+            if Fault.PUBLISHED not in world.besides:
+                continue
+            outgoing = Outgoing(operation=self._operation(place), patience=self.program.policy.lease_ms)
+            revision = f"{_PUBLISHER}.{world.besides.count(Fault.PUBLISHED)}"
+            decision = publication(record, outgoing, START + world.now, revision)
+            if isinstance(decision, Announce):
+                if record is not None and decision.record.fencing_token < record.fencing_token:
+                    raise _Broken("the fencing token shrank", (f"a publisher records over {self._show(number)}",))
+                self.found.reached[Fault.PUBLISHED] += 1
+                announced = self._keep(decision.record)
+                following = world._replace(records=_with(world.records, place, announced))
+                yield f"a publisher records {self._show(announced)}", self._spent(following, Fault.PUBLISHED)
+
+    def _operation(self, place: int) -> Operation:
+        identity = Identity(self._deliveries.keys[place], None)
+        return Operation(identity=identity, policy=self.program.policy, task="t", task_id="message 0", worker="")
 
     def _steps_of(self, world: _World, number: int, history: int) -> Iterator[tuple[str, _World]]:
         """What a delivery may do next; first what happens if nothing goes wrong."""
@@ -455,7 +485,8 @@ class _Explorer:
     def _check_end(self, world: _World, reported: set[str]) -> None:
         """Somebody ran if nobody was hindered, and a clean delivery later gets an answer that fits."""
         ended = {each.why if isinstance(each, Ended) else _DEAD for each in world.deliveries}
-        is_hindered = world.now >= self._lease or world.besides != self.program.besides
+        spent = Counter(self.program.besides) - Counter(world.besides)
+        is_hindered = world.now >= self._lease or bool(spent.keys() - {Fault.PUBLISHED}) or self._is_announced(world)
         if not is_hindered and ended <= {"conflict", "LeaseLost"}:
             raise _Broken("nobody ran, although nobody died and no lease was over", ())
         known = (world.records, world.now, world.receiver)
@@ -468,6 +499,11 @@ class _Explorer:
             raise _Broken(f"a later delivery ended otherwise: {last}", ())
         if last.reported is None and last.why != "OutcomeUnknown" and self.program.has_outcome:
             raise _Broken(f"the operation is stuck: a later delivery ended as {last.why}", ())
+
+    def _is_announced(self, world: _World) -> bool:
+        """Whether a publisher had the last word; its message is still to come."""
+        stored = map(self._records.__getitem__, world.records)
+        return any(record is not None and not record.owner for record in stored)
 
     def _alone(self, world: _World) -> Ended:
         number = len(world.deliveries)

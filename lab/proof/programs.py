@@ -30,6 +30,8 @@ class Fault(StrEnum):
     STRUCK_AFTER_WRITE = "exception strikes, reply on the way"
     FORGOTTEN = "store forgets what is not finished"
     UNREADABLE = "answer cannot be read"
+    PUBLISHED = "a publisher records the operation"
+    WITHDRAWN = "its message is refused, and it takes that back"
 
 
 _OF_CALLS = {Fault.CALL_IN_FLIGHT, Fault.CALL_LATE}
@@ -43,7 +45,7 @@ _STRIKES = {
 
 _EARLY, _LATE = tuple(_STRIKES)[:2], tuple(_STRIKES)[1:]
 
-_ORDINARY = set(Fault) - {*_STRIKES, Fault.FORGOTTEN, Fault.UNREADABLE}
+_ORDINARY = set(Fault) - {*_STRIKES, Fault.FORGOTTEN, Fault.UNREADABLE, Fault.PUBLISHED, Fault.WITHDRAWN}
 
 
 class Effect(StrEnum):
@@ -169,10 +171,12 @@ class Program:
         parts += [f"struck {struck}"] if struck else []
         parts += ["one machine"] if self.one_machine else []
         parts += ["unreadable"] if Fault.UNREADABLE in self.besides else []
+        parts += ["published once"] if Fault.PUBLISHED in self.besides else []
         return ", ".join(parts)
 
 
 _FORGOTTEN = (Fault.FORGOTTEN,)
+_PUBLISHED = (Fault.PUBLISHED, Fault.PUBLISHED, Fault.WITHDRAWN)
 
 PROGRAMS = (
     Program(Policy(on_takeover="refuse")),
@@ -217,6 +221,11 @@ PROGRAMS = (
     Program(Policy(on_takeover="refuse"), one_machine=True),
     Program(Policy(max_takeovers=1), one_machine=True, deliveries=3),
     Program(Policy(), effect=Effect.COMMIT, one_machine=True),
+    # Publishers record the operation at any time, before their messages and between attempts, or take it back.
+    Program(Policy(), besides=_PUBLISHED),
+    Program(Policy(on_takeover="refuse"), besides=_PUBLISHED),
+    Program(Policy(), raises=Declined, besides=_PUBLISHED),
+    Program(Policy(), effect=Effect.STEP, raises=Declined, besides=_PUBLISHED),
     # An answer that cannot be read is no outage.
     Program(Policy(on_takeover="refuse", on_outage="run"), besides=(Fault.UNREADABLE,)),
 )

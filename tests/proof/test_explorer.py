@@ -1,14 +1,17 @@
 """The explorer finds no broken rule in the library, reaches every fault, and sees what is broken on purpose."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from celery_idempotent.protocol import operation as protocol
 from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.publishing import Announce, Publication, publication
+from lab.proof import explorer
 from lab.proof.explorer import Exploration, Violation, explore
 from lab.proof.mutants import MUTANTS, Mutant, judge
-from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Effect, Fault, Program
+from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Declined, Effect, Fault, Program
 from lab.proof.scripted import Deliveries
 
 PLAIN = (Program(Policy()), Program(Policy(on_takeover="refuse")), Program(Policy(), effect=Effect.COMMIT))
@@ -40,6 +43,31 @@ def test_half_of_a_fenced_step_is_not_enough(program: Program) -> None:
     """A fencing token alone, or a probe alone, repeats the effect: the explorer shows the way there."""
     with pytest.raises(Violation, match="must not be repeated was repeated"):
         explore(program, deliveries=2, faults=1)
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "effect", "rule"),
+    [
+        ({"fencing_token": 0}, Effect.BARE, "the fencing token shrank"),
+        ({"steps": {}}, Effect.REFUSED_STEP, "must not be repeated was repeated"),
+    ],
+)
+def test_publisher_that_forgets_what_it_follows_is_seen(
+    monkeypatch: pytest.MonkeyPatch, forgotten: dict[str, Any], effect: Effect, rule: str
+) -> None:
+    """What it records is replaced by deliveries, whose rules hold all the same."""
+
+    def forgetting(*asked: Any) -> Publication:
+        decision = publication(*asked)
+        if isinstance(decision, Announce):
+            return replace(decision, record=replace(decision.record, **forgotten))
+        return decision
+
+    monkeypatch.setattr(explorer, "publication", forgetting)
+    program = Program(Policy(), effect=effect, raises=Declined, besides=(Fault.PUBLISHED,))
+
+    with pytest.raises(Violation, match=rule):
+        explore(program, deliveries=2, faults=0)
 
 
 @pytest.mark.parametrize("renews", [False, True])
