@@ -39,7 +39,7 @@ _MEANINGS = {
     Status.IN_PROGRESS: "An attempt owns the key until its lease is over.",
     Status.COMPLETED: "The effect happened; later deliveries get the result.",
     Status.FAILED: "The failure is the outcome; later deliveries get it.",
-    Status.RELEASED: "Given back without an outcome; the next delivery runs the task.",
+    Status.RELEASED: "Given back without an outcome, or recorded by a publisher; the next delivery runs the task.",
     Status.UNKNOWN: "Nobody can tell whether the effect happened. Check the receiver, then resolve it.",
 }
 
