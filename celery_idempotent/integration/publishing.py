@@ -41,9 +41,9 @@ _LONGEST = 10 * 365 * 86_400
 def starts_operation(task: Task, options: Mapping[str, Any], scope: str, task_id: str) -> bool:
     """Whether the message starts an operation that may have been published already.
 
-    Not a retry, a postponed delivery or a replacement, which continue one; nor what runs at once, in eager mode.
+    Not a retry or a postponed delivery, which continue one; nor what runs at once, in eager mode.
     """
-    if options.get("retries") or options.get("replaced_task_nesting") or task.app.conf.task_always_eager:
+    if options.get("retries") or task.app.conf.task_always_eager:
         return False
     return messages.carried(options.get("headers") or {}, scope, task_id) is None and not is_builtin(type(task))
 

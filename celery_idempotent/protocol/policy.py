@@ -83,7 +83,7 @@ class Policy:
             unprotected. An answer that cannot be read, such as a record of a newer version, never runs the body.
         publish: ``"always"``, or ``"once"``: an operation that is queued, running or has an outcome is not published
             again, and the caller gets the first one's result, with its value if there is an outcome. One request more
-            for each call. In doubt the message is sent.
+            for each call, and for its claim. In doubt the message is sent.
         mode: ``"enforce"``; ``"observe"`` runs everything and reports what would have been suppressed;
             ``"off"`` does nothing.
         redact_errors: Keep and log nothing of an exception but its type, where text or arguments of the body's can

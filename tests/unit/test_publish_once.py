@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from celery import Celery, Task, chain, chord, group
 from celery.exceptions import TimeoutError as NoResult
-from celery.result import AsyncResult
+from celery.result import AsyncResult, EagerResult
 from kombu.exceptions import OperationalError
 from sqlalchemy import Engine, create_engine, update
 from sqlalchemy.orm import Session
@@ -528,15 +528,17 @@ def test_what_a_key_function_says_is_redacted(shop: Shop, caplog: pytest.LogCapt
 
 
 def test_costs(shop: Shop) -> None:
-    """One request for a message, one for each that is not sent, and none unless the policy asks for it."""
+    """One request for a call, sent or not, and one more for the first claim; none unless the policy asks for it."""
     always, off = shop.task(Policy("order_id"), name="always"), shop.task(replace(ONCE, mode="off"), name="off")
     for task in (always, off):
         task.delay("o")
         assert shop.store.asked == []
+    shop.sent()
     for _ in range(3):
         shop.charge.delay("o")
     assert shop.store.asked == ["swap"] * 3
     shop.deliver()
+    assert shop.store.asked == ["swap"] * 3 + ["swap"] * 3  # the claim is told of the record, and follows it
     shop.store.asked.clear()
     shop.charge.delay("o")
     assert shop.store.asked == ["swap"]
@@ -553,11 +555,15 @@ def test_retry_is_published(shop: Shop) -> None:
 
     first = flaky.delay("o")
     states = []
+    shop.store.asked.clear()
     while messages := shop.sent():
         assert [message.headers["id"] for message in messages] == [first.id]
         states += [redeliver(shop.app, message) for message in messages]
 
     assert [each.state for each in states] == ["RETRY", "RETRY", "SUCCESS"]
+    assert len(shop.store.asked) == 3 * 3  # a claim, which is told of the record and sent again, and an end
+    assert flaky.apply_async(("o",), retries=1).id != first.id
+    assert len(shop.sent()) == 1
 
 
 def test_postponed_conflict_and_outage_are_published(shop: Shop) -> None:
@@ -565,7 +571,9 @@ def test_postponed_conflict_and_outage_are_published(shop: Shop) -> None:
     first = shop.charge.delay("o")
     (message,) = shop.sent()
     shop.change("o", status=Status.IN_PROGRESS, owner="a", attempts=1, lease_until=shop.memory.now() + 60_000)
+    shop.store.asked.clear()
     assert redeliver(shop.app, message).state == "RETRY"
+    assert shop.store.asked == ["swap"]  # the claim, which is told who runs
     (postponed,) = shop.sent()
     shop.store.away = {"swap": StoreUnavailable("memory", "swap", "no answer")}
     assert redeliver(shop.app, postponed).state == "RETRY"
@@ -661,16 +669,25 @@ def test_eager_calls_run(shop: Shop) -> None:
     """Nothing is published, so nothing is announced: the guard of the call itself decides."""
     shop.app.conf.task_always_eager = True
 
-    assert shop.charge.delay("o").get() == {"order": "o"}
+    for _ in range(2):
+        result = shop.charge.delay("o")
+        assert isinstance(result, EagerResult)
+        assert result.get() == {"order": "o"}
+    assert shop.store.asked == ["swap"] * 3
     assert shop.charge.apply(("o",)).get() == {"order": "o"}
     assert shop.charge("o") == {"order": "o"}
 
 
 def test_celerys_own_tasks_are_published(shop: Shop) -> None:
     """With ``task_cls`` and an app-wide policy they have this class, too, and are nobody's operation."""
-    app = an_app(task_cls="celery_idempotent:IdempotentTask", idempotency_policy=Policy(publish="once"))
+    app = Celery("own", set_as_current=False, broker="memory://", task_cls="celery_idempotent:IdempotentTask")
+    app.conf.update(
+        {**shop.app.conf.changes, "idempotency_policy": Policy(publish="once"), "task_default_queue": "own-tasks"}
+    )
+    cleanup = app.tasks["celery.backend_cleanup"]
+    assert isinstance(cleanup, IdempotentTask)
     for _ in range(2):
-        app.tasks["celery.backend_cleanup"].delay()
+        cleanup.delay()
 
     assert len(published(app)) == 2
 
