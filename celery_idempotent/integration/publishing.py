@@ -3,7 +3,7 @@
 Only what starts an operation is looked at. What continues one, such as a retry, has to be sent; so has a message that
 somebody waits for under its own id, as canvas does: a result that was handed out must come.
 
-What is wrong with a outgoing, its delivery tells, as of any other. Celery publishes on its own account, for callbacks,
+What is wrong with a message, its delivery tells, as of any other. Celery publishes on its own account, for callbacks,
 chains and schedules, as does the relay of an outbox, and there an exception would pass for an outage of the broker.
 """
 
