@@ -6,7 +6,8 @@ only its lease counts. A pid that is given again belongs to a process that began
 boot and so does not depend on a clock that people set (proc_pid_stat(5), field 22).
 
 What this cannot see: two copies of one running machine, restored from one snapshot, have the same boot, pids and
-beginnings. Give them names of their own.
+beginnings; give them names of their own. And a process that was checkpointed and is restored within the same boot has
+its pid and another beginning.
 """
 
 import os

@@ -3,6 +3,9 @@
 The next delivery may reach another machine, where nobody can tell that the process is gone, and would wait for the
 lease. So the worker that has lost the process says so in the store. It does that in a thread: a store that hangs must
 not stop the worker's loop, and after a few seconds the message goes back without it.
+
+With SQLite it does not: its database is on this machine, where the next delivery sees for itself that the process is
+gone; and a pool process that is forked while a thread of its parent uses SQLite would inherit what tears the file.
 """
 
 import logging
@@ -13,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from billiard.exceptions import WorkerLostError
-from kombu.asynchronous import get_event_loop
+from celery import Celery, bootsteps
 
 from celery_idempotent.engine.claim import end_lease
 from celery_idempotent.engine.processes import is_gone
@@ -28,6 +31,47 @@ _PATIENCE = 3.0
 
 _LOOK = 0.05
 """Seconds between two looks at what a thread has done."""
+
+_DEATHS_EVERY = 0.2
+"""Seconds between two looks for dead pool processes. Celery learns of a death when its pipe closes, which is before the
+process can be waited for; where it comes too early, and that is often, it looks again after up to five seconds."""
+
+_loop: Any = None
+"""The worker's event loop; None where there is none, and billiard's threads tell of lost processes."""
+
+_under_way: dict[Iterator[None], threading.Thread | None] = {}
+"""What is not done yet, and the thread that does it; None: the loop."""
+
+
+class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """Has a worker notice soon that a process of its pool has died, and end no sooner than it has dealt with that."""
+
+    # Before these are shut down, messages can still be acknowledged and given back.
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, parent: Any) -> None:
+        """Begin to look; called again whenever the broker was away."""
+        global _loop
+        _loop = parent.hub if parent.controller.use_eventloop else None
+        self._looking = _loop.call_repeatedly(_DEATHS_EVERY, parent.pool.maintain_pool) if _loop else None
+
+    def stop(self, parent: Any) -> None:
+        """Look no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def shutdown(self, parent: Any) -> None:
+        """End what is under way: the loop does not run any more, and threads end with the process."""
+        for steps, thread in list(_under_way.items()):
+            if thread is None:
+                _walk(steps)
+            else:
+                thread.join(3 * _PATIENCE)
+
+
+def recover_at_start(app: Celery) -> None:
+    """Have every worker of ``app`` recover; safe to repeat."""
+    app.steps["consumer"].add(Recovery)
 
 
 class RecoversLease:
@@ -64,18 +108,38 @@ def _recovered(request: Any, go_on: Callable[[], None], returned: "_Returned") -
 
 def _in_steps(steps: Iterator[None]) -> None:
     """Take the steps in the worker's event loop where this is its thread; in a thread where there is none."""
-    loop = get_event_loop()
-    if loop is not None and threading.current_thread() is threading.main_thread():
-        for _ in steps:
-            loop.call_later(_LOOK, _in_steps, steps)
-            break
-    elif not _in_thread(partial(_walk, steps)).ident:
-        _walk(steps)
+    if _loop is not None and threading.current_thread() is threading.main_thread():
+        _under_way[steps] = None
+        _step(_loop, steps)
+    else:
+        thread = _under_way[steps] = _in_thread(partial(_walk, steps))
+        if not thread.ident:
+            _walk(steps)
+
+
+def _step(loop: Any, steps: Iterator[None]) -> None:
+    if _goes_on(steps):
+        loop.call_later(_LOOK, _step, loop, steps)
 
 
 def _walk(steps: Iterator[None]) -> None:
-    for _ in steps:
+    while _goes_on(steps):
         time.sleep(_LOOK)
+
+
+def _goes_on(steps: Iterator[None]) -> bool:
+    """Take one step; whether there are more."""
+    more = False
+    try:
+        more = next(steps, _END) is not _END
+    except Exception:
+        logger.exception("idempotency.message_not_returned")
+    if not more:
+        _under_way.pop(steps, None)
+    return more
+
+
+_END = object()
 
 
 def _in_thread(act: Callable[[], None]) -> threading.Thread:
@@ -92,6 +156,8 @@ def _end_lease(request: Any) -> None:
     try:
         key = task.idempotency_identity_of(request._context).key
         store = runtime_of(task.app).store
+        if getattr(store, "dialect", "") == "sqlite":
+            return
         record = store.get(key)
         if record is None or record.status is not Status.IN_PROGRESS or not _goes(record.process):
             return

@@ -11,7 +11,7 @@ from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
 from celery import Celery
 from celery.utils.imports import symbol_by_name
-from kombu.asynchronous import Hub, set_event_loop
+from kombu.asynchronous import Hub
 
 from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.engine import claim as claims
@@ -125,26 +125,52 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_LOOK", 0.01)
 
 
+class _Pool:
+    """A pool, and how often it was asked to look for dead processes."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def maintain_pool(self) -> None:
+        self.looks += 1
+
+
 @pytest.fixture(params=["loop", "threads"])
-def loop(request: pytest.FixtureRequest) -> Iterator[Hub | None]:
-    """The worker's event loop; without one, billiard's threads tell of lost processes."""
-    hub = Hub() if request.param == "loop" else None
-    set_event_loop(hub)
-    yield hub
-    set_event_loop(None)
-    if hub is not None:
-        hub.close()
+def parent(request: pytest.FixtureRequest) -> Any:
+    """What Celery gives a step: its loop is the worker's; without one, billiard's threads tell of lost processes."""
+    has_loop = request.param == "loop"
+    return SimpleNamespace(
+        hub=Hub() if has_loop else None, pool=_Pool(), controller=SimpleNamespace(use_eventloop=has_loop), steps=[]
+    )
+
+
+@pytest.fixture
+def step(parent: Any) -> Iterator[recovery.Recovery]:
+    """The worker's step, started."""
+    step = recovery.Recovery(parent)
+    step.start(parent)
+    yield step
+    step.stop(parent)
+    recovery._loop = None
+
+
+@pytest.fixture
+def loop(parent: Any, step: recovery.Recovery) -> Iterator[Hub | None]:
+    """The worker's event loop, if it has one."""
+    yield parent.hub
+    if parent.hub is not None:
+        parent.hub.close()
 
 
 class _Lost:
     """A message whose pool process is lost, and what becomes of it."""
 
-    def __init__(self, app: Celery, loop: Hub | None, process: str = GONE, order: Any = "o") -> None:
+    def __init__(self, app: Celery, loop: Hub | None, process: str = GONE, order: str = "o") -> None:
         self._loop = loop
         self.store: Any = app.conf.idempotency_store
         self.task = app.tasks["charge"]
         self.task.delay(order_id=order)
-        (self.message,) = published(app)
+        *_, self.message = published(app)
         self.message._state = "RECEIVED"
         self.rejected: list[bool] = []
         #: Whether the lease was over when the message went back.
@@ -152,7 +178,7 @@ class _Lost:
         self.request = symbol_by_name(self.task.Request)(
             self.message, app=app, task=self.task, hostname="celery@here", on_reject=self._on_reject
         )
-        self.key = self.task.idempotency_key_for(order_id="o")
+        self.key = self.task.idempotency_key_for(order_id=order)
         operation = an_operation(self.key)
         decision = claim(self.store, replace(operation, process=process))
         assert isinstance(decision, Run)
@@ -167,11 +193,15 @@ class _Lost:
 
     def fails_by(self, error: BaseException) -> None:
         """Have Celery tell of the end, and wait until it has done with the message what it does."""
+        self.tells(error)
+        wait_until(self._goes_on, "the message went back")
+
+    def tells(self, error: BaseException) -> None:
+        """Have Celery tell of the end."""
         try:
             raise error
         except (WorkerLostError, SystemExit):
             self.request.on_failure(ExceptionInfo())
-        wait_until(self._goes_on, "the message went back")
 
     def _goes_on(self) -> bool:
         if self._loop is not None:
@@ -187,6 +217,62 @@ def test_message_goes_back_once_the_lease_is_over(app: Celery, loop: Hub | None,
     lost.fails_by(error)
     assert lost.rejected == [True]
     assert lost.was_over == [True]
+
+
+def test_worker_that_shuts_down_deals_with_it_first(app: Celery, parent: Any, step: recovery.Recovery) -> None:
+    """Its loop does not run any more, and its threads would end with it."""
+    lost = _Lost(app, None)
+    lost.tells(WorkerLostError("signal 9"))
+    step.shutdown(parent)
+    assert lost.rejected == [True]
+    assert lost.was_over == [True]
+    assert not recovery._under_way
+
+
+def test_worker_shuts_down_though_a_message_cannot_go_back(
+    app: Celery, parent: Any, step: recovery.Recovery, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker is away, and gives it again by itself; the others go back."""
+    broken, lost = _Lost(app, None), _Lost(app, None, order="another")
+
+    def away(*args: object) -> None:
+        raise OSError("away")
+
+    broken.request._on_reject = away
+    broken.tells(WorkerLostError("signal 9"))
+    lost.tells(WorkerLostError("signal 9"))
+    step.shutdown(parent)
+    assert lost.rejected == [True]
+    assert not recovery._under_way
+    assert "message_not_returned" in caplog.text
+
+
+def test_dead_processes_are_looked_for_often(parent: Any, step: recovery.Recovery, loop: Hub | None) -> None:
+    """Celery's own look may come before the process can be waited for, and the next after five seconds."""
+    if loop is not None:
+        loop.call_soon(lambda: None)
+        wait_until(lambda: loop.run_once() or parent.pool.looks > 1, "it looked")
+    step.stop(parent)
+    looks = parent.pool.looks
+    if loop is not None:
+        loop.call_later(2 * recovery._DEATHS_EVERY, lambda: None)
+        wait_until(lambda: loop.run_once() or not loop.timer.queue, "the timers are over")
+    assert parent.pool.looks == looks
+
+
+def test_every_worker_recovers(app: Celery) -> None:
+    """The step comes with the first task that is bound."""
+    assert app.tasks["charge"]
+    assert recovery.Recovery in app.steps["consumer"]
+
+
+def test_sqlite_is_left_to_the_next_delivery(app: Celery, loop: Hub | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is on this machine and sees the same; a process forked meanwhile would inherit what tears the file."""
+    lost = _Lost(app, loop)
+    lost.store.dialect = "sqlite"
+    monkeypatch.setattr(lost.store, "get", lambda key: pytest.fail("the file was opened"))
+    lost.fails_by(WorkerLostError("signal 9"))
+    assert lost.was_over == [False]
 
 
 def test_store_that_hangs_does_not_keep_the_message(
