@@ -59,6 +59,12 @@ def charge_with_a_long_lease(self: Any, order_id: str, gate: str = "") -> str:
     return perform(self, order_id, gate)
 
 
+@shared_task(**GUARDED, idempotent=Policy(**{**QUICK, "lease": 8}))
+def charge_with_a_lease_of_8_s(self: Any, order_id: str, gate: str = "") -> str:
+    """Have the effect under a lease that is longer than any redelivery takes."""
+    return perform(self, order_id, gate)
+
+
 @shared_task(**GUARDED, idempotent=Policy(**QUICK, on_takeover="refuse"))
 def charge_at_most_once(self: Any, order_id: str, gate: str = "") -> str:
     """Have the effect at most once, whatever happens."""

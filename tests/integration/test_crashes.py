@@ -10,6 +10,7 @@ from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 from celery_idempotent.errors import OutcomeUnknown
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
+from tests.integration.blindness import ELSEWHERE, ONLY_PARENTS
 from tests.integration.cluster import (
     IdempotentSetup,
     leases_may_be_longer,
@@ -21,6 +22,7 @@ from tests.integration.idempotent_tasks import (
     charge,
     charge_at_most_once,
     charge_or_fail,
+    charge_with_a_lease_of_8_s,
     charge_with_a_long_lease,
 )
 from tests.support.ledger import Ledger
@@ -46,17 +48,78 @@ def test_a_killed_attempt_is_taken_over_before_its_lease(
     assert not ledger.rows("conflicted")
 
 
-def test_a_killed_worker_is_taken_over_by_its_successor(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
-    """SIGKILL of a worker with all its processes: whoever gets the message next goes on."""
-    result = charge.delay("o", gate="go")
+@pytest.mark.compat
+@pytest.mark.worker(settings=ONLY_PARENTS)
+def test_a_worker_that_lost_a_process_tells_the_others(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
+) -> None:
+    """No delivery can see whether the process is gone, as on another machine: the worker has ended the lease."""
+    result = charge_with_a_long_lease.delay("o", gate="go")
+    (killed,) = ledger.wait_for("begin")
+    lease_until = record_of(store, killed.details["idempotency_key"]).lease_until
+    celery_setup.worker_cluster.kill_child(killed)
+    _, successor = ledger.wait_for("begin", count=2)
+    ledger.open("go:2")
+    assert result.get(timeout=60) == "o by attempt 2"
+    assert killed.token < successor.token < lease_until
+    assert not ledger.rows("conflicted")
+
+
+@pytest.mark.worker(concurrency=3)
+def test_many_killed_attempts_are_taken_over_before_their_leases(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
+) -> None:
+    """SIGKILL of all pool processes at once, as when memory runs out."""
+    results = [charge_with_a_long_lease.delay(order, gate="go") for order in "opq"]
+    killed = ledger.wait_for("begin", count=3)
+    leases = {each.key: record_of(store, each.details["idempotency_key"]).lease_until for each in killed}
+    for each in killed:
+        celery_setup.worker_cluster.kill_child(each)
+    successors = ledger.wait_for("begin", count=6)[3:]
+    ledger.open("go:2")
+    assert [result.get(timeout=60) for result in results] == [f"{order} by attempt 2" for order in "opq"]
+    assert {each.key for each in successors} == set("opq")
+    assert all(each.token < leases[each.key] for each in successors)
+    assert not ledger.rows("conflicted")
+
+
+@pytest.mark.worker(visibility_timeout=6)
+def test_a_killed_worker_is_taken_over_by_its_successor(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
+) -> None:
+    """SIGKILL of a worker with all its processes: its successor on that machine waits for the message, and no lease."""
+    result = charge_with_a_long_lease.delay("o", gate="go")
     (killed,) = ledger.wait_for("begin")
     celery_setup.worker.kill()
+    lease_until = record_of(store, killed.details["idempotency_key"]).lease_until
     celery_setup.worker.start_again()
     _, successor = ledger.wait_for("begin", count=2)
     ledger.open("go:2")
     assert result.get(timeout=60) == "o by attempt 2"
     assert successor.details["takeover"]
-    assert successor.token > killed.token
+    assert killed.token < successor.token < lease_until
+    assert not ledger.rows("conflicted")
+
+
+@pytest.mark.compat
+@pytest.mark.worker(settings=ELSEWHERE)
+def test_a_killed_worker_of_another_machine_is_taken_over_after_its_lease(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
+) -> None:
+    """Nothing is known of a process on another machine: the lease counts, and the next attempt comes after it."""
+    result = charge_with_a_lease_of_8_s.delay("o", gate="go")
+    (killed,) = ledger.wait_for("begin")
+    celery_setup.worker.kill()
+    lease_until = record_of(store, killed.details["idempotency_key"]).lease_until
+    celery_setup.worker.start_again()
+    _, successor = ledger.wait_for("begin", count=2)
+    ledger.open("go:2")
+    assert result.get(timeout=60) == "o by attempt 2"
+    assert successor.details["takeover"]
+    # A claim without a predecessor has the store's time as its token; a takeover comes after the lease.
+    assert successor.token > lease_until
+    assert ledger.rows("conflicted")
+    assert [row.attempt for row in ledger.rows("effect")] == [2]
 
 
 @pytest.mark.worker(count=2)
