@@ -21,7 +21,7 @@ from lab.proof import page
 from lab.proof.explorer import Exploration, Violation, explore
 from lab.proof.mutants import MUTANTS, judge
 from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Program
-from lab.proof.table import CONTROL, FOLDER, Row, as_table, read, save
+from lab.proof.table import CONTROL, FOLDER, Row, as_table, read, save, versions
 from lab.proof.targets import ALL, DURABLE, TARGETS, start, why_not
 
 A = TypeVar("A")
@@ -99,7 +99,7 @@ def _folder() -> Path:
 @click.option("--seed", default=SEED, show_default=True, help="Chooses the random faults.")
 @click.pass_context
 def everything(context: click.Context, quick: bool, seed: int) -> None:
-    """Explorer, mutants, oracle, crash sweep, kills of the store, faults, baselines, and the table."""
+    """Explorer, mutants, oracle, crash sweep, kills of the store, faults, recovery, baselines, and the table."""
     context.invoke(explorer, quick=quick)
     context.invoke(mutants)
     context.invoke(oracle, examples=50 if quick else 500)
@@ -108,6 +108,7 @@ def everything(context: click.Context, quick: bool, seed: int) -> None:
     context.invoke(durability, seconds=5.0 if quick else 30.0, seed=seed)
     context.invoke(faults, tasks=500 if quick else 5_000, seed=seed)
     if not quick:
+        context.invoke(recovery, seed=seed)
         context.invoke(baselines, seed=seed)
     context.invoke(table)
 
@@ -242,6 +243,22 @@ def soak(minutes: float, seed: int, stores: tuple[str, ...]) -> None:
         with _told(f"soak, {store}") as progress:
             rows = soak_module.run(minutes, seed, progress, store=store)
         _campaign(f"soak_{store}", rows)
+
+
+@main.command()
+@click.option("--seed", default=SEED, show_default=True, help="Chooses the moments of the kills.")
+def recovery(seed: int) -> None:
+    """Kill pool processes, workers and machines, and measure how long their operations stand still."""
+    from lab.proof import recovery as recovery_module
+
+    with _told("recovery") as progress:
+        found = recovery_module.run(seed, progress)
+    told = [each.as_json() for each in found]
+    _keep("recovery", {"versions": versions(), "seed": seed, "recoveries": told})
+    console.print(page.recoveries(told))
+    wrong = sum(each.wrong for each in found)
+    if wrong:
+        raise click.ClickException(f"{wrong} operations without an effect, or with more than one")
 
 
 @main.command()

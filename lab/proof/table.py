@@ -13,7 +13,7 @@ from rich.table import Table
 
 from lab.embedded import EmbeddedMariaDB
 
-__all__ = ["CONTROL", "FOLDER", "Row", "as_markdown", "as_table", "read", "save"]
+__all__ = ["CONTROL", "FOLDER", "Row", "as_markdown", "as_table", "read", "save", "versions"]
 
 CONTROL = "negative control: celery-idempotent"
 """What a row calls this library where something beneath it is broken on purpose, so that its promise must break."""
@@ -82,7 +82,7 @@ def save(campaign: str, rows: Iterable[Row], folder: Path = FOLDER) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{campaign}.json"
     plain = [asdict(replace(row, faults=dict(row.faults))) for row in rows]
-    document = {"versions": _versions(), "rows": plain}
+    document = {"versions": versions(), "rows": plain}
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
 
@@ -192,7 +192,8 @@ _PACKAGES = (
 )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What was attacked, with what, on what."""
     found = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
     if not EmbeddedMariaDB.missing():
         found["mariadb"] = EmbeddedMariaDB.version()
