@@ -11,6 +11,7 @@ its pid and another beginning.
 """
 
 import os
+import re
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -42,9 +43,10 @@ os.register_at_fork(after_in_child=_forget)
 def is_gone(process: str) -> bool:
     """Whether ``process``, as :func:`this_process` named it, has certainly ended; in doubt it has not."""
     machine, _, rest = process.partition(":")
-    pid, _, begun = rest.partition(":")
-    if not machine or machine != _machine() or not pid.isdecimal() or not begun.isdecimal():
+    named = _PID_AND_BEGINNING.fullmatch(rest)
+    if not machine or machine != _machine() or named is None:
         return False
+    pid, begun = named.groups()
     if not _exists(int(pid)):
         return True
     stat = _stat(int(pid))
@@ -102,6 +104,8 @@ def _stat(pid: int) -> _Stat | None:
     except (OSError, ValueError, IndexError):
         return None
 
+
+_PID_AND_BEGINNING = re.compile("([0-9]{1,19}):([0-9]{1,19})")
 
 _STATE, _THREADS, _BEGUN = 0, 17, 19
 """Places in it, from the state on: fields 3, 20 and 22 of proc_pid_stat(5)."""

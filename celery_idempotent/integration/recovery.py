@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from billiard.exceptions import WorkerLostError
+from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery, bootsteps
 
 from celery_idempotent.engine.claim import end_lease
@@ -90,7 +90,7 @@ class RecoversLease:
 def _is_lost(exc_info: Any) -> bool:
     error = exc_info.exception
     # billiard wraps what it tells, and tells of an exit before the process has ended.
-    return isinstance(getattr(error, "exc", error), WorkerLostError | SystemExit)
+    return isinstance(getattr(error, "exc", error), WorkerLostError | SystemExit | Terminated)
 
 
 def _recovered(request: Any, go_on: Callable[[], None], returned: "_Returned") -> Iterator[None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from billiard.einfo import ExceptionInfo
-from billiard.exceptions import WorkerLostError
+from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery
 from celery.utils.imports import symbol_by_name
 from kombu.asynchronous import Hub
@@ -200,7 +200,7 @@ class _Lost:
         """Have Celery tell of the end."""
         try:
             raise error
-        except (WorkerLostError, SystemExit):
+        except (WorkerLostError, SystemExit, Terminated):
             self.request.on_failure(ExceptionInfo())
 
     def _goes_on(self) -> bool:
@@ -217,6 +217,15 @@ def test_message_goes_back_once_the_lease_is_over(app: Celery, loop: Hub | None,
     lost.fails_by(error)
     assert lost.rejected == [True]
     assert lost.was_over == [True]
+
+
+def test_lease_of_a_revoked_task_is_over(app: Celery, loop: Hub | None) -> None:
+    """``revoke(terminate=True, signal="SIGKILL")``: who publishes it again need not wait, on any machine."""
+    lost, acknowledged = _Lost(app, loop), []
+    lost.request._on_ack = lambda *args: acknowledged.append(lost.store.get(lost.key).lease_until)
+    lost.tells(Terminated(9))
+    wait_until(lambda: lost._goes_on() or acknowledged, "it is revoked")
+    assert acknowledged == [0]
 
 
 def test_worker_that_shuts_down_deals_with_it_first(app: Celery, parent: Any, step: recovery.Recovery) -> None:
