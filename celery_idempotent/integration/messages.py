@@ -44,7 +44,10 @@ DELIVERIES_HEADER = "idempotency_deliveries"
 """Message header that counts the deliveries before this message was published, because the broker counts each new
 message from one."""
 
-HEADERS = (KEY_HEADER, IDENTITY_HEADER, CONFLICTS_HEADER, OUTAGES_HEADER, DELIVERIES_HEADER)
+TICK_HEADER = "idempotency_tick"
+"""Message header with the tick of a schedule that the message was published for."""
+
+HEADERS = (KEY_HEADER, IDENTITY_HEADER, CONFLICTS_HEADER, OUTAGES_HEADER, DELIVERIES_HEADER, TICK_HEADER)
 """All of the library's own; they stay with the operation through every message."""
 
 _WAITED_FOR = ("link", "link_error", "chord", "chain", "group_id")
@@ -187,6 +190,17 @@ _IDENTITY = re.compile("(?P<binding>[0-9a-f]{32}):(?P<key>[0-9a-f]{64}):(?P<fing
 
 def _binding(scope: str, task_id: str) -> str:
     return sha256(f"{scope}\0{task_id}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def naming_tick(tick: str, task: str, task_id: str) -> str:
+    """The header by which messages of several beats are one tick; only for this task and task id, as above."""
+    return f"{_binding(task, task_id)}:{tick}"
+
+
+def tick_named(headers: Mapping[str, Any], task: str, task_id: str) -> str | None:
+    """The tick that the headers name, if they name one for this very task and task id."""
+    binding, _, tick = str(headers.get(TICK_HEADER, "")).partition(":")
+    return tick if tick and binding == _binding(task, task_id) else None
 
 
 def continued(request: Context, options: Mapping[str, Any], identity: str | None) -> dict[str, Any]:

@@ -152,8 +152,9 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         carried = messages.carried(headers, scope, task_id)
         if carried is not None:
             return carried
-        # Every tick of beat sends the same arguments and means another operation.
-        is_tick = policy.key == WHOLE_CALL and bool(headers.get("celery_beat_task"))
+        # Every tick of beat sends the same arguments and means another operation; the author's own key knows better.
+        is_whole_call = policy.key == WHOLE_CALL
+        is_sent_by_beat = is_whole_call and bool(headers.get("celery_beat_task"))
         return identify(
             scope,
             self._signature().bind(args, kwargs),
@@ -161,7 +162,8 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             key=policy.key_selector,
             fingerprint=policy.fingerprint_selector,
             explicit=messages.explicit_key(headers, self.name),
-            occurrence=task_id if is_tick else None,
+            tick=messages.tick_named(headers, self.name, task_id) if is_whole_call else None,
+            occurrence=task_id if is_sent_by_beat else None,
         )
 
     def idempotency_identity_of(self, request: Context) -> Identity:

@@ -33,6 +33,7 @@ def identify(
     key: Selector,
     fingerprint: Selector | None,
     explicit: str | None = None,
+    tick: str | None = None,
     occurrence: str | None = None,
 ) -> Identity:
     """The identity of one call.
@@ -44,7 +45,8 @@ def identify(
         key: What selects the key.
         fingerprint: What selects the fingerprint, if there is one.
         explicit: The key that the publisher gave; it takes the place of what ``key`` selects.
-        occurrence: Tells apart calls that are equal but meant to happen each time, such as beat's ticks.
+        tick: Which tick of a schedule the call is; equal calls of one tick are one operation, whoever sent them.
+        occurrence: Tells apart calls that are equal but meant to happen each time, such as ticks that have no name.
 
     Raises:
         KeyMissing: The call has no key.
@@ -54,6 +56,8 @@ def identify(
         selected = None if explicit is not None else key.canonical(bound, task)
         if explicit is not None:
             material = f"explicit:{str.__str__(explicit)}"
+        elif tick is not None:
+            material = f"tick:{text_form(tick)}{selected}"
         elif occurrence is not None:
             material = f"occurrence:{text_form(occurrence)}{selected}"
         else:

@@ -46,7 +46,8 @@ class Policy:
             what it builds: a tuple, a multiselect, the result of a function, or a projection such as
             ``"lines[].sku"``, where JMESPath itself would drop the nulls. What it selects whole is data and may
             hold nulls. Default: all arguments, so two equal calls within ``retain`` are one operation; except that
-            with this default a task sent by beat is a new operation at every tick.
+            with this default a task sent by beat is a new operation at every tick (by Celery's own before 5.7 it is
+            not, as nothing marks its messages).
         scope: Namespace of the key; set it to survive a rename or to share keys between tasks.
             Default: the task's name.
         version: Generation of the key; a new one makes every operation new.

@@ -27,6 +27,7 @@ FACES = {
     "__init__": {"protocol", "engine", "stores", "integration"},
     "signals": {"integration"},
     "outbox": {"integration"},
+    "beat": {"integration"},
 }
 """Modules at the root that hand on what is public and define nothing."""
 
@@ -40,6 +41,7 @@ PACKAGES: dict[str, set[str]] = {
     "__init__": set(),
     "signals": set(),
     "outbox": set(),
+    "beat": set(),
     "protocol": set(),
     "protocol.paths": {"jmespath"},
     "protocol.selector": {"jmespath"},

@@ -54,6 +54,7 @@ PUBLIC = {
         "taken_over",
     },
     "celery_idempotent.outbox": {"relay", "send"},
+    "celery_idempotent.beat": {"PersistentScheduler", "SchedulerMixin"},
     "celery_idempotent.stores": {
         "CommittingStore",
         "Outbox",
@@ -77,7 +78,7 @@ PUBLIC = {
 """`celery_idempotent.testing` lists its own; the Django app is used by its name."""
 
 ROOMS = {"contrib", "engine", "integration", "protocol", "stores", "testing"}
-MODULES = {"errors", "outbox", "signals"}
+MODULES = {"beat", "errors", "outbox", "signals"}
 INTERNAL = {"_version", "printable"}
 
 

@@ -1,0 +1,286 @@
+"""Ticks that all beats know by one name, so that any number of beats run one schedule without a leader.
+
+Each beat sends each tick, and the guard lets it happen once. For that a tick's name, its entry and due time, must not
+depend on the beat that sends it. A crontab or the sun is the same for all; Celery's intervals begin when a beat does,
+so here they lie on a grid. A tick is what was due last, whenever a beat comes to it: one that is late by several ticks
+sends the latest, as Celery's own does, and names it as those do that were on time.
+"""
+
+import logging
+from datetime import UTC, date, datetime, time, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from celery import beat
+from celery.beat import BeatLazyFunc, ScheduleEntry, SchedulingError
+from celery.schedules import BaseSchedule, crontab, schedstate, schedule, solar
+from celery.utils.time import maybe_make_aware
+from kombu.utils.uuid import uuid
+
+from celery_idempotent.integration import messages
+from celery_idempotent.integration.binding import is_builtin
+from celery_idempotent.integration.task import IdempotentMixin
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.selector import WHOLE_CALL
+
+logger = logging.getLogger("celery_idempotent")
+
+T = TypeVar("T")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY = timedelta(days=1)
+
+_LONGEST = timedelta(days=70 * 366)
+"""Longer than a crontab pauses: a weekday is 29 February every 28 years, and around 2100 after 40."""
+
+_OF_OTHER_PACKAGES = {"django_celery_beat.clockedschedule.clocked", "redbeat.schedules.rrule"}
+"""Schedules that give the same due times to every beat, by name, as neither package need be installed."""
+
+_SOLAR_NOISE = timedelta(minutes=1)
+"""An event's time differs by less, depending on the moment from which it is looked for."""
+
+_MEAN_HOURS = {"next_rising": 6, "next_transit": 12, "next_setting": 18}
+"""Hours after solar midnight around which the events of a kind lie; none is ever half a day away."""
+
+if TYPE_CHECKING:
+    _Base = beat.Scheduler
+else:
+    _Base = object
+
+
+class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no types
+    """Makes a scheduler of beat name its ticks: ``class Mine(SchedulerMixin, DatabaseScheduler)``, mixin first.
+
+    Any number of beats may then run one schedule, and an idempotent task keyed by all its arguments (the default)
+    runs once for each tick. What keeps an entry of the schedule from that is logged once, as ``idempotency.tick``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._ticks: dict[str, str | None] = {}
+        self._told: set[tuple[str, str]] = set()
+        super().__init__(*args, **kwargs)
+
+    def setup_schedule(self) -> None:
+        """As Celery's; tells what is wrong with the schedule."""
+        super().setup_schedule()
+        for entry in self.schedule.values():
+            self._told_of(entry, entry.default_now())
+
+    @property
+    def schedule(self) -> Any:
+        """As Celery's, with all intervals on the grid."""
+        entries = super().schedule
+        for entry in entries.values():
+            entry.schedule = on_grid(entry.schedule)
+        return entries
+
+    @schedule.setter
+    def schedule(self, entries: Any) -> None:
+        super(SchedulerMixin, type(self)).schedule.__set__(self, entries)
+
+    def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
+        """As Celery's; what is noted as run and what is sent is one tick."""
+        following = super().reserve(entry)
+        following.schedule = on_grid(following.schedule)
+        self._ticks[entry.name] = self._told_of(entry, following.last_run_at)
+        return following
+
+    def apply_async(self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
+        """As Celery's, with the tick's name, if it is one: an entry that was not due is an operation of its own."""
+        if not advance:
+            named = self._named(entry, self._ticks.pop(entry.name, None))
+            return super().apply_async(named, producer=producer, advance=False, **kwargs)
+        # The note may be there for all beats to read. So it comes after the message: a beat that is killed between
+        # the two repeats the tick, under its name, and the other way round nobody would send it.
+        now = entry.default_now()
+        named = self._named(entry, self._told_of(entry, now))
+        try:
+            sent = super().apply_async(named, producer=producer, advance=False, **kwargs)
+        except SchedulingError:
+            self._note(entry, now)
+            raise
+        self._note(entry, now)
+        return sent
+
+    def _note(self, entry: ScheduleEntry, now: datetime) -> None:
+        """Note the entry as run at ``now``, as another due time may have passed since."""
+        following = super().reserve(_changed(entry, schedule=_at(entry.schedule, now)))
+        following.schedule = entry.schedule
+
+    def _named(self, entry: ScheduleEntry, tick: str | None) -> ScheduleEntry:
+        """The entry as it is sent, at a tick or by hand."""
+        if entry.task in self.app.tasks and not _is_guarded(self.app.tasks[entry.task]):
+            return entry
+        task_id = entry.options.get("task_id") or uuid()
+        # Celery marks what beat sends since 5.7.
+        headers = {**(entry.options.get("headers") or {}), "celery_beat_task": True}
+        if tick is not None:
+            headers[messages.TICK_HEADER] = messages.naming_tick(f"{entry.name}@{tick}", entry.task, task_id)
+        return _changed(entry, options={**entry.options, "task_id": task_id, "headers": headers})
+
+    def _told_of(self, entry: ScheduleEntry, now: datetime) -> str | None:
+        """The tick of an entry, after what keeps it from running once was said."""
+        tick = tick_at(entry.schedule, now)
+        problem = _problem(entry, self.app.tasks.get(entry.task), tick)
+        if problem is not None and (entry.name, problem) not in self._told:
+            self._told.add((entry.name, problem))
+            told = map(one_line, (entry.name, entry.task, problem))
+            logger.warning("idempotency.tick entry=%s task=%s reason=%s", *told)
+        return tick
+
+
+class PersistentScheduler(SchedulerMixin, beat.PersistentScheduler):  # type: ignore[misc]  # Celery has no types
+    """Celery's own scheduler, for any number of beats: ``celery beat -S celery_idempotent.beat:PersistentScheduler``.
+
+    Each beat keeps a schedule file of its own.
+    """
+
+
+def _problem(entry: ScheduleEntry, task: Any, tick: str | None) -> str | None:
+    """Why the entry does not run once for each tick, if it does not."""
+    if entry.task == "celery.backend_cleanup":
+        return None  # to delete what has expired twice is to delete it once
+    if task is None:
+        return "the app of this beat does not know the task; unless it is idempotent, it runs once for each beat"
+    if not _is_guarded(task):
+        return "the task is not idempotent, so it runs once for each beat; write base=IdempotentTask"
+    policy = task.idempotency_policy
+    if policy.mode != "enforce":
+        return f"mode is {policy.mode!r}, so the task runs once for each beat"
+    if _has_key(entry, policy) and not _changes(entry):
+        return (
+            "the key is the same at every tick, so the task runs once while its outcome is retained "
+            f"({policy.retain_ms / 1000:g} s); write Policy(), or send an argument that changes: BeatLazyFunc"
+        )
+    if tick is None and not _has_key(entry, policy):
+        return (
+            f"two beats may disagree on the due times of {type(entry.schedule).__name__}, so the task runs once for "
+            "each beat; write an interval, a crontab or solar"
+        )
+    return None
+
+
+def _is_guarded(task: Any) -> bool:
+    return isinstance(task, IdempotentMixin) and not is_builtin(type(task))
+
+
+def _has_key(entry: ScheduleEntry, policy: Policy) -> bool:
+    given = {**entry.options, **(entry.options.get("headers") or {})}
+    return policy.key != WHOLE_CALL or messages.KEY_HEADER in given
+
+
+def _changes(entry: ScheduleEntry) -> bool:
+    return any(isinstance(each, BeatLazyFunc) for each in (*(entry.args or ()), *(entry.kwargs or {}).values()))
+
+
+class OnGrid(schedule):  # type: ignore[misc]  # Celery has no types
+    """An interval that begins in 1970 and not when a beat starts; all else, its pickle included, is Celery's own.
+
+    ``relative`` days begin at midnight in the app's timezone, whatever the length of the day.
+    """
+
+    def latest(self, now: datetime) -> datetime:
+        """The last due time up to ``now``, in UTC."""
+        if self._in_days:
+            return self._midnight(now.astimezone(self.tz).date())
+        every: timedelta = self.run_every
+        return now - (now - _EPOCH) % every
+
+    def following(self, moment: datetime) -> datetime:
+        """The first due time after ``moment``, in UTC."""
+        if self._in_days:
+            return self._midnight(moment.astimezone(self.tz).date() + self.run_every)
+        every: timedelta = self.run_every
+        return self.latest(moment) + every
+
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        """As Celery's."""
+        return self.following(_utc(last_run_at)) - _utc(self.now())
+
+    def is_due(self, last_run_at: datetime) -> Any:
+        """As Celery's."""
+        now = _utc(self.now())
+        return schedstate(self.latest(now) > _utc(last_run_at), (self.following(now) - now).total_seconds())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What a beat keeps must be readable to one that does not know this class.
+        return schedule, (self.run_every, self.relative, self.nowfun)
+
+    @property
+    def _in_days(self) -> bool:
+        return bool(self.relative) and not self.run_every % _DAY
+
+    def _midnight(self, day: date) -> datetime:
+        day -= (day - _EPOCH.date()) % self.run_every
+        return _utc(datetime.combine(day, time(), self.tz))
+
+
+def on_grid(given: Any) -> Any:
+    """An interval of Celery's own as one that all beats agree on; any other schedule as it is."""
+    if type(given) is schedule and given.run_every > timedelta(0):
+        return OnGrid(given.run_every, given.relative, given.nowfun, given.app)
+    return given
+
+
+def tick_at(given: Any, now: datetime) -> str | None:
+    """The due time of the schedule's latest tick up to ``now``; None where two beats could disagree about it."""
+    now = _utc(now)
+    if isinstance(given, OnGrid):
+        return given.latest(now).isoformat()
+    is_solar = isinstance(given, solar)
+    if not (is_solar or isinstance(given, crontab) or _is_of_another_package(given)):
+        return None
+    due = _latest(given, now + _SOLAR_NOISE if is_solar else now)
+    if due is None:
+        return None
+    return _solar_day(given, due).isoformat() if is_solar else due.isoformat()
+
+
+def _latest(given: BaseSchedule, now: datetime) -> datetime | None:
+    """The last due time up to ``now`` of a calendar, which can only be asked what comes next after a moment."""
+    back = timedelta(seconds=1)
+    while (due := _following(given, now - back)) is None or not now - back < due <= now:
+        back *= 2
+        if back > _LONGEST:
+            return None
+    while (later := _following(given, due)) is not None and due < later <= now:
+        due = later
+    return due
+
+
+def _following(given: BaseSchedule, moment: datetime) -> datetime | None:
+    """The first due time after ``moment``."""
+    if isinstance(given, crontab):
+        # remaining_estimate() subtracts wall times before Celery 5.7, which is wrong across a change of the clocks.
+        local = moment.astimezone(given.tz)
+        start, delta, _ = _at(given, local).remaining_delta(local)
+        return _utc(start + delta)
+    remaining = _at(given, moment).remaining_estimate(moment)
+    return None if remaining is None else moment + remaining
+
+
+def _solar_day(given: solar, event: datetime) -> date:
+    """The day of an event by the mean sun of its place: an event near midnight is not on two days, nor two on one."""
+    noon = event + timedelta(days=given.lon / 360, hours=12 - _MEAN_HOURS[given.method])
+    return noon.date()
+
+
+def _at(given: BaseSchedule, moment: datetime) -> Any:
+    """The schedule at another moment than now."""
+    return _changed(given, nowfun=lambda: moment)
+
+
+def _changed(original: T, **changes: Any) -> T:
+    """A copy with other attributes; ``copy`` would go by way of pickle, which drops some."""
+    twin = object.__new__(type(original))
+    vars(twin).update(vars(original), **changes)
+    return twin
+
+
+def _utc(moment: datetime) -> datetime:
+    aware: datetime = maybe_make_aware(moment)
+    return aware.astimezone(UTC)
+
+
+def _is_of_another_package(given: Any) -> bool:
+    return any(f"{each.__module__}.{each.__qualname__}" in _OF_OTHER_PACKAGES for each in type(given).__mro__)
