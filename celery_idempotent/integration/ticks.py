@@ -239,7 +239,7 @@ def tick_at(given: Any, now: datetime) -> str | None:
 def _latest(given: BaseSchedule, now: datetime) -> datetime | None:
     """The last due time up to ``now`` of a calendar, which can only be asked what comes next after a moment."""
     back = timedelta(seconds=1)
-    while (due := _following(given, now - back)) is None or not now - back < due <= now:
+    while (due := _following(given, now - back)) is None or due > now:
         back *= 2
         if back > _LONGEST:
             return None
