@@ -203,6 +203,15 @@ def tick_named(headers: Mapping[str, Any], task: str, task_id: str) -> str | Non
     return tick if tick and binding == _binding(task, task_id) else None
 
 
+def sent_as(options: Mapping[str, Any], task: str, task_id: str, other_id: str) -> dict[str, Any]:
+    """The options of a message of ``task_id`` that is sent as ``other_id``: the tick that they name is bound to that."""
+    headers = options.get("headers") or {}
+    tick = tick_named(headers, task, task_id)
+    if tick is None:
+        return dict(options)
+    return {**options, "headers": {**headers, TICK_HEADER: naming_tick(tick, task, other_id)}}
+
+
 def continued(request: Context, options: Mapping[str, Any], identity: str | None) -> dict[str, Any]:
     """The options for a message on behalf of the delivery of ``request``, with all that Celery would drop.
 

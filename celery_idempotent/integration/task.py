@@ -308,7 +308,11 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         if policy.publish == "always" or policy.mode == "off":
             return super().apply_async(args, kwargs, task_id, *positional, **options)
         options.update(zip(_POSITIONAL, positional, strict=False))
-        send = partial(super().apply_async, args, kwargs, **options)
+        publish = super().apply_async
+
+        def send(task_id: str, own_id: str = task_id) -> Any:
+            return publish(args, kwargs, task_id, **messages.sent_as(options, self.name, own_id, task_id))
+
         if not publishing.starts_operation(self, options, self._scope, task_id):
             return send(task_id=task_id)
         return publishing.publish_once(self, send, args, kwargs, options, task_id)

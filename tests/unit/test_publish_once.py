@@ -22,6 +22,7 @@ from celery_idempotent import IdempotentTask, KeyReused, OutcomeUnknown, Policy,
 from celery_idempotent.engine.claim import claim
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import outbox
+from celery_idempotent.integration.messages import TICK_HEADER, naming_tick
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.operation import Operation, Run
 from celery_idempotent.protocol.record import Record, Status
@@ -304,6 +305,24 @@ def test_publisher_that_is_gone_is_stood_in_for(shop: Shop, gone: Callable[[], N
     gone()
 
     assert [shop.charge.delay("o").id] == shop.ids() == [first.id]
+
+
+def test_tick_of_a_beat_that_is_gone_is_sent_by_another(shop: Shop, gone: Callable[[], None]) -> None:
+    """Under the id of the first, and as the same tick: a delivery of either is one operation."""
+    task = shop.task(Policy(publish="once"), name="report")
+
+    def tick(task_id: str) -> str:
+        headers = {TICK_HEADER: naming_tick("daily@1", "report", task_id)}
+        return str(task.apply_async(("o",), task_id=task_id, headers=headers).id)
+
+    tick("of the first beat")
+    (first,) = shop.sent()
+    gone()
+    assert tick("of another beat") == "of the first beat"
+    (second,) = shop.sent()
+
+    assert [redeliver(shop.app, each).state for each in (first, second)] == ["SUCCESS", "SUCCESS"]
+    assert [each.attempts for each in shop.memory.scan()] == [1]
 
 
 def test_a_message_of_a_publisher_that_is_gone_does_not_count_for_longer(shop: Shop, gone: Callable[[], None]) -> None:
