@@ -204,7 +204,7 @@ def tick_named(headers: Mapping[str, Any], task: str, task_id: str) -> str | Non
 
 
 def sent_as(options: Mapping[str, Any], task: str, task_id: str, other_id: str) -> dict[str, Any]:
-    """The options of a message of ``task_id`` that is sent as ``other_id``: the tick that they name is bound to that."""
+    """The options of the message of ``task_id`` when it is sent as ``other_id``, which its tick is then bound to."""
     headers = options.get("headers") or {}
     tick = tick_named(headers, task, task_id)
     if tick is None:
