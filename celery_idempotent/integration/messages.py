@@ -68,7 +68,11 @@ def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], tas
     merged = with_key_in_headers(task, options)
     if KEY_HEADER in options:
         _refuse_shared_key(task, options, task_id)
-    if runtime_of(task.app).broker.is_sqs and "MessageDeduplicationId" not in merged and _goes_to_fifo(task, merged):
+    if (
+        runtime_of(task.app).broker.is_sqs
+        and "MessageDeduplicationId" not in merged
+        and _goes_to_fifo(task, args, kwargs, merged)
+    ):
         merged["MessageDeduplicationId"] = _deduplication_id(task, args, kwargs, merged, task_id)
     return merged
 
@@ -255,10 +259,10 @@ def is_fifo(request: Context) -> bool:
     return str(delivery.get("sqs_queue") or delivery.get("routing_key") or "").endswith(".fifo")
 
 
-def _goes_to_fifo(task: Task, options: Mapping[str, Any]) -> bool:
+def _goes_to_fifo(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
     queue = options.get("queue") or options.get("routing_key")
     if queue is None:
-        queue = task.app.amqp.router.route(dict(options), task.name).get("queue")
+        queue = task.app.amqp.router.route(dict(options), task.name, args, kwargs, task).get("queue")
     return str(getattr(queue, "name", queue) or "").endswith(".fifo")
 
 

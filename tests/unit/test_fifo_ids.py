@@ -1,6 +1,8 @@
 """SQS FIFO's deduplication ids of messages that are published without a task id, as nearly all are."""
 # mypy: allow-untyped-decorators
 
+from typing import Any
+
 import pytest
 from celery import Celery
 
@@ -71,3 +73,20 @@ def test_a_postponed_message_has_another_id_each_time(app: Celery, ids: list[str
         charge.apply_async((7,), headers={header: count})
 
     assert len(set(ids)) == 3
+
+
+def test_a_router_is_asked_with_the_arguments(app: Celery, ids: list[str]) -> None:
+    """As Celery asks it: one that chooses queue and message group by them is how a whole app gets its groups."""
+
+    @app.task(base=IdempotentTask, name="fifo.charge", shared=False, idempotent=Policy(key="order_id"))
+    def charge(order_id: int, customer: str) -> None: ...
+
+    def by_customer(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **rest: Any) -> dict[str, Any]:
+        assert task.name == name
+        return {"queue": "orders.fifo", "MessageGroupId": f"{args[0]}-{kwargs['customer']}"}
+
+    app.conf.task_default_queue = "standard"
+    app.conf.task_routes = [by_customer]
+    charge.apply_async((7,), {"customer": "7"})
+
+    assert len(ids) == 1
