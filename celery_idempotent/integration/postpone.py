@@ -65,7 +65,7 @@ def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
                 raise met.error
             if policy.on_conflict == "skip":
                 raise Ignore(str(met.error))
-    bounds = _broker_bounds(runtime_of(task.app).broker)
+    bounds = _bounds(task)
     postponed = _count(request, CONFLICTS_HEADER)
     delay = policy.conflict_delay_ms(postponed, met.running_for, met.error.retry_after, bounds=bounds, draw=_draw())
     _postpone(task, CONFLICTS_HEADER, met.error, delay)
@@ -81,7 +81,7 @@ def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
     """
     if task.request.is_eager:
         raise error
-    bounds = _broker_bounds(runtime_of(task.app).broker)
+    bounds = _bounds(task)
     delay = policy.outage_delay_ms(_count(task.request, OUTAGES_HEADER), bounds=bounds, draw=_draw())
     _postpone(task, OUTAGES_HEADER, error, delay)
 
@@ -122,10 +122,14 @@ def _message_again(task: Task, arrival: Arrival | None, header: str, count: int,
     )
 
 
-def _broker_bounds(broker: Broker) -> tuple[int, ...]:
-    # A message that waits longer than the visibility timeout in a worker is delivered again, and again.
-    timeout = broker.visibility_timeout
-    return (_MAX_DELAY_MS,) if timeout is None else (_MAX_DELAY_MS, max(1, round(timeout * 500)))
+def _bounds(task: Task) -> tuple[int, ...]:
+    runtime = runtime_of(task.app)
+    timeout = runtime.broker.visibility_timeout
+    # A message that nobody holds, and that waits longer than the visibility timeout in a worker, is delivered again,
+    # and again. On a FIFO queue its group waits for it, so it is not to wait for long there, held or not.
+    if timeout is None or (runtime.broker.driver == "redis" and runtime.hold_messages):
+        return (_MAX_DELAY_MS,)
+    return (_MAX_DELAY_MS, max(1, round(timeout * 500)))
 
 
 def _delay_options(broker: Broker, request: Context, delay: int) -> dict[str, Any]:

@@ -88,6 +88,12 @@ def charge_and_back_off(self: Any, order_id: str, gate: str = "") -> str:
     return perform(self, order_id, gate)
 
 
+@shared_task(**GUARDED, idempotent=Policy(**{**QUICK, "lease": 60, "backoff": 8, "backoff_max": 16}))
+def charge_and_wait_for_long(self: Any, order_id: str, gate: str = "") -> str:
+    """Have the effect; a conflict comes back after eight seconds at least."""
+    return perform(self, order_id, gate)
+
+
 @shared_task(
     **GUARDED,
     autoretry_for=(ConnectionError,),

@@ -23,7 +23,7 @@ from tests.integration.cluster import (
     on_redis,
     on_sqs,
 )
-from tests.integration.idempotent_tasks import charge
+from tests.integration.idempotent_tasks import charge, charge_and_wait_for_long
 from tests.integration.plain_tasks import add, plain_effect
 from tests.support.ledger import Ledger
 from tests.support.tcp_proxy import TcpProxy
@@ -145,6 +145,23 @@ def test_a_message_whose_time_has_not_come_is_delivered_once(celery_setup: Idemp
     result = charge.apply_async(("later",), countdown=OUTLIVED)
     assert result.get(timeout=60) == "later by attempt 1"
     assert deliveries(celery_setup.worker_cluster, result.id) == 1
+
+
+@on_redis
+@pytest.mark.worker(count=2)
+def test_a_postponed_message_may_wait_for_longer_than_the_visibility_timeout(
+    celery_setup: IdempotentSetup, ledger: Ledger
+) -> None:
+    """It waits in a worker that holds it, so it asks as seldom as its policy allows, and nobody else gets it."""
+    first = charge_and_wait_for_long.delay("long", gate="go")
+    ledger.wait_for("begin")
+    second = charge_and_wait_for_long.delay("long", gate="go")
+    (conflicted,) = ledger.wait_for("conflicted")
+    ledger.open("go:1")
+    assert first.get(timeout=60) == second.get(timeout=60) == "long by attempt 1"
+    (replayed,) = ledger.rows("replayed")
+    assert replayed.at > conflicted.at + VISIBILITY
+    assert deliveries(celery_setup.worker_cluster, second.id) == 2, "as it came, and as it was postponed"
 
 
 @pytest.mark.worker(count=2)

@@ -85,6 +85,29 @@ def test_delay_is_bounded_by_lease_backoff_and_broker(app: Celery, monkeypatch: 
         assert met.value.when == pytest.approx(expected, abs=0.5)
 
 
+@pytest.mark.parametrize(
+    ("broker", "held", "expected"),
+    [
+        ("redis://127.0.0.1:1", True, 50.0),
+        ("redis://127.0.0.1:1", "all", 50.0),
+        ("sentinel://127.0.0.1:1", True, 50.0),
+        ("redis://127.0.0.1:1", False, 15.0),
+        ("sqs://a:b@127.0.0.1:1//", True, 15.0),
+    ],
+)
+def test_a_worker_that_holds_messages_of_redis_keeps_them_for_longer_than_the_visibility_timeout(
+    monkeypatch: pytest.MonkeyPatch, broker: str, held: Any, expected: float
+) -> None:
+    """Nobody else gets them meanwhile; on SQS a message group would wait with them."""
+    monkeypatch.setattr("celery_idempotent.integration.postpone.random.random", lambda: 1.0)
+    monkeypatch.setattr("celery.canvas.Signature.apply_async", lambda *args, **options: None)
+    app = an_app(idempotency_hold_messages=held)
+    app.conf.broker_url = broker
+    app.conf.broker_transport_options = {"visibility_timeout": 30, "region": "us-east-1"}
+    _, met, _ = _meeting(app, Policy(lease=20, backoff=50))
+    assert met.value.when == pytest.approx(expected, abs=0.5)
+
+
 @pytest.mark.parametrize("on_conflict", ["raise", "skip", "retry"])
 def test_policy_decides_about_another_call(app: Celery, on_conflict: Any) -> None:
     """Another call of a running operation is postponed, raised or skipped, as its author chose."""
