@@ -197,11 +197,6 @@ def warn_about_delivery(cls: type[Task], app: Celery) -> None:
             f"retain ({policy.retain_ms / 1000:g} s) is not longer than the broker's visibility timeout "
             f"({timeout:g} s), so a redelivery can come after its outcome was forgotten"
         )
-    if timeout is not None and policy.lease_ms > timeout * 1000:
-        problems.append(
-            f"lease ({policy.lease_ms / 1000:g} s) is longer than the broker's visibility timeout ({timeout:g} s), "
-            "so a redelivery after a crash has to wait for it"
-        )
     autoretried = [each for each in getattr(cls, "autoretry_for", ()) if not issubclass(each, SafeToRetry)]
     if policy.on_takeover == "refuse" and autoretried:
         problems.append(

@@ -30,8 +30,6 @@ on_redis = pytest.mark.parametrize("celery_broker", ["redis"], indirect=True)
 on_sqs = pytest.mark.parametrize("celery_broker", ["sqs"], indirect=True)
 
 short_visibility = pytest.mark.worker(visibility_timeout=3)
-# Some leases of our tasks are longer than that timeout, and the library rightly says so.
-leases_may_be_longer = pytest.mark.filterwarnings("ignore::celery_idempotent.errors.IdempotencyWarning")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ from celery_idempotent.protocol.store import Store
 from tests.integration.blindness import ELSEWHERE, ONLY_PARENTS
 from tests.integration.cluster import (
     IdempotentSetup,
-    leases_may_be_longer,
     on_redis,
     record_of,
     short_visibility,
@@ -28,7 +27,7 @@ from tests.integration.idempotent_tasks import (
 from tests.support.ledger import Ledger
 from tests.support.waiting import wait_until
 
-pytestmark = [short_visibility, leases_may_be_longer]
+pytestmark = short_visibility
 
 
 @pytest.mark.compat

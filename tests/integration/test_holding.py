@@ -19,7 +19,6 @@ from tests.integration.cluster import (
     IdempotentSetup,
     IdempotentWorker,
     SqsBroker,
-    leases_may_be_longer,
     on_redis,
     on_sqs,
 )
@@ -45,10 +44,9 @@ VISIBILITY = 4
 OUTLIVED = 2.5 * VISIBILITY
 """Seconds; a body of that length is delivered again twice by a broker that nobody tells."""
 
-pytestmark = [
-    pytest.mark.worker(concurrency=1, visibility_timeout=VISIBILITY, settings={"worker_prefetch_multiplier": 4}),
-    leases_may_be_longer,
-]
+pytestmark = pytest.mark.worker(
+    concurrency=1, visibility_timeout=VISIBILITY, settings={"worker_prefetch_multiplier": 4}
+)
 
 
 def in_pools(*names: str) -> pytest.MarkDecorator:

@@ -10,13 +10,13 @@ from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError
 
 from lab.benchmarks.wire import aws
-from tests.integration.cluster import IdempotentSetup, leases_may_be_longer, short_visibility
+from tests.integration.cluster import IdempotentSetup, short_visibility
 from tests.integration.plain_tasks import add, plain_effect
 from tests.support.ledger import Ledger
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.worker, leases_may_be_longer]
+pytestmark = pytest.mark.worker
 
 
 def test_worker_runs_a_task_and_returns_its_result(celery_setup: IdempotentSetup) -> None:
