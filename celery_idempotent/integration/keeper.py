@@ -19,7 +19,7 @@ from celery.signals import task_received
 
 from celery_idempotent.integration.holding import Extender, Missing, SqsExtender, extender_of, survive_expired_receipts
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.integration.startup import idempotent_tasks, is_idempotent
+from celery_idempotent.integration.startup import idempotent_tasks, is_protected
 from celery_idempotent.integration.visibility import SHARE, Held, due, ends_soon, extension, pause, pause_after
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.codec import describe
@@ -85,7 +85,7 @@ class Holding:
 
     def receive(self, request: Any, **_: Any) -> None:
         """Hold the message of ``request`` from now on; Celery has just made it, and tells so by a signal."""
-        if self._is_impossible or not (self._everything or _is_protected(request.task)):
+        if self._is_impossible or not (self._everything or is_protected(request.task)):
             return
         now = self._clock()
         try:
@@ -187,10 +187,6 @@ class Holding:
 
 class NotExtended(Exception):
     """The broker did not extend a message this time."""
-
-
-def _is_protected(task: Any) -> bool:
-    return is_idempotent(task) and task.idempotency_policy.mode != "off"
 
 
 def tell_of(missing: Missing) -> None:

@@ -93,6 +93,11 @@ def is_idempotent(task: Any) -> bool:
     return hasattr(task, "idempotency_policy") and not is_builtin(type(task))
 
 
+def is_protected(task: Any) -> bool:
+    """Whether the task is one of this library's that is not switched off."""
+    return is_idempotent(task) and task.idempotency_policy.mode != "off"
+
+
 def check_at_start(app: Celery) -> None:
     """Have every worker of ``app`` check its store when it starts; safe to repeat."""
     app.steps["worker"].add(StoreCheck)
