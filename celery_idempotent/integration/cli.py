@@ -82,7 +82,8 @@ def check(context: click.Context) -> None:
     app = _app(context)
     pool = app.conf.worker_pool
     with _readable_errors():
-        startup.check(app, str(ALIASES.get(pool, pool)).partition(":")[0])
+        for hint in startup.check(app, str(ALIASES.get(pool, pool)).partition(":")[0]):
+            click.echo(f"Advice: {one_line(hint)}", err=True)
         click.echo(f"{runtime_of(app).store!r} answers and can be used")
 
 

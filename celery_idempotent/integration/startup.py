@@ -20,7 +20,9 @@ from celery_idempotent.errors import (
     StoreUnavailable,
 )
 from celery_idempotent.integration.binding import body_signature, check_policy, is_builtin, named
+from celery_idempotent.integration.hints import Hint, hints, setup_of
 from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.store import VerifiableStore
 from celery_idempotent.stores.memory import MemoryStore
@@ -38,7 +40,11 @@ class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
     def create(self, parent: Any) -> None:
         """Check the store before the pool forks, so that every child inherits what its clock taught us."""
         try:
-            check(parent.app, parent.pool_cls.__module__)
+            for hint in check(parent.app, parent.pool_cls.__module__):
+                logger.info(
+                    "idempotency.hint setting=%s found=%s cost=%s instead=%s",
+                    *map(one_line, (hint.setting, hint.found, hint.cost, hint.instead)),
+                )
         except IdempotencyError as error:
             if isinstance(error, StoreMisconfigured) or not isinstance(error, StoreUnavailable):
                 raise click.ClickException(f"celery-idempotent: {error}") from error
@@ -46,11 +52,14 @@ class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
             logger.error("idempotency.store_unavailable reason=%s", error)
 
 
-def check(app: Celery, pool: str) -> None:
+def check(app: Celery, pool: str) -> list[Hint]:
     """Check what a worker of ``app`` needs: that its tasks can be bound, its settings used, and its store, too.
 
     The app's modules are imported by then; ``pool`` is the module of the worker's pool. A worker starts after
     ``StoreUnavailable``, but not after ``StoreMisconfigured``.
+
+    Returns:
+        What could be better about settings that nobody wrote; of those that somebody wrote, it warns.
     """
     app.finalize(auto=True)
     runtime = runtime_of(app)
@@ -64,8 +73,21 @@ def check(app: Celery, pool: str) -> None:
             IdempotencyWarning,
             stacklevel=2,
         )
+    found = hints(setup_of(app, pool, unheld_tasks(app)))
+    for hint in found:
+        if not hint.is_default:
+            warnings.warn(str(hint), IdempotencyWarning, stacklevel=2)
     if isinstance(store, VerifiableStore):
         store.verify()
+    return [hint for hint in found if hint.is_default]
+
+
+def unheld_tasks(app: Celery) -> list[Any]:
+    """The app's tasks whose messages no worker holds, without Celery's own."""
+    holds = runtime_of(app).hold_messages
+    if holds == "all":
+        return []
+    return [each for each in app.tasks.values() if not (is_builtin(type(each)) or (holds and is_protected(each)))]
 
 
 def _check_tasks(app: Celery, default: Policy) -> None:
