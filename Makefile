@@ -6,8 +6,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Programs that are no Python packages. Without them, and without root to install them, tests are skipped on a
 # laptop and fail in CI.
-APT := strace mariadb-server chromium chromium-driver
-PROGRAMS := strace mariadbd chromium chromedriver
+APT := strace mariadb-server rabbitmq-server chromium chromium-driver
+PROGRAMS := strace mariadbd rabbitmq-server chromium chromedriver
 SYSTEM := .venv/.system
 
 # A small environment of the demo's own: a fifth of .venv. Another store or broker adds its server to it.
@@ -15,6 +15,9 @@ DEMO := .venv-demo
 MARIADB := $(DEMO)/.mariadb
 $(MARIADB): APT := mariadb-server
 $(MARIADB): PROGRAMS := mariadbd
+RABBITMQ := $(DEMO)/.rabbitmq
+$(RABBITMQ): APT := rabbitmq-server
+$(RABBITMQ): PROGRAMS := rabbitmq-server
 SERVERS := $(sort $(patsubst redis-cluster,redis,$(filter redis redis-cluster postgres mariadb,$(STORE) $(BROKER))))
 DEMO_INSTALLED := $(patsubst %,$(DEMO)/.installed-%,demo $(addprefix demo-,$(SERVERS)))
 
@@ -47,7 +50,8 @@ $(DEMO)/.installed-%: setup.cfg pyproject.toml | $(DEMO)/bin/pip
 
 $(SYSTEM): $(INSTALLED)
 $(MARIADB): $(DEMO)/.installed-demo-mariadb
-$(SYSTEM) $(MARIADB):
+$(RABBITMQ): $(DEMO)/.installed-demo
+$(SYSTEM) $(MARIADB) $(RABBITMQ):
 	@for each in $(PROGRAMS); do PATH="$$PATH:/usr/sbin" command -v $$each > /dev/null || absent="$$absent $$each"; done; \
 	if [ -n "$$absent" ]; then \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT) > /dev/null; } \
@@ -55,7 +59,7 @@ $(SYSTEM) $(MARIADB):
 	fi
 	@touch $@
 
-demo: $(DEMO_INSTALLED) $(if $(filter mariadb,$(SERVERS)),$(MARIADB))  ## plain Celery and IdempotentTask under fire: STORE=redis BROKER=redis
+demo: $(DEMO_INSTALLED) $(if $(filter mariadb,$(SERVERS)),$(MARIADB)) $(if $(filter rabbitmq,$(BROKER)),$(RABBITMQ))  ## plain Celery and IdempotentTask under fire: STORE=redis BROKER=redis
 	$(DEMO)/bin/python -m lab.demo $(if $(STORE),--store $(STORE)) $(if $(BROKER),--broker $(BROKER))
 
 example: $(DEMO)/.installed-demo  ## what you copy: run it, and read it in example_project/

@@ -14,14 +14,19 @@ from lab.embedded import (
     EmbeddedAws,
     EmbeddedMariaDB,
     EmbeddedPostgres,
+    EmbeddedRabbitMQ,
     EmbeddedRedis,
     EmbeddedRedisCluster,
     Server,
 )
 
 STORES = ("dynamodb", "redis", "redis-cluster", "postgres", "mariadb", "sqlite")
-BROKERS = ("sqs", "redis")
+BROKERS = ("sqs", "redis", "rabbitmq")
 """The names; the first of each is the default."""
+
+IMPATIENT = {"consumer_timeout": 10_000, "channel_tick_interval": 500}
+"""Milliseconds after which RabbitMQ delivers again what nobody has acknowledged, as the other brokers do in a demo. In
+production it is half an hour."""
 
 TABLE = "celery-idempotent-example"
 
@@ -43,7 +48,7 @@ class Servers:
         redis, cluster = EmbeddedRedis(), EmbeddedRedisCluster()
         postgres, mariadb = EmbeddedPostgres(), EmbeddedMariaDB()
         # Not the store's Redis: that one is killed, and kombu loses the message that it is fetching then.
-        queue = EmbeddedRedis()
+        queue, rabbitmq = EmbeddedRedis(), EmbeddedRabbitMQ(settings=IMPATIENT)
         stores: dict[str, _Place] = {
             "": (None, str),
             "dynamodb": (aws, lambda: aws.store_url(TABLE)),
@@ -57,6 +62,7 @@ class Servers:
             "": (None, str),
             "sqs": (aws, lambda: aws.broker_url),
             "redis": (queue, lambda: queue.url),
+            "rabbitmq": (rabbitmq, lambda: rabbitmq.broker_url),
         }
         self._store, self._store_url = stores[store]
         self._broker, self._broker_url = brokers[broker]

@@ -13,6 +13,7 @@ from lab.embedded import (
     EmbeddedAws,
     EmbeddedMariaDB,
     EmbeddedPostgres,
+    EmbeddedRabbitMQ,
     EmbeddedRedis,
     EmbeddedRedisCluster,
     Server,
@@ -51,6 +52,14 @@ def redis_server() -> Iterator[EmbeddedRedis]:
     """One Redis whose acknowledged writes are on disk."""
     _require(EmbeddedRedis)
     with EmbeddedRedis() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server() -> Iterator[EmbeddedRabbitMQ]:
+    """One RabbitMQ, in which each test has a virtual host of its own."""
+    _require(EmbeddedRabbitMQ)
+    with EmbeddedRabbitMQ() as server:
         yield server
 
 

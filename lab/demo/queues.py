@@ -8,14 +8,14 @@ from urllib.parse import urlsplit
 
 import boto3
 
-from lab.embedded import REGION
+from lab.embedded import REGION, rabbitmq
 
 
 def queue_length(broker: str, queue: str) -> int:
     """Messages waiting, delayed or being worked on.
 
     A message on its way from Redis into a worker is in nobody's books for a moment. An empty Redis is empty for
-    certain only if it stays so.
+    certain only if it stays so. What RabbitMQ tells is up to a second old.
 
     Args:
         broker: The URL of a broker as Celery knows it, or the endpoint of an SQS.
@@ -24,6 +24,8 @@ def queue_length(broker: str, queue: str) -> int:
     address = urlsplit(broker)
     if address.scheme == "redis":
         return _in_redis(broker, queue)
+    if address.scheme == "amqp":
+        return rabbitmq.length(broker, queue)
     return _in_sqs(f"http://{address.hostname}:{address.port}", queue)
 
 

@@ -68,6 +68,8 @@ class Settings:
             "broker_transport_options": self._transport_options(),
             # SQS has neither fanout nor remote control: there is nobody to answer.
             "worker_enable_remote_control": False,
+            # Celery ends a worker otherwise whose channel RabbitMQ has closed, as it does after half an hour's work.
+            "broker_channel_error_retry": True,
         }
 
     def _transport_options(self) -> dict[str, Any]:
@@ -93,4 +95,5 @@ class Settings:
                 # One looks at a time; how long the others wait for one that died over it. By default 300 s.
                 "unacked_mutex_expire": 5,
             }
-        return {}
+        # RabbitMQ drops a publish silently otherwise, if it cannot take it or dies.
+        return {"confirm_publish": True}

@@ -7,6 +7,7 @@ process. What a server needs beyond Python packages, `missing()` says.
 from lab.embedded.aws import REGION, EmbeddedAws
 from lab.embedded.mariadb import EmbeddedMariaDB
 from lab.embedded.postgres import EmbeddedPostgres
+from lab.embedded.rabbitmq import EmbeddedRabbitMQ
 from lab.embedded.redis import EmbeddedRedis, EmbeddedRedisCluster
 from lab.embedded.server import Server
 
@@ -15,6 +16,7 @@ __all__ = [
     "EmbeddedAws",
     "EmbeddedMariaDB",
     "EmbeddedPostgres",
+    "EmbeddedRabbitMQ",
     "EmbeddedRedis",
     "EmbeddedRedisCluster",
     "Server",

@@ -30,7 +30,13 @@ pytestmark = [
 ]
 
 MARK = "DEMO_TEST"
-SERVER = {"dynamodb": "ministack", "redis-cluster": "valkey-server", "postgres": "postgres", "mariadb": "mariadbd"}
+SERVER = {
+    "dynamodb": "ministack",
+    "redis-cluster": "valkey-server",
+    "postgres": "postgres",
+    "mariadb": "mariadbd",
+    "sqlite": "beam.smp",
+}
 
 
 @pytest.fixture
@@ -82,9 +88,11 @@ def workers_at_work(place: Path) -> bool:
     return any(ledger.read_text().count('"ready"') == 2 for ledger in place.glob("demo/*/ledger.jsonl"))
 
 
-@pytest.mark.parametrize(("store", "broker"), [("dynamodb", "sqs"), ("redis", "redis"), ("postgres", "sqs")])
+@pytest.mark.parametrize(
+    ("store", "broker"), [("dynamodb", "sqs"), ("redis", "redis"), ("postgres", "sqs"), ("redis", "rabbitmq")]
+)
 def test_every_order_is_charged_exactly_once_under_fire(place: Path, store: str, broker: str) -> None:
-    """On the default, with everything on Redis, and on a database: the other stores differ in their own code only."""
+    """On the default, on Redis, a database and RabbitMQ: the other stores differ in their own code only."""
     with demo(place, "--orders", "20", "--store", store, "--broker", broker) as process:
         output, _ = process.communicate(timeout=280)
         assert process.returncode == 0, output
@@ -114,6 +122,7 @@ def assert_its_story_is_told(output: str) -> None:
         (signal.SIGKILL, "postgres", "redis"),
         (signal.SIGKILL, "redis-cluster", "redis"),
         (signal.SIGKILL, "mariadb", "sqs"),
+        (signal.SIGKILL, "sqlite", "rabbitmq"),
     ],
 )
 def test_interrupting_it_leaves_no_process(place: Path, how: signal.Signals, store: str, broker: str) -> None:
@@ -161,7 +170,7 @@ def test_every_broker_is_served_by_its_name(place: Path, name: str) -> None:
             for _ in range(3):
                 publisher.send_task("any", connection=connection)
             assert connection.default_channel.basic_get(settings.queue)
-            assert queue_length(servers.broker_url, settings.queue) == 3
+            eventually(lambda: queue_length(servers.broker_url, settings.queue) == 3, "there were never three", 10)
 
 
 def test_one_aws_serves_both_store_and_broker(place: Path) -> None:

@@ -19,7 +19,7 @@ from lab.demo import audit, faults, orders, report
 from lab.demo.gateway import Gateway
 from lab.demo.ledger import Ledger, Row
 from lab.demo.settings import LEASE, SLOW_BODY, VISIBILITY_TIMEOUT, Settings
-from lab.servers import Servers
+from lab.servers import STORES, Servers
 from tests.support.documents import ROOT
 
 ORDER = "order-0000"
@@ -134,15 +134,22 @@ class TestSettings:
         options = dataclasses.replace(self.SETTINGS, broker_url=broker).celery()["broker_transport_options"]
         assert options["visibility_timeout"] == VISIBILITY_TIMEOUT
 
+    def test_rabbitmq_confirms_what_is_published(self) -> None:
+        settings = dataclasses.replace(self.SETTINGS, broker_url="amqp://a:b@h:1/%2F").celery()
+        assert settings["broker_transport_options"] == {"confirm_publish": True}
+
     def test_a_slow_body_outlives_lease_and_visibility(self) -> None:
         assert LEASE < VISIBILITY_TIMEOUT < SLOW_BODY
 
+    @pytest.mark.parametrize(("name", "shown"), [("mariadb", "MariaDB"), ("rabbitmq", "RabbitMQ")])
     def test_a_server_that_is_not_installed_is_named_with_its_remedy(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, shown: str
     ) -> None:
-        monkeypatch.setattr("lab.embedded.mariadb.PATH", str(tmp_path))
-        with pytest.raises(click.ClickException, match="MariaDB: run: apt-get install mariadb-server"):
-            Servers("mariadb", "", tmp_path).__enter__()
+        monkeypatch.setattr(f"lab.embedded.{name}.PATH", str(tmp_path))
+        monkeypatch.setenv("PATH", str(tmp_path))
+        store, broker = (name, "") if name in STORES else ("", name)
+        with pytest.raises(click.ClickException, match=f"{shown}: run: apt-get install {name}-server"):
+            Servers(store, broker, tmp_path).__enter__()
 
 
 def _effects(times: dict[str, int]) -> list[Row]:
