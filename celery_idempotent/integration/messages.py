@@ -239,8 +239,11 @@ def continued(request: Context, options: Mapping[str, Any], identity: str | None
 def deliveries(request: Context) -> int:
     """How often the operation's message was delivered, this time included, as far as the broker tells."""
     message = ((request.properties or {}).get("delivery_info") or {}).get("sqs_message") or {}
-    received = (message.get("Attributes") or {}).get("ApproximateReceiveCount") or 1
-    return count_in(request.headers or {}, DELIVERIES_HEADER) + int(received)
+    headers = request.headers or {}
+    # Of a quorum queue, RabbitMQ tells how often it has delivered the message before.
+    before = count_in(headers, "x-delivery-count")
+    received = (message.get("Attributes") or {}).get("ApproximateReceiveCount") or before + 1
+    return count_in(headers, DELIVERIES_HEADER) + int(received)
 
 
 def count_in(headers: Mapping[str, Any], name: str) -> int:

@@ -9,7 +9,7 @@ import random
 import time
 from typing import Any, NoReturn
 
-from celery import Task
+from celery import Celery, Task
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
@@ -25,8 +25,9 @@ from celery_idempotent.integration.messages import (
     deliveries,
     is_fifo,
 )
-from celery_idempotent.integration.settings import Broker, runtime_of
-from celery_idempotent.integration.versions import headers_again
+from celery_idempotent.integration.rabbitmq import whole_seconds
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.versions import has_quorum_queues, headers_again
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import ITEM, bounded
 
@@ -92,7 +93,7 @@ def _draw() -> float:
 
 def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> NoReturn:
     request, arrival = task.request, arrival_of(task.request)
-    options = _delay_options(runtime_of(task.app).broker, request, delay)
+    options = _delay_options(task.app, request, delay)
     signature = _message_again(task, arrival, header, _count(request, header) + 1, options)
     try:
         signature.apply_async()
@@ -132,10 +133,13 @@ def _bounds(task: Task) -> tuple[int, ...]:
     return (_MAX_DELAY_MS, max(1, round(timeout * 500)))
 
 
-def _delay_options(broker: Broker, request: Context, delay: int) -> dict[str, Any]:
+def _delay_options(app: Celery, request: Context, delay: int) -> dict[str, Any]:
+    broker = runtime_of(app).broker
     if broker.is_sqs and not is_fifo(request):
         # SQS itself holds the message back, in whole seconds: no worker has to keep it in memory.
         return {"DelaySeconds": -(delay // -1000)}
+    if broker.is_rabbitmq and has_quorum_queues(app):
+        return {"countdown": whole_seconds(delay)}
     return {"countdown": delay / 1000}
 
 

@@ -68,6 +68,11 @@ class Broker:
         """Whether messages go through Amazon SQS."""
         return self.driver == "sqs"
 
+    @property
+    def is_rabbitmq(self) -> bool:
+        """Whether messages go through RabbitMQ, or what speaks its protocol."""
+        return self.driver == "amqp"
+
 
 class Runtime:
     """Everything that one app's settings decide."""

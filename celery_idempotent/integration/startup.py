@@ -19,6 +19,7 @@ from celery_idempotent.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
+from celery_idempotent.integration import rabbitmq
 from celery_idempotent.integration.binding import body_signature, check_policy, is_builtin, named
 from celery_idempotent.integration.hints import Hint, hints, setup_of
 from celery_idempotent.integration.settings import runtime_of
@@ -77,6 +78,9 @@ def check(app: Celery, pool: str) -> list[Hint]:
     for hint in found:
         if not hint.is_default:
             warnings.warn(str(hint), IdempotencyWarning, stacklevel=2)
+    if runtime.broker.is_rabbitmq:
+        for each in rabbitmq.weaknesses(app):
+            warnings.warn(each, IdempotencyWarning, stacklevel=2)
     if isinstance(store, VerifiableStore):
         store.verify()
     return [hint for hint in found if hint.is_default]

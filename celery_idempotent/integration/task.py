@@ -24,7 +24,7 @@ from celery_idempotent.engine.execution import current_attempt, executed_by, exe
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import LeaseLost, PolicyError, StoreUnavailable
-from celery_idempotent.integration import binding, messages, postpone, publishing
+from celery_idempotent.integration import binding, messages, postpone, publishing, rabbitmq
 from celery_idempotent.integration.arrivals import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
 from celery_idempotent.integration.handlers import tell_of_bodies_only
 from celery_idempotent.integration.keeper import hold_at_start
@@ -331,10 +331,13 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         return returned
 
     def signature_from_request(self, request: Any = None, *positional: Any, **options: Any) -> Any:
-        """As Celery's, and keeps what Celery drops: the identity, the serialiser, and the message group of SQS."""
+        """As Celery's, and keeps what Celery drops: identity, serialiser, SQS's message group, RabbitMQ's queue."""
         request = self.request if request is None else request
         options = messages.continued(request, options, self._carried(request))
-        return super().signature_from_request(request, *positional, **options)
+        signature = super().signature_from_request(request, *positional, **options)
+        if runtime_of(self.app).broker.is_rabbitmq:
+            signature.options.update(rabbitmq.way_back(self.app, request, signature.options))
+        return signature
 
     def _carried(self, request: Context) -> str | None:
         arrival = arrival_of(request)

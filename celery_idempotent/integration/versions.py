@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from celery import Task
+from celery import Celery, Task
+from celery.app.defaults import DEFAULTS
 from celery.app.task import Context
 
 
@@ -18,12 +19,19 @@ def dumped_models(task: Task, args: Any, kwargs: Any, serializer: str) -> tuple[
 def headers_again(request: Context) -> Mapping[str, Any]:
     """The headers of the message of ``request``, for a message that is published again."""
     # RabbitMQ takes a message that tells of its deaths for one that goes round in circles, and drops it. Celery leaves
-    # that out since 5.6.
+    # that out since 5.6. It also tells how often it has delivered a message, which is another one from now on.
     headers = request.as_execution_options()["headers"] or {}
-    return {name: value for name, value in headers.items() if not _OF_DEATHS.match(str(name))}
+    return {name: value for name, value in headers.items() if not _OF_RABBITMQ.match(str(name))}
 
 
-_OF_DEATHS = re.compile("x-((first|last)-)?death")
+_OF_RABBITMQ = re.compile("x-((first|last)-)?death|x-delivery-count")
+
+
+def has_quorum_queues(app: Celery) -> bool:
+    """Whether Celery delays messages of ``app`` in RabbitMQ itself."""
+    # Since Celery 5.5. Before, a queue may be one, and nothing follows from it.
+    types = ((each.queue_arguments or {}).get("x-queue-type") for each in app.amqp.queues.values())
+    return "worker_detect_quorum_queues" in DEFAULTS and "quorum" in types
 
 
 def comes_back_from_lost_worker(task: Any) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from celery import VERSION as CELERY
 from celery import Celery
 from pytest_celery import (
     CeleryTestBroker,
@@ -21,6 +22,7 @@ from pytest_celery import (
 
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
+from lab.embedded import EmbeddedRabbitMQ
 from tests.support import ledger, waiting
 from tests.support.ledger import Row
 from tests.support.waiting import wait_until
@@ -28,6 +30,14 @@ from tests.support.waiting import wait_until
 AWS_PORT = "4566/tcp"
 on_redis = pytest.mark.parametrize("celery_broker", ["redis"], indirect=True)
 on_sqs = pytest.mark.parametrize("celery_broker", ["sqs"], indirect=True)
+quorum = pytest.param(
+    "quorum", marks=pytest.mark.skipif(CELERY < (5, 5), reason="Celery knows quorum queues since 5.5")
+)
+on_rabbitmq = pytest.mark.parametrize("celery_broker", ["classic", quorum], indirect=True)
+on_every_broker = pytest.mark.parametrize("celery_broker", ["redis", "sqs", "classic", quorum], indirect=True)
+
+QUORUM = {"task_default_queue_type": "quorum", "task_default_exchange_type": "topic"}
+"""Celery delays a message in RabbitMQ itself only where queues are quorum queues on a topic exchange."""
 
 short_visibility = pytest.mark.worker(visibility_timeout=3)
 
@@ -58,8 +68,11 @@ class WorkerOptions:
 
     def app_settings(self, broker_url: str) -> dict[str, Any]:
         """The settings of the app."""
-        options = {"visibility_timeout": self.visibility_timeout, **quick_transport(broker_url)}
+        options = quick_transport(broker_url)
+        if not broker_url.startswith("amqp"):
+            options["visibility_timeout"] = self.visibility_timeout
         return {
+            "broker_channel_error_retry": broker_url.startswith("amqp"),
             "broker_transport_options": {**options, **self.transport_options},
             "worker_prefetch_multiplier": 1,
             **self.settings,
@@ -182,10 +195,46 @@ class SqsBroker(CeleryTestBroker):
         }
 
 
+class RabbitMQBroker(CeleryTestBroker):
+    """A virtual host of its own.
+
+    Args:
+        server: The RabbitMQ.
+        settings: Celery's for its queues.
+    """
+
+    def __init__(self, server: EmbeddedRabbitMQ, settings: Mapping[str, Any] | None = None) -> None:
+        super().__init__(None)
+        self.server = server
+        self.vhost = server.new_vhost()
+        self.settings = settings or {}
+
+    def config(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+        url = self.server.url_of(self.vhost)
+        return {"url": url, "host_url": url}
+
+    def refuse_messages(self, queue: str) -> None:
+        """Have the queue take none, as a full one would."""
+        full = {"pattern": f"^{queue}$", "definition": {"max-length": 0, "overflow": "reject-publish"}}
+        self.server.ask("PUT", f"policies/{self.vhost}/full", full)
+
+    def take_messages(self) -> None:
+        """Have the queue take them again."""
+        self.server.ask("DELETE", f"policies/{self.vhost}/full")
+
+    def ready(self) -> bool:
+        return True
+
+    def teardown(self) -> None:
+        """The server goes on."""
+
+
 def quick_transport(broker_url: str) -> dict[str, Any]:
     """Broker options with which a lost message comes back in seconds instead of minutes."""
     if broker_url.startswith("redis"):
         return {"unacked_restore_interval": 0.5, "unacked_restore_throttle": 1, "unacked_mutex_expire": 2}
+    if broker_url.startswith("amqp"):
+        return {"confirm_publish": True}
     return {"region": "us-east-1", "is_secure": False, "wait_time_seconds": 1, "polling_interval": 0.1}
 
 

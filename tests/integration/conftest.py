@@ -15,20 +15,22 @@ from uuid import uuid4
 import pytest
 import pytest_docker_tools.wrappers.container
 from celery import Celery
-from pytest_celery import RedisTestBackend
+from pytest_celery import CeleryTestBroker, RedisTestBackend
 from pytest_docker_tools import build, container, fxtr, network
 
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
-from lab.embedded import EmbeddedRedis
+from lab.embedded import EmbeddedRabbitMQ, EmbeddedRedis
 from tests.integration.canvas import KINDS, Canvas, canvas_of
 from tests.integration.cluster import (
     AWS_PORT,
+    QUORUM,
     AwsContainer,
     IdempotentCluster,
     IdempotentSetup,
     IdempotentWorker,
     IdempotentWorkerContainer,
+    RabbitMQBroker,
     SqsBroker,
     WorkerOptions,
 )
@@ -97,9 +99,21 @@ def celery_sqs_broker(aws: AwsContainer, aws_account: str) -> SqsBroker:
     return SqsBroker(aws, aws_account)
 
 
+@pytest.fixture
+def celery_classic_broker(rabbitmq_server: EmbeddedRabbitMQ) -> RabbitMQBroker:
+    """RabbitMQ as a broker, with classic queues; a process of this machine under Docker, too."""
+    return RabbitMQBroker(rabbitmq_server)
+
+
+@pytest.fixture
+def celery_quorum_broker(rabbitmq_server: EmbeddedRabbitMQ) -> RabbitMQBroker:
+    """RabbitMQ as a broker, with quorum queues."""
+    return RabbitMQBroker(rabbitmq_server, QUORUM)
+
+
 @pytest.fixture(params=["redis", "sqs"])
 def celery_broker(request: pytest.FixtureRequest) -> Any:
-    """The broker: every test runs on each, unless it is marked `on_redis` or `on_sqs`."""
+    """The broker: every test runs on Redis and on SQS, unless it is marked with others, as `on_every_broker`."""
     return request.getfixturevalue(f"celery_{request.param}_broker")
 
 
@@ -158,6 +172,7 @@ def celery_setup_cls() -> type[IdempotentSetup]:
 @pytest.fixture
 def celery_setup_app(
     celery_setup_app: Celery,
+    celery_broker: CeleryTestBroker,
     worker_options: WorkerOptions,
     store_url: Callable[[str], str],
     store: Store,
@@ -166,6 +181,7 @@ def celery_setup_app(
     """The app of the test and of its workers: pytest-celery sends them what differs from the defaults."""
     celery_setup_app.conf.update(
         idempotency_store=store_url(f"{faults.host}:{faults.port}"),
+        **getattr(celery_broker, "settings", {}),
         **worker_options.app_settings(celery_setup_app.conf.broker_url),
     )
     yield celery_setup_app

@@ -82,6 +82,15 @@ def charge_with_retries(self: Any, order_id: str, gate: str = "") -> int:
     return int(self.request.retries)
 
 
+@shared_task(**GUARDED, max_retries=2, idempotent=Policy(**QUICK))
+def charge_with_late_retries(self: Any, order_id: str) -> int:
+    """Have the effect each time, and use up two retries, each a second later."""
+    perform(self, order_id)
+    if self.request.retries < 2:
+        raise self.retry(countdown=1)
+    return int(self.request.retries)
+
+
 @shared_task(**GUARDED, idempotent=Policy(**{**QUICK, "backoff": 3, "backoff_max": 3}))
 def charge_and_back_off(self: Any, order_id: str, gate: str = "") -> str:
     """Have the effect; conflicts come back only after whole seconds, the unit of SQS."""

@@ -13,6 +13,7 @@ from celery_idempotent.protocol.store import Store
 from tests.integration.blindness import ELSEWHERE, ONLY_PARENTS
 from tests.integration.cluster import (
     IdempotentSetup,
+    on_every_broker,
     on_redis,
     record_of,
     short_visibility,
@@ -31,6 +32,7 @@ pytestmark = short_visibility
 
 
 @pytest.mark.compat
+@on_every_broker
 def test_a_killed_attempt_is_taken_over_before_its_lease(
     celery_setup: IdempotentSetup, ledger: Ledger, store: Store
 ) -> None:
@@ -82,6 +84,7 @@ def test_many_killed_attempts_are_taken_over_before_their_leases(
     assert not ledger.rows("conflicted")
 
 
+@on_every_broker
 @pytest.mark.worker(visibility_timeout=6)
 def test_a_killed_worker_is_taken_over_by_its_successor(
     celery_setup: IdempotentSetup, ledger: Ledger, store: Store
@@ -195,6 +198,7 @@ def test_a_task_that_refuses_takeovers_never_runs_twice(
     assert len(ledger.rows("begin")) == 1
 
 
+@on_every_broker
 @pytest.mark.compat
 def test_a_cold_shutdown_gives_the_claim_back(celery_setup: IdempotentSetup, ledger: Ledger, store: Store) -> None:
     """SIGQUIT in the body: the redelivery runs at once, although the lease would last much longer."""

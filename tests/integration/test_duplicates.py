@@ -12,7 +12,7 @@ from celery_idempotent.errors import KeyReused
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from lab.benchmarks.wire import aws
-from tests.integration.cluster import IdempotentSetup, on_redis, record_of
+from tests.integration.cluster import IdempotentSetup, on_every_broker, on_redis, record_of
 from tests.integration.idempotent_tasks import FALSY, charge, charge_published_once, falsy, refund, ship
 from tests.support.ledger import Ledger
 from tests.support.tcp_proxy import TcpProxy
@@ -21,6 +21,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.worker
 
 
+@on_every_broker
 @pytest.mark.worker(count=2, concurrency=3)
 @pytest.mark.compat
 def test_parallel_deliveries_run_the_body_once_and_share_its_result(

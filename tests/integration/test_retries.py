@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.cluster import IdempotentSetup, on_sqs
+from tests.integration.cluster import IdempotentSetup, on_every_broker, on_sqs
 from tests.integration.idempotent_tasks import charge, charge_and_back_off, charge_with_retries
 from tests.support.ledger import Ledger
 
@@ -12,6 +12,7 @@ pytestmark = pytest.mark.worker
 FIFO = "work.fifo"
 
 
+@on_every_broker
 @pytest.mark.compat
 def test_conflicts_do_not_use_up_the_retries_of_the_author(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
     """After three conflicts a task still has both retries that it allows itself, and counts only those."""

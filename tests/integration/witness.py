@@ -7,6 +7,7 @@ from typing import Any
 
 from celery.signals import task_success
 
+from celery_idempotent.integration.messages import deliveries
 from celery_idempotent.integration.signals import BY_EVENT
 from tests.support.ledger import record
 
@@ -19,7 +20,11 @@ def witness_of(event: str) -> Callable[..., None]:
     def receive(sender: Any, key: str, fencing_token: int | None, reason: str, **other: Any) -> None:
         properties = sender.request.properties or {}
         sqs = {name: properties[name] for name in PROPERTIES if name in properties}
-        record(event, key, token=fencing_token or 0, reason=reason, **sqs)
+        told = {
+            "redelivered": sender.request.delivery_info.get("redelivered"),
+            "deliveries": deliveries(sender.request),
+        }
+        record(event, key, token=fencing_token or 0, reason=reason, **told, **sqs)
 
     return receive
 

@@ -1,0 +1,221 @@
+"""What only RabbitMQ does: lost connections, quorum queues, delivery limits, dead letters, limited patience."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery.exceptions import TimeoutError as NoResult
+from kombu.connection import Connection
+
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.store import Store
+from lab.embedded import EmbeddedRabbitMQ
+from tests.integration.cluster import (
+    IdempotentSetup,
+    RabbitMQBroker,
+    on_rabbitmq,
+    quorum,
+    record_of,
+)
+from tests.integration.idempotent_tasks import (
+    charge,
+    charge_and_back_off,
+    charge_with_a_long_lease,
+    charge_with_late_retries,
+)
+from tests.support.ledger import Ledger
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.worker
+on_quorum = pytest.mark.parametrize("celery_broker", [quorum], indirect=True)
+on_classic = pytest.mark.parametrize("celery_broker", ["classic"], indirect=True)
+
+
+def a_quorum_queue(key: str, **arguments: Any) -> dict[str, Any]:
+    """A quorum queue on a topic exchange, as `task_queues` takes it."""
+    return {
+        "exchange": "work",
+        "exchange_type": "topic",
+        "routing_key": key,
+        "queue_arguments": {"x-queue-type": "quorum", **arguments},
+    }
+
+
+@pytest.fixture(scope="session")
+def impatient_server(rabbitmq_server: EmbeddedRabbitMQ) -> Iterator[EmbeddedRabbitMQ]:
+    """A RabbitMQ that waits two seconds for an acknowledgement instead of half an hour."""
+    with EmbeddedRabbitMQ(settings={"consumer_timeout": 2000, "channel_tick_interval": 200}) as server:
+        yield server
+
+
+@pytest.fixture
+def celery_impatient_broker(impatient_server: EmbeddedRabbitMQ) -> RabbitMQBroker:
+    """One of its virtual hosts."""
+    return RabbitMQBroker(impatient_server)
+
+
+@on_rabbitmq
+@pytest.mark.worker(count=2)
+def test_a_killed_workers_message_is_taken_over_at_once(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """RabbitMQ gives it to the other worker of the machine, which sees that the claim's process is gone."""
+    result = charge_with_a_long_lease.delay("o", gate="go")
+    (killed,) = ledger.wait_for("begin")
+    celery_setup.worker_cluster.worker_of(killed).kill()
+    _, successor = ledger.wait_for("begin", count=2)
+    ledger.open("go:2")
+    assert result.get(timeout=60) == "o by attempt 2"
+    assert successor.details["takeover"]
+    assert not ledger.rows("conflicted")
+
+
+@on_rabbitmq
+def test_a_connection_that_is_lost_in_a_body_costs_a_conflict(
+    celery_setup: IdempotentSetup, celery_broker: RabbitMQBroker, ledger: Ledger
+) -> None:
+    """The copy meets the body that goes on; it is a new message from then on, which tells how many came before it."""
+    result = charge.delay("o", gate="go")
+    ledger.wait_for("begin")
+    wait_until(lambda: celery_broker.server.drop_connections(celery_broker.vhost), "connections to drop")
+    copy, again = ledger.wait_for("conflicted", count=2)[:2]
+    ledger.open("go:1")
+    assert result.get(timeout=60) == "o by attempt 1"
+    assert len(ledger.rows("begin")) == 1
+    assert (copy.details["redelivered"], again.details["redelivered"]) == (True, False)
+    told = 2 if celery_broker.settings else 1  # of a classic queue RabbitMQ does not tell how often
+    assert (copy.details["deliveries"], again.details["deliveries"]) == (told, told + 1)
+
+
+on_impatient = pytest.mark.parametrize("celery_broker", ["impatient"], indirect=True)
+
+
+@on_impatient
+def test_a_body_longer_than_rabbitmqs_patience_runs_once(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """RabbitMQ closes the channel and delivers a copy, which is postponed; the worker connects again and goes on."""
+    result = charge.delay("o", gate="go")
+    ledger.wait_for("begin")
+    copy, *_ = ledger.wait_for("conflicted")
+    ledger.open("go:1")
+    assert result.get(timeout=60) == "o by attempt 1"
+    assert copy.details["redelivered"]
+    wait_until(lambda: ledger.rows("replayed"), "the copy is answered")
+    assert charge.delay("another").get(timeout=60) == "another by attempt 1"
+    assert len(ledger.rows("begin", "o")) == 1
+    assert "delivery acknowledgement on channel" in celery_setup.worker.logs()
+
+
+@on_impatient
+@pytest.mark.worker(settings={"broker_channel_error_retry": False})
+@pytest.mark.filterwarnings("ignore::celery_idempotent.errors.IdempotencyWarning")
+def test_a_body_longer_than_rabbitmqs_patience_ends_a_worker_that_does_not_retry(
+    celery_setup: IdempotentSetup, ledger: Ledger
+) -> None:
+    """Celery ends after the body without `broker_channel_error_retry`; a new worker answers with what is recorded."""
+    result = charge.delay("o", gate="go")
+    ledger.wait_for("begin")
+    celery_setup.worker.wait_for_log("Unrecoverable error")
+    ledger.open("go:1")
+    wait_until(celery_setup.worker.has_exited, "the worker ends")
+    celery_setup.worker.start_again()
+    ledger.wait_for("replayed")
+    assert result.get(timeout=60) == "o by attempt 1"
+    assert len(ledger.rows("begin")) == 1
+
+
+@on_quorum
+@pytest.mark.worker(
+    queues="orders", settings={"task_queues": {each: a_quorum_queue(each) for each in ("celery", "orders")}}
+)
+@pytest.mark.parametrize("task", [charge, charge_and_back_off], ids=["within a second", "after seconds"])
+def test_a_conflict_of_a_quorum_queue_waits_in_rabbitmq_and_comes_back_to_its_queue(
+    celery_setup: IdempotentSetup, ledger: Ledger, task: Any
+) -> None:
+    """It is postponed, not given back, however short the delay; and not to the default queue, of which nobody takes."""
+    holder = task.apply_async(("o", "go"), queue="orders")
+    ledger.wait_for("begin")
+    waiting = task.apply_async(("o", "go"), queue="orders")
+    conflicts = ledger.wait_for("conflicted", count=3)
+    ledger.open("go:1")
+    assert holder.get(timeout=60) == waiting.get(timeout=60) == "o by attempt 1"
+    assert not any(row.details["redelivered"] for row in conflicts)
+    assert [row.details["deliveries"] for row in conflicts[:3]] == [1, 2, 3]
+
+
+@on_quorum
+@pytest.mark.worker(
+    queues="orders", settings={"task_queues": {each: a_quorum_queue(each) for each in ("celery", "orders")}}
+)
+def test_a_retry_on_a_quorum_queue_comes_back_to_its_queue(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """Celery would publish it to the default queue, of which nobody takes."""
+    assert charge_with_late_retries.apply_async(("o",), queue="orders").get(timeout=60) == 2
+    assert len(ledger.rows("begin")) == 3
+
+
+LIMIT = 2
+DEAD = {"x-delivery-limit": LIMIT, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+
+
+@on_quorum
+@pytest.mark.worker(queues="orders", settings={"task_queues": {"orders": a_quorum_queue("orders", **DEAD)}})
+def test_a_message_beyond_its_delivery_limit_is_the_same_operation_when_it_is_redriven(
+    celery_setup: IdempotentSetup, celery_broker: RabbitMQBroker, ledger: Ledger, store: Store
+) -> None:
+    """RabbitMQ buries what has killed three processes; the claim stays, and who digs it up takes over as the fourth."""
+    with Connection(celery_broker.config()["url"]) as connection:
+        channel = connection.default_channel
+        channel.queue_declare("dead", durable=True, auto_delete=False)
+        result = charge.apply_async(("o", "go"), queue="orders")
+        for count in range(1, LIMIT + 2):
+            celery_setup.worker_cluster.kill_child(ledger.wait_for("begin", count=count)[-1])
+        dead = wait_until(lambda: channel.basic_get("dead"), "the message is dead")
+        assert dead.headers["x-death"][0]["reason"] == "delivery_limit"
+        key = ledger.rows("begin")[0].details["idempotency_key"]
+        assert record_of(store, key).status is Status.IN_PROGRESS
+        ledger.open("go:4")
+        message = channel.prepare_message(
+            dead.body, None, dead.content_type, dead.content_encoding, dead.headers, {"correlation_id": result.id}
+        )
+        channel.basic_publish(message, exchange="", routing_key="orders")
+        channel.basic_ack(dead.delivery_tag)
+        assert result.get(timeout=60) == "o by attempt 4"
+    assert [row.attempt for row in ledger.rows("begin")] == [1, 2, 3, 4]
+    assert len(ledger.rows("effect")) == 1
+
+
+@on_classic
+def test_a_conflict_that_rabbitmq_refuses_goes_back_and_is_postponed_later(
+    celery_setup: IdempotentSetup, celery_broker: RabbitMQBroker, ledger: Ledger
+) -> None:
+    """With confirmations a worker hears of the refusal: the message it has is given back, not acknowledged."""
+    holder = charge.delay("o", gate="go")
+    ledger.wait_for("begin")
+    waiting = charge.delay("o", gate="go")
+    conflicts = ledger.wait_for("conflicted")
+    celery_broker.refuse_messages("celery")
+    wait_until(lambda: any(row.details["redelivered"] for row in ledger.rows("conflicted")), "it is given back")
+    celery_broker.take_messages()
+    ledger.open("go:1")
+    assert holder.get(timeout=60) == waiting.get(timeout=60) == "o by attempt 1"
+    assert not conflicts[0].details["redelivered"]
+
+
+@on_classic
+@pytest.mark.worker(transport_options={"confirm_publish": False})
+@pytest.mark.filterwarnings("ignore::celery_idempotent.errors.IdempotencyWarning")
+def test_without_confirmations_a_conflict_that_rabbitmq_refuses_is_lost(
+    celery_setup: IdempotentSetup, celery_broker: RabbitMQBroker, ledger: Ledger
+) -> None:
+    """Nothing on the worker's side can tell: that is why it warns when it starts."""
+    holder = charge.delay("o", gate="go")
+    ledger.wait_for("begin")
+    waiting = charge.delay("o", gate="go")
+    ledger.wait_for("conflicted")
+    celery_broker.refuse_messages("celery")
+    wait_until(lambda: celery_broker.server.length("celery", celery_broker.vhost) == 1, "only the holder's is left")
+    celery_broker.take_messages()
+    ledger.open("go:1")
+    assert holder.get(timeout=60) == "o by attempt 1"
+    with pytest.raises(NoResult):
+        waiting.get(timeout=3)
+    assert "confirm_publish" in celery_setup.worker.logs()
