@@ -103,8 +103,8 @@ oldest: $(INSTALLED)
 prove: $(SYSTEM)  ## attack code and stores: interleavings, mutants, kills, faults, peers
 	$(BIN)/python -m lab.proof all
 
-soak: $(SYSTEM)  ## real workers under fire: MINUTES=5 SEED=1 STORE=redis
-	$(BIN)/python -m lab.proof soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1) --store $(or $(STORE),dynamodb)
+soak: $(SYSTEM)  ## real workers under fire: MINUTES=5 SEED=1 STORE=redis BROKER=rabbitmq
+	$(BIN)/python -m lab.proof soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1) --store $(or $(STORE),dynamodb) --broker $(or $(BROKER),sqs)
 
 bench: $(SYSTEM)  ## what it costs, on each store and beside peers; PART=stores: one part
 	$(BIN)/python -m lab.benchmarks $(PART)

@@ -235,14 +235,17 @@ def faults(tasks: int, seed: int) -> None:
     type=click.Choice([each for each in ALL if each != "redis-cluster"]),
     help="Which store; may be repeated. Redis, PostgreSQL and MariaDB are also killed and restarted.",
 )
-def soak(minutes: float, seed: int, stores: tuple[str, ...]) -> None:
+@click.option(
+    "--broker", default="sqs", show_default=True, type=click.Choice(["sqs", "rabbitmq"]), help="Which broker."
+)
+def soak(minutes: float, seed: int, stores: tuple[str, ...], broker: str) -> None:
     """Real prefork workers on an at-least-once broker, while nemeses kill, stop, skew and cut off."""
     from lab.proof import soak as soak_module
 
     for store in _present(stores):
-        with _told(f"soak, {store}") as progress:
-            rows = soak_module.run(minutes, seed, progress, store=store)
-        _campaign(f"soak_{store}", rows)
+        with _told(f"soak, {store}, {broker}") as progress:
+            rows = soak_module.run(minutes, seed, progress, store=store, broker=broker)
+        _campaign(f"soak_{store}" if broker == "sqs" else f"soak_{store}_{broker}", rows)
 
 
 @main.command()

@@ -1,13 +1,14 @@
 """Real workers under real faults for minutes: nemeses strike, everything quiets down, the audit judges.
 
-Two prefork workers take tasks from SQS, some published twice, some longer than lease and visibility timeout.
+Two prefork workers take tasks from SQS or RabbitMQ, some published twice, some longer than the broker waits for them.
 A seed chooses load and nemeses: SIGKILL of a pool process, of a whole worker, or of the store's server, which
 is started again on its data; SIGSTOP for three leases; clocks set wrong by seconds and minutes in both
 directions; a store that refuses, a store and a broker that hang, requests and replies that get lost. When a
 strike lands is up to the machine, so a seed repeats what was tried and not every interleaving.
 
-SQS and DynamoDB are held in memory (MiniStack), so they are stopped and never restarted. Redis is no broker here:
-kombu loses the message that a killed worker is fetching from it, and the audit would call that a loss of ours.
+SQS and DynamoDB are held in memory (MiniStack), so they are stopped and never restarted; no more is RabbitMQ. Redis is
+no broker here: kombu loses the message that a killed worker is fetching from it, and the audit would call that a loss
+of ours.
 SQLite has no server: there is nobody to kill and no line to cut; instead somebody else keeps its file locked. All
 its users are on one machine, so no clock of theirs is wrong.
 """
@@ -42,15 +43,16 @@ from lab.demo.ledger import Ledger
 from lab.demo.ledger import Row as LedgerRow
 from lab.demo.queues import queue_length
 from lab.demo.settings import Settings
-from lab.embedded import EmbeddedAws, Server
+from lab.embedded import EmbeddedAws, EmbeddedRabbitMQ, Server
 from lab.fleet import POLL, Fleet, Freezer, Timeout, until
 from lab.proof.audit import Evidence, Judgement, Nemesis, Promise, deliveries, judge, recoveries
 from lab.proof.line import Line
 from lab.proof.soak_settings import LEASE, skew_file
 from lab.proof.table import Row
 from lab.proof.targets import TARGETS, Site, start
+from lab.servers import IMPATIENT
 
-__all__ = ["STORES", "Kind", "Plan", "Publication", "Strike", "plan", "run"]
+__all__ = ["BROKERS", "STORES", "Kind", "Plan", "Publication", "Strike", "plan", "run"]
 
 WORKERS = ("soak-0", "soak-1")
 CHILDREN = 8  # enough to keep the queue short while half of them are dead, stopped or starting
@@ -115,6 +117,8 @@ WEIGHTS = {
     Kind.KILL_STORE: 6,
 }
 """Strikes in one round; a round is shuffled, so that short campaigns meet every kind too."""
+
+BROKERS = ("sqs", "rabbitmq")
 
 STORES: Mapping[str, frozenset[Kind]] = {
     "dynamodb": frozenset(Kind) - {Kind.KILL_STORE},
@@ -248,7 +252,12 @@ def _skew(kind: Kind, chance: random.Random) -> int:
 
 
 def run(
-    minutes: float, seed: int, progress: Progress, folder: Path | None = None, store: str = "dynamodb"
+    minutes: float,
+    seed: int,
+    progress: Progress,
+    folder: Path | None = None,
+    store: str = "dynamodb",
+    broker: str = "sqs",
 ) -> list[Row]:
     """Run one campaign: a row per promise.
 
@@ -257,6 +266,7 @@ def run(
         seed: Chooses load and nemeses.
         progress: Told how far it is, and every broken rule.
         store: The kind of store, one of :data:`STORES`.
+        broker: One of :data:`BROKERS`.
         folder: A new folder for ledgers and logs, which is kept; default: one that is kept only if a rule broke.
 
     Raises:
@@ -266,7 +276,7 @@ def run(
     place.mkdir(parents=True, exist_ok=True)
     keep = folder is not None
     try:
-        result = _campaign(minutes, seed, place, progress, store)
+        result = _campaign(minutes, seed, place, progress, store, broker)
         for judgement in result.judgements:
             for rule in judgement.broken:
                 keep = True
@@ -282,10 +292,11 @@ def run(
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _campaign(minutes: float, seed: int, folder: Path, progress: Progress, store: str) -> _Result:
+def _campaign(minutes: float, seed: int, folder: Path, progress: Progress, store: str, broker: str) -> _Result:
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         aws = stack.enter_context(EmbeddedAws())
+        queues = aws if broker == "sqs" else stack.enter_context(EmbeddedRabbitMQ(settings=IMPATIENT))
         site = Site(aws.store_url("soak")) if store == "dynamodb" else stack.enter_context(start(store))
         opened = stack.enter_context(contextlib.closing(open_store(site.url)))
         opened.provision()
@@ -293,14 +304,14 @@ def _campaign(minutes: float, seed: int, folder: Path, progress: Progress, store
         freezer = Freezer()
         stack.callback(freezer.thaw)
         settings = Settings(
-            broker_url=aws.broker_url,
+            broker_url=queues.broker_url,
             store_url=_through(line, site.url) if line else site.url,
             folder=folder,
             queue=QUEUE,
         )
         fleet = Fleet("lab.proof.soak_app", WORKERS, children=CHILDREN, environ=settings.environ(), folder=folder)
         stack.enter_context(fleet)
-        soak = _Soak(plan(minutes, seed, store), aws, site, opened, line, freezer, fleet, settings, progress)
+        soak = _Soak(plan(minutes, seed, store), {aws, queues}, site, opened, line, freezer, fleet, settings, progress)
         evidence = soak.run()
     return _Result(
         store=TARGETS[store].label,
@@ -333,7 +344,7 @@ class _Soak:
     """One campaign while it runs."""
 
     planned: Plan
-    aws: EmbeddedAws
+    hosts: set[Server]
     site: Site
     store: Store
     line: Line | None
@@ -462,7 +473,7 @@ class _Soak:
 
     def _hang(self, strike: Strike) -> None:
         """Stop store and broker; a store without a server hangs if somebody keeps its file locked."""
-        self.freezer.freeze(strike.seconds, *self.aws.pids)
+        self.freezer.freeze(strike.seconds, *(pid for host in self.hosts for pid in host.pids))
         if self.site.server:
             self.freezer.freeze(strike.seconds, *self.site.server.pids)
         elif self.line is None:
@@ -535,10 +546,19 @@ class _Soak:
     def _is_quiet(self, where: str) -> bool:
         self._supervise()
         self._show(where)
-        if queue_length(self.aws.endpoint, QUEUE):
+        if self._is_queued():
             return False
         busy = any(each.ended == INFINITY and self.fleet.owns(each.pid) for each in deliveries(self._rows()))
         return not busy and not any(map(self._is_leased, self.store.scan(status=Status.IN_PROGRESS)))
+
+    def _is_queued(self) -> bool:
+        # What RabbitMQ tells is up to a second old.
+        looks = 8 if self.settings.broker_url.startswith("amqp") else 1
+        for _ in range(looks):
+            if queue_length(self.settings.broker_url, QUEUE):
+                return True
+            time.sleep(POLL)
+        return False
 
     def _is_leased(self, record: Record) -> bool:
         return record.lease_until + GRACE_MS > self.store.now()

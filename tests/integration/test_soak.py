@@ -25,17 +25,17 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("store", "seconds", "seed", "operations"),
-    [("dynamodb", 40, 7, 40), ("redis", 20, 36, 20)],
-    ids=["dynamodb", "redis"],
+    ("store", "broker", "seconds", "seed", "operations"),
+    [("dynamodb", "sqs", 40, 7, 40), ("redis", "sqs", 20, 36, 20), ("dynamodb", "rabbitmq", 20, 7, 20)],
+    ids=["dynamodb", "redis", "rabbitmq"],
 )
 def test_workers_under_fire_break_no_promise_and_leave_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, seconds: float, seed: int, operations: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, broker: str, seconds: float, seed: int, operations: int
 ) -> None:
     """Every operation ends as promised, whatever struck while it ran; a store that can is killed and restarted."""
     monkeypatch.setenv(MARK, str(tmp_path))
     told: list[str] = []
-    rows = soak.run(seconds / 60, seed, told.append, tmp_path / "soak", store)
+    rows = soak.run(seconds / 60, seed, told.append, tmp_path / "soak", store, broker)
     broken = [line for line in told if line.startswith("BROKEN")]
     assert not broken
     assert not any(row.violations or row.stuck or row.unexplained for row in rows)
