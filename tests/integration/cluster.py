@@ -214,8 +214,8 @@ class RabbitMQBroker(CeleryTestBroker):
         return {"url": url, "host_url": url}
 
     def refuse_messages(self, queue: str) -> None:
-        """Have the queue take none, as a full one would."""
-        full = {"pattern": f"^{queue}$", "definition": {"max-length": 0, "overflow": "reject-publish"}}
+        """Have a queue that rejects take none: it is full."""
+        full = {"pattern": f"^{queue}$", "definition": {"max-length": 0}}
         self.server.ask("PUT", f"policies/{self.vhost}/full", full)
 
     def take_messages(self) -> None:

@@ -71,6 +71,12 @@ def charge_at_most_once(self: Any, order_id: str, gate: str = "") -> str:
     return perform(self, order_id, gate)
 
 
+@shared_task(**GUARDED, idempotent=Policy(**QUICK, max_takeovers=1))
+def charge_with_one_takeover(self: Any, order_id: str, gate: str = "") -> str:
+    """Have the effect, unless it has killed two processes."""
+    return perform(self, order_id, gate)
+
+
 @shared_task(**GUARDED, max_retries=2, idempotent=Policy(**QUICK, fingerprint="order_id"))
 def charge_with_retries(self: Any, order_id: str, gate: str = "") -> int:
     """Fail if it was held at a gate; otherwise use up the two retries that its author allows."""

@@ -9,6 +9,7 @@ import pytest
 from celery.exceptions import TimeoutError as NoResult
 from kombu.connection import Connection
 
+from celery_idempotent.errors import OutcomeUnknown
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from lab.embedded import EmbeddedRabbitMQ
@@ -24,6 +25,7 @@ from tests.integration.idempotent_tasks import (
     charge_and_back_off,
     charge_with_a_long_lease,
     charge_with_late_retries,
+    charge_with_one_takeover,
 )
 from tests.support.ledger import Ledger
 from tests.support.waiting import wait_until
@@ -183,7 +185,26 @@ def test_a_message_beyond_its_delivery_limit_is_the_same_operation_when_it_is_re
     assert len(ledger.rows("effect")) == 1
 
 
+@on_quorum
+@pytest.mark.worker(queues="orders", settings={"task_queues": {"orders": a_quorum_queue("orders", **DEAD)}})
+def test_a_delivery_limit_above_max_takeovers_leaves_the_verdict_to_the_library(
+    celery_setup: IdempotentSetup, celery_broker: RabbitMQBroker, ledger: Ledger
+) -> None:
+    """What kills every process is told to be unknown, and acknowledged, before RabbitMQ buries it."""
+    result = charge_with_one_takeover.apply_async(("o", "go"), queue="orders")
+    for count in (1, 2):
+        celery_setup.worker_cluster.kill_child(ledger.wait_for("begin", count=count)[-1])
+    with pytest.raises(OutcomeUnknown):
+        result.get(timeout=60)
+    assert len(ledger.rows("begin")) == LIMIT
+
+
+# Of a queue that does not reject from the beginning, the policy that makes it full would drop what waits there.
+REJECTING = {"task_queues": {"celery": {"queue_arguments": {"x-overflow": "reject-publish"}}}}
+
+
 @on_classic
+@pytest.mark.worker(settings=REJECTING)
 def test_a_conflict_that_rabbitmq_refuses_goes_back_and_is_postponed_later(
     celery_setup: IdempotentSetup, celery_broker: RabbitMQBroker, ledger: Ledger
 ) -> None:
@@ -201,7 +222,7 @@ def test_a_conflict_that_rabbitmq_refuses_goes_back_and_is_postponed_later(
 
 
 @on_classic
-@pytest.mark.worker(transport_options={"confirm_publish": False})
+@pytest.mark.worker(settings=REJECTING, transport_options={"confirm_publish": False})
 @pytest.mark.filterwarnings("ignore::celery_idempotent.errors.IdempotencyWarning")
 def test_without_confirmations_a_conflict_that_rabbitmq_refuses_is_lost(
     celery_setup: IdempotentSetup, celery_broker: RabbitMQBroker, ledger: Ledger
