@@ -77,12 +77,19 @@ def test_two_variables_point_it_elsewhere(tmp_path: Path) -> None:
             assert "18 messages, 9 effects." in run(**addresses)
 
 
+def _hear_interrupts() -> None:
+    """A shell has what it starts in the background ignore SIGINT, these tests among it; a program inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found through /proc")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_interrupting_it_leaves_no_process(port: int, tmp_path: Path, how: signal.Signals) -> None:
     """Neither its worker nor its servers."""
     mark = f"{MARK}={tmp_path}"
-    example = subprocess.Popen(COMMAND, cwd=ROOT, env=environ(**{MARK: str(tmp_path)}), stdout=subprocess.PIPE)
+    example = subprocess.Popen(
+        COMMAND, cwd=ROOT, env=environ(**{MARK: str(tmp_path)}), stdout=subprocess.PIPE, preexec_fn=_hear_interrupts
+    )
     try:
         worker = eventually_a_worker(mark)
         os.kill(worker, signal.SIGSTOP)  # so that there is no end before it is interrupted
