@@ -314,12 +314,18 @@ def _without(name: str) -> Callable[[Record], Record]:
     return lambda record: replace(record, **{name: absent[name]})
 
 
+wrong(
+    "gives every record an owner",
+    "keeps_what_a_publisher_announces",
+    change=lambda record: replace(record, owner=record.owner or "nobody"),
+)(Keeps)
+
 for field in fields(Record):
     if field.name not in {"key", "schema", "revision"}:
         by = {
             **dict.fromkeys(("owner", "task_id"), ("writes_where_there_is_nothing",)),
             **dict.fromkeys(("fencing_token", "created_at", "updated_at"), ("keeps_integers_exactly",)),
-            **dict.fromkeys(("task", "worker", "app"), ("keeps_text_of_every_script",)),
+            **dict.fromkeys(("task", "worker", "app", "process"), ("keeps_text_of_every_script",)),
             "lease_until": ("replaces_the_expected_revision",),
         }.get(field.name, ("keeps_every_field",))
         wrong(f"loses {field.name}", *by, change=_without(field.name))(Keeps)

@@ -150,6 +150,7 @@ def test_item_has_the_documented_attributes(store: DynamoDBStore) -> None:
         "taskId": "S",
         "worker": "S",
         "app": "S",
+        "process": "S",
         "steps": "S",
         "resultData": "S",
         "contentType": "S",

@@ -216,6 +216,7 @@ def test_record_is_one_hash_with_the_documented_fields(store: RedisStore, redis_
         "task_id": record.task_id,
         "worker": "celery@example",
         "app": "shop",
+        "process": record.process,
         "steps": '{"charge": {"result": "ch_1"}}',
         "result": '"x"',
         "content_type": "application/json",

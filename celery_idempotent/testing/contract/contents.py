@@ -52,6 +52,7 @@ class ContentsContract(StoreTests):
                 task_id=f"{text}id",
                 worker=text,
                 app=text,
+                process=text,
                 error=text,
                 result=text,
                 content_type=f"text/{text}",

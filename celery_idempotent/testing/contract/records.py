@@ -30,6 +30,7 @@ def a_record() -> Record:
         task_id=str(uuid4()),
         worker="celery@example",
         app="shop",
+        process="0123456789abcdef:42:1800000",
     )
 
 

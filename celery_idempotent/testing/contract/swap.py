@@ -47,6 +47,7 @@ class SwapContract(StoreTests):
             revision=new_nonce(),
             takeovers=0,
             app="",
+            process="",
             error=None,
             steps={},
             lease_until=7,
