@@ -203,7 +203,7 @@ def test_provisioning_that_was_interrupted_is_completed(database: Database) -> N
 @pytest.mark.parametrize("times", [1, 2])
 def test_provisioning_brings_a_table_of_the_version_before_up_to_date(database: Database, times: int) -> None:
     """It gets what it lacks, what is recorded stays, and workers of both versions write beside each other."""
-    claims = [replace(a_record(), takeovers=0, app="") for _ in range(2)]
+    claims = [replace(a_record(), takeovers=0, app="", process="") for _ in range(2)]
     with database.reopened(f"t_{uuid4().hex}") as store, database.administrator() as before:
         old = as_before(store.table)
         old.create(before)

@@ -126,7 +126,7 @@ def test_index_that_is_missing_is_made(empty: str) -> None:
 
 def test_table_of_the_version_before_is_brought_up_to_date(empty: str, sql_store: SQLStore) -> None:
     """It gets what it lacks, what is recorded stays, and workers of both versions write beside each other."""
-    claims = [replace(a_record(), takeovers=0, app="") for _ in range(2)]
+    claims = [replace(a_record(), takeovers=0, app="", process="") for _ in range(2)]
     engine = create_engine(_url(empty), isolation_level="AUTOCOMMIT")
     with engine.connect() as before:
         old = as_before(sql_store.table)
