@@ -25,6 +25,21 @@ def is_builtin(cls: type[Task]) -> bool:
     return cls.name is None or (cls.name.startswith("celery.") and cls.__module__.startswith("celery."))
 
 
+def idempotent_tasks(app: Celery) -> list[Any]:
+    """The app's tasks that are."""
+    return [each for each in app.tasks.values() if is_idempotent(each)]
+
+
+def is_idempotent(task: Any) -> bool:
+    """Whether the task is one of this library's."""
+    return hasattr(task, "idempotency_policy") and not is_builtin(type(task))
+
+
+def is_protected(task: Any) -> bool:
+    """Whether the task is one of this library's that is not switched off."""
+    return is_idempotent(task) and task.idempotency_policy.mode != "off"
+
+
 @contextmanager
 def named(task: str) -> Iterator[None]:
     """Within the block, what is refused names the task: an app has many."""

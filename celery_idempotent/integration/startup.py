@@ -20,7 +20,14 @@ from celery_idempotent.errors import (
     StoreUnavailable,
 )
 from celery_idempotent.integration import rabbitmq
-from celery_idempotent.integration.binding import body_signature, check_policy, is_builtin, named
+from celery_idempotent.integration.binding import (
+    body_signature,
+    check_policy,
+    idempotent_tasks,
+    is_builtin,
+    is_protected,
+    named,
+)
 from celery_idempotent.integration.hints import Hint, hints, setup_of
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
@@ -107,21 +114,6 @@ def _check_tasks(app: Celery, default: Policy) -> None:
         if task.idempotent is None:
             with named(task.name):
                 check_policy(default, body_signature(type(task)))
-
-
-def idempotent_tasks(app: Celery) -> list[Any]:
-    """The app's tasks that are."""
-    return [each for each in app.tasks.values() if is_idempotent(each)]
-
-
-def is_idempotent(task: Any) -> bool:
-    """Whether the task is one of this library's."""
-    return hasattr(task, "idempotency_policy") and not is_builtin(type(task))
-
-
-def is_protected(task: Any) -> bool:
-    """Whether the task is one of this library's that is not switched off."""
-    return is_idempotent(task) and task.idempotency_policy.mode != "off"
 
 
 def check_at_start(app: Celery) -> None:
