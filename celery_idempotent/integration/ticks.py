@@ -17,8 +17,7 @@ from celery.utils.time import maybe_make_aware
 from kombu.utils.uuid import uuid
 
 from celery_idempotent.integration import messages
-from celery_idempotent.integration.binding import is_builtin
-from celery_idempotent.integration.task import IdempotentMixin
+from celery_idempotent.integration.binding import is_idempotent
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.selector import WHOLE_CALL
@@ -109,7 +108,7 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
 
     def _named(self, entry: ScheduleEntry, tick: str | None) -> ScheduleEntry:
         """The entry as it is sent, at a tick or by hand."""
-        if entry.task in self.app.tasks and not _is_guarded(self.app.tasks[entry.task]):
+        if entry.task in self.app.tasks and not is_idempotent(self.app.tasks[entry.task]):
             return entry
         task_id = entry.options.get("task_id") or uuid()
         # Celery marks what beat sends since 5.7.
@@ -142,7 +141,7 @@ def _problem(entry: ScheduleEntry, task: Any, tick: str | None) -> str | None:
         return None  # to delete what has expired twice is to delete it once
     if task is None:
         return "the app of this beat does not know the task; unless it is idempotent, it runs once for each beat"
-    if not _is_guarded(task):
+    if not is_idempotent(task):
         return "the task is not idempotent, so it runs once for each beat; write base=IdempotentTask"
     policy = task.idempotency_policy
     if policy.mode != "enforce":
@@ -158,10 +157,6 @@ def _problem(entry: ScheduleEntry, task: Any, tick: str | None) -> str | None:
             "each beat; write an interval, a crontab or solar"
         )
     return None
-
-
-def _is_guarded(task: Any) -> bool:
-    return isinstance(task, IdempotentMixin) and not is_builtin(type(task))
 
 
 def _has_key(entry: ScheduleEntry, policy: Policy) -> bool:
