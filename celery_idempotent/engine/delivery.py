@@ -157,7 +157,7 @@ class Delivery:
         if held is None:
             return body(None)
         try:
-            self._announce(held)
+            self._tell_of_claim(held)
             value = body(held)
         except BaseException:
             self._quietly(held, held.release)
@@ -223,7 +223,7 @@ class Delivery:
                 return decision, asked_at
             end_lease(self._store, decision.record, self._clock)
 
-    def _announce(self, held: Claim) -> None:
+    def _tell_of_claim(self, held: Claim) -> None:
         self._emit(EventName.CLAIMED, held, f"attempt {held.number}")
         if held.is_takeover:
             self._emit(EventName.TAKEN_OVER, held, "the attempt before never ended")
@@ -261,7 +261,7 @@ class Delivery:
     def _execute(self, held: Claim, body: Body) -> Outcome:
         try:
             try:
-                self._announce(held)  # to code that may end the process: from here on there is an end
+                self._tell_of_claim(held)  # to code that may end the process: from here on there is an end
                 value = body(held)
             except BaseException as error:
                 instead = self._end(held, error)
