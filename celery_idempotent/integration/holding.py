@@ -21,8 +21,8 @@ class Missing(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a broker said of messages that were to be extended; of all others, that they are.
+class Refused:
+    """The messages that a broker did not extend; it did extend the others.
 
     Args:
         gone: Tags that are not this worker's any more, with the reason.
@@ -55,7 +55,7 @@ class Extender(Protocol):
         """The visibility timeout in seconds; may ask the broker."""
         ...
 
-    def extend(self, queue: str, seconds: Mapping[str, int]) -> Answer:
+    def extend(self, queue: str, seconds: Mapping[str, int]) -> Refused:
         """Make the messages with these tags invisible for so many seconds from now."""
         ...
 
@@ -102,12 +102,12 @@ class RedisExtender:
         """That of the channel."""
         return effective(self._channel.visibility_timeout)
 
-    def extend(self, queue: str, seconds: Mapping[str, int]) -> Answer:
+    def extend(self, queue: str, seconds: Mapping[str, int]) -> Refused:
         """As if they had just been delivered, on the clock of this machine, as kombu does; what is gone stays gone."""
         now = time.time()
         with self._channel.conn_or_acquire() as client:
             client.zadd(self._channel.unacked_index_key, dict.fromkeys(seconds, now), xx=True)
-        return Answer()
+        return Refused()
 
     def restore(self) -> None:
         """What kombu itself does, by default, every hundred seconds, and in some pools never."""
@@ -165,7 +165,7 @@ class SqsExtender:
             return effective(float(self._channel.visibility_timeout))
         return effective(float(answer["Attributes"]["VisibilityTimeout"]))
 
-    def extend(self, queue: str, seconds: Mapping[str, int]) -> Answer:
+    def extend(self, queue: str, seconds: Mapping[str, int]) -> Refused:
         """One request; SQS answers for each message by itself."""
         tags = list(seconds)
         answer = self._client(queue).change_message_visibility_batch(
@@ -180,7 +180,7 @@ class SqsExtender:
         for each in answer.get("Failed", ()):
             found = gone if refusal(each["Code"]) is Refusal.GONE else failed
             found[tags[int(each["Id"])]] = f"{each['Code']}: {each.get('Message', '')}"
-        return Answer(gone, failed)
+        return Refused(gone, failed)
 
     def restore(self) -> None:
         """SQS does so by itself."""

@@ -139,14 +139,14 @@ class Holding:
                 self._messages.pop(each.tag, None)
         if not seconds:
             return
-        answer = self.extender.extend(queue, seconds)
-        for tag in seconds.keys() - answer.gone.keys() - answer.failed.keys():
+        refused = self.extender.extend(queue, seconds)
+        for tag in seconds.keys() - refused.gone.keys() - refused.failed.keys():
             self._note(tag, extended=now)
-        for tag, reason in answer.gone.items():
+        for tag, reason in refused.gone.items():
             self._tell(tag, "idempotency.hold_lost task=%s task_id=%s reason=%s", reason)
             self._messages.pop(tag, None)
-        if answer.failed:
-            raise NotExtended(next(iter(answer.failed.values())))
+        if refused.failed:
+            raise NotExtended(next(iter(refused.failed.values())))
 
     def _warn(self, held: Held, now: float) -> None:
         if ends_soon(held, now, self.extender.longest):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from celery_idempotent.integration.holding import (
-    Answer,
     Missing,
     RedisExtender,
+    Refused,
     SqsExtender,
     extender_of,
     survive_expired_receipts,
@@ -119,7 +119,7 @@ class TestRedis:
         extender = extender_of("redis", channel)
         assert isinstance(extender, RedisExtender)
         before = time.time()
-        assert extender.extend(extender.queue_of(None), {"a": 60, "b": 60}) == Answer()
+        assert extender.extend(extender.queue_of(None), {"a": 60, "b": 60}) == Refused()
         ((key, scores, only_there),) = channel.added
         assert (key, set(scores), only_there) == ("index", {"a", "b"}, True)
         assert all(before <= score <= time.time() for score in scores.values())
@@ -163,7 +163,7 @@ class TestSqs:
         channel = SqsChannel()
         extender = extender_of("sqs", channel)
         assert isinstance(extender, SqsExtender)
-        assert extender.extend(URL, {"a": 30, "b": 7}) == Answer()
+        assert extender.extend(URL, {"a": 30, "b": 7}) == Refused()
         assert channel.client.batches == [
             (
                 URL,
@@ -184,7 +184,7 @@ class TestSqs:
             {"Id": "2", "Code": "InternalError"},
         ]
         answer = SqsExtender(channel).extend(URL, {"a": 30, "b": 30, "c": 30})
-        assert answer == Answer({"a": "ReceiptHandleIsInvalid: expired"}, {"c": "InternalError: "})
+        assert answer == Refused({"a": "ReceiptHandleIsInvalid: expired"}, {"c": "InternalError: "})
 
     def test_the_timeout_is_that_of_the_queue(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Not that of the transport, which kombu sets only on queues that it creates; asked for now and then."""

@@ -14,7 +14,7 @@ from celery import Celery
 from celery.signals import task_received
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError
-from celery_idempotent.integration.holding import Answer, Missing
+from celery_idempotent.integration.holding import Missing, Refused
 from celery_idempotent.integration.keeper import Holding, Keeper, check_celery
 from celery_idempotent.integration.settings import runtime_of
 from tests.support.deliveries import an_app
@@ -34,7 +34,7 @@ class FakeExtender:
     def __init__(self) -> None:
         self.extended: list[dict[str, int]] = []
         self.restored = 0
-        self.answer = Answer()
+        self.answer = Refused()
         self.error: Exception | None = None
 
     def queue_of(self, message: Any) -> str:
@@ -49,7 +49,7 @@ class FakeExtender:
             raise self.error
         return 60
 
-    def extend(self, queue: str, seconds: Mapping[str, int]) -> Answer:
+    def extend(self, queue: str, seconds: Mapping[str, int]) -> Refused:
         """Keep what was asked for."""
         self.extended.append(dict(seconds))
         return self.answer
@@ -184,7 +184,7 @@ class TestHolding:
         """Somebody else may have it; nothing can be done about it here."""
         request = FakeRequest(task, "a")
         holding.receive(request)
-        extender.answer = Answer({"a": "ReceiptHandleIsInvalid: expired"})
+        extender.answer = Refused({"a": "ReceiptHandleIsInvalid: expired"})
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
                 now[0] += 20
@@ -204,11 +204,11 @@ class TestHolding:
         holding.receive(forgotten)
         del forgotten
 
-        def acknowledged(queue: str, seconds: Mapping[str, int]) -> Answer:
+        def acknowledged(queue: str, seconds: Mapping[str, int]) -> Refused:
             request.acknowledged = True
             held.clear()
             gc.collect()
-            return Answer(dict.fromkeys(seconds, "MessageNotInflight"))
+            return Refused(dict.fromkeys(seconds, "MessageNotInflight"))
 
         now[0] += 20
         with patch.object(extender, "extend", acknowledged), caplog.at_level(logging.WARNING):
@@ -222,10 +222,10 @@ class TestHolding:
         request = FakeRequest(task, "a")
         holding.receive(request)
 
-        def overtaken(queue: str, seconds: Mapping[str, int]) -> Answer:
+        def overtaken(queue: str, seconds: Mapping[str, int]) -> Refused:
             request.acknowledged = True
             holding.look()
-            return Answer()
+            return Refused()
 
         now[0] += 20
         with patch.object(extender, "extend", overtaken):
@@ -239,13 +239,13 @@ class TestHolding:
         requests = [FakeRequest(task, tag) for tag in "ab"]
         for request in requests:
             holding.receive(request)
-        extender.answer = Answer(failed={"a": "InternalError: later"})
+        extender.answer = Refused(failed={"a": "InternalError: later"})
         with caplog.at_level(logging.INFO):
             now[0] += 20
             holding.look()
             now[0] += 1
             holding.look()
-            extender.answer = Answer()
+            extender.answer = Refused()
             now[0] += 2
             holding.look()
             now[0] += 1
