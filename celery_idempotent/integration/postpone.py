@@ -25,7 +25,6 @@ from celery_idempotent.integration.messages import (
     deliveries,
     is_fifo,
 )
-from celery_idempotent.integration.rabbitmq import whole_seconds
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.versions import has_quorum_queues, headers_again
 from celery_idempotent.protocol.policy import Policy
@@ -135,11 +134,12 @@ def _bounds(task: Task) -> tuple[int, ...]:
 
 def _delay_options(app: Celery, request: Context, delay: int) -> dict[str, Any]:
     broker = runtime_of(app).broker
+    whole_seconds = -(delay // -1000)
     if broker.is_sqs and not is_fifo(request):
-        # SQS itself holds the message back, in whole seconds: no worker has to keep it in memory.
-        return {"DelaySeconds": -(delay // -1000)}
+        # SQS itself holds the message back: no worker has to keep it in memory.
+        return {"DelaySeconds": whole_seconds}
     if broker.is_rabbitmq and has_quorum_queues(app):
-        return {"countdown": whole_seconds(delay)}
+        return {"countdown": whole_seconds}  # RabbitMQ does so, too, and Celery refuses less than one
     return {"countdown": delay / 1000}
 
 

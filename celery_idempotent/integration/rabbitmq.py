@@ -20,11 +20,6 @@ _DELAY = re.compile(r"(?:[01]\.){28}")
 """What Celery puts before the routing key of a message that RabbitMQ delays: the seconds, a bit at a time."""
 
 
-def whole_seconds(delay_ms: int) -> int:
-    """The delay, rounded up: RabbitMQ delays by whole seconds, and Celery refuses less than one."""
-    return -(delay_ms // -1000)
-
-
 def way_back(app: Celery, request: Context, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options by which a delayed message comes out where the message of ``request`` did; none where Celery sees to it.
 
