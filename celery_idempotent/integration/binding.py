@@ -111,15 +111,15 @@ def refuse_unknown_settings(app: Celery) -> None:
 
 
 def request_class(cls: type[Task]) -> Any:
-    """The class that a worker makes of a message of the task: the task's own, and one that tells its content type."""
+    """The class that a worker makes of a message of the task: the task's own, with what ``ReceivedMixin`` adds."""
     if cls.Request == Task.Request:
         return "celery_idempotent.integration.received:Received"  # by name: publishers need nothing of Celery's worker
     own = symbol_by_name(cls.Request)
-    if hasattr(own, "tells_content_type"):
+    if hasattr(own, "is_received"):
         return cls.Request
-    from celery_idempotent.integration.received import TellsContentType
+    from celery_idempotent.integration.received import ReceivedMixin
 
-    return type(own.__name__, (TellsContentType, own), {})
+    return type(own.__name__, (ReceivedMixin, own), {})
 
 
 def refuse_unsupported_body(cls: type) -> None:

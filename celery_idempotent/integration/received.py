@@ -1,4 +1,4 @@
-"""A message as a worker received it: what a pool process must know of it and Celery does not tell it."""
+"""A message as a worker received it, with what Celery's own request does not do for an idempotent task."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from celery_idempotent.integration.arrivals import CONTENT_TYPE
 from celery_idempotent.integration.recovery import RecoversLease
 
 
-class TellsContentType(RecoversLease):
-    """Tells the message's content type, so that it can be published again in it."""
+class ReceivedMixin(RecoversLease):
+    """Tells a pool process the message's content type, so that it can be published again in it."""
 
-    tells_content_type = True
+    is_received = True
 
     def __init__(self, message: Any, *args: Any, **options: Any) -> None:
         super().__init__(message, *args, **options)  # type: ignore[call-arg]  # of the class that this is mixed into
@@ -19,5 +19,5 @@ class TellsContentType(RecoversLease):
         told[CONTENT_TYPE] = message.content_type
 
 
-class Received(TellsContentType, Request):  # type: ignore[misc]  # Celery has no types
-    """Celery's own, which does."""
+class Received(ReceivedMixin, Request):  # type: ignore[misc]  # Celery has no types
+    """Celery's own, with what the mixin adds."""
