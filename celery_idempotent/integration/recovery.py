@@ -143,7 +143,7 @@ _END = object()
 
 
 def _in_thread(act: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=act, name="idempotency-recovery", daemon=True)
+    thread = threading.Thread(target=act, name="celery-idempotent-recovery", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # no thread can be started: the lease counts, as it does where this is not known at all
@@ -159,7 +159,7 @@ def _end_lease(request: Any) -> None:
         if getattr(store, "dialect", "") == "sqlite":
             return
         record = store.get(key)
-        if record is None or record.status is not Status.IN_PROGRESS or not _goes(record.process):
+        if record is None or record.status is not Status.IN_PROGRESS or not _will_be_gone(record.process):
             return
         end_lease(store, record)
     except Exception as error:  # noqa: BLE001 - whatever is wrong, the lease ends by itself
@@ -170,8 +170,8 @@ def _end_lease(request: Any) -> None:
     logger.warning("idempotency.lease_ended task=%s task_id=%s reason=%s", *told)
 
 
-def _goes(process: str) -> bool:
-    """Whether the process is gone, or will be in a moment."""
+def _will_be_gone(process: str) -> bool:
+    """Whether the process is gone, or is within a moment."""
     give_up_at = time.monotonic() + _PATIENCE / 2
     while not is_gone(process):
         if time.monotonic() > give_up_at:
@@ -195,7 +195,7 @@ class _Returned:
         self._queue = info.get("routing_key")
 
     def is_settled(self) -> bool:
-        """Whether Celery has done with it what it does; of other brokers' nobody asks."""
+        """Whether Celery has acknowledged it or given it back; of other brokers, where that is no matter, always."""
         return self._receipt is None or bool(getattr(self._message, "acknowledged", True))
 
     def can_come_at_once(self) -> bool:
