@@ -63,7 +63,7 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
         """As Celery's; tells what is wrong with the schedule."""
         super().setup_schedule()
         for entry in self.schedule.values():
-            self._told_of(entry, entry.default_now())
+            self._checked_tick(entry, entry.default_now())
 
     @property
     def schedule(self) -> Any:
@@ -81,7 +81,7 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
         """As Celery's; what is noted as run and what is sent is one tick."""
         following = super().reserve(entry)
         following.schedule = on_grid(following.schedule)
-        self._ticks[entry.name] = self._told_of(entry, following.last_run_at)
+        self._ticks[entry.name] = self._checked_tick(entry, following.last_run_at)
         return following
 
     def apply_async(self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
@@ -92,7 +92,7 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
         # The note may be there for all beats to read. So it comes after the message: a beat that is killed between
         # the two repeats the tick, under its name, and the other way round nobody would send it.
         now = entry.default_now()
-        named = self._named(entry, self._told_of(entry, now))
+        named = self._named(entry, self._checked_tick(entry, now))
         try:
             sent = super().apply_async(named, producer=producer, advance=False, **kwargs)
         except SchedulingError:
@@ -117,8 +117,8 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
             headers[messages.TICK_HEADER] = messages.naming_tick(f"{entry.name}@{tick}", entry.task, task_id)
         return _changed(entry, options={**entry.options, "task_id": task_id, "headers": headers})
 
-    def _told_of(self, entry: ScheduleEntry, now: datetime) -> str | None:
-        """The tick of an entry, after what keeps it from running once was said."""
+    def _checked_tick(self, entry: ScheduleEntry, now: datetime) -> str | None:
+        """The tick of an entry; what keeps it from running once is logged."""
         tick = tick_at(entry.schedule, now)
         problem = _problem(entry, self.app.tasks.get(entry.task), tick)
         if problem is not None and (entry.name, problem) not in self._told:
