@@ -36,10 +36,10 @@ class _Watched:
     began: bool = False
 
     def is_over(self) -> bool:
-        """Whether the worker is done with it; also where that is to be told by a delivery that comes again.
+        """Whether the worker is done with it: it is acknowledged, or given back.
 
-        A message that is acknowledged or given back is over. So is one whose task ended without either, as by a time
-        limit under ``acks_on_failure_or_timeout=False``: to hold it would be to lose it.
+        Or its task ended without either, as by a time limit under ``acks_on_failure_or_timeout=False``: only a
+        delivery that comes again is left of it, and to hold it would be to lose it.
         """
         from celery.worker.state import reserved_requests
 

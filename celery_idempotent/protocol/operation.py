@@ -22,8 +22,10 @@ from celery_idempotent.protocol.record import Record, Status, bounded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One intended effect under its promise, and who asks for the right to have it: for people, and for who asks later
-    whether that process is gone."""
+    """One intended effect under its promise, and who asks for the right to have it.
+
+    Names are for people; ``process`` is for those who meet the claim later, to tell whether it is gone.
+    """
 
     identity: Identity
     policy: Policy
@@ -200,8 +202,10 @@ def renewed(record: Record, now: int, lease: int, revision: str) -> Record:
 
 
 def abandoned(record: Record, now: int, revision: str) -> Record:
-    """The record of an attempt whose process is gone, with its lease at an end. Its claim is not: the next attempt is a
-    takeover, and under ``refuse`` the operation is UNKNOWN, as if the lease had run out."""
+    """The record of an attempt whose process is gone: its lease has ended, and its claim has not.
+
+    So the next attempt is a takeover, and under ``refuse`` the operation is UNKNOWN, as if the lease had run out.
+    """
     return replace(record, revision=revision, lease_until=0, updated_at=now)
 
 
