@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -121,15 +123,25 @@ def test_name_with_a_part_of_another_kind_is_not_gone(part: int, value: str) -> 
     assert not is_gone(_changed(part, value))
 
 
-def _proc(root: Path, *, boot: str = "b", pids: str | None = "pid:[1]", shown: int | None = None) -> None:
+def _proc(
+    root: Path,
+    *,
+    boot: str = "b",
+    pids: str | None = "pid:[1]",
+    times: str | None = "time:[1]",
+    shown: int | None = None,
+) -> None:
     (root / "sys/kernel/random").mkdir(parents=True)
     (root / "sys/kernel/random/boot_id").write_text(f"{boot}\n")
     (root / "self").symlink_to(str(os.getpid() if shown is None else shown))
-    own = root / str(os.getpid())
-    (own / "ns").mkdir(parents=True)
-    if pids is not None:
-        (own / "ns/pid").symlink_to(pids)
-    (own / "stat").write_text(Path("/proc/self/stat").read_text())
+    for pid in {os.getpid(), os.getpid() if shown is None else shown}:
+        own = root / str(pid)
+        (own / "ns").mkdir(parents=True)
+        if pids is not None:
+            (own / "ns/pid").symlink_to(pids)
+        if times is not None:
+            (own / "ns/time").symlink_to(times)
+        (own / "stat").write_text(Path("/proc/self/stat").read_text())
 
 
 def _name_under(root: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -138,14 +150,25 @@ def _name_under(root: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return this_process()
 
 
-def test_machine_is_told_by_its_boot_and_its_pid_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_is_told_by_its_boot_its_namespaces_and_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same pid after a reboot, or in another container, is another process of which nothing is known."""
-    names = set()
-    for place, boot, pids in (("a", "b", "pid:[1]"), ("b", "c", "pid:[1]"), ("c", "b", "pid:[2]")):
-        _proc(tmp_path / place, boot=boot, pids=pids)
-        names.add(_name_under(tmp_path / place, monkeypatch).split(":")[0])
-    assert len(names) == 3
-    assert "" not in names
+    differences: tuple[dict[str, Any], ...] = (
+        {},
+        {"boot": "c"},
+        {"pids": "pid:[2]"},
+        {"times": "time:[2]"},
+        {"times": None},
+    )
+    machines = set()
+    for place, different in enumerate(differences):
+        _proc(tmp_path / str(place), **different)
+        machines.add(_name_under(tmp_path / str(place), monkeypatch).split(":")[0])
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="a twin that was restored and renamed"))
+    machines.add(_name_under(tmp_path / "0", monkeypatch).split(":")[0])
+    assert len(machines) == len(differences) + 1
+    assert "" not in machines
 
 
 @pytest.mark.parametrize(
@@ -161,6 +184,7 @@ def test_machine_that_does_not_tell_leaves_the_lease(
     _proc(tmp_path / "p", **given)  # type: ignore[arg-type]
     assert not _name_under(tmp_path / "p", monkeypatch)
     assert not is_gone(there)
+    assert not is_gone(f":{os.getpid()}:1")
 
 
 def test_process_whose_beginning_is_hidden_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

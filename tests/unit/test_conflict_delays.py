@@ -71,6 +71,8 @@ def test_overdue_renewal_is_waited_for_and_no_longer() -> None:
     assert policy.conflict_delay_ms(99, 600_000, 20_000, bounds=(), draw=0.5) == 20_500
     assert policy.conflict_delay_ms(99, 600_000, 40_000, bounds=(), draw=0.5) == 40_500
     assert policy.conflict_delay_ms(99, 600_000, 61_000, bounds=(), draw=0.5) == 45_000
+    # The grace comes after the lease, and is no sign of life.
+    assert Policy(lease=10, grace=10, backoff=1).conflict_delay_ms(99, 600_000, 14_000, bounds=(), draw=0.5) == 14_500
 
 
 def test_short_lease_that_is_renewed_is_not_asked_for_again_and_again() -> None:

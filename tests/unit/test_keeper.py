@@ -280,6 +280,21 @@ class TestHolding:
             r"idempotency.hold_failed queue=orders messages=1 visibility_timeout=unknown reason=OSError: no\nroute"
         ]
 
+    def test_another_connection_is_asked_though_the_last_one_failed(
+        self, holding: Holding, extender: FakeExtender, task: Any
+    ) -> None:
+        """The pause after a failure ends with the connection that failed."""
+        request = FakeRequest(task, "a")
+        holding.receive(request)
+        extender.error = OSError("no route")
+        holding.look()
+        another = FakeExtender()
+        another.queues = (QUEUE,)
+        holding.begin(another)
+        with patch.object(another, "visibility", return_value=60) as asked:
+            holding.look()
+        asked.assert_called_once_with(QUEUE)
+
     def test_people_are_told_before_a_message_can_be_held_no_longer(
         self, holding: Holding, extender: FakeExtender, now: list[float], task: Any, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task, chain, chord, group
+from celery.exceptions import Ignore
 from celery.exceptions import TimeoutError as NoResult
 from celery.result import AsyncResult, EagerResult
 from kombu.exceptions import OperationalError
@@ -20,9 +21,10 @@ from sqlalchemy.orm import Session
 
 from celery_idempotent import IdempotentTask, KeyReused, OutcomeUnknown, Policy, ReplayedFailure, signals
 from celery_idempotent.engine.claim import claim
-from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.errors import PolicyError, SafeToRetry, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import outbox
 from celery_idempotent.integration.messages import TICK_HEADER, naming_tick
+from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.operation import Operation, Run
 from celery_idempotent.protocol.record import Record, Status
@@ -206,6 +208,21 @@ def test_failed_operation_raises_its_failure(backend: str, redact: bool) -> None
     assert isinstance(again.get(propagate=False), ReplayedFailure if redact else KeyError)
     assert again.failed()
     assert shop.sent() == []
+
+
+@pytest.mark.parametrize("steers", [Ignore, SafeToRetry])
+def test_recorded_failure_never_steers_who_asks_for_it(shop: Shop, steers: type[Exception]) -> None:
+    """Whoever can write the store chooses the type; in another task's body it would end that one's delivery."""
+    shop.charge = shop.task(Policy("order_id", publish="once", on_takeover="refuse"), name="other")
+    shop.charge.delay("o")
+    shop.raises = ValueError("m")
+    shop.deliver()
+    described = {"module": steers.__module__, "type": steers.__qualname__, "message": "m", "args": ["m"]}
+    written = runtime_of(shop.app).codec.encode(described)
+    shop.change("o", result=written.data, content_type=written.content_type)
+
+    with pytest.raises(ReplayedFailure):
+        shop.charge.delay("o").get(timeout=0)
 
 
 def test_a_callback_on_an_answer_is_called(shop: Shop) -> None:
@@ -446,7 +463,9 @@ def test_refused_message_of_an_operation_with_attempts_leaves_them(shop: Shop, m
 
     after = shop.record("o")
     assert before is not None
-    assert after == replace(before, revision=after.revision if after else "")
+    assert after is not None
+    assert after == replace(before, revision=after.revision)
+    assert after.revision != before.revision  # who saw the record before has not seen this one
 
 
 def test_store_that_is_away_does_not_hide_the_brokers_error(

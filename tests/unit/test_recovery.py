@@ -305,6 +305,17 @@ def test_living_process_keeps_its_lease(app: Celery, loop: Hub | None, monkeypat
     assert lost.was_over == [False]
 
 
+def test_outcome_that_the_process_left_is_not_written_again(app: Celery, loop: Hub | None) -> None:
+    """It died after its body: there is no lease to end."""
+    lost = _Lost(app, loop)
+    claimed = lost.store.get(lost.key)
+    completed = replace(claimed, status=Status.COMPLETED, revision="completed")
+    assert lost.store.swap(completed, claimed.revision) == completed
+    lost.fails_by(WorkerLostError("signal 9"))
+    assert lost.rejected == [True]
+    assert lost.store.get(lost.key) == completed
+
+
 def test_process_that_ends_a_moment_later_is_waited_for(
     app: Celery, loop: Hub | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,3 +406,18 @@ def test_sqs_shows_the_message_again_at_once(
     assert channel.asked == [{"QueueUrl": "url", "ReceiptHandle": "r", "VisibilityTimeout": 0}]
     if fails:
         wait_until(lambda: "comes_later" in caplog.text, "it is told")
+
+
+def test_sqs_shows_the_message_at_once_though_the_store_hangs(
+    app: Celery, loop: Hub | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time that the store has taken is not taken from the broker."""
+    monkeypatch.setattr(recovery, "_PATIENCE", 0.5)
+    lost, channel, hanging = _Lost(app, loop), _Sqs(), threading.Event()
+    monkeypatch.setattr(lost.store, "get", lambda key: hanging.wait(30))
+    lost.message.channel = channel
+    lost.message.delivery_info = {"sqs_queue": "url", "sqs_message": {"ReceiptHandle": "r"}, "routing_key": "orders"}
+    lost.fails_by(WorkerLostError("signal 9"))
+    lost.is_rejected()
+    wait_until(lambda: lost._goes_on() and bool(channel.asked), "SQS was asked")
+    hanging.set()
