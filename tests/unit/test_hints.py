@@ -114,6 +114,8 @@ def test_a_lock_of_redis_that_outlasts_the_visibility_timeout_is_told() -> None:
         assert (hint.setting, hint.found, hint.is_default) == ("unacked_mutex_expire", found, not options)
         assert f"from looking for {found} s" in hint.cost
         assert hint.instead == 'broker_transport_options = {..., "unacked_mutex_expire": 60}'
+    (hint,) = _said(REDIS, broker_transport_options={"visibility_timeout": 0.5})
+    assert hint.instead == 'broker_transport_options = {..., "unacked_mutex_expire": 1}'  # 0 would never be free
 
 
 def test_kombus_pace_on_redis_is_told_where_no_keeper_looks() -> None:

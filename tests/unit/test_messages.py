@@ -7,7 +7,16 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, KeyMissing, Policy
-from celery_idempotent.integration.messages import CONFLICTS_HEADER, IDENTITY_HEADER, carried, carrying, count_in
+from celery_idempotent.integration.messages import (
+    CONFLICTS_HEADER,
+    IDENTITY_HEADER,
+    TICK_HEADER,
+    carried,
+    carrying,
+    count_in,
+    naming_tick,
+    tick_named,
+)
 from celery_idempotent.integration.postpone import _postpone
 from celery_idempotent.protocol.keys import Identity
 
@@ -168,6 +177,13 @@ def test_carried_identity_is_of_one_task_and_one_task_id() -> None:
     assert carried(headers, "shop.charge:1", "id") == identity
     assert carried(headers, "shop.charge:1", "another id") is None
     assert carried(headers, "shop.refund:1", "id") is None
+
+
+@pytest.mark.parametrize("header", [None, "", ":", "report@1", naming_tick("", "report", "id")])
+def test_header_that_names_no_tick_is_none(header: str | None) -> None:
+    """Nothing, or something of somebody else's."""
+    assert tick_named({TICK_HEADER: header}, "report", "id") is None
+    assert tick_named({}, "report", "id") is None
 
 
 @pytest.mark.parametrize(

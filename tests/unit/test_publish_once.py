@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from celery_idempotent import IdempotentTask, KeyReused, OutcomeUnknown, Policy, ReplayedFailure, signals
 from celery_idempotent.engine.claim import claim
-from celery_idempotent.errors import PolicyError, SafeToRetry, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.errors import LeaseLost, PolicyError, SafeToRetry, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import outbox
 from celery_idempotent.integration.messages import TICK_HEADER, naming_tick
 from celery_idempotent.integration.settings import runtime_of
@@ -210,14 +210,14 @@ def test_failed_operation_raises_its_failure(backend: str, redact: bool) -> None
     assert shop.sent() == []
 
 
-@pytest.mark.parametrize("steers", [Ignore, SafeToRetry])
+@pytest.mark.parametrize("steers", [Ignore, SafeToRetry, LeaseLost])
 def test_recorded_failure_never_steers_who_asks_for_it(shop: Shop, steers: type[Exception]) -> None:
     """Whoever can write the store chooses the type; in another task's body it would end that one's delivery."""
     shop.charge = shop.task(Policy("order_id", publish="once", on_takeover="refuse"), name="other")
     shop.charge.delay("o")
     shop.raises = ValueError("m")
     shop.deliver()
-    described = {"module": steers.__module__, "type": steers.__qualname__, "message": "m", "args": ["m"]}
+    described = {"module": steers.__module__, "type": steers.__qualname__, "message": "m", "args": ["k", 1]}
     written = runtime_of(shop.app).codec.encode(described)
     shop.change("o", result=written.data, content_type=written.content_type)
 

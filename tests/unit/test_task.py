@@ -613,6 +613,20 @@ def test_signals_tell_task_key_token_and_reason(app: Celery) -> None:
         assert each["task_id"] == "a"
 
 
+def test_result_that_is_lost_is_warned_of(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is wrong with the effect, but every replay will fail."""
+
+    def lossy(order_id: str) -> object:
+        return object()
+
+    with caplog.at_level("WARNING", logger="celery_idempotent"):
+        deliver(_task(app, lossy), "o-1")
+
+    (line,) = (each for each in caplog.messages if each.startswith("idempotency."))
+    assert line.startswith("idempotency.completed ")
+    assert "reason=result lost: " in line
+
+
 def test_logs_have_stable_event_names_and_no_values(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     """A log line names event, task, id, key and token; never what the task got or returned."""
     caplog.set_level("DEBUG", logger="celery_idempotent")

@@ -416,6 +416,17 @@ def test_an_entry_that_was_not_due_is_no_tick() -> None:
     assert scheduler.sent == [None, "report@2026-03-04T12:00:10+00:00", None]
 
 
+def test_what_a_beat_sends_is_marked_under_every_celery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery marks it since 5.7; without the mark, an entry that has no tick would run once and never again."""
+    given: list[ScheduleEntry] = []
+    monkeypatch.setattr(beat.Scheduler, "apply_async", lambda self, entry, **options: given.append(entry))
+    scheduler = _beat(10, options={"headers": {"mine": "x"}})
+    scheduler.apply_entry(*scheduler.schedule.values())
+
+    (entry,) = given
+    assert entry.options["headers"] == {"mine": "x", "celery_beat_task": True}
+
+
 def test_the_schedule_can_be_replaced() -> None:
     """As Celery's own."""
     scheduler = _beat(10)
