@@ -18,7 +18,13 @@ from celery._state import connect_on_app_finalize
 from celery.signals import task_received
 
 from celery_idempotent.integration.binding import idempotent_tasks, is_protected
-from celery_idempotent.integration.holding import Extender, Missing, SqsExtender, extender_of, survive_expired_receipts
+from celery_idempotent.integration.extenders import (
+    Extender,
+    Missing,
+    SqsExtender,
+    extender_of,
+    survive_expired_receipts,
+)
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.visibility import SHARE, Held, due, ends_soon, extension, pause, pause_after
 from celery_idempotent.printable import one_line

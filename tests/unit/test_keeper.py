@@ -14,12 +14,12 @@ from celery import Celery
 from celery.signals import task_received
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError
-from celery_idempotent.integration.holding import Missing, Refused
+from celery_idempotent.integration.extenders import Missing, Refused
 from celery_idempotent.integration.keeper import Holding, Keeper, check_celery
 from celery_idempotent.integration.settings import runtime_of
 from tests.support.deliveries import an_app
 from tests.support.waiting import wait_until
-from tests.unit.test_holding import RedisChannel, SqsChannel
+from tests.unit.test_extenders import RedisChannel, SqsChannel
 
 QUEUE = "orders"
 
