@@ -273,7 +273,7 @@ def _deduplication_id(task: Task, args: Any, kwargs: Any, options: Mapping[str, 
     headers = options.get("headers") or {}
     received = wire_form(task, args, kwargs, options.get("serializer"))
     key = task.idempotency_identity(*received, headers=headers, task_id=task_id).key
-    if any(options.get(each) for each in _WAITED_FOR):
+    if is_awaited(options):
         key = f"{key}\0{task_id}"
     repeats = (options.get("retries") or 0, *(count_in(headers, each) for each in (CONFLICTS_HEADER, OUTAGES_HEADER)))
     return f"{sha256(key.encode()).hexdigest()}:{':'.join(map(str, repeats))}"

@@ -93,8 +93,12 @@ def test_something_waiting_for_the_message_keeps_it_from_being_dropped(charge: A
     charge.apply_async((7,), task_id="c", link=charge.si(1))
     charge.apply_async((7,), task_id="d", group_id="g")
     charge.apply_async((7,), task_id="e", chain=[charge.si(1)])
+    for task_id in "fg":  # as the last of a chain, whose result was handed out
+        last = charge.s(7)
+        last.freeze(task_id)
+        last.apply_async()
 
-    assert len({_id(each) for each in sent}) == 5
+    assert len({_id(each) for each in sent}) == 7
 
 
 def test_own_deduplication_id_is_left_alone(charge: Any, sent: list[dict[str, Any]]) -> None:
@@ -136,6 +140,19 @@ def test_conflict_on_fifo_keeps_its_group_and_changes_its_id(delivered: Any, sen
     assert first["retries"] == second["retries"] == 2
     assert "DelaySeconds" not in first
     assert first["countdown"] > 0
+
+
+def test_duplicates_that_are_postponed_at_once_have_ids_of_their_own(charge: Any, sent: list[dict[str, Any]]) -> None:
+    """Each delivery has ended as a retry, so SQS must drop neither."""
+    from celery.exceptions import Retry
+
+    for task_id in "ab":
+        charge.push_request(id=task_id, args=(7,), kwargs={}, delivery_info={"sqs_queue": "http://sqs/1/orders.fifo"})
+        with pytest.raises(Retry):
+            _postpone(charge, CONFLICTS_HEADER, KeyMissing("t", "x"), 1_500)
+        charge.pop_request()
+
+    assert len({_id(each) for each in sent}) == 2
 
 
 def test_retry_on_fifo_keeps_its_group_and_changes_its_id(delivered: Any, sent: list[dict[str, Any]]) -> None:
