@@ -49,6 +49,8 @@ class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     # Before these are shut down, messages can still be acknowledged and given back.
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
+    _looking: Any = None
+
     def start(self, parent: Any) -> None:
         """Begin to look; called again whenever the broker was away."""
         global _loop

@@ -162,6 +162,13 @@ def loop(parent: Any, step: recovery.Recovery) -> Iterator[Hub | None]:
         parent.hub.close()
 
 
+def test_step_that_never_started_can_be_stopped(parent: Any) -> None:
+    """Celery stops every step when the connection is lost while an earlier one starts."""
+    step = recovery.Recovery(parent)
+    step.stop(parent)
+    assert not parent.pool.looks
+
+
 class _Lost:
     """A message whose pool process is lost, and what becomes of it."""
 
