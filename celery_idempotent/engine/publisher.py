@@ -1,5 +1,6 @@
 """A publisher's side of the store: the operation is recorded before its message is sent, by one swap."""
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -8,7 +9,7 @@ from celery_idempotent.engine.processes import is_gone
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.publishing import Announce, Outgoing, Publication, Underway, publication
 from celery_idempotent.protocol.record import Record
-from celery_idempotent.protocol.store import Store
+from celery_idempotent.protocol.store import RecordTooLarge, Store
 
 
 def announce(store: Store, outgoing: Outgoing) -> Publication:
@@ -28,7 +29,14 @@ def announce(store: Store, outgoing: Outgoing) -> Publication:
             decision = asked(is_gone=True)
         if not isinstance(decision, Announce):
             return decision
-        seen = store.swap(decision.record, decision.seen.revision if decision.seen else None)
+        try:
+            seen = store.swap(decision.record, decision.seen.revision if decision.seen else None)
+        except (StoreUnavailable, RecordTooLarge):
+            raise
+        except BaseException:  # of somebody else's, such as a soft time limit: nothing will be sent
+            with suppress(Exception):
+                withdraw(store, decision)
+            raise
         if seen is not None and seen.revision == decision.record.revision:
             return decision
     raise StoreUnavailable(type(store).__name__, "announce", f"{MAX_RACES} races lost in a row")

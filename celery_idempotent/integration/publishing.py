@@ -165,9 +165,12 @@ def _known(task: Task, record: Record, state: str, value: Any) -> Any:
 
 
 def _child(task: Task, result: Any, options: Mapping[str, Any]) -> Any:
-    """``result``, known to the task that asked for it as what that task published, as Celery does it."""
+    """``result``, known to the task that asked for it as what that task published, as Celery does it.
+
+    No task is its own child: who walks through the results of its children would never come to an end.
+    """
     parent = task.app.current_worker_task
-    if parent and options.get("add_to_parent", True):
+    if parent and options.get("add_to_parent", True) and parent.request.id != result.id:
         parent.add_trail(result)
     return result
 

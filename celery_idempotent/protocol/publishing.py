@@ -97,14 +97,17 @@ def _of_a_body(record: Record, outgoing: Outgoing, now: int, is_gone: bool) -> S
     if not outgoing.comes_back:
         return Send(outgoing.operation.task_id)  # and nobody would deliver it if its worker dies from here on
     owns = record.lease_until + outgoing.operation.policy.grace_ms > now and not is_gone
-    known = message_of(record)
-    return Underway(record) if owns and known else Send(known or outgoing.operation.task_id)
+    # Under its own id: the other may have been revoked with its process killed, and workers drop what has such an id.
+    return Underway(record) if owns and message_of(record) else Send(outgoing.operation.task_id)
 
 
 def _of_a_message(
     record: Record, outgoing: Outgoing, announced: Record, is_queued: bool, is_gone: bool
-) -> Announce | Underway:
+) -> Announce | Send | Underway:
     """Of a message that was announced, or of an attempt that gave its claim back.
+
+    A message that is published again under its id is no evidence of itself. Whoever does that cannot tell whether it
+    was sent: a relay of an outbox that took over from another, or the next attempt of a body.
 
     Only a publisher that is gone is stood in for under its message's id. The result of one that was executed may be
     a failure already; one that was not for so long may have been revoked or have expired, and workers remember that.
@@ -119,6 +122,8 @@ def _of_a_message(
     known = message_of(record)
     if not (is_queued and known):
         return Announce(following, record, outgoing.operation.task_id)
+    if known == outgoing.operation.task_id:
+        return Send(known)
     if not is_gone:
         return Underway(record)
     # Not for longer than its publisher meant: if that one has sent it after all, and people revoked it, it ends.

@@ -84,7 +84,7 @@ CUT: dict[str, Any] = {"task_id": bounded("x" * 300)}
     [
         pytest.param(QUEUED, Underway(QUEUED), id="queued"),
         pytest.param(RUNNING, Underway(RUNNING), id="running, up to the end of the grace"),
-        pytest.param(OVER, Send("theirs"), id="lease and grace over"),
+        pytest.param(OVER, Send("mine"), id="lease and grace over"),
         pytest.param(COMPLETED, Replay(COMPLETED), id="completed"),
         pytest.param(FAILED, ReplayFailure(FAILED), id="failed"),
         pytest.param(UNKNOWN, Send("mine"), id="unknown"),
@@ -136,8 +136,16 @@ def test_a_publisher_that_is_gone_is_stood_in_for_under_its_message() -> None:
 
 
 def test_a_process_that_is_gone_runs_no_body() -> None:
-    """The message is sent under the id of the attempt that it follows."""
-    assert _publish(RUNNING, is_gone=True) == Send("theirs")
+    """The message is sent under its own id: that of the attempt may have been revoked, and then workers drop it."""
+    assert _publish(RUNNING, is_gone=True) == Send("mine")
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_message_is_no_evidence_of_itself(is_gone: bool) -> None:
+    """Who publishes it again cannot tell whether it was sent; a body that runs has received it."""
+    assert _publish(replace(QUEUED, task_id="mine"), is_gone=is_gone) == Send("mine")
+    running = replace(RUNNING, task_id="mine")
+    assert _publish(running) == Underway(running)
 
 
 @pytest.mark.parametrize("seen", [RUNNING, OVER])

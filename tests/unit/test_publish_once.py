@@ -354,8 +354,10 @@ def test_a_message_of_a_publisher_that_is_gone_does_not_count_for_longer(shop: S
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_claim_whose_attempt_is_over_is_sent_under_its_id(shop: Shop, gone: Callable[[], None], is_gone: bool) -> None:
-    """Its message comes back some day; this one may come sooner, and does the same."""
+def test_claim_whose_attempt_is_over_is_sent_under_a_new_id(
+    shop: Shop, gone: Callable[[], None], is_gone: bool
+) -> None:
+    """Its message may be gone for good: revoked, and its process killed. Then workers drop whatever has its id."""
     first = shop.charge.delay("o")
     shop.sent()
     over = shop.memory.now() + (60_000 if is_gone else -ONCE.grace_ms)
@@ -363,7 +365,10 @@ def test_claim_whose_attempt_is_over_is_sent_under_its_id(shop: Shop, gone: Call
     if is_gone:
         gone()
 
-    assert [shop.charge.delay("o").id] == shop.ids() == [first.id]
+    again = shop.charge.delay("o")
+
+    assert shop.ids() == [again.id]
+    assert again.id != first.id
 
 
 def test_running_operation_without_late_acknowledgement_is_published(shop: Shop) -> None:
@@ -524,6 +529,27 @@ def test_message_is_sent_when_the_store_is_away(
     assert "published all the same" in caplog.text
 
 
+def test_what_strikes_while_an_operation_is_announced_leaves_nothing_behind(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the soft time limit of a body that publishes: its next try has to send."""
+
+    class Struck(Exception):
+        pass
+
+    def strike(new: Record, expected: str | None) -> Record | None:
+        shop.memory.swap(new, expected)
+        raise Struck
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shop.store, "swap", strike)
+        with pytest.raises(Struck):
+            shop.charge.delay("o")
+
+    assert shop.record("o") is None
+    assert [shop.charge.delay("o").id] == shop.ids()
+
+
 def test_store_that_breaks_its_word_does_not_keep_a_message_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A swap that neither wins nor tells who did is asked a bounded number of times."""
     monkeypatch.setattr(shop.store, "swap", lambda new, expected: None)
@@ -668,6 +694,17 @@ def test_a_suppressed_message_is_a_child_of_the_task_that_asked_for_it(shop: Sho
     shop.sent()
 
     assert deliver(parent).value == [first.id]
+
+
+def test_a_task_that_asks_for_itself_is_not_its_own_child(shop: Shop) -> None:
+    """Who collects the results of a task's children would go round in circles."""
+
+    @shop.app.task(base=IdempotentTask, name="again", shared=False, bind=True, idempotent=Policy(publish="once"))
+    def again(task: Any) -> list[str]:
+        return [task.delay().id, *(child.id for child in task.request.children)]
+
+    assert deliver(again, task_id="one").value == ["one"]
+    assert shop.sent() == []
 
 
 def test_item_of_a_list_lends_nobody_its_message(shop: Shop) -> None:
@@ -867,22 +904,22 @@ def test_relay_of_an_outbox_publishes_once(shop: Shop, engine: Engine) -> None:
     assert shop.ids() == ids[:1]
 
 
-def test_relay_that_was_killed_before_it_forgot_sends_nothing_twice(
+def test_relay_that_was_killed_is_stood_in_for_by_one_that_cannot_see_its_end(
     shop: Shop, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one finds the operation announced, under the very id."""
+    """The next one finds the operation announced, under the very id, and cannot tell whether it was sent."""
     with Session(engine) as session:
         outbox.send(session, shop.charge, "o")
         session.commit()
     with monkeypatch.context() as patch:
         patch.setattr(SQLStore, "forget", lambda store, published: None)
         outbox.relay(shop.app)
-    assert len(shop.ids()) == 1
+    first = shop.ids()
     with engine.begin() as connection:
         connection.execute(update(schema.outbox).values(taken_until=0))
 
     assert outbox.relay(shop.app) == 1
-    assert shop.sent() == []
+    assert shop.ids() == first
 
 
 def test_message_of_a_bodys_transaction_is_published_once(shop: Shop, engine: Engine) -> None:
