@@ -1,5 +1,6 @@
 """Claims and transactions: what is claimed outlasts whatever is rolled back, or is not claimed at all."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from threading import current_thread, main_thread
@@ -37,6 +38,16 @@ def test_nothing_is_claimed_inside_atomic(store: DjangoStore) -> None:
     assert store.get(record.key) is None
     for word in ("atomic()", f"'{store.alias}'", "on_commit", "non_atomic_requests"):
         assert word in str(raised.value)
+
+
+def test_nothing_is_asked_in_async_code(store: DjangoStore) -> None:
+    """Where Django raises what is no error of a database; the refusal says what to write."""
+
+    async def view() -> None:
+        store.swap(a_record(), None)
+
+    with pytest.raises(StoreMisconfigured, match=r"sync_to_async\(task\.delay\)"):
+        asyncio.run(view())
 
 
 def test_nothing_is_replaced_or_deleted_inside_atomic(store: DjangoStore) -> None:

@@ -18,9 +18,10 @@ from weakref import WeakKeyDictionary
 
 from celery import current_task
 from django.apps import apps
-from django.core.exceptions import AppRegistryNotReady, ImproperlyConfigured
+from django.core.exceptions import AppRegistryNotReady, ImproperlyConfigured, SynchronousOnlyOperation
 from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.asyncio import async_unsafe
 from sqlalchemy import ClauseElement, Executable
 from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.dialects.postgresql import psycopg
@@ -133,6 +134,7 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
 
     def _living_connection(self, operation: str) -> tuple[BaseDatabaseWrapper, bool]:
         """The thread's connection, and whether somebody else has opened it."""
+        self._refuse_async(operation)
         connection = connections[self.alias]
         if operation in _TO_LAST:
             self._refuse_transaction(connection, operation)
@@ -140,6 +142,16 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
         if was_open and not connection.in_atomic_block and is_dead(connection.connection):
             _close(connection)  # nothing was sent on it, so nothing is in doubt
         return connection, was_open
+
+    def _refuse_async(self, operation: str) -> None:
+        try:
+            _outside_event_loops()
+        except SynchronousOnlyOperation as error:
+            raise StoreMisconfigured(
+                repr(self),
+                operation,
+                "Django's connections cannot be used in async code; call the task by sync_to_async(task.delay)(...)",
+            ) from error
 
     def _refuse_using(self, using: Any) -> None:
         if using is not None:
@@ -187,6 +199,11 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
             compiled = element.compile(dialect=self._dialect, compile_kwargs={"render_postcompile": True})
             found = self._compiled[statement] = _Compiled(str(compiled), dict(compiled.params))
         return found
+
+
+@async_unsafe
+def _outside_event_loops() -> None:
+    """Raise as Django does of a connection that is used within an event loop."""
 
 
 class _Compiled(NamedTuple):
