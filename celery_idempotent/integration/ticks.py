@@ -16,6 +16,7 @@ from celery.schedules import BaseSchedule, crontab, schedstate, schedule, solar
 from celery.utils.time import maybe_make_aware
 from kombu.utils.uuid import uuid
 
+from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration import messages
 from celery_idempotent.integration.binding import is_idempotent
 from celery_idempotent.printable import one_line
@@ -53,6 +54,18 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
     Any number of beats may then run one schedule, and an idempotent task keyed by all its arguments (the default)
     runs once for each tick. What keeps an entry of the schedule from that is logged once, as ``idempotency.tick``.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        before = cls.__mro__[: cls.__mro__.index(SchedulerMixin)]
+        if beat.Scheduler in before:  # Celery's own calls nobody after it
+            base = next(each for each in before if not issubclass(each, SchedulerMixin)).__name__
+            raise PolicyError(
+                "base",
+                cls.__name__,
+                f"{base} goes before SchedulerMixin, so no tick would have a name and each would run once for every "
+                f"beat; write class {cls.__name__}(SchedulerMixin, {base})",
+            )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._ticks: dict[str, str | None] = {}

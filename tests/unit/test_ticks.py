@@ -17,7 +17,7 @@ from celery.schedules import BaseSchedule, crontab, schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent import IdempotentTask, Policy, PolicyError
 from celery_idempotent.beat import PersistentScheduler, SchedulerMixin
 from celery_idempotent.integration import messages
 from celery_idempotent.integration.ticks import OnGrid, on_grid, tick_at
@@ -425,6 +425,17 @@ def test_what_a_beat_sends_is_marked_under_every_celery(monkeypatch: pytest.Monk
 
     (entry,) = given
     assert entry.options["headers"] == {"mine": "x", "celery_beat_task": True}
+
+
+def test_a_mixin_that_comes_too_late_is_refused() -> None:
+    """Celery's own scheduler would never ask it, and each tick run once for every beat."""
+    with pytest.raises(PolicyError, match=r"write class Mine\(SchedulerMixin, PersistentScheduler\)"):
+        type("Mine", (beat.PersistentScheduler, SchedulerMixin), {})
+
+    class Logging(beat.PersistentScheduler):
+        """Celery's, which asks the next."""
+
+    assert type("Mine", (Logging, PersistentScheduler), {}).__mro__.index(SchedulerMixin)
 
 
 def test_the_schedule_can_be_replaced() -> None:
