@@ -58,16 +58,16 @@ class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         self._looking = _loop.call_repeatedly(_DEATHS_EVERY, parent.pool.maintain_pool) if _loop else None
 
     def stop(self, parent: Any) -> None:
-        """Look no more."""
+        """Look no more, and end what the loop began: Celery before 5.6 has it forget that when the broker is lost."""
         if self._looking is not None:
             self._looking.cancel()
+        _end_of_loop()
 
     def shutdown(self, parent: Any) -> None:
         """End what is under way: the loop does not run any more, and threads end with the process."""
-        for steps, thread in list(_under_way.items()):
-            if thread is None:
-                _walk(steps)
-            else:
+        _end_of_loop()
+        for thread in list(_under_way.values()):
+            if thread is not None:
                 thread.join(3 * _PATIENCE)
 
 
@@ -116,6 +116,13 @@ def _in_steps(steps: Iterator[None]) -> None:
     else:
         thread = _under_way[steps] = _in_thread(partial(_walk, steps))
         if not thread.ident:
+            _walk(steps)
+
+
+def _end_of_loop() -> None:
+    """End, without it, what the loop has begun."""
+    for steps, thread in list(_under_way.items()):
+        if thread is None:
             _walk(steps)
 
 

@@ -245,6 +245,19 @@ def test_worker_that_shuts_down_deals_with_it_first(app: Celery, parent: Any, st
     assert not recovery._under_way
 
 
+def test_worker_that_loses_its_broker_deals_with_it_first(
+    app: Celery, parent: Any, step: recovery.Recovery, loop: Hub | None
+) -> None:
+    """Celery before 5.6 forgets what its loop has still to do: nobody would ever be told of the failure."""
+    lost = _Lost(app, loop)
+    lost.tells(WorkerLostError("signal 9"))
+    if loop is not None:
+        loop.timer.clear()
+    step.stop(parent)
+    wait_until(lost._goes_on, "the message went back")
+    assert lost.was_over == [True]
+
+
 def test_worker_shuts_down_though_a_message_cannot_go_back(
     app: Celery, parent: Any, step: recovery.Recovery, caplog: pytest.LogCaptureFixture
 ) -> None:
