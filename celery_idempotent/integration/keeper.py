@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import ReferenceType, ref
 
+import click
 from celery import Celery, bootsteps
 from celery._state import connect_on_app_finalize
 from celery.signals import task_received
 
+from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.binding import idempotent_tasks, is_protected
 from celery_idempotent.integration.extenders import (
     Extender,
@@ -218,7 +220,10 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
 
     def include_if(self, parent: Any) -> bool:
         """Only where there is something to hold, and it is not switched off."""
-        setting = runtime_of(parent.app).hold_messages
+        try:
+            setting = runtime_of(parent.app).hold_messages
+        except PolicyError as error:  # an app of plain tasks, of which nothing else is checked
+            raise click.ClickException(f"celery-idempotent: {error}") from error
         return setting == "all" or (setting and bool(idempotent_tasks(parent.app)))
 
     def start(self, parent: Any) -> None:

@@ -12,6 +12,7 @@ import celery.worker.state
 import pytest
 from celery import Celery
 from celery.signals import task_received
+from click import ClickException
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError
 from celery_idempotent.integration.extenders import Missing, Refused
@@ -468,6 +469,13 @@ class TestKeeper:
         app.conf.idempotency_hold_messages = setting
         with pytest.raises(PolicyError, match='idempotency_hold_messages=.*: must be True, False or "all"'):
             _ = runtime_of(app).hold_messages
+
+    def test_worker_of_plain_tasks_ends_with_the_same_words(self) -> None:
+        """Nothing else of such an app is checked, and a traceback would say less."""
+        app = an_app(idempotency_hold_messages="ALL")
+        consumer = a_consumer(app, "redis", RedisChannel())
+        with pytest.raises(ClickException, match='must be True, False or "all"'):
+            Keeper(consumer).include_if(consumer)
 
     def test_every_consumer_of_an_idempotent_app_has_it(self, app: Celery) -> None:
         """Binding a task is enough."""
