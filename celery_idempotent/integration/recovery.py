@@ -66,9 +66,8 @@ class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     def shutdown(self, parent: Any) -> None:
         """End what is under way: the loop does not run any more, and threads end with the process."""
         _end_of_loop()
-        for thread in list(_under_way.values()):
-            if thread is not None:
-                thread.join(3 * _PATIENCE)
+        for thread in filter(None, list(_under_way.values())):
+            thread.join(3 * _PATIENCE)
 
 
 def recover_at_start(app: Celery) -> None:
