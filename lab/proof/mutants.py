@@ -214,7 +214,7 @@ def _renewal_wins_always(write: Record, stored: Record | None) -> Any:
     return Written()
 
 
-def _replayed_without_looking(self: Delivery, record: Record) -> Any:
+def _replayed_without_looking(codec: Any, record: Record) -> Any:
     return None
 
 
@@ -417,7 +417,7 @@ MUTANTS = (
     Mutant(
         "replays answer with None",
         "celery-heimdall, AWS Powertools 8090",
-        ((Delivery, "_result", _replayed_without_looking),),
+        ((delivery, "result_of", _replayed_without_looking),),
     ),
     Mutant(
         "identity derived anew on a retry",
