@@ -60,5 +60,5 @@ def test_a_conflict_on_sqs_waits_in_the_queue_and_not_in_the_worker(
     assert holder.get(timeout=60) == waiting.get(timeout=60) == "o by attempt 1"
     delay = second.details["DelaySeconds"]
     assert "DelaySeconds" not in first.details
-    assert 1 <= delay <= 3
+    assert 1 <= delay <= 6  # right after the lease, which is over sooner than the backoff
     assert second.at - first.at >= delay - 0.5
