@@ -23,6 +23,7 @@ from celery_idempotent.integration import recovery
 from celery_idempotent.protocol.operation import Run
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
+from tests.support.celeries import since_celery
 from tests.support.deliveries import an_app, published
 from tests.support.scene import Scene, an_operation
 from tests.support.waiting import wait_until
@@ -217,7 +218,13 @@ class _Lost:
         return bool(self.rejected)
 
 
-@pytest.mark.parametrize("error", [WorkerLostError("signal 9"), SystemExit(1)], ids=["killed", "exited"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(WorkerLostError("signal 9"), id="killed"),
+        pytest.param(SystemExit(1), id="exited", marks=since_celery("5.7", "exits that are told of as losses")),
+    ],
+)
 def test_message_goes_back_once_the_lease_is_over(app: Celery, loop: Hub | None, error: BaseException) -> None:
     """So whoever gets it next, on whichever machine, takes over at once."""
     lost = _Lost(app, loop)
@@ -339,11 +346,11 @@ def test_outcome_that_the_process_left_is_not_written_again(app: Celery, loop: H
 def test_process_that_ends_a_moment_later_is_waited_for(
     app: Celery, loop: Hub | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """billiard tells of an exit before the process has ended."""
+    """Celery is told of an end before the process has come to it."""
     answers = iter([False, False])
     monkeypatch.setattr(recovery, "is_gone", lambda process: next(answers, True))
     lost = _Lost(app, loop)
-    lost.fails_by(SystemExit(1))
+    lost.fails_by(WorkerLostError("exit 1"))
     assert lost.was_over == [True]
 
 
