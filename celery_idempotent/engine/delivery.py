@@ -39,7 +39,7 @@ from celery_idempotent.protocol.operation import (
     Written,
     ending,
 )
-from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.record import Record, process_of
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 
 RESULT_LOST = "result lost"
@@ -219,7 +219,7 @@ class Delivery:
         while True:
             asked_at = self._clock.monotonic()
             decision = claim(self._store, operation)
-            if not (isinstance(decision, Wait) and is_gone(decision.record.process)):
+            if not (isinstance(decision, Wait) and is_gone(process_of(decision.record))):
                 return decision, asked_at
             end_lease(self._store, decision.record, self._clock)
 

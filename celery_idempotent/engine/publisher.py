@@ -8,7 +8,7 @@ from celery_idempotent.engine.claim import MAX_RACES, new_nonce
 from celery_idempotent.engine.processes import is_gone
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.publishing import Announce, Outgoing, Publication, Underway, publication
-from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.record import Record, process_of
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 
 
@@ -25,7 +25,7 @@ def announce(store: Store, outgoing: Outgoing) -> Publication:
     for _ in range(MAX_RACES):
         asked = partial(publication, seen, outgoing, store.now(), new_nonce())
         decision = asked()
-        if isinstance(decision, Underway) and is_gone(decision.record.process):
+        if isinstance(decision, Underway) and is_gone(process_of(decision.record)):
             decision = asked(is_gone=True)
         if not isinstance(decision, Announce):
             return decision

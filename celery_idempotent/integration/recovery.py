@@ -22,7 +22,7 @@ from celery_idempotent.engine.claim import end_lease
 from celery_idempotent.engine.processes import is_gone
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.record import Status, process_of
 
 logger = logging.getLogger("celery_idempotent")
 
@@ -167,7 +167,7 @@ def _end_lease(request: Any) -> None:
         if getattr(store, "dialect", "") == "sqlite":
             return
         record = store.get(key)
-        if record is None or record.status is not Status.IN_PROGRESS or not _will_be_gone(record.process):
+        if record is None or record.status is not Status.IN_PROGRESS or not _will_be_gone(process_of(record)):
             return
         end_lease(store, record)
     except Exception as error:  # noqa: BLE001 - whatever is wrong, the lease ends by itself

@@ -17,7 +17,7 @@ from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.protocol.record import Record, Status, bounded
+from celery_idempotent.protocol.record import Record, Status, bounded, marked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ def _claimed(operation: Operation, now: int, owner: str, revision: str) -> Recor
         task_id=bounded(operation.task_id),
         worker=bounded(operation.worker),
         app=bounded(operation.app),
-        process=bounded(operation.process),
+        process=bounded(marked(operation.process, owner)),
     )
 
 

@@ -185,6 +185,24 @@ ITEM = "[]"
 """How the task id of an item of ``map`` or ``starmap`` ends: what stands before it is the id of the whole list."""
 
 
+def marked(process: str, owner: str) -> str:
+    """``process`` as a claim of ``owner`` names it."""
+    return f"{process}#{owner[:_MARK]}" if process else ""
+
+
+def process_of(record: Record) -> str:
+    """The process that the record's owner, or its publisher, has named; empty where that has not named one.
+
+    A worker of a version that does not know the field claims without it, and leaves what an earlier owner wrote there.
+    """
+    process, _, owner = record.process.partition("#")
+    return process if owner == record.owner[:_MARK] else ""
+
+
+_MARK = 8
+"""Characters of an owner's nonce that tell it from the one before it."""
+
+
 def message_of(record: Record) -> str:
     """The id of the message by which the operation was asked for last; empty where it is not known."""
     name = record.task_id

@@ -27,7 +27,7 @@ from celery_idempotent.integration.messages import TICK_HEADER, naming_tick
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.operation import Operation, Run
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.record import Record, Status, marked
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore, schema
@@ -361,7 +361,8 @@ def test_claim_whose_attempt_is_over_is_sent_under_a_new_id(
     first = shop.charge.delay("o")
     shop.sent()
     over = shop.memory.now() + (60_000 if is_gone else -ONCE.grace_ms)
-    shop.change("o", status=Status.IN_PROGRESS, owner="a", attempts=1, lease_until=over)
+    process = marked("here:1:2", "a")
+    shop.change("o", status=Status.IN_PROGRESS, owner="a", attempts=1, lease_until=over, process=process)
     if is_gone:
         gone()
 

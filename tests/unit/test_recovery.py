@@ -15,7 +15,7 @@ from kombu.asynchronous import Hub
 
 from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.engine import claim as claims
-from celery_idempotent.engine.claim import Claim, claim, end_lease
+from celery_idempotent.engine.claim import Claim, claim, end_lease, new_nonce
 from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import OutcomeUnknown
@@ -65,6 +65,19 @@ def test_any_other_claim_waits_for_its_lease(scene: Scene, process: str) -> None
     assert isinstance(scene.run(lambda attempt: None), Conflict)
     assert scene.store.get("k") == held
     assert scene.runs == 0
+
+
+def test_claim_of_a_worker_that_names_no_process_waits_for_its_lease(scene: Scene) -> None:
+    """A version that does not know the field leaves in the row what the owner before it wrote there."""
+    gone = _held(scene, GONE)
+    end_lease(scene.store, gone, scene.clock)
+    ended = scene.store.get("k")
+    assert ended is not None
+    living = replace(ended, owner=new_nonce(), revision=new_nonce(), lease_until=scene.clock.now() + 60_000)
+    assert scene.store.swap(living, ended.revision) == living
+
+    assert isinstance(scene.run(lambda attempt: None), Conflict)
+    assert scene.store.get("k") == living
 
 
 def test_attempt_that_must_not_be_repeated_ends_unknown(scene: Scene) -> None:
