@@ -66,13 +66,10 @@ PUBLISHERS: dict[str, Callable[[str], Task]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+@pytest.fixture
+def server(redis_server: EmbeddedRedis) -> str:
     """A Redis for brokers, stores and locks."""
-    if missing := EmbeddedRedis.missing():
-        pytest.skip(missing)
-    with EmbeddedRedis() as running:
-        yield running.url.removesuffix("/0")
+    return redis_server.url.removesuffix("/0")
 
 
 @pytest.fixture

@@ -48,13 +48,10 @@ def task_of(server: str) -> Task:
     return app.tasks["charge"]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+@pytest.fixture
+def server(redis_server: EmbeddedRedis) -> str:
     """A Redis for broker and store."""
-    if missing := EmbeddedRedis.missing():
-        pytest.skip(missing)
-    with EmbeddedRedis() as running:
-        yield running.url.removesuffix("/0")
+    return redis_server.url.removesuffix("/0")
 
 
 @pytest.fixture
