@@ -7,8 +7,8 @@ from django.db import DEFAULT_DB_ALIAS
 
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.errors import PolicyError
+from celery_idempotent.integration import binding
 from celery_idempotent.integration.settings import Runtime, runtime_of
-from celery_idempotent.integration.task import IdempotentMixin
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 
@@ -40,7 +40,7 @@ def idempotent_tasks() -> list[str]:
     """The names of the project's idempotent tasks."""
     app = current_app._get_current_object()
     _load_tasks(app)
-    return [name for name, task in app.tasks.items() if isinstance(task, IdempotentMixin)]
+    return [each.name for each in binding.idempotent_tasks(app)]
 
 
 def policy_of(record: Record) -> Policy:
