@@ -8,7 +8,7 @@ says who *wins*.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, assert_never
@@ -181,14 +181,13 @@ def _claimed(operation: Operation, now: int, owner: str, revision: str) -> Recor
 
 
 def _after(seen: Record, claimed: Record) -> Record:
-    return replace(claimed, fencing_token=max(seen.fencing_token + 1, claimed.fencing_token))
+    return claimed.but(fencing_token=max(seen.fencing_token + 1, claimed.fencing_token))
 
 
 def _reclaimed(seen: Record, claimed: Record) -> Record:
     # Whether this is a takeover is written into the record: an attempt whose reply was lost
     # must be able to read it back, or it would take itself for the first one.
-    return replace(
-        _after(seen, claimed),
+    return _after(seen, claimed).but(
         attempts=seen.attempts + 1,
         takeovers=seen.takeovers + 1 if seen.status is Status.IN_PROGRESS else 0,
         created_at=seen.created_at,
@@ -198,7 +197,7 @@ def _reclaimed(seen: Record, claimed: Record) -> Record:
 
 def renewed(record: Record, now: int, lease: int, revision: str) -> Record:
     """The record with its lease extended to ``lease`` milliseconds from ``now``."""
-    return replace(record, revision=revision, lease_until=now + lease, updated_at=now)
+    return record.but(revision=revision, lease_until=now + lease, updated_at=now)
 
 
 def abandoned(record: Record, now: int, revision: str) -> Record:
@@ -206,7 +205,7 @@ def abandoned(record: Record, now: int, revision: str) -> Record:
 
     So the next attempt is a takeover, and under ``refuse`` the operation is UNKNOWN, as if the lease had run out.
     """
-    return replace(record, revision=revision, lease_until=0, updated_at=now)
+    return record.but(revision=revision, lease_until=0, updated_at=now)
 
 
 def checkpointed(
@@ -214,12 +213,12 @@ def checkpointed(
 ) -> Record:
     """The record with the state of ``step``, or without it, and its lease extended as by :func:`renewed`."""
     steps = {name: each for name, each in record.steps.items() if name != step}
-    return replace(renewed(record, now, lease, revision), steps=steps if state is None else {**steps, step: state})
+    return renewed(record, now, lease, revision).but(steps=steps if state is None else {**steps, step: state})
 
 
 def released(record: Record, now: int, revision: str) -> Record:
     """The record given back: the next delivery runs at once, with the next fencing token."""
-    return replace(record, status=Status.RELEASED, revision=revision, lease_until=now, updated_at=now)
+    return record.but(status=Status.RELEASED, revision=revision, lease_until=now, updated_at=now)
 
 
 def ended(
@@ -235,8 +234,7 @@ def ended(
 
     ``error`` is the failure for people, or why a result could not be kept.
     """
-    return replace(
-        record,
+    return record.but(
         status=status,
         revision=revision,
         updated_at=now,
@@ -251,7 +249,7 @@ def ended(
 
 def given_up(record: Record, now: int, revision: str, reason: str) -> Record:
     """The record marked UNKNOWN: it never expires and is never claimed until somebody resolves it."""
-    return replace(record, status=Status.UNKNOWN, revision=revision, updated_at=now, error=reason)
+    return record.but(status=Status.UNKNOWN, revision=revision, updated_at=now, error=reason)
 
 
 @dataclass(frozen=True, slots=True)

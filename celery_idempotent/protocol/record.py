@@ -32,7 +32,7 @@ class Status(StrEnum):
     """It cannot be known whether the effect happened; only a person's verdict leaves this state."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """One idempotency key and all that is known about it; never changed, only replaced."""
 
@@ -72,6 +72,17 @@ class Record:
     #: Seconds since the epoch; only on COMPLETED and FAILED.
     expires_at: int | None = None
     schema: int = SCHEMA
+
+    def but(self, **changes: Any) -> Self:
+        """The record with these fields changed.
+
+        As ``dataclasses.replace``, which takes longer than all the rest of a write: no field depends on another.
+        """
+        changed = object.__new__(type(self))
+        vars(changed).update(vars(self), **changes)
+        if len(vars(changed)) != len(_FIELDS):
+            raise TypeError(f"a record has no field {min(changes.keys() - set(_FIELDS))!r}")
+        return changed
 
     def to_fields(self) -> dict[str, Any]:
         """All fields that hold something, as plain values; what a store writes."""
