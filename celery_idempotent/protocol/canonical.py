@@ -108,7 +108,12 @@ def _set(value: Iterable[Any]) -> str:
 
 
 def _mapping(value: Mapping[Any, Any]) -> str:
-    forms = {_ENCODERS[type(key)](key): _ENCODERS[type(each)](each) for key, each in value.items()}
+    forms = {
+        f"s{len(key)}:{key}" if type(key) is str else _form(key): f"s{len(each)}:{each}"
+        if type(each) is str
+        else _ENCODERS[type(each)](each)
+        for key, each in value.items()
+    }
     if len(forms) != len(value):
         raise _Formless  # two keys are one on the wire, so nobody can tell which value is whose
     return pairs_form(forms)

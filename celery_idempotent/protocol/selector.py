@@ -3,6 +3,8 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import jmespath
@@ -49,7 +51,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CallSignature:
     """Binds the arguments of a call to names, defaults included, however the call was written.
 
@@ -61,6 +63,14 @@ class CallSignature:
     signature: inspect.Signature
     convert: Conversion | None = None
 
+    @cached_property
+    def _defaults(self) -> Mapping[str, Any] | None:
+        """By name, the default of each argument; None where an argument is not both positional and named."""
+        parameters = self.signature.parameters
+        if any(each.kind is not each.POSITIONAL_OR_KEYWORD for each in parameters.values()):
+            return None
+        return {name: each.default for name, each in parameters.items()}
+
     def bind(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         """The call's arguments by name, as the body gets them.
 
@@ -70,9 +80,27 @@ class CallSignature:
         """
         if self.convert is not None:
             args, kwargs = self.convert(_unshared(tuple(args)), _unshared(dict(kwargs)))
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
+        bound = self._bound(tuple(args), kwargs)
+        if bound is None:  # unusual, or wrong: inspect is slower, and says what is wrong
+            bound = self.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
         return bound
+
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
+        defaults = self._defaults
+        if defaults is None or len(args) > len(defaults):
+            return None
+        arguments: Any = dict(zip(defaults, args, strict=False))
+        named = 0
+        for name, default in islice(defaults.items(), len(args), None):
+            if name in kwargs:
+                named += 1
+                arguments[name] = kwargs[name]
+            elif default is inspect.Parameter.empty:
+                return None
+            else:
+                arguments[name] = default
+        return inspect.BoundArguments(self.signature, arguments) if named == len(kwargs) else None
 
 
 class Selector:
