@@ -4,6 +4,7 @@ Every write after the first expects the revision that this attempt wrote last. W
 win, :func:`celery_idempotent.protocol.operation.settle` says what that means; nothing here decides anything.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from secrets import token_hex
 from typing import Any, Protocol, TypeVar, assert_never
 
 from celery_idempotent.errors import IdempotencyError, LeaseLost, StoreMisconfigured, StoreUnavailable
@@ -79,7 +79,7 @@ class Clock(Protocol):
 
 def new_nonce() -> str:
     """128 random bits: identifies one attempt or one write, on every machine, for ever."""
-    return token_hex(16)
+    return os.urandom(16).hex()
 
 
 def effect_key(key: str, name: str) -> str:

@@ -46,7 +46,7 @@ def report(task: Task, task_id: str | None, event: Event, *, observed: bool) -> 
             one_line(event.reason),
         )
     signal = signals.BY_EVENT.get(event.name)
-    if signal is not None:
+    if signal is not None and signal.receivers:
         signal.send(
             sender=task,
             key=event.key,

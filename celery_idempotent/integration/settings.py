@@ -5,7 +5,7 @@ import threading
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
-from weakref import WeakKeyDictionary, proxy
+from weakref import proxy
 
 from celery import Celery
 from celery.app import utils
@@ -211,11 +211,15 @@ def _open(setting: Any) -> Store:
     return open_store(setting)
 
 
-_runtimes: "WeakKeyDictionary[Celery, Runtime]" = WeakKeyDictionary()
+_RUNTIME = "_celery_idempotent_runtime"
+"""Attribute of an app. Its runtime goes with it; a copy of the app, as pickle makes it, gets one of its own."""
 
 
 def runtime_of(app: Celery) -> Runtime:
     """The runtime of ``app``."""
+    found: Runtime | None = getattr(app, _RUNTIME, None)  # of a proxy, that of its app
+    if found is not None:
+        return found
     app = app._get_current_object() if hasattr(app, "_get_current_object") else app
-    found = _runtimes.get(app)
-    return found if found is not None else _runtimes.setdefault(app, Runtime(app))
+    made: Runtime = vars(app).setdefault(_RUNTIME, Runtime(app))
+    return made

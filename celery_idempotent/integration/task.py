@@ -20,12 +20,12 @@ from kombu.utils.uuid import uuid
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, Delivery, Event, EventName
-from celery_idempotent.engine.execution import current_attempt, executed_by, execution, passing
+from celery_idempotent.engine.execution import Execution, current_attempt, executed_by, execution, passing
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import LeaseLost, PolicyError, StoreUnavailable
 from celery_idempotent.integration import binding, messages, postpone, publishing, rabbitmq
-from celery_idempotent.integration.arrivals import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
+from celery_idempotent.integration.arrivals import RequestStack, arrival_of, arrived, arrived_list, at_once
 from celery_idempotent.integration.handlers import tell_of_bodies_only
 from celery_idempotent.integration.keeper import hold_at_start
 from celery_idempotent.integration.outbox import relay_at_start
@@ -187,18 +187,18 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
                     return call(*args, **kwargs)
         if binding.is_builtin(type(self)):
             return call(*args, **kwargs)
-        return self._gate(layer, call, args, kwargs)
+        return self._gate(around, layer, call, args, kwargs)
 
-    def _gate(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _gate(self, around: Execution | None, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self._refusal is not None:
             raise self._refusal
-        request, around = self.request, execution()
+        request = self.request  # asking is dear: Celery keeps it by thread and greenlet
         map_of = _map_around() if request.called_directly else None
         if map_of is not None and (around is None or around.item_of != map_of.request.id):
             return self._item(map_of, layer, call, args, kwargs)
         if request.called_directly or (around is not None and around.is_around(self.name, request.id)):
             return self._function(layer, call, args, kwargs)
-        return self._arrived(arrived(self, request), layer, call, args, kwargs)
+        return self._arrived(request, layer, call, args, kwargs)
 
     def _function(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A direct call, or a body that calls itself: a function call, which no claim protects."""
@@ -206,14 +206,14 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         with executed_by(self._attempt(None, identity), self.name, self.request.id, layer):
             return call(*args, **kwargs)
 
-    def _arrived(self, arrival: Arrival, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        request = self.request
+    def _arrived(self, request: Context, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        arrival = arrived(self, request)
 
         def body(claim: Claim | None) -> Any:
             arrival.body_began = True
             with executed_by(self._attempt(claim, arrival.identity), self.name, request.id, layer):
                 try:
-                    value = self._begun(call, args, kwargs)
+                    value = self._begun(request, call, args, kwargs)
                 except BaseException as error:
                     if claim is not None and arrival.is_retried:
                         claim.excused = error  # the retry is on its way, and shall not meet this as an outcome
@@ -223,14 +223,13 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             return value
 
         try:
-            value = self._as_policy_says(self, arrival.identity, body)
+            value = self._as_policy_says(self, request, arrival.identity, body)
         except _Retried as retried:
             return retried.value
         arrival.is_completed = self.idempotency_policy.mode == "enforce"
         return value
 
-    def _begun(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        request = self.request
+    def _begun(self, request: Context, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if type(self).before_start is Task.before_start:
             return call(*args, **kwargs)
         self.before_start(request.id, request.args, request.kwargs)
@@ -252,19 +251,19 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             with executed_by(self._attempt(claim, identity), self.name, None, layer, map_of.request.id):
                 return call(*args, **kwargs)
 
-        return self._as_policy_says(map_of, identity, body)
+        return self._as_policy_says(map_of, map_of.request, identity, body)
 
-    def _as_policy_says(self, executed: Task, identity: Callable[[], Identity], body: Body) -> Any:
-        match self.idempotency_policy.mode:
+    def _as_policy_says(self, executed: Task, request: Context, identity: Callable[[], Identity], body: Body) -> Any:
+        policy = self.idempotency_policy
+        match policy.mode:
             case "enforce":
-                return self._enforced(executed, identity(), body)
+                return self._enforced(executed, request, policy, identity(), body)
             case "observe":
-                return self._observed(executed, identity, body)
+                return self._observed(executed, request, identity, body)
             case _:
                 return body(None)
 
-    def _enforced(self, executed: Task, identity: Identity, body: Body) -> Any:
-        policy = self.idempotency_policy
+    def _enforced(self, executed: Task, request: Context, policy: Policy, identity: Identity, body: Body) -> Any:
 
         def finished(claim: Claim | None) -> Any:
             value = body(claim)
@@ -273,19 +272,19 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             return value
 
         try:
-            outcome = self._delivery_of(executed, identity, observed=False).run(finished)
+            outcome = self._delivery_of(executed, request, identity, observed=False).run(finished)
         except (LeaseLost, StoreUnavailable) as error:
             postpone.outage(executed, policy, error)
         if isinstance(outcome, Conflict):
             postpone.conflict(executed, policy if executed is self else replace(policy, on_conflict="retry"), outcome)
         return outcome.value
 
-    def _observed(self, executed: Task, identity: Callable[[], Identity], body: Body) -> Any:
+    def _observed(self, executed: Task, request: Context, identity: Callable[[], Identity], body: Body) -> Any:
         try:
-            delivery = self._delivery_of(executed, identity(), observed=True)
+            delivery = self._delivery_of(executed, request, identity(), observed=True)
         except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
             reason = type(error).__name__ if self.idempotency_policy.redact_errors else repr(error)
-            told = map(one_line, (self.name, executed.request.id, reason))
+            told = map(one_line, (self.name, request.id, reason))
             logger.warning("idempotency.not_observed task=%s task_id=%s reason=%s", *told)
             return body(None)
         return delivery.observe(body)
@@ -364,8 +363,8 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         runtime, policy = runtime_of(self.app), self.idempotency_policy
         return ProtectedAttempt(claim, runtime.codec_of(policy), NOTHING_BEGUN, policy.effects, runtime.message_codec)
 
-    def _delivery_of(self, executed: Task, identity: Identity, *, observed: bool) -> Delivery:
-        request, runtime, policy = executed.request, runtime_of(self.app), self.idempotency_policy
+    def _delivery_of(self, executed: Task, request: Context, identity: Identity, *, observed: bool) -> Delivery:
+        runtime, policy = runtime_of(self.app), self.idempotency_policy
         operation = Operation(
             identity=identity,
             policy=policy,
