@@ -161,15 +161,13 @@ def _never_ended(record: Record) -> str:
 
 
 def _claimed(operation: Operation, now: int, owner: str, revision: str) -> Record:
-    return Record(
+    return _FIRST_CLAIM.but(
         key=operation.identity.key,
-        status=Status.IN_PROGRESS,
         revision=revision,
         owner=owner,
         fencing_token=max(1, now),
         lease_until=now + operation.policy.lease_ms,
         fingerprint=operation.identity.fingerprint,
-        attempts=1,
         created_at=now,
         updated_at=now,
         task=bounded(operation.task),
@@ -178,6 +176,24 @@ def _claimed(operation: Operation, now: int, owner: str, revision: str) -> Recor
         app=bounded(operation.app),
         process=bounded(marked(operation.process, owner)),
     )
+
+
+_FIRST_CLAIM = Record(
+    key="",
+    status=Status.IN_PROGRESS,
+    revision="",
+    owner="",
+    fencing_token=1,
+    lease_until=0,
+    fingerprint=None,
+    attempts=1,
+    created_at=0,
+    updated_at=0,
+    task="",
+    task_id="",
+    worker="",
+)
+"""What is the same in every operation's first claim."""
 
 
 def _after(seen: Record, claimed: Record) -> Record:
