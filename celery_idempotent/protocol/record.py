@@ -6,7 +6,7 @@ exception: whole seconds, because DynamoDB's TTL attribute must be.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Self, get_args, get_type_hints
@@ -86,7 +86,7 @@ class Record:
 
     def to_fields(self) -> dict[str, Any]:
         """All fields that hold something, as plain values; what a store writes."""
-        return {name: value for name in _FIELDS if (value := getattr(self, name)) != _NOTHING.get(name)}
+        return {name: value for name, value in vars(self).items() if value != _NOTHING.get(name)}
 
     @classmethod
     def from_fields(
@@ -110,9 +110,19 @@ class Record:
             if isinstance(steps, str | bytes):
                 known["steps"] = {} if steps == "{}" else json.loads(steps)
             _check(known)
-            return cls(**{**known, "status": Status(known["status"]), "fingerprint": known.get("fingerprint")})
+            known["status"] = Status(known["status"])
+            return cls._of(known)
         except UNREADABLE as error:
             raise damaged(values.get("key"), error, store=store) from error
+
+    @classmethod
+    def _of(cls, known: Mapping[str, Any]) -> Self:
+        """As ``Record(**known)``, in a third of the time, and None for a fingerprint that is not there."""
+        if missing := _NEEDED - known.keys():
+            raise KeyError(min(missing))
+        record = object.__new__(cls)
+        vars(record).update(_DEFAULTS, **known)
+        return record
 
 
 UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
@@ -176,6 +186,15 @@ _END_OF_NUMBERS = 2**63 - 1
 _OUTCOMES = (Status.COMPLETED, Status.FAILED)
 
 _FIELDS = tuple(each.name for each in fields(Record))
+
+_NEEDED = frozenset(
+    each.name for each in fields(Record) if each.default is MISSING and each.default_factory is MISSING
+) - {"fingerprint"}
+
+_DEFAULTS: Mapping[str, Any] = {
+    each.name: None if each.default is MISSING else each.default for each in fields(Record)
+} | {"steps": {}}
+"""By field, its value where a store has none."""
 
 _NOTHING: Mapping[str, Any] = {"takeovers": 0, "app": "", "process": "", "steps": {}}
 """By field, the value that says nothing and is not written; of every other field it is None."""

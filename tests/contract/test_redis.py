@@ -372,9 +372,9 @@ def test_lost_reply_is_healed_by_the_resend(proxy: TcpProxy, distant: RedisStore
         connections = proxy.connections
 
         assert distant.swap(new, expected) == new
-        assert distant.get(record.key) == new
         assert cut.struck == 2
         assert proxy.connections == connections + 2
+        assert distant.get(record.key) == new
 
 
 def test_lost_request_is_sent_again(proxy: TcpProxy, distant: RedisStore) -> None:

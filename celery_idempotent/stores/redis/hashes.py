@@ -1,7 +1,7 @@
 """A record as a Redis hash, and back: its fields by their names, numbers as decimal text, steps as JSON."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -23,15 +23,15 @@ _STRING_LIMIT = 512 * 1024 * 1024
 """Bytes a value may have (``proto-max-bulk-len``, by default). The server answers a larger one by hanging up."""
 
 
-def fields_of(record: Record) -> Iterator[bytes]:
+def fields_of(record: Record) -> list[bytes]:
     """The hash that holds ``record``: field, value, field, value."""
+    fields: list[bytes] = []
     for name, value in record.to_fields().items():
         if name != "key":
-            yield name.encode()
-            yield _plain(name, value)
+            fields += (name.encode(), b"%d" % value if type(value) is int else _plain(name, value))
     if isinstance(record.result, bytes):
-        yield _IS_BINARY.encode()
-        yield b"1"
+        fields += (_IS_BINARY.encode(), b"1")
+    return fields
 
 
 def record_of(key: str, stored: Mapping[bytes, bytes], *, store: str) -> Record:
@@ -43,24 +43,19 @@ def record_of(key: str, stored: Mapping[bytes, bytes], *, store: str) -> Record:
 
 
 def _plain(name: str, value: Any) -> bytes:
-    match value:
-        case int():
-            return b"%d" % value
-        case bytes():
-            plain = value
-        case str():
-            plain = encoded(value)
-        case _:
-            plain = json.dumps(dict(value)).encode()
+    if isinstance(value, str):
+        plain = encoded(value)
+    else:
+        plain = value if isinstance(value, bytes) else json.dumps(dict(value)).encode()
     if len(plain) > _STRING_LIMIT:
         raise RecordTooLarge(f"{len(plain)} bytes of {name}; Redis's limit is 512 MB a value")
     return plain
 
 
 def _value(field: str, value: Any) -> Any:
-    if field == "key":
-        return value
-    return _number(field, value) if field in _NUMBERS else decoded(value)
+    if field in _NUMBERS:
+        return _number(field, value)
+    return value if field == "key" else value.decode("utf-8", "surrogatepass")
 
 
 def _binary_value(field: str, value: Any) -> Any:

@@ -31,6 +31,7 @@ from celery_idempotent.stores.failures import failure
 from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.reading import readable
 from celery_idempotent.stores.redis.checks import exposure_of, losses_of, prove_permissions, raised
+from celery_idempotent.stores.redis.direct import DirectClient
 from celery_idempotent.stores.redis.errors import DRIVER_ERRORS, OTHER_TYPE, READ_ONLY, quotable, trouble_of
 from celery_idempotent.stores.redis.hashes import encoded, fields_of, legible, record_of
 from celery_idempotent.stores.redis.url import WAIT_TIMEOUT, Client, read_url
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _SCRIPT = files(__package__).joinpath("swap.lua").read_bytes()
-_SCRIPT_SHA = hashlib.sha1(_SCRIPT, usedforsecurity=False).hexdigest()
+_SCRIPT_SHA = hashlib.sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
 
 _PAGE = 500
 """Records that a scan reads in one round trip."""
@@ -119,7 +120,7 @@ class RedisStore:
         return self._swap("swap", new, expected)
 
     def _swap(self, operation: str, new: Record, expected: str | None) -> Record | None:
-        forget_at = "" if new.expires_at is None else str(new.expires_at * 1000)
+        forget_at = b"" if new.expires_at is None else b"%d" % (new.expires_at * 1000)
         written, stored = self._run(operation, new.key, expected or "", new.revision, forget_at, *fields_of(new))
         if written:
             return new
@@ -143,7 +144,7 @@ class RedisStore:
 
     def delete(self, key: str, expected: str) -> bool:
         """See :meth:`celery_idempotent.stores.Store.delete`."""
-        deleted, _ = self._run("delete", key, expected, "", "")
+        deleted, _ = self._run("delete", key, expected, "", b"")
         return deleted
 
     def now(self) -> int:
@@ -205,7 +206,7 @@ class RedisStore:
         self._swap("verify", replace(claimed, revision=uuid4().hex, error=None, expires_at=1), claimed.revision)
 
     def _run(
-        self, operation: str, key: str, expected: str, revision: str, forget_at: str, *fields: bytes
+        self, operation: str, key: str, expected: str, revision: str, forget_at: bytes, *fields: bytes
     ) -> tuple[bool, Mapping[bytes, bytes]]:
         """What the script did: whether it wrote, and otherwise what is stored."""
         arguments = (self._redis_key(key), encoded(expected), encoded(revision), forget_at, *fields)
@@ -226,8 +227,11 @@ class RedisStore:
         except NoScriptError:
             return self._send(client, "EVAL", _SCRIPT, keys, *arguments)
 
-    def _send(self, client: Client, *command: Any) -> Any:
+    def _send(self, client: Client, name: str, *arguments: Any) -> Any:
+        command = name, *arguments
         if not self._wait_replicas:
+            if isinstance(client, DirectClient):
+                return client.ask(name.encode(), *arguments)
             return cast(Any, client).execute_command(*command)
         if isinstance(client, redis.Redis):
             return self._awaited(client, *command)
@@ -297,6 +301,9 @@ class RedisStore:
     def _drop_idle_connections(self) -> None:
         # A primary that was demoted keeps its connections. A new connection finds its successor behind the name.
         client = self._connected.made()
+        if isinstance(client, DirectClient):
+            client.drop()
+            return
         for server in _primaries(client) if client is not None else ():
             server.connection_pool.disconnect(inuse_connections=False)
 

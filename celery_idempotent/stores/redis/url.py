@@ -27,6 +27,7 @@ from redis.sentinel import Sentinel
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.printable import scheme_of
+from celery_idempotent.stores.redis.direct import DirectClient
 
 Client: TypeAlias = redis.Redis | RedisCluster
 Node: TypeAlias = tuple[str, int]
@@ -107,7 +108,10 @@ def _connection(scheme: str, chunks: Sequence[SplitResult], options: Options) ->
 
 
 def _server(**options: Any) -> Client:
-    return redis.Redis(retry=_retry(), retry_on_error=_LOST, **options)
+    has_short_life = type(options.get("credential_provider")) not in _LASTING
+    if has_short_life:
+        return redis.Redis(retry=_retry(), retry_on_error=_LOST, **options)
+    return DirectClient(resends=_retry(_RESENDS - 1), retry=_retry(), retry_on_error=_LOST, **options)
 
 
 def _cluster(nodes: Sequence[Node], **options: Any) -> Client:
@@ -140,8 +144,12 @@ def _primary(
     return client
 
 
-def _retry() -> Retry:
-    return Retry(FullJitterBackoff(base=0.05, cap=0.5), _RESENDS)
+def _retry(resends: int = _RESENDS) -> Retry:
+    return Retry(FullJitterBackoff(base=0.05, cap=0.5), resends)
+
+
+_LASTING = (type(None), UsernamePasswordCredentialProvider)
+"""Credentials that do not end while a connection lasts; of others, redis-py's pool renews the login."""
 
 
 def _servers(scheme: str, rest: str) -> list[str]:

@@ -1,0 +1,144 @@
+"""The short way of a swap to one server: what it must not lose of what redis-py does."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from threading import Barrier, Thread
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.connection import Connection
+from redis.credentials import CredentialProvider
+
+from celery_idempotent.stores.redis.direct import DirectClient, _packed
+from celery_idempotent.stores.redis.url import read_url
+from lab.embedded.redis import EmbeddedRedis
+
+
+class Struck(Exception):
+    """Raised by a signal, as a soft time limit is."""
+
+
+class ShortLived(CredentialProvider):
+    """Credentials that redis-py asks for again and again."""
+
+    def get_credentials(self) -> tuple[str]:
+        """No password."""
+        return ("",)
+
+
+@pytest.fixture
+def client(redis_server: EmbeddedRedis) -> Iterator[DirectClient]:
+    """What a URL of one server gives."""
+    made = read_url(redis_server.url).connect()
+    assert isinstance(made, DirectClient)
+    yield made
+    made.close()
+
+
+def _connection_id(client: DirectClient) -> Any:
+    return client.ask(b"CLIENT", b"ID")
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=8))
+def test_command_is_packed_as_redis_py_packs_it(command: list[bytes]) -> None:
+    """The wire sees no difference between the two ways."""
+    assert _packed([b"EVALSHA", *command]) == b"".join(Connection().pack_command(b"EVALSHA", *command))
+
+
+def test_calls_of_one_thread_share_a_connection(client: DirectClient) -> None:
+    """Otherwise every swap would connect anew."""
+    assert _connection_id(client) == _connection_id(client)
+
+
+def test_an_error_of_the_server_keeps_the_connection(client: DirectClient) -> None:
+    """It is a reply like any other, as that a script is not known yet."""
+    before = _connection_id(client)
+    with pytest.raises(redis.ResponseError):
+        client.ask(b"EVALSHA", b"0" * 40, b"0")
+    assert _connection_id(client) == before
+
+
+def test_threads_never_share_a_connection(client: DirectClient, redis_server: EmbeddedRedis) -> None:
+    """Each gets the reply to its own command, however they interleave."""
+    together, wrong = Barrier(4), list[bytes]()
+
+    def talk(name: bytes) -> None:
+        together.wait()
+        for number in range(200):
+            said = b"%s%d" % (name, number)
+            wrong.extend({client.ask(b"ECHO", said)} - {said})
+
+    threads = [Thread(target=talk, args=(name,)) for name in (b"a", b"b", b"c", b"d")]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert wrong == []
+
+
+def test_reply_that_nobody_waited_for_goes_to_nobody(client: DirectClient, redis_server: EmbeddedRedis) -> None:
+    """A time limit that strikes between request and reply closes the connection: the next would read the old reply."""
+    other = redis.Redis.from_url(redis_server.url)
+    client.ask(b"ECHO", b"warm")
+    other.client_pause(60_000, all=False)  # writes only, or nobody could end it
+    previous = signal.signal(signal.SIGALRM, _strike)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Struck):
+            client.ask(b"INCR", b"number")
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+        other.client_unpause()
+        other.close()
+    assert client.ask(b"ECHO", b"two") == b"two"
+
+
+def test_dropped_connections_are_closed(client: DirectClient) -> None:
+    """After a fail-over the name leads elsewhere, and an old connection to the replica that was the primary."""
+    client.ping()
+    before = _connection_id(client)
+    client.drop()
+    assert _connection_id(client) != before
+
+
+def test_closed_client_leaves_no_connection(client: DirectClient, redis_server: EmbeddedRedis) -> None:
+    """``close()`` closes those in hand, too."""
+    connection = str(_connection_id(client))
+    client.close()
+    with redis.Redis.from_url(redis_server.url) as other:
+        assert connection not in {each["id"] for each in other.client_list()}
+
+
+def test_lost_connection_is_replaced_at_once(client: DirectClient, redis_server: EmbeddedRedis) -> None:
+    """A server that closes idle connections fails no request."""
+    with redis.Redis.from_url(redis_server.url) as other:
+        other.client_kill_filter(_id=str(_connection_id(client)))
+    assert client.ask(b"ECHO", b"still") == b"still"
+
+
+def test_server_that_is_gone_is_told_as_redis_py_tells_it() -> None:
+    """The error is redis-py's own, so it has one meaning on both ways."""
+    with EmbeddedRedis() as brief:
+        client = read_url(brief.url).connect()
+        assert isinstance(client, DirectClient)
+        client.ask(b"PING")
+    with pytest.raises(redis.ConnectionError):
+        client.ask(b"PING")
+    client.close()
+
+
+def test_credentials_that_end_keep_redis_pys_way(redis_server: EmbeddedRedis) -> None:
+    """redis-py's pool renews a login between two commands, and no connection in hand would hear of it."""
+    url = f"{redis_server.url}?credential_provider={__name__}:ShortLived"
+    client = read_url(url).connect()
+    with suppress(redis.RedisError):
+        client.close()
+    assert type(client) is redis.Redis
+
+
+def _strike(signum: int, frame: object) -> None:
+    raise Struck
