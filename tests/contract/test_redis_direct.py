@@ -97,6 +97,19 @@ def test_reply_that_nobody_waited_for_goes_to_nobody(client: DirectClient, redis
     assert client.ask(b"ECHO", b"two") == b"two"
 
 
+def test_strike_before_the_reply_is_read_closes_the_connection(
+    client: DirectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """redis-py closes it where the strike hits while it reads; in the moment before, nobody else would."""
+    client.ask(b"ECHO", b"warm")
+    (connection,) = client._in_hand
+    with monkeypatch.context() as patched:
+        patched.setattr(connection, "read_response", lambda: _strike(0, None))
+        with pytest.raises(Struck):
+            client.ask(b"ECHO", b"one")
+    assert client.ask(b"ECHO", b"two") == b"two"
+
+
 def test_dropped_connections_are_closed(client: DirectClient) -> None:
     """After a fail-over the name leads elsewhere, and an old connection to the replica that was the primary."""
     client.ping()
