@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from lab.embedded import (
     EmbeddedAws,
@@ -28,6 +29,10 @@ def _start_traced(function: Callable[..., object], arguments: tuple[Any, ...]) -
         function(*arguments)
 
     return _start_new_thread(run, arguments)
+
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")  # no test is about how long an example takes
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,6 +4,7 @@ A claim around the body is not enough when the worker dies between an effect and
 here closes that gap for one kind of receiver; where no tool can, the author says which error is worse.
 """
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -306,6 +307,7 @@ class ProtectedAttempt(Attempt):
         return BodyTransaction(self._claim, self._codec, self._message_codec, store, using)
 
     def _made(self, name: str, call: Callable[[Step], T], terms: Terms) -> T:
+        _refuse_uncallable(name, call)  # before it counts as begun, or a slip of the author's would end UNKNOWN
         self._begin_effect("step")
         step = Step(name, self.effect_key(name), self.fencing_token)
         self._take(name)
@@ -367,6 +369,19 @@ class ProtectedAttempt(Attempt):
             reason = f"step {step.name!r} cannot be decoded here: {self._codec.told(error)}"
             raise ResultLost(self.key, reason) from error
         return result
+
+
+def _refuse_uncallable(name: str, call: object) -> None:
+    if not callable(call):
+        raise PolicyError("step", repr(name), f"{call!r} cannot be called; write lambda step: ...")
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):
+        return  # a function of C's may not tell
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise PolicyError("step", repr(name), f"its call takes one argument, the step: {error}") from error
 
 
 def _without_claim(option: str) -> PolicyError:

@@ -19,8 +19,21 @@ def derived_id(key: str) -> str:
 
 
 def signature_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The call of ``task``, which is a task, or a signature that the arguments are added to."""
-    return task.signature(args, kwargs) if hasattr(task, "signature") else task.clone(args, kwargs)
+    """The call of ``task``, which is a task, or a signature that the arguments are added to.
+
+    Raises:
+        PolicyError: It is neither.
+    """
+    if hasattr(task, "signature"):
+        return task.signature(args, kwargs)
+    if hasattr(task, "clone"):
+        return task.clone(args, kwargs)
+    raise PolicyError(
+        "task",
+        repr(task),
+        "is neither a task nor a signature; write attempt.send(name_of_the_step, task, ...), tx.send(task, ...) or "
+        "outbox.send(task, ...)",
+    )
 
 
 def message_of(signature: Any, task_id: str, codec: Codec) -> OutboxMessage:

@@ -302,15 +302,16 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             PolicyError: ``idempotency_key`` is not a string, is misspelt, or was given to a whole group.
         """
         task_id = task_id or uuid()  # Celery would make it too late: FIFO's deduplication id may contain it
+        # By name: a base of the author's may take no more by position than arguments.
+        options.update(zip(_POSITIONAL, positional, strict=False))
         options = messages.prepared(self, args, kwargs, options, task_id)
         policy = self.idempotency_policy
         if policy.publish == "always" or policy.mode == "off":
-            return super().apply_async(args, kwargs, task_id, *positional, **options)
-        options.update(zip(_POSITIONAL, positional, strict=False))
+            return super().apply_async(args, kwargs, task_id=task_id, **options)
         publish = super().apply_async
 
         def send(task_id: str, own_id: str = task_id) -> Any:
-            return publish(args, kwargs, task_id, **messages.sent_as(options, self.name, own_id, task_id))
+            return publish(args, kwargs, task_id=task_id, **messages.sent_as(options, self.name, own_id, task_id))
 
         if not publishing.starts_operation(self, options, self._scope, task_id):
             return send(task_id=task_id)

@@ -1,5 +1,6 @@
 """Steps and commits in a body: what is done once, what is remembered, and what a crash leaves behind."""
 
+import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from celery_idempotent.errors import (
     WriteRefused,
 )
 from celery_idempotent.protocol.codec import Codec
-from celery_idempotent.protocol.effects import Fenced, Keyed
+from celery_idempotent.protocol.effects import AtMostOnce, Fenced, Keyed
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Step
@@ -304,6 +305,31 @@ def test_unusable_names_are_refused(scene: Scene, arguments: dict[str, Any], mat
     """Before anything happens, and naming the argument."""
     with pytest.raises(PolicyError, match=match):
         scene.perform(lambda handle: handle.step(**{"name": "a", "call": _never, **arguments}))
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (None, "None cannot be called; write lambda step"),
+        ("sent", "'sent' cannot be called"),
+        (lambda: None, "its call takes one argument, the step"),
+        (lambda step, other: None, "its call takes one argument, the step"),
+    ],
+)
+def test_call_that_cannot_be_made_is_refused_before_it_counts_as_begun(scene: Scene, call: Any, match: str) -> None:
+    """A slip of the author's is mended and tried again; as a beginning without an end it would be UNKNOWN."""
+    with pytest.raises(PolicyError, match=match):
+        scene.perform(lambda handle: handle.step("text", call), effects={"text": AtMostOnce()})
+    assert scene.perform(lambda handle: handle.step("text", lambda step: 1), effects={"text": AtMostOnce()}) == Outcome(
+        1
+    )
+
+
+def test_call_of_c_that_tells_no_signature_is_made(scene: Scene) -> None:
+    """Not everything that can be called says how."""
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(type)
+    assert scene.perform(lambda handle: str(handle.step("text", type))) == Outcome(str(Step))
 
 
 def test_value_is_the_same_for_first_and_later_attempts(scene: Scene) -> None:

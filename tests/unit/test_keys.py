@@ -286,7 +286,7 @@ _everything = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(_everything)
 def test_form_of_a_model_is_that_of_its_json(model: Everything) -> None:
     """A model is what it is on the wire, fields by name, whatever they hold."""
@@ -933,7 +933,6 @@ _SPECS: list[Spec] = [
 ]
 
 
-@settings(deadline=None)
 @given(_any_values, st.sampled_from(_SPECS), st.booleans())
 def test_any_value_has_a_key_or_a_clear_error(order: Any, spec: Spec, nulls: bool) -> None:
     """Whatever a call holds and a policy selects: always the same key, or an error of ours, and no other."""

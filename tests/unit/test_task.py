@@ -91,6 +91,24 @@ def test_key_for_a_call_is_the_key_of_its_delivery(app: Celery) -> None:
         assert keys[-1] == expected
 
 
+@pytest.mark.parametrize("publish", ["always", "once"])
+def test_base_that_takes_its_options_by_name_publishes(app: Celery, publish: Any) -> None:
+    """As celery-once's, and many of the authors' own: ``apply_async(self, args, kwargs, **options)``."""
+
+    class Ours(Task):  # type: ignore[misc]
+        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            return super().apply_async(args, kwargs, **{**options, "headers": {"tenant": 1}})
+
+    class Base(IdempotentMixin, Ours):
+        abstract = True
+
+    task = _task(app, _nothing, base=Base, policy=Policy(publish=publish))
+    for send in (task.delay, task.apply_async, task.s().apply_async, lambda: task.apply_async((), {}, "id", None, [])):
+        app.conf.idempotency_store = MemoryStore()
+        send()
+        assert published(app)[0].headers["tenant"] == 1
+
+
 def test_bound_and_autoretry_tasks_bind_like_plain_ones(app: Celery) -> None:
     """``self`` is no argument, and wrappers do not hide the signature."""
 

@@ -121,7 +121,6 @@ cronspecs = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(moments, cronspecs, st.timedeltas(timedelta(0), timedelta(days=3)))
 def test_a_crontab_has_the_same_due_time_whenever_it_is_asked(
     now: datetime, spec: dict[str, str], later: timedelta
@@ -302,7 +301,7 @@ def _lives(draw: st.DrawFn) -> tuple[timedelta, list[tuple[float, float, float, 
     return every, draw(st.lists(life, min_size=1, max_size=5))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(_lives(), st.timedeltas(timedelta(0), timedelta(days=1)))
 def test_every_tick_is_sent_while_one_beat_lives(
     lives: tuple[timedelta, list[tuple[float, float, float, list[float]]]], phase: timedelta
