@@ -95,7 +95,7 @@ def test_key_for_a_call_is_the_key_of_its_delivery(app: Celery) -> None:
 def test_base_that_takes_its_options_by_name_publishes(app: Celery, publish: Any) -> None:
     """As celery-once's, and many of the authors' own: ``apply_async(self, args, kwargs, **options)``."""
 
-    class Ours(Task):  # type: ignore[misc]
+    class Ours(Task):
         def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
             return super().apply_async(args, kwargs, **{**options, "headers": {"tenant": 1}})
 
