@@ -78,6 +78,31 @@ def refuse_misplaced_policy(cls: type) -> None:
             )
 
 
+def refuse_misplaced_option(cls: type) -> None:
+    """Refuse what ``@app.task`` was given and nothing reads: a field of a policy, or another library's option."""
+    given = vars(cls)
+    if "_decorated" not in given:
+        return  # a class of the author's, which may call its attributes as it likes
+    inherited = {name for each in cls.__mro__[1:] for name in vars(each)}
+    for name in given.keys() - inherited:
+        if name in _FIELDS:
+            raise PolicyError(
+                name, repr(given[name]), f"{cls.__name__}: nothing reads it; write idempotent=Policy({name}=...)"
+            )
+        if name in _OF_OTHERS:
+            raise PolicyError(name, repr(given[name]), f"{cls.__name__}: nothing reads it; {_OF_OTHERS[name]}")
+
+
+_OF_OTHERS = {
+    "idempotency_key": "it is an option of apply_async; for a key from the arguments write idempotent=Policy(key=...)",
+    "once": "it is celery-once's; write idempotent=Policy(key=..., publish='once')",
+    "unique_on": "it is celery-singleton's; write idempotent=Policy(key=..., publish='once')",
+    "lock_expiry": "it is celery-singleton's; a lease is renewed while the task runs, so leave it out",
+    "raise_on_duplicate": "it is celery-singleton's; write idempotent=Policy(on_conflict='raise')",
+}
+"""By option, what to write instead; of those that a task keeps when it moves to this library."""
+
+_FIELDS = {each.name for each in fields(Policy)}
 _POLICY_ALONE = {each.name for each in fields(Policy)} - {"key", "scope", "version", "mode", "effects", "grace"}
 """Fields of a policy whose names a task has no other use for."""
 
@@ -200,14 +225,7 @@ def warn_about_delivery(cls: type[Task], app: Celery) -> None:
     """Warn where Celery's or the broker's settings make the promise weaker than it looks."""
     if cls.idempotent is not None and cls.idempotent.mode == "off":
         return
-    problems = []
-    if not cls.acks_late:
-        problems.append("acks_late is off, so a task whose worker dies is lost; set task_acks_late=True")
-    elif not comes_back_from_lost_worker(cls):
-        problems.append(
-            "reject_on_worker_lost is off, so a task whose pool process is killed is lost; "
-            "set task_reject_on_worker_lost=True"
-        )
+    problems = [*_losses(cls, app)]
     runtime = runtime_of(app)
     policy = cls.idempotent or runtime.default_policy
     timeout = runtime.broker.visibility_timeout
@@ -222,12 +240,35 @@ def warn_about_delivery(cls: type[Task], app: Celery) -> None:
             "autoretry_for turns exceptions into retries, and a retry runs the body again although on_takeover is "
             "'refuse'; list only exceptions that prove that no effect had begun, or raise SafeToRetry and list that"
         )
+    told = vars(cls).get("_told", frozenset())
+    cls._told = told | set(problems)  # Celery binds a task more than once
     for problem in problems:
-        warnings.warn(f"{cls.name}: {problem}", IdempotencyWarning, stacklevel=_OUTSIDE)
+        if problem not in told:
+            _warn(cls, f"{cls.name}: {problem}")
 
 
-_OUTSIDE = 8
-"""Stack frames between the warning and the user's ``@app.task``, when a task is bound at once."""
+def _losses(cls: type[Task], app: Celery) -> Iterator[str]:
+    if not cls.acks_late:
+        remedies = [
+            _switched_on(app, each) for each in ("acks_late", "reject_on_worker_lost") if not getattr(cls, each)
+        ]
+        yield f"acks_late is off, so a task whose worker dies is lost; {'; '.join(remedies)}"
+    elif not comes_back_from_lost_worker(cls):
+        yield (
+            "reject_on_worker_lost is off, so a task whose pool process is killed is lost; "
+            f"{_switched_on(app, 'reject_on_worker_lost')}"
+        )
+
+
+def _switched_on(app: Celery, option: str) -> str:
+    """The line to change: a task's own option counts more than the setting."""
+    return f"remove {option}=False from the task" if app.conf[f"task_{option}"] else f"set task_{option}=True"
+
+
+def _warn(cls: type[Task], message: str) -> None:
+    """Warn at the line where the author wrote the body: binding happens anywhere, and often long after."""
+    code = getattr(inspect.unwrap(cls.run), "__code__", Task.__call__.__code__)
+    warnings.warn_explicit(message, IdempotencyWarning, code.co_filename, code.co_firstlineno, cls.__module__)
 
 
 def conversion(cls: type[Task]) -> Conversion | None:

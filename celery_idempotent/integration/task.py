@@ -115,6 +115,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
     def _check(cls, app: Celery) -> None:
         with binding.named(cls.name):
             binding.refuse_misplaced_policy(cls)  # annotations can bring one
+            binding.refuse_misplaced_option(cls)
             if cls.idempotent is not None:
                 binding.check_policy(cls.idempotent, binding.body_signature(cls))
             binding.refuse_unknown_settings(app)

@@ -850,8 +850,16 @@ def test_settings_that_lose_tasks_are_warned_about() -> None:
             app.task(base=IdempotentTask, shared=False, name=f"t{len(app.tasks)}", lazy=False, **options)(_nothing)
         return [str(each.message) for each in caught if each.category is IdempotencyWarning]
 
-    assert "acks_late is off" in _warned(acks_late=False)[0]
-    assert "reject_on_worker_lost is off" in _warned(reject_on_worker_lost=False)[0]
+    (line,) = _warned(acks_late=False)
+    assert line.endswith("acks_late is off, so a task whose worker dies is lost; remove acks_late=False from the task")
+    (line,) = _warned(reject_on_worker_lost=False)
+    assert "reject_on_worker_lost is off" in line
+    assert line.endswith("remove reject_on_worker_lost=False from the task")
+    app.conf.task_acks_late = app.conf.task_reject_on_worker_lost = False
+    (line,) = _warned()
+    assert line.endswith("set task_acks_late=True; set task_reject_on_worker_lost=True")
+    assert _warned(acks_late=True)[0].endswith("set task_reject_on_worker_lost=True")
+    app.conf.task_acks_late = app.conf.task_reject_on_worker_lost = True
     assert _warned() == []
     is_heeded = hasattr(Task, "retry_on_worker_lost")  # since Celery 5.7
     assert (_warned(reject_on_worker_lost=False, retry_on_worker_lost=True) == []) is is_heeded
@@ -860,6 +868,53 @@ def test_settings_that_lose_tasks_are_warned_about() -> None:
     assert "autoretry_for turns" in _warned(autoretry_for=(ValueError, SafeToRetry), idempotent=refuse)[0]
     assert _warned(autoretry_for=(SafeToRetry,), idempotent=refuse) == []
     assert _warned(autoretry_for=(ValueError,)) == []
+
+
+def test_warning_stands_at_the_authors_line_and_once() -> None:
+    """Celery binds a task when an app is finalized, and again in a worker; neither place is where to change it."""
+    app = an_app()
+    app.conf.task_acks_late = False
+    task = _task(app, _nothing)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        app.finalize()
+        task.bind(app)
+    (warned,) = caught
+    assert (warned.filename, warned.lineno) == (__file__, _nothing.__code__.co_firstlineno)
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("key", r"write idempotent=Policy\(key=...\)"),
+        ("mode", r"write idempotent=Policy\(mode=...\)"),
+        ("idempotency_key", "it is an option of apply_async"),
+        ("once", "it is celery-once's"),
+        ("unique_on", "it is celery-singleton's"),
+    ],
+)
+def test_option_that_nothing_reads_is_refused(app: Celery, option: str, remedy: str) -> None:
+    """Celery takes any; the task would run with a key other than its author believes."""
+    with pytest.raises(PolicyError, match=f"^{option}='order_id': .*{remedy}"):
+        app.task(base=IdempotentTask, shared=False, name="t", lazy=False, **{option: "order_id"})(_nothing)
+
+
+def test_option_that_a_base_knows_is_the_bases(app: Celery) -> None:
+    """And a class of the author's may call its attributes as it likes."""
+
+    class Base(IdempotentMixin, Task):
+        abstract = True
+        once: Any = None
+
+    assert app.task(base=Base, shared=False, name="a", lazy=False, once={"keys": []})(_nothing).once == {"keys": []}
+
+    class Own(IdempotentTask):
+        name = "own"
+        key = "mine"
+
+        def run(self) -> None: ...
+
+    assert app.register_task(Own()).key == "mine"
 
 
 def test_policy_that_does_not_fit_the_broker_is_warned_about() -> None:
