@@ -32,7 +32,7 @@ from celery_idempotent.protocol.publishing import Announce, Outgoing, Send, Unde
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import RecordTooLarge
 
-logger = logging.getLogger("celery_idempotent")
+logger = logging.getLogger(__name__)
 
 _LONGEST = 10 * 365 * 86_400
 """Seconds that a message may be expected to wait; what is further away is a mistake, and fits no number."""

@@ -24,7 +24,7 @@ from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Status, process_of
 
-logger = logging.getLogger("celery_idempotent")
+logger = logging.getLogger(__name__)
 
 _PATIENCE = 3.0
 """Seconds until the message goes back, whatever has become of the lease."""

@@ -9,7 +9,7 @@ from celery_idempotent.integration import signals
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import bounded
 
-logger = logging.getLogger("celery_idempotent")
+logger = logging.getLogger(__name__)
 
 _LEVELS = {
     EventName.CLAIMED: logging.DEBUG,

@@ -41,7 +41,7 @@ from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import ITEM
 from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature
 
-logger = logging.getLogger("celery_idempotent")
+logger = logging.getLogger(__name__)
 
 _ANSWERS = {EventName.REPLAYED, EventName.LEASE_LOST}
 """After these, what Celery is told is not what this delivery's body did."""

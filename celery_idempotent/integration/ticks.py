@@ -23,7 +23,7 @@ from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.selector import WHOLE_CALL
 
-logger = logging.getLogger("celery_idempotent")
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

@@ -359,6 +359,11 @@ def test_other_log_events_are_documented() -> None:
     assert documented == logged | {f"idempotency.{name}" for name in EventName if name not in BY_EVENT}
 
 
+def test_one_logger_configures_all() -> None:
+    """Every module logs to a child of the package's, named after itself."""
+    assert set(re.findall(r"getLogger\((.*?)\)", SOURCE)) == {"__name__"}
+
+
 def test_errors_are_documented() -> None:
     """Every public error, no other; all but the one that a body raises have one base."""
     documented = {row["error"].strip("`") for row in table(DOCS / "failures.md", "error")}

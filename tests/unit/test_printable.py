@@ -65,7 +65,7 @@ def test_log_lines_cannot_be_forged_by_a_task_id(caplog: pytest.LogCaptureFixtur
     for _ in range(2):
         deliver(charge, task_id=FORGED)
 
-    lines = [each.getMessage() for each in caplog.records if each.name == "celery_idempotent"]
+    lines = [each.getMessage() for each in caplog.records if each.name.startswith("celery_idempotent.")]
     assert [each.split()[0] for each in lines] == [f"idempotency.{each}" for each in ("claimed", "failed", "replayed")]
     assert all(each.isprintable() and f"task_id={SHOWN} " in each for each in lines)
     assert seen == [FORGED]
@@ -80,7 +80,7 @@ def test_log_line_of_observed_call_without_a_key_is_one_line(caplog: pytest.LogC
 
     deliver(charge, None, task_id=FORGED)
 
-    (line,) = [each.getMessage() for each in caplog.records if each.name == "celery_idempotent"]
+    (line,) = [each.getMessage() for each in caplog.records if each.name.startswith("celery_idempotent.")]
     assert line.startswith("idempotency.not_observed ")
     assert line.isprintable()
 
