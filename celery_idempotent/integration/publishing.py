@@ -9,6 +9,7 @@ chains and schedules, as does the relay of an outbox, and there an exception wou
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, assert_never
 
@@ -28,7 +29,7 @@ from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.codec import describe
 from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure
-from celery_idempotent.protocol.publishing import Announce, Outgoing, Send, Underway
+from celery_idempotent.protocol.publishing import Announce, Known, Outgoing, Send, Underway
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import RecordTooLarge
 
@@ -65,33 +66,53 @@ def publish_once(
         PolicyError: The app has no usable store.
         Exception: What sending raises. Nothing is recorded then.
     """
-    policy, runtime = task.idempotency_policy, runtime_of(task.app)
+    decision = _decided(task, args, kwargs, options, task_id)
+    match decision:
+        case _Answered(result):
+            return _child(task, result, options)
+        case Announce() | Send():
+            try:
+                return send(task_id=decision.task_id)
+            except BaseException:
+                if isinstance(decision, Announce):
+                    _withdraw(task, decision)
+                raise
+        case unreachable:
+            assert_never(unreachable)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """Publish nothing: this is the result of the message that was sent before."""
+
+    result: Any
+
+
+def _decided(
+    task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str
+) -> Announce | Send | _Answered:
+    """What becomes of the message. In doubt it is sent under its own id, as is every one that is only observed."""
+    policy, own = task.idempotency_policy, Send(task_id)
     observed = policy.mode == "observe"
     try:
         outgoing = _outgoing(task, args, kwargs, options, task_id)
     except Exception as error:  # noqa: BLE001 - a function of the author's may raise anything; the delivery tells
         reason = type(error).__name__ if policy.redact_errors else describe(error)
         logger.warning("idempotency.not_announced task=%s reason=%s", one_line(task.name), one_line(reason))
-        return send(task_id=task_id)
+        return own
     key = outgoing.operation.identity.key
     try:
-        decision = announce(runtime.store, outgoing)
+        decision = announce(runtime_of(task.app).store, outgoing)
     except (StoreUnavailable, RecordTooLarge) as error:
         _tell(task, task_id, EventName.STORE_UNAVAILABLE, key, f"published all the same: {error}", observed)
-        return send(task_id=task_id)
-    if isinstance(decision, Announce):
-        try:
-            return send(task_id=task_id if observed else decision.task_id)
-        except BaseException:
-            _withdraw(task, decision)
-            raise
-    if isinstance(decision, Send):
-        return send(task_id=task_id if observed else decision.task_id)
+        return own
+    if isinstance(decision, Announce | Send):
+        return decision
     answer = _answer(task, decision, options)
     if answer is None:
-        return send(task_id=task_id)
+        return own
     _tell(task, decision.record.task_id, EventName.PUBLISH_SKIPPED, key, _reason(decision), observed)
-    return send(task_id=task_id) if observed else _child(task, answer, options)
+    return own if observed else _Answered(answer)
 
 
 def _outgoing(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> Outgoing:
@@ -134,7 +155,7 @@ def _seconds(task: Task, value: Any) -> float:
         return 0.0
 
 
-def _answer(task: Task, decision: Underway | Replay | ReplayFailure, options: Mapping[str, Any]) -> Any:
+def _answer(task: Task, decision: Known, options: Mapping[str, Any]) -> Any:
     """The result of the first message; None where only a delivery can tell it."""
     codec = runtime_of(task.app).codec_of(task.idempotency_policy)
     try:
@@ -175,7 +196,7 @@ def _child(task: Task, result: Any, options: Mapping[str, Any]) -> Any:
     return result
 
 
-def _reason(decision: Underway | Replay | ReplayFailure) -> str:
+def _reason(decision: Known) -> str:
     if isinstance(decision, Underway):
         return f"running on {decision.record.worker}" if decision.record.owner else "queued"
     return "completed earlier" if isinstance(decision, Replay) else f"failed earlier: {decision.record.error}"

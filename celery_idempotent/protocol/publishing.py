@@ -37,7 +37,10 @@ class Underway:
     record: Record
 
 
-Publication = Announce | Send | Underway | Replay | ReplayFailure
+Known = Underway | Replay | ReplayFailure
+"""What makes the message unnecessary."""
+
+Publication = Announce | Send | Known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +130,9 @@ def _of_a_message(
     if not is_gone:
         return Underway(record)
     # Not for longer than its publisher meant: if that one has sent it after all, and people revoked it, it ends.
-    return Announce(replace(following, task_id=known, lease_until=record.lease_until), record, known)
+    standing_in = replace(following, task_id=known, lease_until=record.lease_until)
+    is_observed = outgoing.operation.policy.mode == "observe"
+    return Announce(standing_in, record, outgoing.operation.task_id if is_observed else known)
 
 
 def _announced(outgoing: Outgoing, now: int, revision: str) -> Record:

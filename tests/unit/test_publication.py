@@ -135,6 +135,15 @@ def test_a_publisher_that_is_gone_is_stood_in_for_under_its_message() -> None:
     assert (decision.record.process, decision.record.lease_until) == ("here:1:2", NOW + 1)
 
 
+def test_observing_stands_in_for_nobody() -> None:
+    """The message is sent under its own id, and the record says what it would under the policy as enforced."""
+    observed = replace(OPERATION, policy=replace(OPERATION.policy, mode="observe"))
+    enforced = _publish(QUEUED, is_gone=True)
+
+    assert isinstance(enforced, Announce)
+    assert _publish(QUEUED, is_gone=True, operation=observed) == replace(enforced, task_id="mine")
+
+
 def test_a_process_that_is_gone_runs_no_body() -> None:
     """The message is sent under its own id: that of the attempt may have been revoked, and then workers drop it."""
     assert _publish(RUNNING, is_gone=True) == Send("mine")

@@ -456,6 +456,21 @@ def test_refused_message_leaves_nothing_behind(shop: Shop, monkeypatch: pytest.M
     assert [shop.charge.delay("o").id] == shop.ids()
 
 
+def test_refused_message_that_was_not_announced_leaves_the_announcement_of_another(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other arguments, here: nothing was written, so there is nothing to undo."""
+    shop.charge.delay("o", 1)
+    before = shop.record("o")
+    _refuse(monkeypatch)
+
+    with pytest.raises(OperationalError, match="no broker"):
+        shop.charge.delay("o", 2)
+
+    assert before is not None
+    assert shop.record("o") == before
+
+
 def test_refused_message_of_an_operation_with_attempts_leaves_them(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """With their steps, their token, and their word on who ran."""
     shop.charge.delay("o")
