@@ -149,7 +149,7 @@ class LeaseLost(IdempotencyError):
 
     Args:
         key: The idempotency key.
-        fencing_token: The token this attempt held.
+        fencing_token: The token of this attempt.
     """
 
     def __init__(self, key: str, fencing_token: int) -> None:

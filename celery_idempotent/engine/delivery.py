@@ -153,21 +153,21 @@ class Delivery:
 
     def observe(self, body: Body) -> Any:
         """Run ``body`` in any case, report what :meth:`run` would have suppressed, and return its value untouched."""
-        held = self._observed()
-        if held is None:
+        claimed = self._observed()
+        if claimed is None:
             return body(None)
         try:
-            self._tell_of_claim(held)
-            value = body(held)
+            self._tell_of_claim(claimed)
+            value = body(claimed)
         except BaseException:
-            self._quietly(held, held.release)
+            self._quietly(claimed, claimed.release)
             raise
         else:
-            held.patience = 0  # to wait for a store that is away would change when the task ends
-            self._quietly(held, lambda: self._complete(held, value))
+            claimed.patience = 0  # to wait for a store that is away would change when the task ends
+            self._quietly(claimed, lambda: self._complete(claimed, value))
             return value
         finally:
-            self._heartbeat.stop(held)
+            self._heartbeat.stop(claimed)
 
     def _observed(self) -> Claim | None:
         """The attempt that :meth:`run` would have made, if it would have made one and that can be known."""
@@ -182,10 +182,10 @@ class Delivery:
         self._emit(event, decision.record, reason)
         return None
 
-    def _quietly(self, held: Claim, end: Callable[[], object]) -> None:
+    def _quietly(self, claimed: Claim, end: Callable[[], object]) -> None:
         try:
             end()
-            held.raise_struck()
+            claimed.raise_struck()
         except Exception as error:  # noqa: BLE001 - as above
             self._emit(EventName.STORE_UNAVAILABLE, None, describe(error))
 
@@ -194,7 +194,7 @@ class Delivery:
         if not isinstance(decision, Run):
             return decision
         policy = self._policy
-        held = Claim(
+        claimed = Claim(
             self._store,
             decision.record,
             lease=policy.lease_ms,
@@ -203,16 +203,16 @@ class Delivery:
             clock=self._clock,
         )
         try:
-            held.ensure_time()
-            self._heartbeat.start(held)
+            claimed.ensure_time()
+            self._heartbeat.start(claimed)
         except LeaseLost:
             return self._claimed(operation)  # nothing has run here: ask who took over
         except StoreUnavailable:
             # A body whose lease nobody renews would soon run beside another.
-            self._try(held, held.release)
-            held.raise_struck()
+            self._try(claimed, claimed.release)
+            claimed.raise_struck()
             raise
-        return held
+        return claimed
 
     def _asked(self, operation: Operation) -> tuple[Run | Answer, float]:
         """The answer to a claim, and when it was asked for. A claim whose process is gone is not waited for."""
@@ -223,10 +223,10 @@ class Delivery:
                 return decision, asked_at
             end_lease(self._store, decision.record, self._clock)
 
-    def _tell_of_claim(self, held: Claim) -> None:
-        self._emit(EventName.CLAIMED, held, f"attempt {held.number}")
-        if held.is_takeover:
-            self._emit(EventName.TAKEN_OVER, held, "the attempt before never ended")
+    def _tell_of_claim(self, claimed: Claim) -> None:
+        self._emit(EventName.CLAIMED, claimed, f"attempt {claimed.number}")
+        if claimed.is_takeover:
+            self._emit(EventName.TAKEN_OVER, claimed, "the attempt before never ended")
 
     def _answer(self, answer: Answer) -> Outcome | Conflict:
         event, reason, give = self._read(answer)
@@ -258,114 +258,120 @@ class Delivery:
             case unreachable:
                 assert_never(unreachable)
 
-    def _execute(self, held: Claim, body: Body) -> Outcome:
+    def _execute(self, claimed: Claim, body: Body) -> Outcome:
         try:
             try:
-                self._tell_of_claim(held)  # to code that may end the process: from here on there is an end
-                value = body(held)
+                self._tell_of_claim(claimed)  # to code that may end the process: from here on there is an end
+                value = body(claimed)
             except BaseException as error:
-                instead = self._end(held, error)
-                held.raise_struck()
+                instead = self._end(claimed, error)
+                claimed.raise_struck()
                 if instead is None:
                     raise
                 return instead
-            finished = held.unstruck(lambda: self._complete(held, value))
-            held.raise_struck()
+            finished = claimed.unstruck(lambda: self._complete(claimed, value))
+            claimed.raise_struck()
             return finished
         finally:
-            self._heartbeat.stop(held)
+            self._heartbeat.stop(claimed)
 
-    def _complete(self, held: Claim, value: Any) -> Outcome:
-        if held.committed is not None:
-            self._emit(EventName.COMPLETED, held, held.committed.lost or "committed")
-            return Outcome(held.committed.value)
+    def _complete(self, claimed: Claim, value: Any) -> Outcome:
+        if claimed.committed is not None:
+            self._emit(EventName.COMPLETED, claimed, claimed.committed.lost or "committed")
+            return Outcome(claimed.committed.value)
         kept = self._codec.keep(value)
-        write = _or_less(lambda: held.complete(kept.encoded, kept.lost), lambda error: held.complete(None, str(error)))
+        write = _or_less(
+            lambda: claimed.complete(kept.encoded, kept.lost), lambda error: claimed.complete(None, str(error))
+        )
         lost = f"{RESULT_LOST}: {kept.lost}" if kept.lost else ""
-        instead = self._settled(held, write, EventName.COMPLETED, lost)
+        instead = self._settled(claimed, write, EventName.COMPLETED, lost)
         return instead or Outcome(kept.value)
 
-    def _end(self, held: Claim, error: BaseException) -> Outcome | None:
+    def _end(self, claimed: Claim, error: BaseException) -> Outcome | None:
         """Settle the claim of a body that raised; the outcome to report instead of ``error``, if there is one."""
         policy = self._policy
-        if held.committed is not None:
+        if claimed.committed is not None:
             # The effects are there and recorded: what went wrong after them changes nothing of that.
-            self._emit(EventName.COMPLETED, held, f"{type(error).__name__} after the commit")
-            return Outcome(held.committed.value) if isinstance(error, Exception) else None
+            self._emit(EventName.COMPLETED, claimed, f"{type(error).__name__} after the commit")
+            return Outcome(claimed.committed.value) if isinstance(error, Exception) else None
         match ending(
             error,
             on_takeover=policy.on_takeover,
             remember=policy.remember,
             nothing_begun=(SafeToRetry, *self._control.nothing_begun),
             no_outcome=(*OUR_OWN, *self._control.no_outcome),
-            in_doubt=isinstance(error, OutcomeUnknown) and error.key == held.key,
-            before_effects=error is held.excused,
+            in_doubt=isinstance(error, OutcomeUnknown) and error.key == claimed.key,
+            before_effects=error is claimed.excused,
         ):
             case Ending.FAIL:
                 failure, text = self._codec.encode_failure(error), self._codec.summary(error)
-                write = _or_less(lambda: held.fail(failure, text), lambda _: held.fail(None, type(error).__name__))
-                return self._settled(held, write, EventName.FAILED, type(error).__name__)
+                write = _or_less(
+                    lambda: claimed.fail(failure, text), lambda _: claimed.fail(None, type(error).__name__)
+                )
+                return self._settled(claimed, write, EventName.FAILED, type(error).__name__)
             case Ending.RELEASE:
-                return self._without_outcome(held, error, held.release, EventName.RELEASED, type(error).__name__)
+                return self._without_outcome(claimed, error, claimed.release, EventName.RELEASED, type(error).__name__)
             case Ending.GIVE_UP:
                 reason = (
                     error.reason
                     if isinstance(error, OutcomeUnknown) and not policy.redact_errors
-                    else f"{type(error).__name__} ended attempt {held.number}"
+                    else f"{type(error).__name__} ended attempt {claimed.number}"
                 )
-                give_up = _or_less(lambda: held.give_up(reason), lambda _: held.give_up(type(error).__name__))
-                return self._without_outcome(held, error, give_up, EventName.OUTCOME_UNKNOWN, reason)
+                give_up = _or_less(lambda: claimed.give_up(reason), lambda _: claimed.give_up(type(error).__name__))
+                return self._without_outcome(claimed, error, give_up, EventName.OUTCOME_UNKNOWN, reason)
             case unreachable:
                 assert_never(unreachable)
 
     def _without_outcome(
         self,
-        held: Claim,
+        claimed: Claim,
         error: BaseException,
         write: Callable[[], Written | Superseded | Lost],
         event: EventName,
         reason: str,
     ) -> Outcome | None:
         """End a claim whose body has no outcome; the one to report instead of ``error``, if another recorded it."""
-        settlement = self._try(held, write)
+        settlement = self._try(claimed, write)
         if settlement is None:
             return None
         if isinstance(settlement, Written):
-            self._emit(event, held, reason)
+            self._emit(event, claimed, reason)
             return None
-        self._emit(EventName.LEASE_LOST, held, "taken over before the body raised")
+        self._emit(EventName.LEASE_LOST, claimed, "taken over before the body raised")
         if not isinstance(error, Exception) or isinstance(error, self._control.steering):
             return None  # the message is already on its way elsewhere
         if isinstance(settlement, Superseded):
             return Outcome(result_of(self._codec, settlement.record))
-        raise LeaseLost(held.key, held.fencing_token) from error
+        raise LeaseLost(claimed.key, claimed.fencing_token) from error
 
-    def _try(self, held: Claim, write: Callable[[], Written | Superseded | Lost]) -> Written | Superseded | Lost | None:
+    def _try(
+        self, claimed: Claim, write: Callable[[], Written | Superseded | Lost]
+    ) -> Written | Superseded | Lost | None:
         """``write()``, or None where the store gave no answer: the lease then ends the claim by itself."""
         try:
             return write()
         except StoreUnavailable as error:
-            self._emit(EventName.STORE_UNAVAILABLE, held, str(error))
+            self._emit(EventName.STORE_UNAVAILABLE, claimed, str(error))
             return None
 
     def _settled(
-        self, held: Claim, write: Callable[[], Written | Superseded], event: EventName, reason: str
+        self, claimed: Claim, write: Callable[[], Written | Superseded], event: EventName, reason: str
     ) -> Outcome | None:
         """Make an outcome certain; the outcome that counts instead, if another attempt recorded one."""
         try:
             settlement = write()
         except LeaseLost as error:
-            self._emit(EventName.LEASE_LOST, held, str(error))
+            self._emit(EventName.LEASE_LOST, claimed, str(error))
             raise
         except StoreUnavailable as error:
-            self._emit(EventName.STORE_UNAVAILABLE, held, str(error))
+            self._emit(EventName.STORE_UNAVAILABLE, claimed, str(error))
             raise
         match settlement:
             case Written():
-                self._emit(event, held, reason)
+                self._emit(event, claimed, reason)
                 return None
             case Superseded(record):
-                self._emit(EventName.LEASE_LOST, held, "completed by another attempt")
+                self._emit(EventName.LEASE_LOST, claimed, "completed by another attempt")
                 return Outcome(result_of(self._codec, record))
             case unreachable:
                 assert_never(unreachable)
@@ -373,8 +379,8 @@ class Delivery:
     def _failure(self, record: Record) -> Exception:
         return failure_of(self._codec, self._policy, record, never=self._control.steering)
 
-    def _emit(self, name: EventName, holder: Record | Claim | None, reason: str) -> None:
-        token = None if holder is None else holder.fencing_token
+    def _emit(self, name: EventName, bearer: Record | Claim | None, reason: str) -> None:
+        token = None if bearer is None else bearer.fencing_token
         self._tell(Event(name, self._operation.identity.key, token, reason))
 
 

@@ -40,7 +40,7 @@ class Record:
     status: Status
     #: Fresh random nonce on every write; the only thing ``swap`` compares.
     revision: str
-    #: Nonce of the attempt that holds or held the key. Never the task id: a redelivery shares that. Empty where a
+    #: Nonce of the attempt that owns or owned the key. Never the task id: a redelivery shares that. Empty where a
     #: publisher has written the record, and nobody has claimed it since.
     owner: str
     #: Grows with every claim, also across releases and purges.

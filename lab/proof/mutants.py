@@ -174,20 +174,20 @@ def _reviving(write: Record, stored: Record | None) -> Any:
     return _settle(write, stored)
 
 
-def _own_result_anyway(self: Delivery, held: Claim, write: Any, event: Any, reason: str) -> None:
+def _own_result_anyway(self: Delivery, claimed: Claim, write: Any, event: Any, reason: str) -> None:
     write()
 
 
-def _loss_ignored(self: Delivery, held: Claim, write: Any, event: Any, reason: str) -> Any:
+def _loss_ignored(self: Delivery, claimed: Claim, write: Any, event: Any, reason: str) -> Any:
     try:
-        return _settled(self, held, write, event, reason)
+        return _settled(self, claimed, write, event, reason)
     except LeaseLost:
         return None
 
 
-def _outage_ignored(self: Delivery, held: Claim, write: Any, event: Any, reason: str) -> Any:
+def _outage_ignored(self: Delivery, claimed: Claim, write: Any, event: Any, reason: str) -> Any:
     try:
-        return _settled(self, held, write, event, reason)
+        return _settled(self, claimed, write, event, reason)
     except StoreUnavailable:
         return None
 
@@ -304,10 +304,10 @@ def _failed_with_steps(record: Record, status: Status, *outcome: Any) -> Record:
     return replace(written, steps=record.steps) if status is Status.FAILED else written
 
 
-def _any_error_excused(self: Delivery, held: Claim, error: BaseException) -> Any:
-    if held.excused is not None:
-        held.excused = error
-    return _end(self, held, error)
+def _any_error_excused(self: Delivery, claimed: Claim, error: BaseException) -> Any:
+    if claimed.excused is not None:
+        claimed.excused = error
+    return _end(self, claimed, error)
 
 
 @contextmanager
