@@ -36,6 +36,10 @@ _LONGEST = timedelta(days=70 * 366)
 _OF_OTHER_PACKAGES = {"django_celery_beat.clockedschedule.clocked", "redbeat.schedules.rrule"}
 """Schedules that give the same due times to every beat, by name, as neither package need be installed."""
 
+_SECOND = timedelta(seconds=1)
+_STEPS = {crontab: timedelta(minutes=1), solar: _DAY}
+"""How far apart ticks may lie; what is asked about a shorter time has no answer more often than not."""
+
 _SOLAR_NOISE = timedelta(minutes=1)
 """An event's time differs by less, depending on the moment from which it is looked for."""
 
@@ -246,7 +250,7 @@ def tick_at(given: Any, now: datetime) -> str | None:
 
 def _latest(given: BaseSchedule, now: datetime) -> datetime | None:
     """The last due time up to ``now`` of a calendar, which can only be asked what comes next after a moment."""
-    back = timedelta(seconds=1)
+    back = _STEPS.get(type(given), _SECOND)
     while (due := _following(given, now - back)) is None or due > now:
         back *= 2
         if back > _LONGEST:
