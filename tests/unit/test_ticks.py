@@ -5,6 +5,7 @@ import logging
 import pickle
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ BERLIN = ZoneInfo("Europe/Berlin")
 moments = st.datetimes(datetime(2020, 1, 1), datetime(2040, 1, 1), timezones=st.just(UTC))
 
 
+@cache
 def _app(timezone: str = "UTC") -> Celery:
+    """Nobody changes it, and to make one takes longer than a property needs for an example."""
     app = Celery("beats", set_as_current=False, broker="memory://")
     app.conf.timezone = timezone
     return app
@@ -65,8 +68,14 @@ class Recorder(SchedulerMixin, beat.Scheduler):
         self.sent.append(messages.tick_named(headers, name, task_id))
 
 
-def _beat(every: Any, at: datetime = NOON, kind: type[Recorder] = Recorder, **entry: Any) -> Recorder:
-    app = Clock("beats", set_as_current=False, broker="memory://")
+def _clock() -> Clock:
+    return Clock("beats", set_as_current=False, broker="memory://")
+
+
+def _beat(
+    every: Any, at: datetime = NOON, kind: type[Recorder] = Recorder, app: Clock | None = None, **entry: Any
+) -> Recorder:
+    app = app or _clock()
     app.at = at
     app.conf.beat_schedule = {"report": {"task": "of.another.app", "schedule": every, **entry}}
     return kind(app)
@@ -309,12 +318,12 @@ def test_every_tick_is_sent_while_one_beat_lives(
     """Whenever beats start, wake and die: each sends each tick of its life once, all by one name, and no other."""
     every, beats = lives
     begin = NOON + phase
-    grid = OnGrid(every, app=_app())
+    grid, app = OnGrid(every, app=_app()), _shared_clock()
     sent: set[str] = set()
     expected: set[str] = set()
     for start, length, age, late in beats:
         born, dead = begin + every * start, begin + every * (start + length)
-        own = _sent_by(every, born, dead, born - every * age, late)
+        own = _sent_by(app, every, born, dead, born - every * age, late)
         caught_up = grid.latest(born) > born - every * age
         due = _due_in(grid, grid.latest(born) - every if caught_up else born, dead - every / 2)
         assert len(own) == len(set(own))
@@ -324,9 +333,15 @@ def test_every_tick_is_sent_while_one_beat_lives(
     assert expected <= sent
 
 
-def _sent_by(every: timedelta, born: datetime, dead: datetime, last_run_at: datetime, late: list[float]) -> list[str]:
+_shared_clock = cache(_clock)
+"""One for all beats of the property, which live one after the other: to make one takes longer than a life."""
+
+
+def _sent_by(
+    app: Clock, every: timedelta, born: datetime, dead: datetime, last_run_at: datetime, late: list[float]
+) -> list[str]:
     """The ticks that one beat names from its start to its end."""
-    scheduler = _beat(every, at=born, last_run_at=last_run_at)
+    scheduler = _beat(every, at=born, app=app, last_run_at=last_run_at)
     lateness = cycle(late)
     while scheduler.app.at <= dead:
         pause = max(scheduler.tick(), 0.001)
