@@ -27,6 +27,7 @@ from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.tables import Row, table
 from celery_idempotent.integration.task import IdempotentMixin
 from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.publishing import shown_status
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import PurgeableStore, Store
 
@@ -113,10 +114,11 @@ def key(context: click.Context, task: str, arguments: str, keywords: str) -> Non
 def show(context: click.Context, key: str) -> None:
     """Print all that is recorded under KEY."""
     with _readable_errors():
-        record = _store(context).get(key)
-    if record is None:
-        raise click.ClickException(f"nothing is recorded under {key}")
-    click.echo(_fields(record.to_fields()))
+        store = _store(context)
+        record = store.get(key)
+        if record is None:
+            raise click.ClickException(f"nothing is recorded under {key}")
+        click.echo(_fields({**record.to_fields(), "status": _status(record, store.now())}))
 
 
 @idempotency.command(name="list")
@@ -139,7 +141,8 @@ def list_records(context: click.Context, status: str | None, task: str | None, l
     ):
         found = list(bar)
         is_all = next(records, None) is None
-    click.echo(_table(_rows(sorted(found, key=lambda record: record.updated_at)), last=_HEADS.index("KEY")))
+        rows = _rows(sorted(found, key=lambda record: record.updated_at), store.now())
+    click.echo(_table(rows, last=_HEADS.index("KEY")))
     if not is_all:
         click.echo(f"there are more than these {limit}; give --limit", err=True)
 
@@ -366,10 +369,14 @@ def _readable_errors() -> Iterator[None]:
         raise click.ClickException(str(error)) from error
 
 
-def _rows(records: Iterable[Record]) -> list[Sequence[object]]:
+def _status(record: Record, now: int) -> str:
+    return shown_status(record.status, record.owner, record.lease_until, now)
+
+
+def _rows(records: Iterable[Record], now: int) -> list[Sequence[object]]:
     rows: list[Sequence[object]] = [_HEADS]
     rows += [
-        (each.status, _time(each.updated_at, "seconds"), each.attempts, each.task, each.key, each.worker)
+        (_status(each, now), _time(each.updated_at, "seconds"), each.attempts, each.task, each.key, each.worker)
         for each in records
     ]
     return rows

@@ -96,6 +96,13 @@ def publication(
             assert_never(unreachable)
 
 
+def shown_status(status: str, owner: str, lease_until: int, now: int) -> str:
+    """The status as people read it: of what a publisher recorded, and no attempt, whether its message is on its way."""
+    if status != Status.RELEASED or owner:
+        return status
+    return f"{status}, {'queued' if lease_until > now else 'message in doubt'}"
+
+
 def _of_a_body(record: Record, outgoing: Outgoing, now: int, is_gone: bool) -> Send | Underway:
     if not outgoing.comes_back:
         return Send(outgoing.operation.task_id)  # and nobody would deliver it if its worker dies from here on

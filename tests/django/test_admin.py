@@ -287,6 +287,17 @@ def test_lease_that_is_over_is_told(store: DjangoStore, viewer: Client) -> None:
     assert "lease over" not in _text(viewer.get(_url(running)))
 
 
+def test_what_a_publisher_recorded_is_told(store: DjangoStore, viewer: Client) -> None:
+    """It looks like a claim that was given back, and is a message on its way, or one that may never come."""
+    released = _written(store, Status.RELEASED)
+    queued = _written(store, Status.RELEASED, owner="", attempts=0)
+    lost = _written(store, Status.RELEASED, owner="", attempts=0, lease_until=store.now())
+
+    assert "RELEASED, queued" in _text(viewer.get(_url(queued)))
+    assert "RELEASED, message in doubt" in _text(viewer.get(_url(lost)))
+    assert "RELEASED," not in _text(viewer.get(_url(released)))
+
+
 # -- what is shown of what cannot be read
 
 

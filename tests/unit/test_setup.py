@@ -6,6 +6,7 @@ import re
 import threading
 import warnings
 import weakref
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 from typing import Any
@@ -353,6 +354,20 @@ def test_key_of_a_call_is_printed(command: Any, app: Celery) -> None:
         assert command("key", "orders.charge", *arguments).output.strip() == task.idempotency_key_for(7)
     assert "has no task" in command("key", "orders.refund").output
     assert "no idempotency key" in command("key", "orders.charge", "--args", "[null]").output
+
+
+@pytest.mark.parametrize(("left", "told"), [(60_000, "RELEASED, queued"), (0, "RELEASED, message in doubt")])
+def test_show_and_list_tell_what_a_publisher_recorded(command: Any, app: Celery, left: int, told: str) -> None:
+    """Its message is on its way, or nobody can tell; what an attempt gave back is neither."""
+    store = app.conf.idempotency_store
+    released = replace(a_record(), status=Status.RELEASED, lease_until=store.now() + left)
+    announced = replace(released, key="announced", owner="", attempts=0)
+    for each in (released, announced):
+        store.swap(each, None)
+
+    assert f"status  {told}\n" in command("show", announced.key).output
+    assert "status  RELEASED\n" in command("show", released.key).output
+    assert command("list").output.count(f"\n{told}  ") == 1
 
 
 def test_show_and_list_tell_what_is_recorded(command: Any, app: Celery) -> None:

@@ -26,6 +26,7 @@ from celery_idempotent.contrib.django.models import IdempotencyRecord
 from celery_idempotent.engine import operator
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.publishing import shown_status
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
 
@@ -166,10 +167,12 @@ class IdempotencyRecordAdmin(_Admin):
 
     @admin.display(description="status", ordering="status")
     def state(self, row: IdempotencyRecord) -> str:
-        """The status, and whether a lease is over; or that the record cannot be read, and why."""
+        """The status, and whether a lease is over or a message queued; or that the record cannot be read, and why."""
         if row.unreadable:
             return f"unreadable: {row.unreadable}"
-        return f"{row.status}, lease over" if _lease_is_over(row) else row.status
+        if _lease_is_over(row):
+            return f"{row.status}, lease over"
+        return shown_status(row.status, row.owner, row.lease_until, project.store_of_admin().now())
 
     @admin.display(description="key", ordering="key")
     def short_key(self, row: IdempotencyRecord) -> str:
