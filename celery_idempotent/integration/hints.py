@@ -1,7 +1,7 @@
-"""What the settings of a broker cost, and the line to write instead. Each hint is a pure function of a setup.
+"""What the settings of a broker lose or cost, and the line to write instead: pure functions of a setup.
 
-Nothing here can break a promise; it costs time or throughput. So a value that somebody wrote is worth a warning, and a
-default of kombu's or Celery's is worth advice.
+What loses messages or ends workers is worth a warning. The rest breaks no promise, and costs time or throughput: there
+a value that somebody wrote is worth a warning, and a default of kombu's or Celery's is worth advice.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +34,7 @@ class Hint:
         cost: What comes of that.
         instead: The line to write.
         is_default: Whether nobody wrote what was found.
+        is_grave: Whether messages are lost or workers end by it.
     """
 
     setting: str
@@ -41,6 +42,12 @@ class Hint:
     cost: str
     instead: str
     is_default: bool
+    is_grave: bool = False
+
+    @property
+    def is_advice(self) -> bool:
+        """Whether it is not worth a warning."""
+        return self.is_default and not self.is_grave
 
     def __str__(self) -> str:
         found = f"{self.found} (default)" if self.is_default else self.found
@@ -58,6 +65,9 @@ class Setup:
         unheld_delay: The longest ``default_retry_delay`` of a task whose messages are not held; None: all are.
         fifo: Queues that the settings name and that are FIFO queues, if no setting names a message group.
         is_green: Whether the pool is one of greenlets.
+        queues: The queues of a RabbitMQ, by name.
+        retries_channels: ``broker_channel_error_retry``.
+        time_limit: ``task_time_limit``.
     """
 
     broker: Broker
@@ -66,11 +76,14 @@ class Setup:
     unheld_delay: float | None
     fifo: tuple[str, ...]
     is_green: bool
+    queues: Mapping[str, Any]
+    retries_channels: bool
+    time_limit: float | None
 
 
 def hints(setup: Setup) -> list[Hint]:
     """All that there is to say."""
-    return [hint for each in _HINTS if (hint := each(setup)) is not None]
+    return [*(hint for each in _HINTS if (hint := each(setup)) is not None), *_of_queues(setup)]
 
 
 def setup_of(app: Celery, pool: str, unheld: Iterable[Any]) -> Setup:
@@ -89,6 +102,9 @@ def setup_of(app: Celery, pool: str, unheld: Iterable[Any]) -> Setup:
         unheld_delay=max((each.default_retry_delay or 0 for each in unheld), default=None),
         fifo=() if _names_groups(app.conf.task_routes) else _fifo(app.conf, options),
         is_green=pool.endswith((".gevent", ".eventlet")),
+        queues=app.amqp.queues if runtime.broker.is_rabbitmq else {},
+        retries_channels=app.conf.broker_channel_error_retry,
+        time_limit=app.conf.task_time_limit,
     )
 
 
@@ -204,6 +220,57 @@ def _groups(setup: Setup) -> Hint | None:
     )
 
 
+def _unconfirmed(setup: Setup) -> Hint | None:
+    if not setup.broker.is_rabbitmq or setup.options.get("confirm_publish"):
+        return None
+    return Hint(
+        "confirm_publish",
+        "False",
+        "RabbitMQ confirms no message, so one that it cannot take, or that it gets before it dies, is lost, also where "
+        "a task is postponed",
+        _option(confirm_publish=True),
+        "confirm_publish" not in setup.options,
+        is_grave=True,
+    )
+
+
+def _channels(setup: Setup) -> Hint | None:
+    if not setup.broker.is_rabbitmq or setup.retries_channels:
+        return None
+    return Hint(
+        "broker_channel_error_retry",
+        "False",
+        "RabbitMQ closes the channel of a worker that has a message for more than half an hour (consumer_timeout), and "
+        "Celery ends such a worker",
+        "broker_channel_error_retry = True",
+        is_default=True,
+        is_grave=True,
+    )
+
+
+def _of_queues(setup: Setup) -> Iterator[Hint]:
+    for name, queue in setup.queues.items():
+        arguments = queue.queue_arguments or {}
+        if arguments.get("x-queue-type") == "quorum" and queue.exchange.type == "direct":
+            yield Hint(
+                f"exchange of the quorum queue {name}",
+                "direct",
+                "what is postponed waits in a worker and takes up its prefetch count",
+                'a topic exchange, or task_default_exchange_type = "topic"',
+                is_default=False,
+            )
+        timeout, limit = arguments.get("x-consumer-timeout"), setup.time_limit
+        if isinstance(timeout, int) and (limit is None or limit * 1000 >= timeout):
+            longest = "any time, as task_time_limit is not set" if limit is None else f"{limit:g} s (task_time_limit)"
+            yield Hint(
+                f"x-consumer-timeout of the queue {name}",
+                str(timeout),
+                f"RabbitMQ delivers a message again after {timeout / 1000:g} s, and a body may take {longest}",
+                "a shorter task_time_limit, or a longer x-consumer-timeout",
+                is_default=False,
+            )
+
+
 def _number(setup: Setup, option: str, default: float) -> float:
     return float(setup.options.get(option, default))  # kombu takes text, too, as out of an environment variable
 
@@ -220,4 +287,6 @@ _HINTS: tuple[Callable[[Setup], Hint | None], ...] = (
     _restore,
     _waiting,
     _groups,
+    _unconfirmed,
+    _channels,
 )

@@ -1,4 +1,4 @@
-"""RabbitMQ: how a message is delayed in the broker itself, and which settings lose messages.
+"""RabbitMQ: how a message is delayed in the broker itself.
 
 Where an app has a quorum queue, Celery (5.5 and later) sends what has a countdown to exchanges of its own, which keep
 it for whole seconds and then hand it on by its routing key. It takes that key from the queue of the message, and of a
@@ -7,7 +7,7 @@ message comes out in that one.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery
@@ -43,35 +43,3 @@ def way_back(app: Celery, request: Context, options: Mapping[str, Any]) -> dict[
 def _kind_of(app: Celery, exchange: str) -> str:
     kinds = (each.exchange.type for each in app.amqp.queues.values() if each.exchange.name == exchange)
     return next(kinds, "direct")
-
-
-def weaknesses(app: Celery) -> Iterator[str]:
-    """What in the settings of an app on RabbitMQ loses or holds up messages, with the line to change."""
-    if not app.conf.broker_transport_options.get("confirm_publish"):
-        yield (
-            "RabbitMQ confirms no message, so one that it cannot take, or that it gets before it dies, is lost, also "
-            'where a task is postponed; set broker_transport_options={"confirm_publish": True}'
-        )
-    if not app.conf.broker_channel_error_retry:
-        yield (
-            "RabbitMQ closes the channel of a worker that has a message for more than half an hour (consumer_timeout), "
-            "and Celery ends such a worker; set broker_channel_error_retry=True"
-        )
-    for name, queue in app.amqp.queues.items():
-        arguments = queue.queue_arguments or {}
-        if arguments.get("x-queue-type") == "quorum" and queue.exchange.type == "direct":
-            yield (
-                f"the quorum queue {name} is bound to a direct exchange, so what is postponed waits in a worker and "
-                'takes up its prefetch count; bind it to a topic exchange, or set task_default_exchange_type="topic"'
-            )
-        yield from _too_short(app, name, arguments.get("x-consumer-timeout"))
-
-
-def _too_short(app: Celery, queue: str, timeout_ms: Any) -> Iterator[str]:
-    limit = app.conf.task_time_limit
-    if isinstance(timeout_ms, int) and (limit is None or limit * 1000 >= timeout_ms):
-        longest = "any time, as task_time_limit is not set" if limit is None else f"{limit:g} s (task_time_limit)"
-        yield (
-            f"RabbitMQ delivers a message of {queue} again after {timeout_ms / 1000:g} s (x-consumer-timeout), and a "
-            f"body may take {longest}; set a shorter task_time_limit, or a longer x-consumer-timeout"
-        )

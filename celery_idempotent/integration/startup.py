@@ -19,7 +19,6 @@ from celery_idempotent.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
-from celery_idempotent.integration import rabbitmq
 from celery_idempotent.integration.binding import (
     body_signature,
     check_policy,
@@ -67,7 +66,7 @@ def check(app: Celery, pool: str) -> list[Hint]:
     ``StoreUnavailable``, but not after ``StoreMisconfigured``.
 
     Returns:
-        What could be better about settings that nobody wrote; of those that somebody wrote, it warns.
+        What could be better about settings that nobody wrote; of the others it warns, and of what is grave.
     """
     app.finalize(auto=True)
     runtime = runtime_of(app)
@@ -83,14 +82,11 @@ def check(app: Celery, pool: str) -> list[Hint]:
         )
     found = hints(setup_of(app, pool, unheld_tasks(app)))
     for hint in found:
-        if not hint.is_default:
+        if not hint.is_advice:
             warnings.warn(str(hint), IdempotencyWarning, stacklevel=2)
-    if runtime.broker.is_rabbitmq:
-        for each in rabbitmq.weaknesses(app):
-            warnings.warn(each, IdempotencyWarning, stacklevel=2)
     if isinstance(store, VerifiableStore):
         store.verify()
-    return [hint for hint in found if hint.is_default]
+    return [hint for hint in found if hint.is_advice]
 
 
 def unheld_tasks(app: Celery) -> list[Any]:

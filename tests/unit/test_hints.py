@@ -59,9 +59,10 @@ def _said(broker: str, pool: str = "celery.concurrency.prefork", **options: Any)
 @pytest.mark.parametrize("held", [True, "all"])
 def test_right_settings_are_silent(broker: str, held: Any) -> None:
     """Also those of brokers that take back no message by themselves."""
-    options = RIGHT.get(broker, RIGHT[REDIS])
-    assert _said(broker, broker_transport_options=options, idempotency_hold_messages=held) == []
-    assert _said(broker, broker_transport_options={**options, "visibility_timeout": 300}) == []
+    options = RIGHT.get(broker, {**RIGHT[REDIS], "confirm_publish": True})
+    right: dict[str, Any] = {"broker_transport_options": options, "broker_channel_error_retry": True}
+    assert _said(broker, **right, idempotency_hold_messages=held) == []
+    assert _said(broker, **{**right, "broker_transport_options": {**options, "visibility_timeout": 300}}) == []
 
 
 @pytest.mark.parametrize(("broker", "default"), [(REDIS, 3600), (SQS, 1800)])

@@ -51,9 +51,9 @@ def test_an_app_on_rabbitmq_is_known() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"broker_transport_options": {}}, 'broker_transport_options={"confirm_publish": True}'),
-        ({"broker_channel_error_retry": False}, "broker_channel_error_retry=True"),
-        ({"task_queues": [a_queue("orders", "direct")]}, 'task_default_exchange_type="topic"'),
+        ({"broker_transport_options": {}}, 'write broker_transport_options = {..., "confirm_publish": True}'),
+        ({"broker_channel_error_retry": False}, "write broker_channel_error_retry = True"),
+        ({"task_queues": [a_queue("orders", "direct")]}, 'or task_default_exchange_type = "topic"'),
         ({"task_queues": [a_queue("orders", patience=60_000)]}, "longer x-consumer-timeout"),
         (
             {"task_queues": [a_queue("orders", patience=60_000)], "task_time_limit": 60},
