@@ -1,4 +1,4 @@
-"""How brokers extend messages, by what kombu has of them; every part of kombu that is used here is named here."""
+"""How brokers extend messages and get them back, by what kombu has of them; every part of kombu used is named here."""
 
 import inspect
 import logging
@@ -240,6 +240,38 @@ def _surviving(channel: Any, method: Callable[..., Any]) -> Callable[..., Any]:
             )
 
     return settle
+
+
+class Returned:
+    """A message on its way back to the broker. SQS would hide it for as long as a worker polls, 10 seconds.
+
+    Args:
+        message: kombu's message, before Celery rejects it: that takes away what SQS needs to know.
+    """
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+        info = getattr(message, "delivery_info", None) or {}
+        self._queue_url = info.get("sqs_queue")
+        self._receipt = (info.get("sqs_message") or {}).get("ReceiptHandle")
+        self._queue = info.get("routing_key")
+
+    def is_settled(self) -> bool:
+        """Whether Celery has acknowledged it or given it back; of other brokers, where that is no matter, always."""
+        return self._receipt is None or bool(getattr(self._message, "acknowledged", True))
+
+    def can_come_at_once(self) -> bool:
+        """Whether it was given back to SQS."""
+        return self._receipt is not None and getattr(self._message, "_state", None) == "REJECTED"
+
+    def come_at_once(self) -> None:
+        """Have SQS show it again."""
+        channel = self._message.channel
+        try:
+            client = channel.sqs(queue=channel.canonical_queue_name(self._queue))
+            client.change_message_visibility(QueueUrl=self._queue_url, ReceiptHandle=self._receipt, VisibilityTimeout=0)
+        except Exception as error:  # noqa: BLE001 - it comes all the same, only later
+            logger.info("idempotency.message_comes_later reason=%s", type(error).__name__)
 
 
 def _part(whole: Any, name: str) -> Any:

@@ -20,6 +20,7 @@ from celery import Celery, bootsteps
 
 from celery_idempotent.engine.claim import end_lease
 from celery_idempotent.engine.processes import is_gone
+from celery_idempotent.integration.extenders import Returned
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Status, process_of
@@ -84,7 +85,7 @@ class RecoversLease:
         if not _is_lost(exc_info):
             go_on()
         else:
-            returned = _Returned(getattr(self, "_message", None))
+            returned = Returned(getattr(self, "_message", None))
             _in_steps(_recovered(self, go_on, returned))
 
 
@@ -94,7 +95,7 @@ def _is_lost(exc_info: Any) -> bool:
     return isinstance(getattr(error, "exc", error), WorkerLostError | SystemExit | Terminated)
 
 
-def _recovered(request: Any, go_on: Callable[[], None], returned: "_Returned") -> Iterator[None]:
+def _recovered(request: Any, go_on: Callable[[], None], returned: Returned) -> Iterator[None]:
     """In steps, between which the worker's loop goes on for a moment."""
     ending = _in_thread(partial(_end_lease, request))
     give_up_at = time.monotonic() + _PATIENCE
@@ -186,35 +187,3 @@ def _will_be_gone(process: str) -> bool:
             return False
         time.sleep(_LOOK)
     return True
-
-
-class _Returned:
-    """A message on its way back to the broker. SQS would hide it for as long as a worker polls, 10 seconds.
-
-    Args:
-        message: kombu's message, before Celery rejects it: that takes away what SQS needs to know.
-    """
-
-    def __init__(self, message: Any) -> None:
-        self._message = message
-        info = getattr(message, "delivery_info", None) or {}
-        self._queue_url = info.get("sqs_queue")
-        self._receipt = (info.get("sqs_message") or {}).get("ReceiptHandle")
-        self._queue = info.get("routing_key")
-
-    def is_settled(self) -> bool:
-        """Whether Celery has acknowledged it or given it back; of other brokers, where that is no matter, always."""
-        return self._receipt is None or bool(getattr(self._message, "acknowledged", True))
-
-    def can_come_at_once(self) -> bool:
-        """Whether it was given back to SQS."""
-        return self._receipt is not None and getattr(self._message, "_state", None) == "REJECTED"
-
-    def come_at_once(self) -> None:
-        """Have SQS show it again."""
-        channel = self._message.channel
-        try:
-            client = channel.sqs(queue=channel.canonical_queue_name(self._queue))
-            client.change_message_visibility(QueueUrl=self._queue_url, ReceiptHandle=self._receipt, VisibilityTimeout=0)
-        except Exception as error:  # noqa: BLE001 - it comes all the same, only later
-            logger.info("idempotency.message_comes_later reason=%s", type(error).__name__)
