@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery, bootsteps
@@ -21,7 +22,7 @@ from celery import Celery, bootsteps
 from celery_idempotent.engine.claim import end_lease
 from celery_idempotent.engine.processes import is_gone
 from celery_idempotent.integration.extenders import Returned
-from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Status, process_of
 
@@ -37,11 +38,66 @@ _DEATHS_EVERY = 0.2
 """Seconds between two looks for dead pool processes. Celery learns of a death when its pipe closes, which is before the
 process can be waited for; where it comes too early, and that is often, it looks again after up to five seconds."""
 
-_loop: Any = None
-"""The worker's event loop; None where there is none, and billiard's threads tell of lost processes."""
 
-_under_way: dict[Iterator[None], threading.Thread | None] = {}
-"""What is not done yet, and the thread that does it; None: the loop."""
+class Returns:
+    """What the worker of one app does with messages of lost processes, each in steps."""
+
+    def __init__(self) -> None:
+        #: The worker's event loop; None where there is none, and billiard's threads tell of lost processes.
+        self.loop: Any = None
+        #: What is not done yet, and the thread that does it; None: the loop.
+        self.under_way: dict[Iterator[None], threading.Thread | None] = {}
+
+    def begin(self, steps: Iterator[None]) -> None:
+        """Take the steps in the worker's event loop where this is its thread; in a thread where there is none."""
+        if self.loop is not None and threading.current_thread() is threading.main_thread():
+            self.under_way[steps] = None
+            self._step(self.loop, steps)
+        else:
+            thread = self.under_way[steps] = _in_thread(partial(self._walk, steps))
+            if not thread.ident:
+                self._walk(steps)
+
+    def end_of_loop(self) -> None:
+        """End, without it, what the loop has begun."""
+        for steps, thread in list(self.under_way.items()):
+            if thread is None:
+                self._walk(steps)
+
+    def end(self) -> None:
+        """End all: the loop does not run any more, and threads end with the process."""
+        self.end_of_loop()
+        for thread in filter(None, list(self.under_way.values())):
+            thread.join(3 * _PATIENCE)
+
+    def _step(self, loop: Any, steps: Iterator[None]) -> None:
+        if self._goes_on(steps):
+            loop.call_later(_LOOK, self._step, loop, steps)
+
+    def _walk(self, steps: Iterator[None]) -> None:
+        while self._goes_on(steps):
+            time.sleep(_LOOK)
+
+    def _goes_on(self, steps: Iterator[None]) -> bool:
+        """Take one step; whether there are more."""
+        more = False
+        try:
+            more = next(steps, _END) is not _END
+        except Exception:
+            logger.exception("idempotency.message_not_returned")
+        if not more:
+            self.under_way.pop(steps, None)
+        return more
+
+
+_END = object()
+
+_returns: "WeakKeyDictionary[Runtime, Returns]" = WeakKeyDictionary()
+
+
+def returns_of(app: Celery) -> Returns:
+    """Those of the worker of ``app``."""
+    return _returns.setdefault(runtime_of(app), Returns())
 
 
 class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
@@ -54,21 +110,18 @@ class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
 
     def start(self, parent: Any) -> None:
         """Begin to look; called again whenever the broker was away."""
-        global _loop
-        _loop = parent.hub if parent.controller.use_eventloop else None
-        self._looking = _loop.call_repeatedly(_DEATHS_EVERY, parent.pool.maintain_pool) if _loop else None
+        loop = returns_of(parent.app).loop = parent.hub if parent.controller.use_eventloop else None
+        self._looking = loop.call_repeatedly(_DEATHS_EVERY, parent.pool.maintain_pool) if loop else None
 
     def stop(self, parent: Any) -> None:
         """Look no more, and end what the loop began: Celery before 5.6 has it forget that when the broker is lost."""
         if self._looking is not None:
             self._looking.cancel()
-        _end_of_loop()
+        returns_of(parent.app).end_of_loop()
 
     def shutdown(self, parent: Any) -> None:
-        """End what is under way: the loop does not run any more, and threads end with the process."""
-        _end_of_loop()
-        for thread in filter(None, list(_under_way.values())):
-            thread.join(3 * _PATIENCE)
+        """End what is under way."""
+        returns_of(parent.app).end()
 
 
 def recover_at_start(app: Celery) -> None:
@@ -86,7 +139,7 @@ class RecoversLease:
             go_on()
         else:
             returned = Returned(getattr(self, "_message", None))
-            _in_steps(_recovered(self, go_on, returned))
+            returns_of(self.task.app).begin(_recovered(self, go_on, returned))  # type: ignore[attr-defined]
 
 
 def _is_lost(exc_info: Any) -> bool:
@@ -106,49 +159,6 @@ def _recovered(request: Any, go_on: Callable[[], None], returned: Returned) -> I
         yield
     if returned.can_come_at_once():
         _in_thread(returned.come_at_once)
-
-
-def _in_steps(steps: Iterator[None]) -> None:
-    """Take the steps in the worker's event loop where this is its thread; in a thread where there is none."""
-    if _loop is not None and threading.current_thread() is threading.main_thread():
-        _under_way[steps] = None
-        _step(_loop, steps)
-    else:
-        thread = _under_way[steps] = _in_thread(partial(_walk, steps))
-        if not thread.ident:
-            _walk(steps)
-
-
-def _end_of_loop() -> None:
-    """End, without it, what the loop has begun."""
-    for steps, thread in list(_under_way.items()):
-        if thread is None:
-            _walk(steps)
-
-
-def _step(loop: Any, steps: Iterator[None]) -> None:
-    if _goes_on(steps):
-        loop.call_later(_LOOK, _step, loop, steps)
-
-
-def _walk(steps: Iterator[None]) -> None:
-    while _goes_on(steps):
-        time.sleep(_LOOK)
-
-
-def _goes_on(steps: Iterator[None]) -> bool:
-    """Take one step; whether there are more."""
-    more = False
-    try:
-        more = next(steps, _END) is not _END
-    except Exception:
-        logger.exception("idempotency.message_not_returned")
-    if not more:
-        _under_way.pop(steps, None)
-    return more
-
-
-_END = object()
 
 
 def _in_thread(act: Callable[[], None]) -> threading.Thread:

@@ -150,11 +150,15 @@ class _Pool:
 
 
 @pytest.fixture(params=["loop", "threads"])
-def parent(request: pytest.FixtureRequest) -> Any:
+def parent(request: pytest.FixtureRequest, app: Celery) -> Any:
     """What Celery gives a step: its loop is the worker's; without one, billiard's threads tell of lost processes."""
     has_loop = request.param == "loop"
     return SimpleNamespace(
-        hub=Hub() if has_loop else None, pool=_Pool(), controller=SimpleNamespace(use_eventloop=has_loop), steps=[]
+        app=app,
+        hub=Hub() if has_loop else None,
+        pool=_Pool(),
+        controller=SimpleNamespace(use_eventloop=has_loop),
+        steps=[],
     )
 
 
@@ -165,7 +169,6 @@ def step(parent: Any) -> Iterator[recovery.Recovery]:
     step.start(parent)
     yield step
     step.stop(parent)
-    recovery._loop = None
 
 
 @pytest.fixture
@@ -262,7 +265,7 @@ def test_worker_that_shuts_down_deals_with_it_first(app: Celery, parent: Any, st
     step.shutdown(parent)
     assert lost.rejected == [True]
     assert lost.was_over == [True]
-    assert not recovery._under_way
+    assert not recovery.returns_of(app).under_way
 
 
 def test_worker_that_loses_its_broker_deals_with_it_first(
@@ -292,7 +295,7 @@ def test_worker_shuts_down_though_a_message_cannot_go_back(
     lost.tells(WorkerLostError("signal 9"))
     step.shutdown(parent)
     assert lost.rejected == [True]
-    assert not recovery._under_way
+    assert not recovery.returns_of(app).under_way
     assert "message_not_returned" in caplog.text
 
 
