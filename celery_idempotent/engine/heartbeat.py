@@ -120,6 +120,7 @@ class Heartbeat:
         with self._lock:
             self._beats[claim] = beat
             if not now < self._sleeps_until <= beat.due:
+                self._sleeps_until = beat.due
                 self._changed.notify()
 
     def stop(self, claim: Claim) -> None:
@@ -154,9 +155,16 @@ class Heartbeat:
     def _wait_for_due(self) -> list[_Beat]:
         with self._lock:
             while not (due := self._due_now()):
-                self._sleeps_until = min((beat.due for beat in self._beats.values()), default=inf)
+                self._sleeps_until = self._next_look()
                 self._changed.wait(min(self._sleeps_until - self._clock.monotonic(), _LONGEST_SLEEP))
             return due
+
+    def _next_look(self) -> float:
+        if self._beats:
+            return min(beat.due for beat in self._beats.values())
+        # The attempt that rang may be over already, and so would the next one be. Looking when that one's renewal would
+        # have been due serves them all; a thread that is woken for each costs more than the rest of a short task.
+        return self._sleeps_until if self._sleeps_until > self._clock.monotonic() else inf
 
     def _due_now(self) -> list[_Beat]:
         now = self._clock.monotonic()

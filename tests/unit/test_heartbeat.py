@@ -116,6 +116,26 @@ def test_shorter_lease_that_comes_later_is_renewed_in_time(store: FaultyStore, b
     beats.stop(long)
 
 
+def test_short_attempts_wake_nobody(store: FaultyStore, beats: Heartbeat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would cost a switch of threads, which takes longer than all else that a short task pays for."""
+    looks = Counter[str]()
+    look = beats._due_now
+
+    def counted() -> list[_Beat]:
+        looks["made"] += 1
+        return look()
+
+    monkeypatch.setattr(beats, "_due_now", counted)
+    attempt = _attempt(store, lease=600_000)
+    for _ in range(20):
+        beats.start(attempt)
+        beats.stop(attempt)
+        with beats._lock:  # whoever was woken has the next turn
+            beats._changed.notify(0)
+        wait_until(lambda: bool(beats._changed._waiters), "the coordinator sleeps")  # type: ignore[attr-defined]
+    assert looks["made"] <= 3
+
+
 def test_two_threads_serve_all_attempts(store: FaultyStore, beats: Heartbeat) -> None:
     """However many attempts are running, two threads watch over them until one is to be renewed."""
     attempts = [_attempt(store, f"k{number}", lease=3_600_000) for number in range(20)]
