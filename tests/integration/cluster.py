@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,26 @@ QUORUM = {"task_default_queue_type": "quorum", "task_default_exchange_type": "to
 """Celery delays a message in RabbitMQ itself only where queues are quorum queues on a topic exchange."""
 
 short_visibility = pytest.mark.worker(visibility_timeout=3)
+
+
+def in_pools(*names: str) -> pytest.MarkDecorator:
+    """Once for each pool of these that is installed."""
+    return pytest.mark.parametrize(
+        "pool",
+        [
+            pytest.param(
+                name,
+                marks=[
+                    pytest.mark.worker(pool=name),
+                    pytest.mark.skipif(
+                        name in {"gevent", "eventlet"} and importlib.util.find_spec(name) is None,
+                        reason=f"needs {name}",
+                    ),
+                ],
+            )
+            for name in names
+        ],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

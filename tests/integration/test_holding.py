@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from tests.integration.cluster import (
     IdempotentSetup,
     IdempotentWorker,
     SqsBroker,
+    in_pools,
     on_redis,
     on_sqs,
 )
@@ -48,26 +48,6 @@ OUTLIVED = 2.5 * VISIBILITY
 pytestmark = pytest.mark.worker(
     concurrency=1, visibility_timeout=VISIBILITY, settings={"worker_prefetch_multiplier": 4}
 )
-
-
-def in_pools(*names: str) -> pytest.MarkDecorator:
-    """Once for each pool of these that is installed."""
-    return pytest.mark.parametrize(
-        "pool",
-        [
-            pytest.param(
-                name,
-                marks=[
-                    pytest.mark.worker(pool=name),
-                    pytest.mark.skipif(
-                        name in {"gevent", "eventlet"} and importlib.util.find_spec(name) is None,
-                        reason=f"needs {name}",
-                    ),
-                ],
-            )
-            for name in names
-        ],
-    )
 
 
 def deliveries(cluster: IdempotentCluster, task_id: str) -> int:
