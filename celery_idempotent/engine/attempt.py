@@ -329,6 +329,7 @@ class ProtectedAttempt(Attempt):
         claim = self._claim
         match decide_step(step.name, claim.step_state(step.name), terms=terms, now=claim.store.now()):
             case Call():
+                claim.ensure_owned()  # no request while the lease runs; a body that stalled begins nothing
                 return self._finished(step, call(step))
             case Begin():
                 return self._begun(step, call)

@@ -422,12 +422,31 @@ def test_step_extends_the_lease(scene: Scene, receiver: _Receiver) -> None:
     assert until[1] - until[0] == 30_000
 
 
-@pytest.mark.parametrize(("name", "calls"), [("charge", 1), ("sms", 0)])
-def test_zombie_records_nothing(scene: Scene, receiver: _Receiver, name: str, calls: int) -> None:
-    """An attempt that was taken over learns so at its next step; one made at most once is not called."""
+@pytest.mark.parametrize("name", ["charge", "sms"])
+def test_zombie_begins_no_step(scene: Scene, receiver: _Receiver, name: str) -> None:
+    """An attempt that has outlived its lease asks before the call, and makes none if it was taken over."""
 
     def body(handle: ProtectedAttempt) -> None:
         scene.steal()
+        with pytest.raises(LeaseLost):
+            handle.step(name, receiver)
+        raise Declined
+
+    assert scene.perform(body) == Outcome("theirs")
+    assert receiver.steps == []
+    assert scene.record.result == '"theirs"'
+
+
+@pytest.mark.parametrize(("name", "calls"), [("charge", 1), ("sms", 0)])
+def test_attempt_that_is_taken_over_within_its_lease_records_nothing(
+    scene: Scene, receiver: _Receiver, name: str, calls: int
+) -> None:
+    """By its own clock it need not ask, so it learns so after the call; one made at most once is not called."""
+
+    def body(handle: ProtectedAttempt) -> None:
+        here = scene.clock.milliseconds
+        scene.steal()
+        scene.clock.milliseconds = here
         with pytest.raises(LeaseLost):
             handle.step(name, receiver)
         raise Declined
