@@ -13,6 +13,7 @@ import urllib.request
 import uuid
 from base64 import b64encode
 from collections.abc import Mapping
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -114,8 +115,8 @@ class EmbeddedRabbitMQ(Server):
         """Whether this server takes connections."""
         try:
             listeners = self.ask("GET", "overview")["listeners"]
-        except (OSError, ValueError, KeyError):
-            return False
+        except (OSError, ValueError, KeyError, HTTPException):
+            return False  # or a server of another kind, or our own socket, which met itself at a port that is free yet
         return any((each["node"], each["port"]) == (self._node, self.port) for each in listeners)
 
 

