@@ -29,38 +29,46 @@ from tests.support.ledger import Row
 from tests.support.waiting import wait_until
 
 AWS_PORT = "4566/tcp"
-on_redis = pytest.mark.parametrize("celery_broker", ["redis"], indirect=True)
-on_sqs = pytest.mark.parametrize("celery_broker", ["sqs"], indirect=True)
-quorum = pytest.param(
-    "quorum", marks=pytest.mark.skipif(CELERY < (5, 5), reason="Celery knows quorum queues since 5.5")
-)
-on_rabbitmq = pytest.mark.parametrize("celery_broker", ["classic", quorum], indirect=True)
-on_every_broker = pytest.mark.parametrize("celery_broker", ["redis", "sqs", "classic", quorum], indirect=True)
-
 QUORUM = {"task_default_queue_type": "quorum", "task_default_exchange_type": "topic"}
 """Celery delays a message in RabbitMQ itself only where queues are quorum queues on a topic exchange."""
 
-short_visibility = pytest.mark.worker(visibility_timeout=3)
+
+def on(*brokers: Any) -> pytest.MarkDecorator:
+    """Once on each of these brokers."""
+    return pytest.mark.parametrize("celery_broker", brokers, indirect=True)
+
+
+def in_pool(name: str) -> list[pytest.MarkDecorator]:
+    """With workers of that pool, where it is installed."""
+    is_missing = name in GREEN_POOLS and importlib.util.find_spec(name) is None
+    return [pytest.mark.worker(pool=name), pytest.mark.skipif(is_missing, reason=f"needs {name}")]
 
 
 def in_pools(*names: str) -> pytest.MarkDecorator:
     """Once for each pool of these that is installed."""
-    return pytest.mark.parametrize(
-        "pool",
-        [
-            pytest.param(
-                name,
-                marks=[
-                    pytest.mark.worker(pool=name),
-                    pytest.mark.skipif(
-                        name in {"gevent", "eventlet"} and importlib.util.find_spec(name) is None,
-                        reason=f"needs {name}",
-                    ),
-                ],
-            )
-            for name in names
-        ],
-    )
+    return pytest.mark.parametrize("pool", [pytest.param(name, marks=in_pool(name)) for name in names])
+
+
+GREEN_POOLS = ("gevent", "eventlet")
+green = [pytest.param("redis", id=f"redis-{name}", marks=in_pool(name)) for name in GREEN_POOLS]
+"""Redis with workers whose tasks are greenlets."""
+
+without_quorum = pytest.mark.skipif(CELERY < (5, 5), reason="Celery knows quorum queues since 5.5")
+quorum = pytest.param("quorum", marks=without_quorum)
+attentive = pytest.mark.worker(settings={"broker_heartbeat": 2})
+attentive_rabbitmq = [
+    pytest.param("classic", marks=attentive),
+    pytest.param("quorum", marks=[attentive, without_quorum]),
+]
+"""RabbitMQ that closes the connection of a frozen worker within seconds instead of minutes."""
+
+on_redis = on("redis")
+on_sqs = on("sqs")
+on_rabbitmq = on("classic", quorum)
+on_every_broker = on("redis", "sqs", "classic", quorum)
+on_every_broker_and_green = on("redis", "sqs", "classic", quorum, *green)
+
+short_visibility = pytest.mark.worker(visibility_timeout=3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +135,11 @@ class IdempotentWorker(CeleryTestWorker):
     def send_signal(self, pid: int, number: signal.Signals) -> None:
         """Signal one process of this worker, such as the pool child that runs a task."""
         code, output = self.container.exec_run(["python", "-c", f"import os; os.kill({pid}, {number.value})"])
+        assert code == 0, output
+
+    def create_file(self, name: str) -> None:
+        """Create an empty file in the folder that workers run in: what a task sees without any I/O that yields."""
+        code, output = self.container.exec_run(["python", "-c", f"open({name!r}, 'x').close()"])
         assert code == 0, output
 
     def freeze(self) -> None:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from celery import shared_task
 
-from celery_idempotent import IdempotentTask, Policy, current_attempt
+from celery_idempotent import Attempt, IdempotentTask, Policy, current_attempt
 from tests.support.ledger import record, wait_at
 
 GUARDED: dict[str, Any] = {
@@ -23,13 +25,28 @@ FALSY: dict[str, Any] = {"none": None, "zero": 0, "false": False, "text": "", "l
 
 def perform(task: Any, order_id: str, gate: str = "") -> str:
     """Begin, wait at the gate of this attempt, have the effect."""
-    attempt = current_attempt()
-    facts = {"token": attempt.fencing_token, "attempt": attempt.number, "takeover": attempt.is_takeover}
-    record("begin", order_id, **facts, retries=task.request.retries, idempotency_key=attempt.key)
+    number = begin(task, order_id)
     if gate:
-        wait_at(f"{gate}:{attempt.number}")
-    record("effect", order_id, **facts, idempotency_key=current_attempt().key)
+        wait_at(f"{gate}:{number}")
+    return take_effect(order_id)
+
+
+def begin(task: Any, order_id: str) -> int:
+    """Write that the attempt has begun; its number."""
+    attempt = current_attempt()
+    record("begin", order_id, **_facts(attempt), retries=task.request.retries, idempotency_key=attempt.key)
+    return attempt.number
+
+
+def take_effect(order_id: str) -> str:
+    """Have the effect, in the name of the attempt that is now the current one."""
+    attempt = current_attempt()
+    record("effect", order_id, **_facts(attempt), idempotency_key=attempt.key)
     return f"{order_id} by attempt {attempt.number}"
+
+
+def _facts(attempt: Attempt) -> dict[str, Any]:
+    return {"token": attempt.fencing_token, "attempt": attempt.number, "takeover": attempt.is_takeover}
 
 
 @shared_task(**GUARDED, idempotent=Policy(**QUICK))
@@ -107,6 +124,35 @@ def charge_and_back_off(self: Any, order_id: str, gate: str = "") -> str:
 def charge_and_wait_for_long(self: Any, order_id: str, gate: str = "") -> str:
     """Have the effect; a conflict comes back after eight seconds at least."""
     return perform(self, order_id, gate)
+
+
+COMPUTED = "computed"
+"""The file that ends the computation."""
+
+
+def ask(attempt: Attempt, order_id: str) -> str:
+    """Have the effect if the key is still the attempt's."""
+    attempt.ensure_owned()
+    return take_effect(order_id)
+
+
+GUARDS: dict[str, Callable[[Attempt, str], str]] = {
+    "asks": ask,
+    "in a step": lambda attempt, order_id: attempt.step("charge", lambda step: take_effect(order_id)),
+    "unguarded": lambda attempt, order_id: take_effect(order_id),
+}
+
+
+@shared_task(**GUARDED, idempotent=Policy(**QUICK))
+def charge_after_computing(self: Any, order_id: str, gate: str, guard: str) -> str:
+    """Have the effect; the first attempt computes before, and yields to no greenlet until the test says so."""
+    number = begin(self, order_id)
+    if number == 1:
+        while not Path(COMPUTED).exists():
+            pass
+    else:
+        wait_at(f"{gate}:{number}")
+    return GUARDS[guard](self.attempt, order_id)
 
 
 @shared_task(

@@ -12,14 +12,22 @@ from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from tests.integration.blindness import ELSEWHERE, ONLY_PARENTS
 from tests.integration.cluster import (
+    GREEN_POOLS,
     IdempotentSetup,
+    attentive_rabbitmq,
+    green,
+    in_pools,
+    on,
     on_every_broker,
+    on_every_broker_and_green,
     on_redis,
     record_of,
     short_visibility,
 )
 from tests.integration.idempotent_tasks import (
+    COMPUTED,
     charge,
+    charge_after_computing,
     charge_at_most_once,
     charge_or_fail,
     charge_with_a_lease_of_8_s,
@@ -84,7 +92,7 @@ def test_many_killed_attempts_are_taken_over_before_their_leases(
     assert not ledger.rows("conflicted")
 
 
-@on_every_broker
+@on_every_broker_and_green
 @pytest.mark.worker(visibility_timeout=6)
 def test_a_killed_worker_is_taken_over_by_its_successor(
     celery_setup: IdempotentSetup, ledger: Ledger, store: Store
@@ -103,6 +111,7 @@ def test_a_killed_worker_is_taken_over_by_its_successor(
     assert not ledger.rows("conflicted")
 
 
+@on("redis", "sqs", *green)
 @pytest.mark.compat
 @pytest.mark.worker(settings=ELSEWHERE)
 def test_a_killed_worker_of_another_machine_is_taken_over_after_its_lease(
@@ -124,6 +133,7 @@ def test_a_killed_worker_of_another_machine_is_taken_over_after_its_lease(
     assert [row.attempt for row in ledger.rows("effect")] == [2]
 
 
+@on("redis", "sqs", *attentive_rabbitmq, *green)
 @pytest.mark.worker(count=2)
 @pytest.mark.parametrize("task", [charge, charge_or_fail], ids=["returns", "raises"])
 def test_a_zombie_cannot_overwrite_delete_or_report_anything(
@@ -148,6 +158,7 @@ def test_a_zombie_cannot_overwrite_delete_or_report_anything(
     assert record_of(store, successors.key) == successors
 
 
+@on("redis", "sqs", *attentive_rabbitmq, *green)
 @pytest.mark.worker(count=2)
 def test_a_zombie_settles_what_was_given_up_for_it_and_nothing_runs_again(
     celery_setup: IdempotentSetup, ledger: Ledger, store: Store
@@ -166,6 +177,31 @@ def test_a_zombie_settles_what_was_given_up_for_it_and_nothing_runs_again(
     assert record_of(store, given_up.key).owner == given_up.owner
     assert charge_at_most_once.delay("o", gate="go").get(timeout=60) == "o by attempt 1"
     assert len(ledger.rows("effect")) == 1
+
+
+@on_redis
+@in_pools(*GREEN_POOLS)
+@pytest.mark.worker(count=2, concurrency=1, visibility_timeout=120)
+@pytest.mark.parametrize(("guard", "effects"), [("asks", [2]), ("in a step", [2]), ("unguarded", [1, 2])])
+def test_a_greenlet_that_computes_past_its_lease_learns_that_it_has_lost_it(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, pool: str, guard: str, effects: list[int]
+) -> None:
+    """Nothing renews it meanwhile. It owns nothing afterwards, by its own eyes: it begins no guarded effect, and leaves
+    the record and the result to its successor, which still runs."""
+    results = [charge_after_computing.delay("o", "go", guard)]
+    (stalled,) = ledger.wait_for("begin")
+    results.append(charge_after_computing.delay("o", "go", guard))
+    _, successor = ledger.wait_for("begin", count=2)
+    assert successor.worker != stalled.worker
+    assert successor.details["takeover"]
+    celery_setup.worker.create_file(COMPUTED)
+    (lost,) = ledger.wait_for("lease_lost")
+    assert lost.worker == stalled.worker
+    assert record_of(store, stalled.details["idempotency_key"]).fencing_token == successor.token
+    ledger.open("go:2")
+    assert [result.get(timeout=60) for result in results] == ["o by attempt 2"] * 2
+    assert [row.attempt for row in ledger.rows("effect")] == effects
+    assert {row.details["result"] for row in ledger.rows("reported")} == {"o by attempt 2"}
 
 
 @pytest.mark.worker(settings={"idempotency_hold_messages": False})

@@ -12,8 +12,15 @@ from celery_idempotent.errors import KeyReused
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from lab.benchmarks.wire import aws
-from tests.integration.cluster import IdempotentSetup, on_every_broker, on_redis, record_of
-from tests.integration.idempotent_tasks import FALSY, charge, charge_published_once, falsy, refund, ship
+from tests.integration.cluster import GREEN_POOLS, IdempotentSetup, in_pools, on_every_broker, on_redis, record_of
+from tests.integration.idempotent_tasks import (
+    FALSY,
+    charge,
+    charge_published_once,
+    falsy,
+    refund,
+    ship,
+)
 from tests.support.ledger import Ledger
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
@@ -37,18 +44,36 @@ def test_parallel_deliveries_run_the_body_once_and_share_its_result(
     assert len(ledger.rows("effect")) == 1
 
 
-@pytest.mark.parametrize(
-    "pool",
-    [pytest.param(pool, marks=pytest.mark.worker(pool=pool)) for pool in ("prefork", "threads", "solo")],
-)
+@in_pools("prefork", "threads", "solo", *GREEN_POOLS)
 @pytest.mark.worker(count=2)
 def test_every_pool_runs_a_duplicate_once(celery_setup: IdempotentSetup, ledger: Ledger, pool: str) -> None:
-    """The guarantee does not depend on how a worker executes its tasks."""
+    """While the first one runs, and afterwards: the guarantee does not depend on how a worker executes its tasks."""
     results = [charge.delay("o", gate="go") for _ in range(3)]
     ledger.wait_for("conflicted", count=1)
     ledger.open("go:1")
     assert {result.get(timeout=60) for result in results} == {"o by attempt 1"}
-    assert len(ledger.rows("effect")) == 1
+    late = charge.delay("o", gate="go")
+    assert late.get(timeout=60) == "o by attempt 1"
+    assert late.id in {row.task_id for row in ledger.rows("replayed")}
+    assert len(ledger.rows("begin")) == len(ledger.rows("effect")) == 1
+
+
+@on_redis
+@in_pools("threads", *GREEN_POOLS)
+def test_a_duplicate_in_the_process_of_the_first_waits_for_it(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, pool: str
+) -> None:
+    """The claim names the very process that asks, which is alive, and its lease is renewed: nothing is taken over."""
+    results = [charge.delay("o", gate="go") for _ in range(2)]
+    (begun,) = ledger.wait_for("begin")
+    key = begun.details["idempotency_key"]
+    first_lease = record_of(store, key).lease_until
+    wait_until(lambda: record_of(store, key).lease_until > first_lease + 2000, "the lease is renewed")
+    conflicts = ledger.wait_for("conflicted", count=3)
+    ledger.open("go:1")
+    assert {result.get(timeout=60) for result in results} == {"o by attempt 1"}
+    assert {row.pid for row in conflicts} == {begun.pid}
+    assert len(ledger.rows("begin")) == 1
 
 
 def test_five_publishers_of_a_running_operation_send_one_message(
@@ -129,8 +154,11 @@ def test_falsy_results_are_replayed_as_themselves(celery_setup: IdempotentSetup,
 
 
 @on_redis
-@pytest.mark.worker(pool="threads", concurrency=8)
-def test_threads_of_one_worker_never_cross_keys_or_results(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+@in_pools("threads", *GREEN_POOLS)
+@pytest.mark.worker(concurrency=8)
+def test_bodies_of_one_process_never_cross_keys_or_results(
+    celery_setup: IdempotentSetup, ledger: Ledger, pool: str
+) -> None:
     """Eight bodies of two tasks run at the same time in one process, each under its own key."""
     orders = [f"o{number}" for number in range(4)]
     results = {(task.name, order): task.delay(order, gate="go") for task in (charge, refund) for order in orders}

@@ -20,6 +20,7 @@ from tests.integration.cluster import (
     IdempotentWorker,
     SqsBroker,
     in_pools,
+    on_every_broker_and_green,
     on_redis,
     on_sqs,
 )
@@ -163,6 +164,7 @@ def test_messages_of_all_tasks_are_held_where_that_is_wanted(celery_setup: Idemp
     assert deliveries(celery_setup.worker_cluster, result.id) == 1
 
 
+@on_every_broker_and_green
 @pytest.mark.worker(count=2)
 def test_a_warm_shutdown_holds_what_it_waits_for(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
     """SIGTERM ends the consuming, not the body: its message stays where it is."""
