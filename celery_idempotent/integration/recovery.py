@@ -12,10 +12,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery, bootsteps
 
@@ -132,6 +133,12 @@ def recover_at_start(app: Celery) -> None:
 class RecoversLease:
     """Ends the lease of a pool process that died, and then does with the message what Celery does."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        on_success = vars(cls).get("on_success")  # Celery makes a class with one for each task
+        if on_success is not None:
+            cls.on_success = _unless_exited(on_success)  # type: ignore[attr-defined]
+
     def on_failure(self, exc_info: Any, *args: Any, **options: Any) -> None:
         """As Celery's, some moments later if the pool process is lost."""
         go_on = partial(super().on_failure, exc_info, *args, **options)  # type: ignore[misc]  # of Celery's Request
@@ -140,6 +147,22 @@ class RecoversLease:
         else:
             returned = Returned(getattr(self, "_message", None))
             returns_of(self.task.app).begin(_recovered(self, go_on, returned))  # type: ignore[attr-defined]
+
+
+def _unless_exited(on_success: Callable[..., Any]) -> Callable[..., Any]:
+    """``on_success``, or ``on_failure`` for what pools without processes make of a body that raised ``SystemExit``.
+
+    Celery hands that to ``on_success``, which cannot unpack it. The message is settled by nobody then, and, as its
+    worker lives, held for ever.
+    """
+
+    @wraps(on_success)
+    def settle(request: Any, returned: Any, **options: Any) -> Any:
+        if isinstance(returned, ExceptionInfo):
+            return request.on_failure(returned)
+        return on_success(request, returned, **options)
+
+    return settle
 
 
 def _is_lost(exc_info: Any) -> bool:

@@ -29,6 +29,7 @@ from tests.integration.idempotent_tasks import (
     charge,
     charge_after_computing,
     charge_at_most_once,
+    charge_or_exit,
     charge_or_fail,
     charge_with_a_lease_of_8_s,
     charge_with_a_long_lease,
@@ -247,6 +248,16 @@ def test_a_cold_shutdown_gives_the_claim_back(celery_setup: IdempotentSetup, led
     ledger.open("go:2")
     assert result.get(timeout=60) == "o by attempt 2"
     assert not successor.details["takeover"]
+
+
+@on_redis
+@in_pools("prefork", "threads", "solo", *GREEN_POOLS)
+@pytest.mark.worker(visibility_timeout=120)
+def test_a_body_that_exits_is_delivered_again(celery_setup: IdempotentSetup, ledger: Ledger, pool: str) -> None:
+    """In every pool: its claim and its message are given back, and its worker goes on."""
+    assert charge_or_exit.delay("o").get(timeout=60) == "o by attempt 2"
+    assert charge.delay("another").get(timeout=60) == "another by attempt 1"
+    assert [row.attempt for row in ledger.rows("effect", "o")] == [2]
 
 
 def test_a_hard_time_limit_gives_the_claim_back(celery_setup: IdempotentSetup, ledger: Ledger) -> None:

@@ -11,6 +11,7 @@ from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery
 from celery.utils.imports import symbol_by_name
+from celery.worker.request import create_request_cls
 from kombu.asynchronous import Hub
 
 from celery_idempotent import IdempotentTask, Policy
@@ -411,6 +412,35 @@ def test_other_failures_are_told_at_once(app: Celery) -> None:
     except ValueError:
         lost.request.on_failure(ExceptionInfo(), return_ok=True)
     assert told == ["acknowledged"]
+
+
+@pytest.fixture
+def in_threads(app: Celery) -> _Lost:
+    """A message in a worker whose pool has no processes, of which Celery makes a class for the task."""
+    task = app.tasks["charge"]
+    pool = SimpleNamespace(apply_async=None)
+    task.Request = create_request_cls(symbol_by_name(task.Request), task, pool, "celery@here", None, app=app)
+    return _Lost(app, None, this_process())
+
+
+def test_exit_in_a_pool_without_processes_gives_the_message_back(in_threads: _Lost) -> None:
+    """Celery tells of it as of a success. The process that the claim names is this one, so its lease goes on."""
+    try:
+        raise WorkerLostError("SystemExit(3)")
+    except WorkerLostError:
+        in_threads.request.on_success(ExceptionInfo())
+    wait_until(lambda: in_threads.rejected, "the message went back")
+    assert in_threads.rejected == [True]
+    assert in_threads.was_over == [False]
+
+
+def test_success_is_told_as_it_was(in_threads: _Lost) -> None:
+    """What a body returned is Celery's affair."""
+    told: list[str] = []
+    in_threads.request._on_ack = lambda *args: told.append("acknowledged")
+    in_threads.request.on_success((False, "result", 0.1))
+    assert told == ["acknowledged"]
+    assert not in_threads.rejected
 
 
 class _Sqs:
