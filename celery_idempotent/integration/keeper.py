@@ -49,12 +49,13 @@ class _Watched:
         Or its task ended without either, as by a time limit under ``acks_on_failure_or_timeout=False``: only a
         delivery that comes again is left of it, and to hold it would be to lose it.
         """
-        from celery.worker.state import reserved_requests
+        from celery.worker.state import active_requests, reserved_requests
 
         request = self.request()
         if request is None or request.acknowledged:
             return True
-        began, self.began = self.began, request in reserved_requests
+        # A warm shutdown of Celery before 5.7 forgets what it had reserved, also of what runs.
+        began, self.began = self.began, request in reserved_requests or request in active_requests
         return began and not self.began
 
 
@@ -283,6 +284,7 @@ def check_celery() -> None:
         (Request, "acknowledged"),
         (Request, "message"),
         (Request, "task"),
+        (state, "active_requests"),
         (state, "reserved_requests"),
     ):
         if not hasattr(whole, name):

@@ -157,6 +157,20 @@ class TestHolding:
         holding.look()
         assert len(extender.extended) == 1
 
+    def test_a_body_that_outlasts_a_warm_shutdown_is_held(
+        self, holding: Holding, extender: FakeExtender, now: list[float], task: Any
+    ) -> None:
+        """Celery before 5.7 has forgotten by then that it had reserved it, and still knows that it runs."""
+        request = FakeRequest(task, "a")
+        holding.receive(request)
+        with patch.object(celery.worker.state, "active_requests", {request}):
+            with patch.object(celery.worker.state, "reserved_requests", {request}):
+                holding.look()
+            for _ in range(2):
+                now[0] += 20
+                holding.look()
+        assert len(extender.extended) == 2
+
     @pytest.mark.parametrize(
         ("options", "everything", "is_held"),
         [
@@ -437,6 +451,7 @@ class TestKeeper:
             (celery.worker.request.Request, "acknowledged"),
             (celery.worker.request.Request, "message"),
             (celery.worker.request.Request, "task"),
+            (celery.worker.state, "active_requests"),
             (celery.worker.state, "reserved_requests"),
         ],
     )
