@@ -10,15 +10,18 @@ from typing import Any
 
 import boto3
 import pytest
+from celery import VERSION as CELERY
 from redis import Redis
 
 from lab.benchmarks import wire
 from tests.integration.cluster import (
+    GREEN_POOLS,
     AwsContainer,
     IdempotentCluster,
     IdempotentSetup,
     IdempotentWorker,
     SqsBroker,
+    WorkerOptions,
     in_pools,
     on_every_broker_and_green,
     on_redis,
@@ -166,7 +169,9 @@ def test_messages_of_all_tasks_are_held_where_that_is_wanted(celery_setup: Idemp
 
 @on_every_broker_and_green
 @pytest.mark.worker(count=2)
-def test_a_warm_shutdown_holds_what_it_waits_for(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+def test_a_warm_shutdown_holds_what_it_waits_for(
+    celery_setup: IdempotentSetup, ledger: Ledger, worker_options: WorkerOptions
+) -> None:
     """SIGTERM ends the consuming, not the body: its message stays where it is."""
     result = charge.delay("long", gate="go")
     (begun,) = ledger.wait_for("begin")
@@ -177,7 +182,9 @@ def test_a_warm_shutdown_holds_what_it_waits_for(celery_setup: IdempotentSetup, 
     ledger.open("go:1")
     assert result.get(timeout=60) == "long by attempt 1"
     wait_until(worker.has_exited, "the worker ends")
-    assert deliveries(celery_setup.worker_cluster, result.id) == 1
+    if CELERY >= (5, 5) or worker_options.pool not in GREEN_POOLS:  # otherwise kombu gives it back once more
+        assert deliveries(celery_setup.worker_cluster, result.id) == 1
+    assert len(ledger.rows("effect")) == 1
 
 
 @on_redis
