@@ -6,6 +6,9 @@ each request that leaves and before each effect they wait for their turn, so tha
 course of its task: who goes when, which request meets which fault, when leases end, when a request that was
 held up lands after all. Some plans let the threads run freely instead.
 
+An operation may be announced first, as by a publisher that publishes once, and a lease be ended for a process that is
+taken for dead, while it lives.
+
 First every operation with every fault under every promise, then pairs of those and random plans by seed.
 After each task come clean deliveries past the lease, everything that is still on the way lands, and an audit
 compares effects, records and what every caller was told.
@@ -14,6 +17,7 @@ Nothing waits: leases end because the store's clock is moved, and botocore's pau
 its budget of tries, which would let one task depend on those before it, are switched off.
 """
 
+import contextlib
 import http.client
 import itertools
 import math
@@ -31,10 +35,12 @@ from uuid import uuid4
 import botocore.endpoint
 from botocore.retries.quota import RetryQuota
 
-from celery_idempotent.engine.claim import Claim, effect_key
+from celery_idempotent.engine.claim import Claim, effect_key, end_lease
 from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event, EventName
 from celery_idempotent.engine.heartbeat import Heartbeat
-from celery_idempotent.errors import SafeToRetry
+from celery_idempotent.engine.publisher import announce
+from celery_idempotent.errors import SafeToRetry, StoreUnavailable
+from celery_idempotent.protocol.publishing import Announce, Outgoing
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
@@ -97,6 +103,8 @@ class Operation(StrEnum):
     FAILURE = "failure"
     RELEASE = "release"
     GIVING_UP = "giving up"
+    LEASE_END = "end of a lease for the dead"
+    ANNOUNCEMENT = "announcement"
 
 
 class Program(StrEnum):
@@ -141,7 +149,9 @@ class Plan:
         strikes: The faults.
         deliveries: How many there are before the clean ones, all at once.
         moves: Who goes when: ``"0"`` one step of delivery 0, ``"0!"`` all of it, ``"lease"`` the lease ends,
-            ``"land"`` held requests land. What is left afterwards goes in order.
+            ``"dead"`` somebody ends it who takes its owner for dead, ``"land"`` held requests land. What is left
+            afterwards goes in order.
+        is_announced: Whether a publisher records the operation before its first delivery.
         clock_follows: Whether the workers' own clocks see the time that ends a lease, or stand still as in a
             process that was stopped.
         free: Whether the deliveries run freely instead; only the plan is then reproducible.
@@ -153,6 +163,7 @@ class Plan:
     strikes: tuple[Strike, ...] = ()
     deliveries: int = 1
     moves: tuple[str, ...] = ()
+    is_announced: bool = False
     clock_follows: bool = False
     free: bool = False
     group: str = ""
@@ -160,6 +171,7 @@ class Plan:
     def __str__(self) -> str:
         parts = [f"{self.promise.name}, {self.deliveries} deliveries, the body {self.program}", *map(str, self.strikes)]
         parts += [" ".join(self.moves)] if self.moves else []
+        parts += ["announced"] if self.is_announced else []
         parts += [f"clock follows: {self.clock_follows}, free: {self.free}"]
         return "; ".join(parts)
 
@@ -218,6 +230,8 @@ class _Turns:
     def _make(self, move: str) -> None:
         if move == "lease":
             self._task.end_lease()
+        elif move == "dead":
+            self._task.bury()
         elif move == "land":
             self._task.land()
         else:
@@ -251,8 +265,15 @@ class _Clock:
         self._slept += seconds
 
 
+_PUBLISHER, _PARENT = -1, -2
+"""Who else writes, by number."""
+
+
 class _Delivery(StoreWrapper):
-    """One delivery, as the store that it is given: sees every swap, and orders the fate of every request."""
+    """One delivery, as the store that it is given: sees every swap, and orders the fate of every request.
+
+    The same for a publisher, and for the parent of a process: they have no turns, and are struck all the same.
+    """
 
     def __init__(self, store: Store, task: "_Task", number: int, turns: _Turns | None) -> None:
         super().__init__(store)
@@ -287,9 +308,11 @@ class _Delivery(StoreWrapper):
         """What is to become of the request that is about to leave."""
         self.turn()
         assert self._doing is not None
-        return self.task.order(self._doing, self.number if self._turns else None)
+        return self.task.order(self._doing, self.number if self._turns or self.number < 0 else None)
 
     def _name(self, new: Record) -> Operation:
+        if self.number < 0:
+            return Operation.ANNOUNCEMENT if self.number == _PUBLISHER else Operation.LEASE_END
         if new.status is not Status.IN_PROGRESS:
             return _ENDS[new.status]
         if new.fencing_token == self._token:
@@ -382,6 +405,8 @@ class _Task:
 
     def attack(self) -> Verdict:
         """Everything, from the first delivery to the audit."""
+        if self.plan.is_announced:
+            self._announce()
         _Turns(self.plan, self).conduct()
         self.end_lease(planned=False)
         clean = [self.deliver(self.plan.deliveries)]
@@ -408,6 +433,22 @@ class _Task:
         """Move the store's clock past every lease granted so far."""
         self.ahead += self._lease
         self.faults["lease ended early"] += planned
+
+    def bury(self) -> None:
+        """End the lease of whoever has the claim, as the parent of a process does that died; this one lives."""
+        record = self._world.store.get(self._key)
+        if record is not None and record.status is Status.IN_PROGRESS:
+            self.faults["lease ended by another"] += 1
+            with contextlib.suppress(StoreUnavailable):
+                end_lease(_Delivery(self._world.store, self, _PARENT, None), record, _Clock(self))
+
+    def _announce(self) -> None:
+        """Record the operation, as a publisher does; without a certain answer the message is sent all the same."""
+        outgoing = Outgoing(operation=operation(self._key, self.plan.promise, _PUBLISHER), patience=self._lease)
+        with contextlib.suppress(StoreUnavailable):
+            decision = announce(_Delivery(self._world.store, self, _PUBLISHER, None), outgoing)
+            if not isinstance(decision, Announce):
+                self.problems.append(f"the first publisher was told {decision}")
 
     def land(self) -> None:
         """Let every held request reach the store now."""
@@ -575,7 +616,7 @@ def _problems(task: _Task, clean: list[Told], effects: int, status: Status | Non
 def _may_repeat(task: _Task) -> bool:
     """Whether an attempt's end may have been unknown to the next: a lease ended early, or an end was not recorded."""
     return (
-        "lease" in task.plan.moves
+        not {"lease", "dead"}.isdisjoint(task.plan.moves)
         or task.plan.program in (Program.FAILS, Program.EXITS)
         or bool(task.events[EventName.STORE_UNAVAILABLE])
         or Told("StoreUnavailable") in task.told  # a body may meet it, too, when it renews
@@ -591,6 +632,8 @@ _REACHED_BY: Mapping[Operation, Program] = {
     Operation.FAILURE: Program.REMEMBERED,
     Operation.RELEASE: Program.STOPS_BEFORE,
     Operation.GIVING_UP: Program.RETURNS,
+    Operation.LEASE_END: Program.RETURNS,
+    Operation.ANNOUNCEMENT: Program.RETURNS,
 }
 
 _TIMES = (1, 3, 6, 9)
@@ -598,6 +641,9 @@ _TIMES = (1, 3, 6, 9)
 
 _TAKEN_OVER = ("0", "0", "0", "lease", "1!", "land", "0!")
 """Delivery 0 starts, claims and has its effect; then it is paused over the end of its lease while 1 comes."""
+
+_BURIED = ("0", "0", "0", "dead", "1!", "land", "0!")
+"""The same, and somebody has taken delivery 0 for dead."""
 
 
 def _singles() -> Iterator[Plan]:
@@ -620,14 +666,22 @@ def _pairs() -> Iterator[Plan]:
 
 
 def _needs_two(operation_: Operation) -> bool:
-    return operation_ in (Operation.TAKEOVER, Operation.RECLAIM, Operation.GIVING_UP)
+    return operation_ in (Operation.TAKEOVER, Operation.RECLAIM, Operation.GIVING_UP, Operation.LEASE_END)
 
 
 def _around(promise: Promise, operation_: Operation, strikes: tuple[Strike, ...], group: str) -> Plan:
-    plan = Plan(promise=promise, program=_REACHED_BY[operation_], strikes=strikes, group=group)
+    struck = {each.operation for each in strikes}
+    plan = Plan(
+        promise=promise,
+        program=_REACHED_BY[operation_],
+        strikes=strikes,
+        is_announced=Operation.ANNOUNCEMENT in struck,
+        group=group,
+    )
     if operation_ is Operation.RECLAIM:
         return replace(plan, deliveries=2)
-    return replace(plan, deliveries=2, moves=_TAKEN_OVER) if _needs_two(operation_) else plan
+    moves = _BURIED if Operation.LEASE_END in struck else _TAKEN_OVER
+    return replace(plan, deliveries=2, moves=moves) if _needs_two(operation_) else plan
 
 
 def _random(seed: int, number: int) -> Plan:
@@ -645,6 +699,7 @@ def _random(seed: int, number: int) -> Plan:
         strikes=tuple(_random_strike(rng, program, deliveries) for _ in range(rng.choices((1, 2, 3), (6, 3, 1))[0])),
         deliveries=deliveries,
         moves=moves,
+        is_announced=rng.random() < 0.3,
         clock_follows=rng.random() < 0.5,
         free=free,
         group="random",
@@ -653,6 +708,8 @@ def _random(seed: int, number: int) -> Plan:
 
 def _random_move(rng: random.Random, deliveries: int) -> str:
     drawn = rng.random()
+    if drawn < 0.06:
+        return "dead"
     if drawn < 0.12:
         return "lease"
     if drawn < 0.2:
@@ -668,9 +725,9 @@ def _random_strike(rng: random.Random, program: Program, deliveries: int) -> Str
         Program.STOPS_BEFORE: [Operation.RELEASE],
         Program.EXITS: [Operation.RELEASE, Operation.GIVING_UP],
     }.get(program, [Operation.COMPLETION])
-    later = [Operation.TAKEOVER, Operation.GIVING_UP] if deliveries > 1 else []
+    later = [Operation.TAKEOVER, Operation.GIVING_UP, Operation.LEASE_END] if deliveries > 1 else []
     return Strike(
-        rng.choice([Operation.CLAIM, *ends, *later]),
+        rng.choice([Operation.ANNOUNCEMENT, Operation.CLAIM, *ends, *later]),
         rng.choice(list(Fault)),
         rng.choices(_TIMES, (12, 3, 1, 1))[0],
         rng.randrange(deliveries) if rng.random() < 0.3 else None,

@@ -46,6 +46,28 @@ def test_no_pair_and_no_random_plan_breaks_a_promise() -> None:
     assert sum(each.takeovers for each in found.rows) > 0
 
 
+def test_lease_that_is_ended_for_a_living_owner_is_taken_over() -> None:
+    """Otherwise the zeros say nothing of it: the next delivery runs, and what the owner writes then is refused."""
+    struck = [each.strikes[0].operation for each in plans(SINGLES, SEED)]
+    first = struck.index(Operation.LEASE_END)
+
+    found = campaign(first + 4, SEED, skip=first)
+
+    assert found.tally.problems == []
+    assert sum(each.takeovers + each.unknown for each in found.rows) > 0
+
+
+def test_announcement_is_what_the_first_delivery_finds() -> None:
+    """A publisher's record is in the store when the operation is claimed, or the strike at it met nothing."""
+    struck = [each.strikes[0].operation for each in plans(SINGLES, SEED)]
+    first = struck.index(Operation.ANNOUNCEMENT)
+
+    found = campaign(first + 4, SEED, skip=first)
+
+    assert found.tally.problems == []
+    assert [key for key in found.reached if key.endswith(Operation.ANNOUNCEMENT)]
+
+
 def test_same_seed_gives_the_same_plans() -> None:
     """A campaign is reproduced by its seed."""
     tasks = SINGLES + 50
