@@ -15,7 +15,7 @@ from typing import Self
 
 from lab import tether
 
-__all__ = ["POLL", "WORKER_NAME", "Fleet", "Freezer", "Timeout", "until"]
+__all__ = ["POLL", "WORKER_NAME", "Fleet", "Freezer", "Programs", "Timeout", "until"]
 
 POLL = 0.2
 WORKER_NAME = "PROOF_WORKER"
@@ -39,26 +39,24 @@ def until(condition: Callable[[], bool], what: str, timeout: float) -> None:
         time.sleep(POLL)
 
 
-class Fleet:
-    """Prefork workers of one Celery app, for the time of a ``with`` block.
+class Programs:
+    """Programs of the lab, for the time of a ``with`` block.
 
     Args:
-        app: The module of the Celery app.
-        names: One worker is started for each.
-        children: Pool processes of each worker.
-        environ: What the app's module reads.
+        names: One is started for each.
+        environ: What they read.
         folder: For logs and temporary files.
     """
 
-    def __init__(
-        self, app: str, names: Sequence[str], *, children: int, environ: Mapping[str, str], folder: Path
-    ) -> None:
+    def __init__(self, names: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> None:
         self.names = tuple(names)
-        self._app = app
-        self._children = children
+        self.folder = folder
         self._environ = environ
-        self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def command(self, name: str) -> Sequence[str]:
+        """The module that a name stands for, and its arguments."""
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
         try:
@@ -75,16 +73,16 @@ class Fleet:
         self.stop()
 
     def stop(self) -> None:
-        """Kill every worker with its pool."""
+        """Kill every one of them with its children."""
         for process in self._processes.values():
             tether.kill(process)
 
     def dead(self) -> list[str]:
-        """The names of the workers that have ended."""
+        """The names of those that have ended."""
         return [name for name, process in self._processes.items() if process.poll() is not None]
 
     def restart_dead(self) -> list[str]:
-        """Start every worker again that has ended; their names."""
+        """Start every one again that has ended; their names."""
         dead = self.dead()
         for name in dead:
             tether.kill(self._processes[name])  # what is left of its group
@@ -92,24 +90,47 @@ class Fleet:
         return dead
 
     def group(self, name: str) -> int:
-        """The process group of a worker and its pool."""
+        """The process group of a program and its children, which is the program's process, too."""
         return self._processes[name].pid
 
     def owns(self, pid: int) -> bool:
-        """Whether the process is alive and of this fleet: the number may be somebody else's by now."""
+        """Whether the process is alive and one of these: the number may be somebody else's by now."""
         try:
             return os.getpgid(pid) in {process.pid for process in self._processes.values()}
         except ProcessLookupError:
             return False
 
     def _start(self, name: str) -> None:
+        environ = {**self._environ, WORKER_NAME: name, "TMPDIR": str(self.folder)}
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = tether.start(*self.command(name), log=log, env=environ)
+
+
+class Fleet(Programs):
+    """Prefork workers of one Celery app, for the time of a ``with`` block.
+
+    Args:
+        app: The module of the Celery app.
+        names: One worker is started for each.
+        children: Pool processes of each worker.
+        environ: What the app's module reads.
+        folder: For logs and temporary files.
+    """
+
+    def __init__(
+        self, app: str, names: Sequence[str], *, children: int, environ: Mapping[str, str], folder: Path
+    ) -> None:
+        super().__init__(names, environ=environ, folder=folder)
+        self._app = app
+        self._children = children
+
+    def command(self, name: str) -> Sequence[str]:
+        """A worker."""
         arguments = (
             f"-A {self._app} worker --pool prefork --concurrency {self._children} --hostname {name}@%h"
             " --without-gossip --without-mingle --without-heartbeat --loglevel WARNING"
         )
-        environ = {**self._environ, WORKER_NAME: name, "TMPDIR": str(self._folder)}
-        with (self._folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = tether.start("celery", *arguments.split(), log=log, env=environ)
+        return ("celery", *arguments.split())
 
 
 _WAKE = """

@@ -12,6 +12,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from typing import Self
+from urllib.parse import urlsplit
 
 from celery_idempotent.testing.faults import Fault
 
@@ -85,6 +86,12 @@ class Proxy:
         self._acceptor.join()
         self._listener.close()
         self.drop_connections()
+
+    def on_the_way_to(self, url: str) -> str:
+        """The address of the same server, reached through this proxy."""
+        address = urlsplit(url)
+        user, at, _ = address.netloc.rpartition("@")
+        return address._replace(netloc=f"{user}{at}{self.host}:{self.port}").geturl()
 
     @property
     def trips(self) -> list[bytes]:
