@@ -119,8 +119,9 @@ Both give the messages of a dead worker again after 6 s; Redis is looked through
 A *machine* that died is a worker that took itself for one of another machine: nobody can tell that its processes are
 gone. The time includes the start of the next worker, and so does that of a worker. Where a lease must be waited for, it
 is 10 s instead of the default of 60, to bound the measurement; it runs from the last renewal, up to a third of it
-before the kill. "Claims name no process" is this library as it was before they did, and as it is where `/proc` tells
-nothing.
+before the kill. There no effect may come before that lease is over: the table has the smallest distance from its end
+that was found, the grace of 1 s included. "Claims name no process" is this library as it was before they did, and as it
+is where `/proc` tells nothing.
 
 Plain Celery asks nobody and runs again whatever comes back: there a worker that is slow and not dead has its effect
 twice. With it, a pool process that died is noticed after up to five seconds, when Celery looks for it again.
@@ -214,7 +215,19 @@ def _broken_stores(found: Iterable[Mapping[str, Any]]) -> str:
 def recoveries(found: Iterable[Mapping[str, Any]]) -> str:
     """The table of deaths and what they cost."""
     return _table(
-        ("killed", "system", "broker", "lease", "kills", "operations", "p50, s", "p95, s", "max, s", "conflicts"),
+        (
+            "killed",
+            "system",
+            "broker",
+            "lease",
+            "kills",
+            "operations",
+            "p50, s",
+            "p95, s",
+            "max, s",
+            "least after the lease, s",
+            "conflicts",
+        ),
         (
             (
                 each["death"],
@@ -224,6 +237,7 @@ def recoveries(found: Iterable[Mapping[str, Any]]) -> str:
                 each["kills"],
                 each["operations"],
                 *(f"{each[name]:.2f}" for name in ("p50", "p95", "max")),
+                "" if each["after lease"] is None else f"{each['after lease']:.2f}",
                 each["conflicts"],
             )
             for each in sorted(found, key=lambda each: (each["death"] != "pool process", each["death"][0] == "m"))

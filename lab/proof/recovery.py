@@ -28,6 +28,7 @@ from celery import Celery
 
 from celery_idempotent import open_store
 from celery_idempotent.errors import IdempotencyWarning
+from celery_idempotent.protocol.record import Status
 from lab.demo.ledger import Ledger, Row
 from lab.demo.settings import Settings
 from lab.embedded import EmbeddedAws, EmbeddedRedis
@@ -35,7 +36,7 @@ from lab.fleet import Fleet, until
 from lab.folders import temporary_folder
 from lab.proof.recovery_app import SHORT_LEASE, SYSTEM, System, elsewhere, make_app
 
-__all__ = ["BROKERS", "Death", "Recovery", "plan", "run"]
+__all__ = ["BROKERS", "Death", "Place", "Recovery", "plan", "run"]
 
 CHILDREN = 4
 DEFAULT_LEASE = 60
@@ -78,7 +79,12 @@ class Part:
     @property
     def task(self) -> str:
         """The task with that lease."""
-        return "execute_on_a_short_lease" if self.lease == SHORT_LEASE else "execute"
+        return "execute_on_a_short_lease" if self.waits_for_lease else "execute"
+
+    @property
+    def waits_for_lease(self) -> bool:
+        """Whether nobody can tell that the owner is gone; there the lease is short, to bound the measurement."""
+        return self.lease == SHORT_LEASE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,7 @@ class Recovery:
         part: What was done.
         broker: On which broker, and with which store.
         seconds: For each operation, from the kill to the effect.
+        after_lease: For each operation that must wait for its lease, seconds from the lease's end to the effect.
         conflicts: Deliveries that met the claim of the dead and were postponed.
         wrong: Operations that had no effect, or more than one.
     """
@@ -96,8 +103,14 @@ class Recovery:
     part: Part
     broker: str
     seconds: tuple[float, ...]
+    after_lease: tuple[float, ...] = ()
     conflicts: int
     wrong: int
+
+    @property
+    def early(self) -> int:
+        """Operations that somebody had before their lease was over."""
+        return sum(each < 0 for each in self.after_lease)
 
     def as_json(self) -> dict[str, object]:
         """As the page reads it."""
@@ -111,6 +124,7 @@ class Recovery:
             "p50": round(median(self.seconds), 2),
             "p95": round(_nearest(self.seconds, 0.95), 2),
             "max": round(max(self.seconds), 2),
+            "after lease": round(min(self.after_lease), 2) if self.after_lease else None,
             "conflicts": self.conflicts,
             "wrong": self.wrong,
             "seconds": [round(each, 3) for each in self.seconds],
@@ -143,25 +157,28 @@ def plan(children: int = 20, workers: int = 4) -> tuple[Part, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
+    """A broker and a store."""
+
     label: str
     broker_url: str
     store_url: str
+    store_port: int
 
 
 @contextlib.contextmanager
-def _redis() -> Iterator[_Place]:
+def _redis() -> Iterator[Place]:
     with EmbeddedRedis() as server:
-        yield _Place("Redis", server.url, server.url)
+        yield Place("Redis", server.url, server.url, server.port)
 
 
 @contextlib.contextmanager
-def _sqs() -> Iterator[_Place]:
+def _sqs() -> Iterator[Place]:
     with EmbeddedAws() as server:
-        yield _Place("SQS", server.broker_url, server.store_url("recovery"))
+        yield Place("SQS", server.broker_url, server.store_url("recovery"), server.port)
 
 
-BROKERS: Mapping[str, Callable[[], contextlib.AbstractContextManager[_Place]]] = {"redis": _redis, "sqs": _sqs}
+BROKERS: Mapping[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {"redis": _redis, "sqs": _sqs}
 """By name: Redis (Valkey) with its store in the same server; SQS and DynamoDB (MiniStack)."""
 
 
@@ -201,13 +218,14 @@ def _on_broker(name: str, parts: Sequence[Part], seed: int, progress: Progress) 
 class _Trial:
     """One part on one broker, with a worker, a queue and a ledger of its own."""
 
-    def __init__(self, part: Part, place: _Place, folder: Path, chance: random.Random) -> None:
+    def __init__(self, part: Part, place: Place, folder: Path, chance: random.Random) -> None:
         queue = f"recovery-{folder.name}"
         self._part = part
         self._place = place
         self._settings = Settings(broker_url=place.broker_url, store_url=place.store_url, folder=folder, queue=queue)
         self._chance = chance
         self._ledger = Ledger(folder / "ledger.jsonl")
+        self._leases: dict[str, float] = {}
         self._fleet = Fleet(
             "lab.proof.recovery_app",
             [queue],
@@ -229,6 +247,11 @@ class _Trial:
             part=self._part,
             broker=self._place.label,
             seconds=tuple(seconds),
+            after_lease=tuple(
+                row.time - self._leases[row.task_id]
+                for row in rows
+                if row.what == "effect" and row.task_id in self._leases
+            ),
             conflicts=sum(row.what == "conflicted" for row in rows),
             wrong=sum(effects.count(each) != 1 for each in {row.order for row in rows if row.order}),
         )
@@ -243,8 +266,15 @@ class _Trial:
             app.tasks[self._part.task].apply_async(kwargs={"operation": operation})
         self._until(lambda: operations == sorted(self._of(operations, "run")), "the bodies to begin")
         killed = self._kill(self._of(operations, "run"))
+        if self._part.waits_for_lease:
+            self._leases |= self._leases_of_the_dead()
         self._until(lambda: operations == sorted(self._of(operations, "effect")), "the effects")
         return [row.time - killed[operation] for operation, row in self._of(operations, "effect").items()]
+
+    def _leases_of_the_dead(self) -> dict[str, float]:
+        """When the lease of each running operation ends, by the id of its message: nobody renews it any more."""
+        with contextlib.closing(open_store(self._place.store_url)) as store:
+            return {each.task_id: each.lease_until / 1000 for each in store.scan(status=Status.IN_PROGRESS)}
 
     def _be_elsewhere(self) -> None:
         if self._part.death is Death.MACHINE:

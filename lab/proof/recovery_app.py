@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from celery import Celery
+from celery import Celery, current_task
 from celery.signals import worker_ready
 
 from celery_idempotent import IdempotentTask, Policy, signals
@@ -53,10 +53,11 @@ def make_app(system: System, settings: Settings) -> Celery:
     ledger = Ledger(settings.folder / "ledger.jsonl")
 
     def execute(operation: str) -> None:
-        ledger.append(Row(what="run", order=operation))
+        task_id = current_task.request.id
+        ledger.append(Row(what="run", order=operation, task_id=task_id))
         if _is_first(settings.folder / operation):
             time.sleep(600)
-        ledger.append(Row(what="effect", order=operation))
+        ledger.append(Row(what="effect", order=operation, task_id=task_id))
 
     for name, policy in (
         ("execute", Policy("operation")),

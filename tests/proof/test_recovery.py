@@ -17,6 +17,9 @@ def test_lease_is_waited_for_only_where_nobody_can_tell() -> None:
     assert (ours.wrong, before.wrong) == (0, 0)
     assert (ours.conflicts, before.conflicts > 0) == (0, True)
     assert max(ours.seconds) < SHORT_LEASE / 2 < min(before.seconds)
+    # The lease of a process that is known to be dead is ended; of the other two nobody knows, so it and the grace pass.
+    assert (len(before.after_lease), before.early, ours.early) == (2, 0, len(ours.after_lease))
+    assert min(before.after_lease) >= 1
 
 
 def test_numbers_are_those_of_the_operations() -> None:
@@ -25,12 +28,20 @@ def test_numbers_are_those_of_the_operations() -> None:
     told = Recovery(part=part, broker="Redis", seconds=tuple(map(float, range(1, 21))), conflicts=0, wrong=0).as_json()
     assert (told["kills"], told["operations"]) == (5, 20)
     assert (told["p50"], told["p95"], told["max"]) == (10.5, 19.0, 20.0)
-    assert "| 10.50 | 19.00 | 20.00 |" in page.recoveries([told])
+    assert "| 10.50 | 19.00 | 20.00 |  | 0 |" in page.recoveries([told])
+
+
+def test_effect_before_the_end_of_a_lease_is_early() -> None:
+    """The smallest distance is told, however many came later."""
+    part = Part(system=System.OURS, death=Death.MACHINE, rounds=1, at_once=3, lease=SHORT_LEASE)
+    found = Recovery(part=part, broker="Redis", seconds=(9, 10, 11), after_lease=(1, -0.5, 2), conflicts=0, wrong=0)
+    assert (found.early, found.as_json()["after lease"]) == (1, -0.5)
+    assert "| -0.50 | 0 |" in page.recoveries([found.as_json()])
 
 
 def test_pool_processes_come_first_on_the_page_and_machines_last() -> None:
     """Whatever the order in which they were killed."""
-    measured = {"system": "", "broker": "", "lease": None, "p50": 1, "p95": 1, "max": 1}
+    measured = {"system": "", "broker": "", "lease": None, "p50": 1, "p95": 1, "max": 1, "after lease": None}
     counted = {"kills": 1, "operations": 1, "conflicts": 0}
     lines = page.recoveries({"death": each, **measured, **counted} for each in reversed(Death)).splitlines()[2:]
     assert [line.split("|")[1].strip() for line in lines] == list(Death)
