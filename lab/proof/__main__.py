@@ -99,7 +99,7 @@ def _folder() -> Path:
 @click.option("--seed", default=SEED, show_default=True, help="Chooses the random faults.")
 @click.pass_context
 def everything(context: click.Context, quick: bool, seed: int) -> None:
-    """Explorer, mutants, oracle, crash sweep, kills of the store, faults, recovery, baselines, and the table."""
+    """Explorer, mutants, oracle, crash sweep, kills of the store, faults, recovery, storm, baselines, and the table."""
     context.invoke(explorer, quick=quick)
     context.invoke(mutants)
     context.invoke(oracle, examples=50 if quick else 500)
@@ -109,6 +109,7 @@ def everything(context: click.Context, quick: bool, seed: int) -> None:
     context.invoke(faults, tasks=500 if quick else 5_000, seed=seed)
     if not quick:
         context.invoke(recovery, seed=seed)
+        context.invoke(storm, duplicates=1_000, seconds=120.0)
         context.invoke(baselines, seed=seed)
     context.invoke(table)
 
@@ -259,9 +260,29 @@ def recovery(seed: int) -> None:
     told = [each.as_json() for each in found]
     _keep("recovery", {"versions": versions(), "seed": seed, "recoveries": told})
     console.print(page.recoveries(told))
-    wrong = sum(each.wrong for each in found)
-    if wrong:
-        raise click.ClickException(f"{wrong} operations without an effect, or with more than one")
+    wrong, early = sum(each.wrong for each in found), sum(each.early for each in found)
+    if wrong or early:
+        raise click.ClickException(f"{wrong} operations without an effect or with several, {early} before their lease")
+
+
+@main.command()
+@click.option("--duplicates", default=1_000, show_default=True, help="How many ask for one running body.")
+@click.option("--seconds", default=120.0, show_default=True, help="How long that body runs.")
+def storm(duplicates: int, seconds: float) -> None:
+    """A crowd of duplicates of one running body: requests to the store, and when they are answered."""
+    from lab.proof import storm as storm_module
+
+    with _told("storm") as progress:
+        found = storm_module.run(progress, duplicates=duplicates, body=seconds)
+    told = [each.as_json() for each in found]
+    _keep("storm", {"versions": versions(), "storms": told})
+    console.print(page.storms(told))
+    ours = [each for each in found if not each.is_control]
+    broken = [f"{each.broker}, lease {each.lease:g} s: {sentence}" for each in ours for sentence in each.broken()]
+    if broken:
+        raise click.ClickException("; ".join(broken))
+    if all(each.steady < storm_module.MOST for each in found if each.is_control):
+        raise click.ClickException("no workers were able to ask more often, so this proves nothing")
 
 
 @main.command()

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lab.proof.storm import steady
 from lab.proof.table import FOLDER, as_markdown, read
 
-__all__ = ["recoveries", "write"]
+__all__ = ["recoveries", "storms", "write"]
 
 _INTRODUCTION = """# Reliability
 
@@ -127,6 +128,23 @@ Plain Celery asks nobody and runs again whatever comes back: there a worker that
 twice. With it, a pool process that died is noticed after up to five seconds, when Celery looks for it again.
 """
 
+_STORMS = """
+## A thousand duplicates of one running body
+
+`python -m lab.proof storm`: one body runs, and duplicates of its message come while it does, all at once. Four workers
+with two processes each take them, ask the store for each, and postpone it. Requests are counted on the wire between the
+workers and the store, renewals of the lease included, in windows of ten seconds from the body's begin. The crowd
+arrives as fast as the workers take it, and each of it has some questions to ask early on. Steady is the mean of the
+last third of the body; it is to stay under 60 requests per second.
+
+Where *delays* do not grow (`backoff_max=1`), the same workers ask as often as they and the servers can: only where that
+is more than 60 do the other rows say something. So the Redis of these rows keeps nothing on disk. SQS and DynamoDB are
+an emulator in Python, MiniStack, each in a process of its own, which is slower than the crowd.
+
+A duplicate may ask twice, and once for every doubling of the time for which the body runs: that is the bound. The
+answer is what was recorded, and its time is from the body's end.
+"""
+
 _LIMITS = """
 ## What this does not show
 
@@ -161,6 +179,8 @@ def write(folder: Path = FOLDER) -> Path:
         as_markdown(read(folder)),
         _RECOVERY,
         recoveries(_kept(folder / "recovery.json").get("recoveries", [])),
+        _STORMS,
+        storms(_kept(folder / "storm.json").get("storms", [])),
         _LIMITS,
     ]
     page = folder / "README.md"
@@ -241,6 +261,39 @@ def recoveries(found: Iterable[Mapping[str, Any]]) -> str:
                 each["conflicts"],
             )
             for each in sorted(found, key=lambda each: (each["death"] != "pool process", each["death"][0] == "m"))
+        ),
+    )
+
+
+def storms(found: Iterable[Mapping[str, Any]]) -> str:
+    """The table of crowds that ask for one body."""
+    return _table(
+        (
+            "broker",
+            "lease",
+            "delays",
+            "duplicates",
+            "body",
+            "bodies run",
+            "requests/s, by window",
+            "requests/s, steady",
+            "questions per duplicate, mean (bound), max",
+            "answered after the end, p50 / p95 / max",
+        ),
+        (
+            (
+                each["broker"],
+                f"{each['lease']} s",
+                "do not grow" if each["control"] else "grow",
+                f"{each['duplicates']:,}",
+                f"{each['body']:g} s",
+                each["runs"],
+                ", ".join(f"{rate:.0f}" for rate in each["per second"]),
+                f"{steady(each['per second']):.1f}",
+                f"{each['questions']['mean']:.1f} ({each['bound']:.1f}), {each['questions']['max']}",
+                " / ".join(f"{each['late'][name]:.1f} s" for name in ("p50", "p95", "max")),
+            )
+            for each in found
         ),
     )
 
