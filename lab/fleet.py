@@ -73,9 +73,10 @@ class Programs:
         self.stop()
 
     def stop(self) -> None:
-        """Kill every one of them with its children."""
+        """Kill every one of them with its children; none is started again."""
         for process in self._processes.values():
             tether.kill(process)
+        self._processes.clear()
 
     def dead(self) -> list[str]:
         """The names of those that have ended."""

@@ -21,7 +21,7 @@ from lab.proof import page
 from lab.proof.explorer import Exploration, Violation, explore
 from lab.proof.mutants import MUTANTS, judge
 from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Program
-from lab.proof.table import CONTROL, FOLDER, Row, as_table, read, save, versions
+from lab.proof.table import CONTROL, FOLDER, PLAIN, Row, as_table, read, save, versions
 from lab.proof.targets import ALL, DURABLE, TARGETS, start, why_not
 
 A = TypeVar("A")
@@ -237,10 +237,14 @@ def faults(tasks: int, seed: int) -> None:
     help="Which store; may be repeated. Redis, PostgreSQL and MariaDB are also killed and restarted.",
 )
 @click.option(
-    "--broker", default="sqs", show_default=True, type=click.Choice(["sqs", "rabbitmq"]), help="Which broker."
+    "--broker",
+    default="sqs",
+    show_default=True,
+    type=click.Choice(["sqs", "redis", "rabbitmq"]),
+    help="Which broker.",
 )
 def soak(minutes: float, seed: int, stores: tuple[str, ...], broker: str) -> None:
-    """Real prefork workers on an at-least-once broker, while nemeses kill, stop, skew and cut off."""
+    """Real prefork workers, beats and a publisher on a real broker, while nemeses kill, stop, skew and cut off."""
     from lab.proof import soak as soak_module
 
     for store in _present(stores):
@@ -321,7 +325,7 @@ def _ours(row: Row) -> bool:
 
 
 def _has_seen_nothing(row: Row) -> bool:
-    return row.system == CONTROL and not row.violations
+    return row.system in {CONTROL, PLAIN} and not row.violations
 
 
 def _campaign(name: str, rows: list[Row]) -> None:

@@ -102,8 +102,12 @@ Real processes and real servers. Effects are counted in a ledger without a uniqu
   their promise. That is what the warning at the start of a worker is about.
 - **Faults**: requests to DynamoDB that fail before or after they were applied, are delayed, doubled, held and delivered
   late, throttled or reset; each operation, each promise, then pairs and random sequences, with concurrent deliveries.
-- **Soak**: real prefork workers on SQS with a short visibility timeout and duplicates published on purpose, while
-  processes are killed and frozen, clocks are moved, the store is cut off, and its server is killed and restarted.
+  Publishers announce operations first, and leases are ended for owners that are taken for dead and live.
+- **Soak**: real prefork workers on SQS, Redis or RabbitMQ, with duplicates published on purpose, and a visibility
+  timeout of 4 s, so that messages must be held. Half of the operations come from a publisher that publishes once, and
+  two beats run one schedule with a tick every 5 s. Meanwhile processes are killed and frozen, beats and the publisher
+  too, clocks are moved, the store is cut off, and its server is killed and restarted. No tick may be left out. The
+  *negative control* is a task of plain Celery in the same workers.
 - **Baselines**: one load under the same kills, redeliveries and frozen workers, on other systems.
 
 "Violations" are tasks whose effects break the row's promise. The bound is the rule of three: with none in n faulted
@@ -158,8 +162,9 @@ A server killed by SIGKILL is not a power failure: what the operating system hol
 file before it answers. Disks that lie are not covered.
 
 The explorer's worlds have one effect for each delivery. It knows no heartbeat of its own: a body that renews stands for
-it. The soak's broker is SQS only: from a Redis, kombu loses the
-message that a killed worker is fetching, which no library can undo.
+it. On Redis the soak kills a worker while it waits for a message: kombu loses the one that a killed worker is fetching,
+which no library can undo. Soaks that name no broker were on SQS, with a visibility timeout of 10 s, and without beats,
+a publisher that publishes once, and a control.
 """
 
 

@@ -1,14 +1,16 @@
 """Real workers under real faults for minutes: nemeses strike, everything quiets down, the audit judges.
 
-Two prefork workers take tasks from SQS or RabbitMQ, some published twice, some longer than the broker waits for them.
-A seed chooses load and nemeses: SIGKILL of a pool process, of a whole worker, or of the store's server, which
-is started again on its data; SIGSTOP for three leases; clocks set wrong by seconds and minutes in both
-directions; a store that refuses, a store and a broker that hang, requests and replies that get lost. When a
-strike lands is up to the machine, so a seed repeats what was tried and not every interleaving.
+Two prefork workers take tasks from SQS, Redis or RabbitMQ, some published twice, most of the rest by a publisher that
+publishes once, some longer than the broker waits for them; two beats send the ticks of one schedule. Messages are held,
+and dead owners are replaced at once. A seed chooses load and nemeses: SIGKILL of a pool process, of a whole worker, of
+a beat, of the publisher between what it records and its message, or of the store's server, which is started again on
+its data; SIGSTOP for three leases; clocks set wrong by seconds and minutes in both directions; a store that refuses, a
+store and a broker that hang, requests and replies that get lost. When a strike lands is up to the machine, so a seed
+repeats what was tried and not every interleaving. A task of plain Celery is beside it, as a control.
 
-SQS and DynamoDB are held in memory (MiniStack), so they are stopped and never restarted; no more is RabbitMQ. Redis is
-no broker here: kombu loses the message that a killed worker is fetching from it, and the audit would call that a loss
-of ours.
+SQS and DynamoDB are held in memory (MiniStack), so they are stopped and never restarted; no more are RabbitMQ and the
+Redis that is a broker. A worker is killed on Redis while it waits for a message: kombu loses the one that it is
+fetching, and the audit would call that a loss of ours.
 SQLite has no server: there is nobody to kill and no line to cut; instead somebody else keeps its file locked. All
 its users are on one machine, so no clock of theirs is wrong.
 """
@@ -28,13 +30,16 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import assert_never
 from urllib.parse import urlsplit
 
+import psutil
 from celery import Celery
+from redis import Redis
 
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
@@ -43,22 +48,33 @@ from lab.demo.ledger import Ledger
 from lab.demo.ledger import Row as LedgerRow
 from lab.demo.queues import queue_length
 from lab.demo.settings import Settings
-from lab.embedded import EmbeddedAws, EmbeddedRabbitMQ, Server
-from lab.fleet import POLL, Fleet, Freezer, Timeout, until
-from lab.proof.audit import Evidence, Judgement, Nemesis, Promise, deliveries, judge, recoveries
+from lab.embedded import EmbeddedAws, EmbeddedRabbitMQ, EmbeddedRedis, Server
+from lab.fleet import POLL, Fleet, Freezer, Programs, Timeout, until
+from lab.proof.audit import (
+    Evidence,
+    Judgement,
+    Nemesis,
+    Promise,
+    deliveries,
+    judge,
+    judge_effects,
+    recoveries,
+)
 from lab.proof.line import Line
-from lab.proof.soak_settings import LEASE, skew_file
-from lab.proof.table import Row
+from lab.proof.soak_settings import LEASE, TICK, celery, doom_file, skew_file
+from lab.proof.table import PLAIN, Row
 from lab.proof.targets import TARGETS, Site, start
 from lab.servers import IMPATIENT
 
-__all__ = ["BROKERS", "STORES", "Kind", "Plan", "Publication", "Strike", "plan", "run"]
+__all__ = ["BROKERS", "STORES", "Kind", "Plan", "Publication", "Strike", "plan", "run", "ticks", "waits_no_more"]
 
 WORKERS = ("soak-0", "soak-1")
+BEATS = ("beat-0", "beat-1")
+PUBLISHER = "publisher"
 CHILDREN = 8  # enough to keep the queue short while half of them are dead, stopped or starting
 QUEUE = "soak"
-RATE = 3.0
-"""Operations per second."""
+RATE = 4.0
+"""Operations per second, those of the control included."""
 
 QUIET = 5.0  # seconds between two lines of progress
 EXIT = "worker ended by itself"
@@ -66,6 +82,12 @@ EXIT = "worker ended by itself"
 EXIT_TAKES = 10.0
 CLOCK_SET_BACK = "clock set right again"
 INFINITY = float("inf")
+STARTS_AFTER = 10.0
+"""Seconds after the start of the workers at which the publisher begins: as long as they take, about."""
+
+PATIENCE = 3.0
+"""Seconds for which one tries to kill a worker while it waits for a message."""
+
 START_TIMEOUT = 120.0
 DRAIN_TIMEOUT = 900.0
 """Seconds. A claim made under a clock that is minutes ahead holds others off for those minutes, if its owner
@@ -77,14 +99,30 @@ GRACE_MS = 1_000
 Progress = Callable[[str], None]
 """Told how far it is, in one line."""
 
-PROMISES = {"keyed": Promise.EXACTLY_ONCE, "plain": Promise.AT_LEAST_ONCE, "refuse": Promise.AT_MOST_ONCE}
+BARE = "bare"
+"""The task of plain Celery."""
+
+SCHEDULED = "tick"
+"""The task and the entry of the schedule."""
+
+PROMISES = {
+    "keyed": Promise.EXACTLY_ONCE,
+    "plain": Promise.AT_LEAST_ONCE,
+    "refuse": Promise.AT_MOST_ONCE,
+    SCHEDULED: Promise.EXACTLY_ONCE,
+}
 """By task of `soak_app`, what is promised for its effect."""
 
 CAMPAIGNS = {
-    "keyed": "soak: rerun, effect honours a key",
-    "plain": "soak: rerun, plain effect, repeated only where hit",
-    "refuse": "soak: refuse",
+    "keyed": "rerun, effect honours a key",
+    "plain": "rerun, plain effect, repeated only where hit",
+    "refuse": "refuse",
+    SCHEDULED: "ticks of two beats, effect honours a key",
+    BARE: "plain effect",
 }
+
+_LOADED = (*(task for task in PROMISES if task != SCHEDULED), BARE)
+"""The tasks that somebody publishes, in turns."""
 
 
 class Kind(StrEnum):
@@ -101,6 +139,8 @@ class Kind(StrEnum):
     LOSE_REPLIES = "reply lost"
     LOSE_REQUESTS = "request lost"
     KILL_STORE = "store killed and restarted"
+    KILL_BEAT = "beat killed"
+    KILL_PUBLISHER = "publisher killed before its message"
 
 
 WEIGHTS = {
@@ -115,30 +155,44 @@ WEIGHTS = {
     Kind.LOSE_REPLIES: 3,
     Kind.LOSE_REQUESTS: 1,
     Kind.KILL_STORE: 6,
+    Kind.KILL_BEAT: 2,
+    Kind.KILL_PUBLISHER: 4,
 }
 """Strikes in one round; a round is shuffled, so that short campaigns meet every kind too."""
 
-BROKERS = ("sqs", "rabbitmq")
+BROKERS = {"sqs": "SQS", "redis": "Redis", "rabbitmq": "RabbitMQ"}
+"""By name, as the table prints it."""
 
 STORES: Mapping[str, frozenset[Kind]] = {
     "dynamodb": frozenset(Kind) - {Kind.KILL_STORE},
     "redis": frozenset(Kind),
     "postgres": frozenset(Kind),
     "mariadb": frozenset(Kind),
-    "sqlite": frozenset({Kind.KILL_CHILD, Kind.KILL_WORKER, Kind.STOP_CHILD, Kind.STOP_WORKER, Kind.HANG}),
+    "sqlite": frozenset(Kind)
+    - {Kind.KILL_STORE, Kind.REFUSE, Kind.LOSE_REPLIES, Kind.LOSE_REQUESTS, Kind.SKEW_SECONDS, Kind.SKEW_MINUTES},
 }
 """By store, what can be done to it and its workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """One message to publish: when, in seconds from the start, and what."""
+    """One message to publish.
+
+    Args:
+        at: When, in seconds from the start.
+        task: Of which task.
+        operation: What it is about.
+        task_id: The message's id, where the publisher does not choose it.
+        seconds: How long the body runs.
+        is_once: Whether it is published by the one who publishes once.
+    """
 
     at: float
     task: str
     operation: str
     task_id: str
     seconds: float
+    is_once: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +224,17 @@ class Plan:
     @property
     def promises(self) -> dict[str, Promise]:
         """By operation, what is promised for its effect."""
-        return {each.operation: PROMISES[each.task] for each in self.publications}
+        return {each.operation: PROMISES[each.task] for each in self.publications if each.task in PROMISES}
+
+    @property
+    def published_once(self) -> list[Publication]:
+        """What the publisher publishes that publishes once."""
+        return [each for each in self.publications if each.is_once]
+
+    @property
+    def bare(self) -> set[str]:
+        """The operations of the control."""
+        return {each.operation for each in self.publications if each.task == BARE}
 
 
 _ENDED = {Kind.SKEW_SECONDS, Kind.SKEW_MINUTES, Kind.REFUSE, Kind.KILL_STORE}
@@ -190,18 +254,31 @@ def plan(minutes: float, seed: int, store: str = "dynamodb") -> Plan:
 
 
 def _publications(seconds: float, chance: random.Random) -> Iterator[Publication]:
-    tasks = list(PROMISES)
     for number in range(round(seconds * RATE)):
-        task = tasks[number % len(tasks)]
-        at, body = number / RATE, _length(chance)
+        task = _LOADED[number % len(_LOADED)]
         first = uuid.UUID(int=chance.getrandbits(128)).hex
-        operation = f"{task}-{number:05}"
-        yield Publication(at=at, task=task, operation=operation, task_id=first, seconds=body)
+        original = Publication(
+            at=number / RATE,
+            task=task,
+            operation=f"{task}-{number:05}",
+            task_id=first,
+            seconds=_length(chance) if task != BARE else _short(chance),
+            is_once=task != BARE and number // len(_LOADED) % 2 == 1,
+        )
+        yield original
         for _ in range(chance.choices((0, 1, 2), (5, 4, 1))[0]):
             # The same message again, as a broker does it, or another with the same intent, as people do it.
             again = chance.choice((first, uuid.UUID(int=chance.getrandbits(128)).hex))
             later = chance.choice((0.0, chance.uniform(0, 2), chance.uniform(5, 20)))
-            yield Publication(at=at + later, task=task, operation=operation, task_id=again, seconds=body)
+            yield replace(original, at=original.at + later, task_id=again)
+
+
+def _short(chance: random.Random) -> float:
+    """Seconds a body of plain Celery takes: nobody holds its message, and SQS deletes none that came again meanwhile.
+
+    Longer than its visibility timeout, it would run again and again for ever.
+    """
+    return round(chance.uniform(0.02, 0.4), 3)
 
 
 def _length(chance: random.Random) -> float:
@@ -259,7 +336,7 @@ def run(
     store: str = "dynamodb",
     broker: str = "sqs",
 ) -> list[Row]:
-    """Run one campaign: a row per promise.
+    """Run one campaign: a row per task, the last one of the control.
 
     Args:
         minutes: How long the nemeses strike; quieting down takes one or two more.
@@ -281,7 +358,7 @@ def run(
             for rule in judgement.broken:
                 keep = True
                 progress(f"BROKEN {judgement.operation} ({judgement.promise}): {rule}")
-        return [result.row(task) for task in PROMISES]
+        return [*(result.row(task) for task in PROMISES), result.control()]
     except Exception:
         keep = True
         raise
@@ -296,7 +373,9 @@ def _campaign(minutes: float, seed: int, folder: Path, progress: Progress, store
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         aws = stack.enter_context(EmbeddedAws())
-        queues = aws if broker == "sqs" else stack.enter_context(EmbeddedRabbitMQ(settings=IMPATIENT))
+        queues = _broker(broker, aws)
+        if queues is not aws:
+            stack.enter_context(queues)
         site = Site(aws.store_url("soak")) if store == "dynamodb" else stack.enter_context(start(store))
         opened = stack.enter_context(contextlib.closing(open_store(site.url)))
         opened.provision()
@@ -304,19 +383,24 @@ def _campaign(minutes: float, seed: int, folder: Path, progress: Progress, store
         freezer = Freezer()
         stack.callback(freezer.thaw)
         settings = Settings(
-            broker_url=queues.broker_url,
-            store_url=_through(line, site.url) if line else site.url,
+            broker_url=queues.url if isinstance(queues, EmbeddedRedis) else queues.broker_url,
+            store_url=line.on_the_way_to(site.url) if line else site.url,
             folder=folder,
             queue=QUEUE,
         )
         fleet = Fleet("lab.proof.soak_app", WORKERS, children=CHILDREN, environ=settings.environ(), folder=folder)
         stack.enter_context(fleet)
-        soak = _Soak(plan(minutes, seed, store), {aws, queues}, site, opened, line, freezer, fleet, settings, progress)
+        senders = stack.enter_context(_Senders((minutes, seed, store), environ=settings.environ(), folder=folder))
+        planned = plan(minutes, seed, store)
+        hosts: set[Server] = {aws, queues}
+        soak = _Soak(planned, hosts, site, opened, line, freezer, fleet, senders, settings, progress)
         evidence = soak.run()
     return _Result(
         store=TARGETS[store].label,
+        broker=BROKERS[broker],
         evidence=evidence,
         judgements=judge(evidence),
+        bare=judge_effects(dict.fromkeys(planned.bare, Promise.EXACTLY_ONCE), evidence.rows),
         requests=soak.requests if line else None,
         healed=line.healed if line else None,
         minutes=minutes,
@@ -332,11 +416,36 @@ def _line_to(url: str) -> Line:
     return Line(address.hostname, address.port, r"proof\.soak_app\.(\w+)")
 
 
-def _through(line: Line, url: str) -> str:
-    """The same store, reached through the line."""
-    address = urlsplit(url)
-    user, at, _ = address.netloc.rpartition("@")
-    return address._replace(netloc=f"{user}{at}{line.host}:{line.port}").geturl()
+def _broker(name: str, aws: EmbeddedAws) -> EmbeddedAws | EmbeddedRedis | EmbeddedRabbitMQ:
+    match name:
+        case "sqs":
+            return aws
+        case "redis":
+            return EmbeddedRedis()
+        case _:
+            return EmbeddedRabbitMQ(settings=IMPATIENT)
+
+
+class _Senders(Programs):
+    """The beats, and the publisher of what is published once.
+
+    Args:
+        planned: Minutes, seed and store of the plan.
+        environ: What they read.
+        folder: For logs and schedules.
+    """
+
+    def __init__(self, planned: tuple[float, int, str], *, environ: Mapping[str, str], folder: Path) -> None:
+        super().__init__((*BEATS, PUBLISHER), environ=environ, folder=folder)
+        self._arguments = (*map(str, planned), str(time.time() + STARTS_AFTER))
+
+    def command(self, name: str) -> Sequence[str]:
+        """See :meth:`lab.fleet.Programs.command`."""
+        if name == PUBLISHER:
+            return ("lab.proof.soak_publisher", *self._arguments)
+        scheduler = ("--scheduler", "celery_idempotent.beat:PersistentScheduler")
+        files = ("--schedule", str(self.folder / name), "--pidfile=", "--loglevel", "WARNING")
+        return ("celery", "-A", "lab.proof.soak_app", "beat", *scheduler, *files)
 
 
 @dataclass
@@ -350,6 +459,7 @@ class _Soak:
     line: Line | None
     freezer: Freezer
     fleet: Fleet
+    senders: _Senders
     settings: Settings
     progress: Progress
     nemeses: list[Nemesis] = field(default_factory=list)
@@ -366,6 +476,9 @@ class _Soak:
             until(self._is_ready, "the workers to start", START_TIMEOUT)
             self._play(publish)
             self._heal()
+            until(self._is_published, "the publisher to end", DRAIN_TIMEOUT)
+            scheduled_until = time.time()
+            self.senders.stop()
             self._drain("until the queue is empty")
             if self.line:
                 self.requests.update(self.line.by_task)
@@ -373,7 +486,7 @@ class _Soak:
             self._deliver_once_more(publish)
             self._drain("after one more delivery of everything")
         return Evidence(
-            promises=self.planned.promises,
+            promises=self.planned.promises | ticks(self._rows(), scheduled_until),
             rows=self._rows(),
             nemeses=self.nemeses,
             drained=drained,
@@ -383,7 +496,7 @@ class _Soak:
     @contextlib.contextmanager
     def _publisher(self) -> Iterator[Callable[[Publication], None]]:
         app = Celery(set_as_current=False)
-        app.conf.update(self.settings.celery())
+        app.conf.update(celery(self.settings))
         with app.producer_or_acquire() as producer:
 
             def publish(each: Publication) -> None:
@@ -396,7 +509,7 @@ class _Soak:
         app.close()
 
     def _play(self, publish: Callable[[Publication], None]) -> None:
-        agenda = [(each.at, partial(publish, each)) for each in self.planned.publications]
+        agenda = [(each.at, partial(publish, each)) for each in self.planned.publications if not each.is_once]
         agenda += [(each.at, partial(self._strike, each)) for each in self.planned.strikes]
         agenda += [
             (each.at + each.seconds, partial(self._end, each)) for each in self.planned.strikes if each.kind in _ENDED
@@ -411,7 +524,8 @@ class _Soak:
             self._show(f"{time.monotonic() - started:.0f} of {agenda[-1][0]:.0f} s")
 
     def _deliver_once_more(self, publish: Callable[[Publication], None]) -> None:
-        for each in {publication.operation: publication for publication in self.planned.publications}.values():
+        of_ours = {each.operation: each for each in self.planned.publications if each.task != BARE}
+        for each in of_ours.values():
             publish(replace(each, task_id=uuid.uuid4().hex))
             self._show("delivering everything once more")
 
@@ -424,9 +538,10 @@ class _Soak:
                     self._note(strike.kind, pids={pid})
             case Kind.KILL_WORKER:
                 worker = self._worker(strike)
-                self._killed.add(worker)
-                self._note(strike.kind, pids=self._pool(worker))
-                os.killpg(self.fleet.group(worker), signal.SIGKILL)
+                if self._fetches_nothing(worker):
+                    self._killed.add(worker)
+                    self._note(strike.kind, pids=self._pool(worker))
+                    os.killpg(self.fleet.group(worker), signal.SIGKILL)
             case Kind.STOP_CHILD:
                 pid = self._busy_child(strike)
                 if pid is not None:
@@ -455,8 +570,34 @@ class _Soak:
                 if not self._dead_since:
                     self._dead_since[strike] = time.time()
                     self._server.kill()
+            case Kind.KILL_BEAT:
+                if self._beating() == set(BEATS):
+                    os.killpg(self.senders.group(BEATS[int(strike.draw * len(BEATS))]), signal.SIGKILL)
+                    self._note(strike.kind, pids=())
+            case Kind.KILL_PUBLISHER:
+                doom_file(self.settings.folder).touch()
+                self._note(strike.kind, pids=())
             case unreachable:
                 assert_never(unreachable)
+
+    def _fetches_nothing(self, worker: str) -> bool:
+        """Whether the worker may be killed; one that fetches from a Redis is stopped while it waits for a message."""
+        url, pid = self.settings.broker_url, self.fleet.group(worker)
+        if not url.startswith("redis") or not self.fleet.owns(pid):
+            return True
+
+        def caught() -> bool:
+            os.kill(pid, signal.SIGSTOP)
+            if waits_no_more(url, pid):
+                return True
+            os.kill(pid, signal.SIGCONT)
+            return False
+
+        try:
+            until(caught, "the worker to wait for a message", PATIENCE)
+        except Timeout:
+            return False
+        return True
 
     def _end(self, strike: Strike) -> None:
         if strike in self._refusing:
@@ -528,6 +669,7 @@ class _Soak:
         )
 
     def _supervise(self) -> None:
+        self.senders.restart_dead()
         for worker in self.fleet.restart_dead():
             if worker in self._killed:
                 self._killed.discard(worker)
@@ -567,6 +709,14 @@ class _Soak:
         operation = {row.key: row.order for row in self._rows() if row.what in _NAMES_KEY}
         return {operation[record.key]: record for record in self.store.scan() if record.key in operation}
 
+    def _is_published(self) -> bool:
+        self._supervise()
+        return sum(row.what == "published" for row in self._rows()) >= len(self.planned.published_once)
+
+    def _beating(self) -> set[str]:
+        """The beats that have read their schedule and are alive."""
+        return {row.task for row in self._rows() if row.what == "beating" and self.senders.owns(row.pid)}
+
     def _is_ready(self) -> bool:
         return {row.task for row in self._rows() if row.what == "ready"} == set(self.fleet.names)
 
@@ -578,6 +728,27 @@ class _Soak:
 
     def _rows(self) -> list[LedgerRow]:
         return [row for name in ("ledger", "bank") for row in Ledger(self.settings.folder / f"{name}.jsonl").rows()]
+
+
+def ticks(rows: Iterable[LedgerRow], end: float) -> dict[str, Promise]:
+    """What is promised for each tick, from the first that came on, whether it came or not.
+
+    Args:
+        rows: The ledger.
+        end: When the beats were stopped; what was due shortly before may not have been sent.
+    """
+    sent = [row.order for row in rows if row.what == "delivery" and row.task == SCHEDULED]
+    first = min((datetime.fromisoformat(each.partition("@")[2]).timestamp() for each in sent), default=end)
+    due = (datetime.fromtimestamp(at, UTC).isoformat() for at in range(round(first), int(end - TICK), TICK))
+    return dict.fromkeys([*sent, *(f"{SCHEDULED}@{each}" for each in due)], PROMISES[SCHEDULED])
+
+
+def waits_no_more(url: str, pid: int) -> bool:
+    """Whether a stopped process waited for a message of a Redis; if so it gets none any more."""
+    ports = {each.laddr.port for each in psutil.Process(pid).net_connections()}
+    with Redis.from_url(url, decode_responses=True) as client:
+        ours = [each for each in client.client_list() if int(each["addr"].rpartition(":")[2]) in ports]
+        return any(client.client_unblock(int(each["id"])) for each in ours)
 
 
 def _keep_locked(path: str, seconds: float) -> None:
@@ -596,8 +767,10 @@ class _Result:
     """What a campaign leaves behind, before it is a row."""
 
     store: str
+    broker: str
     evidence: Evidence
     judgements: Sequence[Judgement]
+    bare: Sequence[Judgement]
     requests: Mapping[str, int] | None
     healed: Mapping[str, int] | None
     minutes: float
@@ -606,13 +779,13 @@ class _Result:
 
     def row(self, task: str) -> Row:
         """What became of the operations of one task."""
-        ours = [each for each in self.judgements if self.evidence.promises[each.operation] is PROMISES[task]]
+        ours = [each for each in self.judgements if each.operation.startswith(task)]
         what = Counter(row.what for row in self.evidence.rows if row.task == task)
         return Row(
             system="celery-idempotent",
             store=self.store,
             promise=PROMISES[task],
-            campaign=f"{CAMPAIGNS[task]}, {self.minutes:g} min",
+            campaign=f"soak on {self.broker}: {CAMPAIGNS[task]}, {self.minutes:g} min",
             tasks=len(ours),
             faulted=sum(each.is_faulted for each in ours),
             deliveries=what["delivery"],
@@ -626,8 +799,35 @@ class _Result:
             unexplained=sum(each.is_unexplained for each in ours),
             stuck=sum(each.is_stuck for each in ours),
             violations=sum(bool(each.broken) for each in ours),
+            not_published=what["publish_skipped"],
             recovery=self._recovery(task),
             extra_requests=None if self.requests is None else round(self.requests.get(task, 0) / len(ours) - 2, 2),
+            seconds=round(self.seconds, 1),
+            seed=self.seed,
+        )
+
+    def control(self) -> Row:
+        """What became of the operations of plain Celery."""
+        rows = [row for row in self.evidence.rows if row.task == BARE]
+        hit = {
+            each.operation
+            for each in deliveries(self.evidence.rows)
+            if any(each.is_hit_by(nemesis) for nemesis in self.evidence.nemeses)
+        }
+        return Row(
+            system=PLAIN,
+            store="none",
+            promise=Promise.EXACTLY_ONCE,
+            campaign=f"soak on {self.broker}: {CAMPAIGNS[BARE]}, {self.minutes:g} min",
+            tasks=len(self.bare),
+            faulted=sum(each.operation in hit for each in self.bare),
+            deliveries=sum(row.what == "delivery" for row in rows),
+            faults=dict(Counter(nemesis.kind for nemesis in self.evidence.nemeses)),
+            healed=None,
+            effects_0=sum(not each.effects for each in self.bare),
+            effects_1=sum(each.effects == 1 for each in self.bare),
+            effects_2=sum(each.effects > 1 for each in self.bare),
+            violations=sum(bool(each.broken) for each in self.bare),
             seconds=round(self.seconds, 1),
             seed=self.seed,
         )

@@ -1,6 +1,7 @@
-"""The soak's Celery app: three promises, one body, a clock that a nemesis can set, and a witness of everything.
+"""The soak's Celery app: three promises, a schedule, a clock that a nemesis can set, and a witness of everything.
 
-`celery -A lab.proof.soak_app worker`, configured by the environment of `lab.demo.settings`.
+`celery -A lab.proof.soak_app worker`, or `beat`, configured by the environment of `lab.demo.settings`. Whoever has this
+app publishes its operations once, and whoever knows only the tasks' names as often as told.
 """
 
 from __future__ import annotations
@@ -10,10 +11,19 @@ import time
 import uuid
 from typing import Any, cast
 
-from celery import Celery
-from celery.signals import task_failure, task_postrun, task_prerun, task_success, worker_process_init, worker_ready
+from celery import Celery, Task
+from celery.signals import (
+    beat_init,
+    task_failure,
+    task_postrun,
+    task_prerun,
+    task_success,
+    worker_process_init,
+    worker_ready,
+)
 
 from celery_idempotent import IdempotentTask, Policy, signals
+from celery_idempotent.integration.messages import tick_named
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
@@ -21,7 +31,7 @@ from lab.demo.gateway import Gateway
 from lab.demo.ledger import Ledger, Row
 from lab.demo.settings import Settings
 from lab.fleet import WORKER_NAME
-from lab.proof.soak_settings import BACKOFF, BACKOFF_MAX, LEASE, skew_file
+from lab.proof.soak_settings import BACKOFF, BACKOFF_MAX, LEASE, TICK, celery, skew_file
 
 settings = Settings.from_environ()
 worker_name = os.environ.get(WORKER_NAME, "")
@@ -52,23 +62,39 @@ def store() -> Store:
 
 
 app = Celery("soak")
-app.conf.update(settings.celery())
-app.conf.idempotency_store = store()
-app.conf.idempotency_hold_messages = True
+app.conf.update(celery(settings), idempotency_store=store())
 
-RERUN = Policy(key="operation", lease=LEASE, backoff=BACKOFF, backoff_max=BACKOFF_MAX, max_takeovers=None)
-REFUSE = Policy(key="operation", lease=LEASE, backoff=BACKOFF, backoff_max=BACKOFF_MAX, on_takeover="refuse")
+_TIMES: dict[str, Any] = {"lease": LEASE, "backoff": BACKOFF, "backoff_max": BACKOFF_MAX}
+RERUN = Policy(key="operation", publish="once", max_takeovers=None, **_TIMES)
+REFUSE = Policy(key="operation", publish="once", on_takeover="refuse", **_TIMES)
+EVERY_TICK = Policy(max_takeovers=None, **_TIMES)
 
 
 @app.task(base=IdempotentTask, bind=True, idempotent=RERUN)
 def keyed(self: IdempotentTask, operation: str, seconds: float) -> str:
     """May be repeated, and its effect honours an effect key."""
     time.sleep(seconds / 2)
-    attempt = self.attempt
-    key = attempt.effect_key("charge")
-    gateway.charge(operation, idempotency_key=key, attempt=attempt.number, token=attempt.fencing_token)
+    _charge(self, operation)
     time.sleep(seconds / 2)
     return _result(operation)
+
+
+@app.task(base=IdempotentTask, bind=True, idempotent=EVERY_TICK)
+def tick(self: IdempotentTask) -> str:
+    """What the schedule asks for; its effect honours an effect key."""
+    _charge(self, _operation(self))
+    return _result(_operation(self))
+
+
+@app.task(bind=True)
+def bare(self: Task, operation: str, seconds: float) -> None:
+    """Plain Celery, acknowledged late: the negative control."""
+    time.sleep(seconds / 2)
+    _witness("effect", self, operation)
+    time.sleep(seconds / 2)
+
+
+app.conf.beat_schedule = {"tick": {"task": tick.name, "schedule": TICK}}
 
 
 @app.task(base=IdempotentTask, bind=True, idempotent=RERUN)
@@ -90,6 +116,19 @@ def _plainly(task: IdempotentTask, operation: str, seconds: float) -> str:
     return _result(operation)
 
 
+def _charge(task: IdempotentTask, operation: str) -> None:
+    attempt = task.attempt
+    key = attempt.effect_key("charge")
+    gateway.charge(operation, idempotency_key=key, attempt=attempt.number, token=attempt.fencing_token)
+
+
+def _operation(task: Task) -> str:
+    """What the task executes; empty where it is only published."""
+    request = task.request
+    named = tick_named(request.headers or {}, task.name, request.id or "")
+    return named or str((request.kwargs or {}).get("operation", ""))
+
+
 def _result(operation: str) -> str:
     # Different in every body, so that it shows whose result a caller was told.
     return f"{operation} by {uuid.uuid4().hex}"
@@ -109,6 +148,12 @@ def ready(**_: Any) -> None:
     ledger.append(Row(what="ready", task=worker_name))
 
 
+@beat_init.connect
+def beating(**_: Any) -> None:
+    """A beat has read its schedule."""
+    ledger.append(Row(what="beating", task=worker_name))
+
+
 @worker_process_init.connect
 def child_began(**_: Any) -> None:
     """A pool process of this worker."""
@@ -116,27 +161,27 @@ def child_began(**_: Any) -> None:
 
 
 @task_prerun.connect
-def delivered(task: Any, kwargs: dict[str, Any], **_: Any) -> None:
+def delivered(task: Any, **_: Any) -> None:
     """A message has reached a pool process; the body may or may not run."""
-    _witness("delivery", task, kwargs["operation"])
+    _witness("delivery", task, _operation(task))
 
 
 @task_postrun.connect
-def returned(task: Any, kwargs: dict[str, Any], **_: Any) -> None:
+def returned(task: Any, **_: Any) -> None:
     """The pool process is done with the message."""
-    _witness("returned", task, kwargs["operation"])
+    _witness("returned", task, _operation(task))
 
 
 @task_success.connect
 def succeeded(sender: Any, result: Any, **_: Any) -> None:
     """The caller is told a result."""
-    _witness("told", sender, sender.request.kwargs["operation"], reference=result)
+    _witness("told", sender, _operation(sender), reference=result)
 
 
 @task_failure.connect
-def failed(sender: Any, exception: BaseException, kwargs: dict[str, Any], **_: Any) -> None:
+def failed(sender: Any, exception: BaseException, **_: Any) -> None:
     """The caller is told a failure."""
-    _witness("told failure", sender, kwargs["operation"], reference=type(exception).__name__)
+    _witness("told failure", sender, _operation(sender), reference=type(exception).__name__)
 
 
 @signals.claimed.connect
@@ -145,11 +190,11 @@ def failed(sender: Any, exception: BaseException, kwargs: dict[str, Any], **_: A
 @signals.failed.connect
 @signals.lease_lost.connect
 @signals.outcome_unknown.connect
+@signals.publish_skipped.connect
 @signals.released.connect
 @signals.replayed.connect
 @signals.store_unavailable.connect
 @signals.taken_over.connect
 def reported(signal: Any, sender: Any, key: str, fencing_token: int | None, reason: str, **_: Any) -> None:
     """The library has decided something; the row is named like the signal."""
-    operation = sender.request.kwargs["operation"]
-    _witness(signal.name, sender, operation, token=fencing_token or 0, reference=reason, key=key)
+    _witness(signal.name, sender, _operation(sender), token=fencing_token or 0, reference=reason, key=key)

@@ -13,10 +13,13 @@ from rich.table import Table
 
 from lab.embedded import EmbeddedMariaDB
 
-__all__ = ["CONTROL", "FOLDER", "Row", "as_markdown", "as_table", "read", "save", "versions"]
+__all__ = ["CONTROL", "FOLDER", "PLAIN", "Row", "as_markdown", "as_table", "read", "save", "versions"]
 
 CONTROL = "negative control: celery-idempotent"
 """What a row calls this library where something beneath it is broken on purpose, so that its promise must break."""
+
+PLAIN = "negative control: plain Celery, acks_late, reject_on_worker_lost"
+"""What a row calls a task without this library under the same fire."""
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "reliability"
 
@@ -43,6 +46,7 @@ class Row:
         unexplained: UNKNOWN without such a fault.
         stuck: Tasks that a clean delivery after the last lease could not finish.
         violations: Tasks whose effects break the promise.
+        not_published: Messages that ``publish="once"`` did not send.
         recovery: p50, p95 and maximum of the time from a crash to the outcome, in leases.
         extra_requests: Store requests per task beyond the two of a clean run.
         seconds: How long the campaign took.
@@ -66,6 +70,7 @@ class Row:
     unexplained: int = 0
     stuck: int = 0
     violations: int
+    not_published: int = 0
     recovery: tuple[float, float, float] | None = None
     extra_requests: float | None = None
     seconds: float
@@ -124,6 +129,7 @@ _COLUMNS = (
     "faults",
     "takeovers",
     "replies healed",
+    "not published again",
     "effects 0 / 1 / 2+",
     "UNKNOWN (unexplained)",
     "stuck",
@@ -160,6 +166,7 @@ def _cells(row: Row) -> list[str]:
         ", ".join(f"{count:,} {kind}" for kind, count in row.faults.items()),
         f"{row.takeovers:,}",
         "" if row.healed is None else f"{row.healed:,}",
+        f"{row.not_published:,}" if row.not_published else "",
         f"{row.effects_0:,} / {row.effects_1:,} / {row.effects_2:,}",
         f"{row.unknown:,} ({row.unexplained:,})",
         f"{row.stuck:,}",

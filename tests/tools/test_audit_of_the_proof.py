@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -10,6 +11,7 @@ from celery_idempotent.protocol.record import Record, Status
 from lab.demo.ledger import Row
 from lab.proof import soak
 from lab.proof.audit import Evidence, Judgement, Nemesis, Promise, judge, judge_effects
+from lab.proof.soak_settings import VISIBILITY_TIMEOUT
 from lab.proof.targets import DURABLE
 from lab.proof.verdicts import ending
 
@@ -210,6 +212,29 @@ def test_a_seed_chooses_load_and_nemeses(store: str) -> None:
     assert soak.plan(2, 1, store) != soak.plan(2, 2, store)
     assert {strike.kind for strike in soak.plan(2, 1, store).strikes} == soak.STORES[store]
     assert set(soak.plan(2, 1, store).promises.values()) == set(Promise)
+
+
+def test_tick_that_nobody_has_sent_is_missed() -> None:
+    """Ticks are promised from the first that came until shortly before the beats were stopped; extra ones count too."""
+    began, late = (f"tick@2026-03-04T12:00:{second}+00:00" for second in ("05", "20"))
+    rows = [Row(what="delivery", task="tick", order=each) for each in (began, late, began)]
+    end = datetime.fromisoformat("2026-03-04T12:00:23+00:00").timestamp()
+    seconds = [each[-8:-6] for each in soak.ticks(rows, end)]
+    assert sorted(seconds) == ["05", "10", "15", "20"]
+    assert judge_effects(soak.ticks(rows, end), [replace(rows[0], what="effect")])[-1].broken
+    assert not soak.ticks([], end)
+
+
+def test_half_of_the_operations_are_published_once_and_none_of_plain_celery() -> None:
+    """An operation comes from one publisher, however often; the control knows of none."""
+    planned = soak.plan(2, 1)
+    once = {each.operation for each in planned.published_once}
+    others = {each.operation for each in planned.publications if not each.is_once}
+    assert not once & (others | planned.bare)
+    # SQS would give a longer one again for ever.
+    assert max(each.seconds for each in planned.publications if each.operation in planned.bare) < VISIBILITY_TIMEOUT / 4
+    assert abs(len(once) - len(planned.promises) / 2) <= len(soak.PROMISES)
+    assert len(planned.published_once) > len(once)
 
 
 def test_every_kind_of_nemesis_meets_some_store() -> None:
