@@ -91,8 +91,8 @@ class KeyMissing(IdempotencyError):
 
     def _sentence(self) -> str:
         return (
-            f"{self.task}: {self.source} gave no idempotency key: it is missing or null, or an option that is empty; "
-            "nothing ran. Pass the argument, or publish with apply_async(..., idempotency_key='...')"
+            f"{self.task}: {self.source} is missing, null or empty, so this call has no idempotency key; nothing ran. "
+            "Pass the argument, or publish with apply_async(..., idempotency_key='...')"
         )
 
 

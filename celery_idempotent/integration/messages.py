@@ -98,7 +98,7 @@ def explicit_key(headers: Mapping[str, Any], task: str) -> str | None:
 def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) -> None:
     for name in (*filter(_looks_like_key, options), *(each for each in headers if _letters(each) == "idempotencykey")):
         if name != KEY_HEADER:
-            raise PolicyError(str(name), "...", f"{task}: nobody reads it; write idempotency_key='...'")
+            raise PolicyError(str(name), "...", f"{task}: unknown option; did you mean idempotency_key='...'?")
 
 
 @lru_cache(1000)

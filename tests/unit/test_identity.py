@@ -357,7 +357,7 @@ def test_call_without_an_identity_is_a_function_call_all_the_same(app: Celery) -
     asking = _task(app, lambda self, order_id=None: self.attempt.key, policy=Policy(key="order_id"))
 
     assert task() == "called"
-    with pytest.raises(Exception, match="gave no idempotency key"):
+    with pytest.raises(Exception, match="so this call has no idempotency key"):
         asking()
 
 
