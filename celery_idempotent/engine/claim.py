@@ -35,6 +35,7 @@ from celery_idempotent.protocol.operation import (
     renewed,
     settle,
 )
+from celery_idempotent.protocol.publishing import announcement
 from celery_idempotent.protocol.record import Record, Status, damaged
 from celery_idempotent.protocol.steps import Begun, Finished, from_plain, to_plain
 from celery_idempotent.protocol.store import CommittingStore, RecordTooLarge, Store, Transaction, WriteFailed
@@ -92,7 +93,7 @@ def claim(store: Store, operation: Operation) -> Run | Answer:
 
     After ``StoreUnavailable`` nothing may run. A claim may have been stored all the same; it then ends with its lease.
     """
-    seen: Record | None = None
+    seen = announcement(operation)
     owner = new_nonce()
     for _ in range(MAX_RACES):
         decision = decide(seen, operation, store.now(), owner=owner, revision=new_nonce())

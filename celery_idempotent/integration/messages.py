@@ -44,6 +44,9 @@ DELIVERIES_HEADER = "idempotency_deliveries"
 """Message header that counts the deliveries before this message was published, because the broker counts each new
 message from one."""
 
+ANNOUNCED_HEADER = "idempotency_announced"
+"""Message header with the revision of the record that the message's publisher made for it."""
+
 TICK_HEADER = "idempotency_tick"
 """Message header with the tick of a schedule that the message was published for."""
 
@@ -207,13 +210,26 @@ def tick_named(headers: Mapping[str, Any], task: str, task_id: str) -> str | Non
     return tick if tick and binding == _binding(task, task_id) else None
 
 
-def sent_as(options: Mapping[str, Any], task: str, task_id: str, other_id: str) -> dict[str, Any]:
-    """The options of the message of ``task_id`` when it is sent as ``other_id``, which its tick is then bound to."""
-    headers = options.get("headers") or {}
+def announced(headers: Mapping[str, Any], task: str, task_id: str) -> str:
+    """The revision of what this message's publisher has recorded; empty where the headers do not tell, as above."""
+    binding, _, revision = str(headers.get(ANNOUNCED_HEADER, "")).partition(":")
+    return revision if revision and binding == _binding(task, task_id) else ""
+
+
+def sent_as(
+    options: Mapping[str, Any], task: str, task_id: str, other_id: str, revision: str | None = None
+) -> dict[str, Any]:
+    """The options of the message of ``task_id`` when it is sent as ``other_id``, which its tick is then bound to.
+
+    ``revision`` is that of the record which was made for it, if there is one.
+    """
+    headers = dict(options.get("headers") or {})
     tick = tick_named(headers, task, task_id)
-    if tick is None:
-        return dict(options)
-    return {**options, "headers": {**headers, TICK_HEADER: naming_tick(tick, task, other_id)}}
+    if tick is not None:
+        headers[TICK_HEADER] = naming_tick(tick, task, other_id)
+    if revision is not None:
+        headers[ANNOUNCED_HEADER] = f"{_binding(task, other_id)}:{revision}"
+    return {**options, "headers": headers} if headers else dict(options)
 
 
 def continued(request: Context, options: Mapping[str, Any], identity: str | None) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def publish_once(
 
     Args:
         task: What is called.
-        send: Publishes the message under the ``task_id`` that it is given, and returns its result.
+        send: Publishes the message under the task id that it is given, with the revision of the record that was made
+            for it or None, and returns its result.
         args: The call's arguments.
         kwargs: Its keyword arguments.
         options: Those of ``apply_async``, with an explicit key in the headers.
@@ -72,7 +73,7 @@ def publish_once(
             return _child(task, result, options)
         case Announce() | Send():
             try:
-                return send(task_id=decision.task_id)
+                return send(decision.task_id, decision.record.revision if isinstance(decision, Announce) else None)
             except BaseException:
                 if isinstance(decision, Announce):
                     _withdraw(task, decision)

@@ -311,11 +311,12 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             return super().apply_async(args, kwargs, task_id=task_id, **options)
         publish = super().apply_async
 
-        def send(task_id: str, own_id: str = task_id) -> Any:
-            return publish(args, kwargs, task_id=task_id, **messages.sent_as(options, self.name, own_id, task_id))
+        def send(sent_id: str, revision: str | None) -> Any:
+            told = messages.sent_as(options, self.name, task_id, sent_id, revision)
+            return publish(args, kwargs, task_id=sent_id, **told)
 
         if not publishing.starts_operation(self, options, self._scope, task_id):
-            return send(task_id=task_id)
+            return send(task_id, None)
         return publishing.publish_once(self, send, args, kwargs, options, task_id)
 
     def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
@@ -375,6 +376,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             worker=request.hostname or "",
             app=self.app.main or "",
             process=this_process(),
+            announced=messages.announced(request.headers or {}, self.name, request.id or ""),
         )
         report = partial(_report, self, request, observed)
         return Delivery(operation, runtime.store, runtime.codec_of(policy), heartbeat, CONTROL_FLOW, report)

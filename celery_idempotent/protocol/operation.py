@@ -24,7 +24,8 @@ from celery_idempotent.protocol.record import Record, Status, bounded, marked
 class Operation:
     """One intended effect under its promise, and who asks for the right to have it.
 
-    Names are for people; ``process`` is for those who meet the claim later, to tell whether it is gone.
+    Names are for people; ``process`` is for those who meet the claim later, to tell whether it is gone. ``announced``
+    is the revision under which a publisher recorded the operation for this message, as far as the message tells.
     """
 
     identity: Identity
@@ -34,6 +35,7 @@ class Operation:
     worker: str
     app: str = ""
     process: str = ""
+    announced: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ A publisher records the operation as RELEASED, without an owner, before it sends
 that is evidence of a message on its way.
 """
 
+import re
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -75,7 +76,7 @@ def publication(
     operation = outgoing.operation
     announced = _announced(outgoing, now, revision)
     if record is None:
-        return Announce(announced, None, operation.task_id)
+        return Announce(announced.but(revision=f"announced:{now}:{revision}"), None, operation.task_id)
     if is_forgotten(record, now):
         return Announce(replace(announced, fencing_token=record.fencing_token), record, operation.task_id)
     is_queued = record.status is Status.RELEASED and not record.owner and record.lease_until > now
@@ -94,6 +95,36 @@ def publication(
             return _of_a_message(record, outgoing, announced, is_queued, is_gone)
         case unreachable:
             assert_never(unreachable)
+
+
+def announcement(operation: Operation) -> Record | None:
+    """The record that a publisher made for the message of ``operation``, if the message tells and nothing preceded it.
+
+    Who claims on top of it saves the request that would show it. A message may lie: then the record has another
+    revision, and the claim loses as any other. No other record has a revision of this form, and all that a claim takes
+    over from such a record stands in it.
+    """
+    found = _FIRST.fullmatch(operation.announced)
+    if found is None:
+        return None
+    return Record(
+        key=operation.identity.key,
+        status=Status.RELEASED,
+        revision=operation.announced,
+        owner="",
+        fencing_token=0,
+        lease_until=0,
+        fingerprint=None,
+        attempts=0,
+        created_at=int(found[1]),
+        updated_at=0,
+        task="",
+        task_id="",
+        worker="",
+    )
+
+
+_FIRST = re.compile("announced:([0-9]{1,15}):[0-9a-f]{32}")
 
 
 def shown_status(status: str, owner: str, lease_until: int, now: int) -> str:

@@ -400,6 +400,7 @@ class _Task:
         self._key = f"proof:1:{uuid4().hex}"
         self._left = [each.times for each in plan.strikes]
         self._held: list[str] = []
+        self._announced = ""
         self._lock = threading.Lock()
         self._lease = plan.promise.policy.lease_ms + plan.promise.policy.grace_ms + 1
 
@@ -447,7 +448,9 @@ class _Task:
         outgoing = Outgoing(operation=operation(self._key, self.plan.promise, _PUBLISHER), patience=self._lease)
         with contextlib.suppress(StoreUnavailable):
             decision = announce(_Delivery(self._world.store, self, _PUBLISHER, None), outgoing)
-            if not isinstance(decision, Announce):
+            if isinstance(decision, Announce):
+                self._announced = decision.record.revision
+            else:
                 self.problems.append(f"the first publisher was told {decision}")
 
     def land(self) -> None:
@@ -490,7 +493,8 @@ class _Task:
         return f"{strike.fault} {name}"
 
     def _told(self, delivery: _Delivery, *, clean: bool) -> Told:
-        delivered = operation(self._key, self.plan.promise, delivery.number)
+        # As the message tells it: to the first delivery, and to all that come after the claim.
+        delivered = replace(operation(self._key, self.plan.promise, delivery.number), announced=self._announced)
         ours = Delivery(delivered, delivery, CODEC, _HEARTBEAT, ControlFlow(), self._observe, _Clock(self))
 
         def body(attempt: Claim | None) -> str:

@@ -5,11 +5,22 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.engine.claim import claim
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure, Run, decide
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.protocol.publishing import Announce, Outgoing, Publication, Send, Underway, publication
+from celery_idempotent.protocol.publishing import (
+    Announce,
+    Outgoing,
+    Publication,
+    Send,
+    Underway,
+    announcement,
+    publication,
+)
 from celery_idempotent.protocol.record import Record, Status, bounded
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.contract import a_record
 
 NOW = 1_800_000_100_000
@@ -49,7 +60,7 @@ def test_a_new_operation_is_announced_as_released_without_an_attempt() -> None:
         Record(
             key="k",
             status=Status.RELEASED,
-            revision="new",
+            revision=f"announced:{NOW}:new",
             owner="",
             fencing_token=0,
             lease_until=NOW + PATIENCE,
@@ -216,3 +227,83 @@ def test_a_delivery_takes_an_announcement_as_its_first_attempt(fingerprint: str)
     claimed = decision.record
     assert (claimed.attempts, claimed.takeovers, claimed.fencing_token) == (1, 0, NOW + 8)
     assert (claimed.owner, claimed.fingerprint, claimed.created_at) == ("me", "f" * 64, seen.created_at)
+
+
+NONCE = "0123456789abcdef" * 2
+
+
+def _told(announced: str) -> Operation:
+    return replace(OPERATION, announced=announced)
+
+
+def test_claim_of_the_first_message_needs_no_look_at_the_record() -> None:
+    """What the message tells is enough for the very record that a look would have led to."""
+    outgoing = Outgoing(operation=OPERATION, patience=PATIENCE)
+    first = publication(None, outgoing, NOW, NONCE)
+    assert isinstance(first, Announce)
+    guessed = announcement(_told(first.record.revision))
+
+    seen = decide(first.record, OPERATION, NOW + 5, owner="o", revision="r")
+    assert seen == decide(guessed, OPERATION, NOW + 5, owner="o", revision="r")
+    assert isinstance(seen, Run)
+    assert seen.expected == first.record.revision
+
+
+@pytest.mark.parametrize("follows", ["released", "forgotten"])
+def test_announcement_that_follows_another_record_cannot_be_guessed(follows: str) -> None:
+    """It takes over steps and a token, which no message tells."""
+    changes: dict[str, dict[str, Any]] = {
+        "released": {"status": Status.RELEASED},
+        "forgotten": {"status": Status.COMPLETED, "expires_at": 1},
+    }
+    decision = _publish(_record(**changes[follows]))
+    assert isinstance(decision, Announce)
+    assert announcement(_told(decision.record.revision)) is None
+
+
+@pytest.mark.parametrize(
+    "announced",
+    [
+        "",
+        NONCE,
+        f"announced:{NOW}",
+        f"announced:{NOW}:{NONCE[1:]}",
+        f"announced:{NOW}:{NONCE}0",
+        f"announced:-1:{NONCE}",
+        f"announced:{'9' * 16}:{NONCE}",
+        f" announced:{NOW}:{NONCE}",
+        f"announced:{NOW}:{NONCE}\n",
+    ],
+)
+def test_what_is_no_announcement_is_no_guess(announced: str) -> None:
+    """A message tells what somebody has put there; nothing but the form that a publisher writes counts."""
+    assert announcement(_told(announced)) is None
+
+
+@pytest.mark.parametrize("told", ["the truth", "a lie", "nothing"])
+@pytest.mark.parametrize(
+    "stored",
+    [
+        None,
+        {"status": Status.COMPLETED},
+        {"status": Status.IN_PROGRESS},
+        {"status": Status.RELEASED, "steps": {"a": {}}},
+    ],
+)
+def test_what_a_message_tells_changes_no_answer(told: str, stored: dict[str, Any] | None) -> None:
+    """A guess only ever loses to a record that is not the one that was announced, and is then asked again."""
+    clock = FakeClock()
+    store = MemoryStore(clock.now)
+    revision = f"announced:{NOW}:{NONCE}"
+    if stored is not None:
+        assert store.swap(_record(**{"fingerprint": "f" * 64, "lease_until": clock.now() + 1000, **stored}), None)
+    operation = _told({"the truth": revision, "a lie": f"announced:{NOW}:{'f' * 32}", "nothing": ""}[told])
+    plain = MemoryStore(clock.now)
+    for record in store.scan():
+        plain.swap(record, None)
+
+    found, expected = claim(store, operation), claim(plain, OPERATION)
+
+    assert type(found) is type(expected)
+    nonces = {"revision": "", "owner": "", "process": ""}
+    assert found.record.but(**nonces) == expected.record.but(**nonces)

@@ -146,6 +146,16 @@ def test_queued_operation_is_published_once(shop: Shop, publish: Callable[[Task]
     assert shop.ids() == [first.id] == [again.id]
 
 
+def test_forwarded_headers_tell_nothing_of_another_message(shop: Shop) -> None:
+    """People pass all headers on; the announcement was made for one message of one task."""
+    shop.charge.delay("o")
+    (message,) = shop.sent()
+    shop.store.asked.clear()
+    shop.task(Policy(), name="other").apply_async(("o",), headers=dict(message.headers))
+    shop.deliver()
+    assert shop.store.asked == ["swap"] * 2
+
+
 def test_fifty_racing_publishers_send_one_message(shop: Shop) -> None:
     """Whoever wins: all have its id."""
     shop.charge.delay("another, for the connection")
@@ -608,7 +618,7 @@ def test_what_a_key_function_says_is_redacted(shop: Shop, caplog: pytest.LogCapt
 
 
 def test_costs(shop: Shop) -> None:
-    """One request for a call, sent or not, and one more for the first claim; none unless the policy asks for it."""
+    """One request for a call, sent or not, and none for a delivery; none unless the policy asks for it."""
     always, off = shop.task(Policy("order_id"), name="always"), shop.task(replace(ONCE, mode="off"), name="off")
     for task in (always, off):
         task.delay("o")
@@ -618,7 +628,7 @@ def test_costs(shop: Shop) -> None:
         shop.charge.delay("o")
     assert shop.store.asked == ["swap"] * 3
     shop.deliver()
-    assert shop.store.asked == ["swap"] * 3 + ["swap"] * 3  # the claim is told of the record, and follows it
+    assert shop.store.asked == ["swap"] * 3 + ["swap"] * 2  # the claim knows the record by its message
     shop.store.asked.clear()
     shop.charge.delay("o")
     assert shop.store.asked == ["swap"]
@@ -641,7 +651,7 @@ def test_retry_is_published(shop: Shop) -> None:
         states += [redeliver(shop.app, message) for message in messages]
 
     assert [each.state for each in states] == ["RETRY", "RETRY", "SUCCESS"]
-    assert len(shop.store.asked) == 3 * 3  # a claim, which is told of the record and sent again, and an end
+    assert len(shop.store.asked) == 2 + 2 * 3  # later claims meet the record that was given back, and are sent again
     assert flaky.apply_async(("o",), retries=1).id != first.id
     assert len(shop.sent()) == 1
 
