@@ -99,18 +99,22 @@ def explicit_key(headers: Mapping[str, Any], task: str) -> str | None:
 
 
 def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) -> None:
-    for name in (*filter(_looks_like_key, options), *(each for each in headers if _letters(each) == "idempotencykey")):
-        if name != KEY_HEADER:
-            raise PolicyError(str(name), "...", f"{task}: unknown option; did you mean idempotency_key='...'?")
+    name = _misspelt(tuple(options), tuple(headers))
+    if name is not None:
+        raise PolicyError(str(name), "...", f"{task}: unknown option; did you mean idempotency_key='...'?")
 
 
-@lru_cache(1000)
+@lru_cache(1000)  # most messages of an app have the same names
+def _misspelt(options: tuple[str, ...], headers: tuple[str, ...]) -> str | None:
+    alike = (*filter(_looks_like_key, options), *(each for each in headers if _letters(each) == "idempotencykey"))
+    return next((name for name in alike if name != KEY_HEADER), None)
+
+
 def _looks_like_key(option: str) -> bool:
     letters = _letters(option)
     return letters.startswith("idempot") or SequenceMatcher(None, letters, "idempotencykey").ratio() > _ALIKE
 
 
-@lru_cache(1000)
 def _letters(name: Any) -> str:
     return re.sub("[^a-z]", "", str(name).lower())
 
