@@ -14,7 +14,9 @@ from redis.connection import Connection
 from redis.credentials import CredentialProvider
 
 from celery_idempotent.stores.redis.direct import DirectClient, _packed
+from celery_idempotent.stores.redis.store import RedisStore
 from celery_idempotent.stores.redis.url import read_url
+from celery_idempotent.testing.contract import a_record
 from lab.embedded.redis import EmbeddedRedis
 
 
@@ -151,6 +153,19 @@ def test_credentials_that_end_keep_redis_pys_way(redis_server: EmbeddedRedis) ->
     with suppress(redis.RedisError):
         client.close()
     assert type(client) is redis.Redis
+
+
+def test_store_says_which_way_its_writes_go(redis_server: EmbeddedRedis) -> None:
+    """People who miss the writes in their traces look there."""
+    stores = {
+        "on the direct path": RedisStore.from_url(redis_server.url),
+        "through redis-py's execute_command": RedisStore(lambda: redis.Redis.from_url(redis_server.url)),
+    }
+    for way, store in stores.items():
+        store.swap(a_record(), None)
+        assert store.way == way
+        store.close()
+    assert RedisStore.from_url(f"{redis_server.url}?wait_replicas=1").way == "through redis-py's execute_command"
 
 
 def _strike(signum: int, frame: object) -> None:

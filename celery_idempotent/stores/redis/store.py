@@ -115,6 +115,12 @@ class RedisStore:
     def __repr__(self) -> str:
         return self._name
 
+    @property
+    def way(self) -> str:
+        """For people: the path that writes take, once the first has been made, as by :meth:`verify`."""
+        is_direct = isinstance(self._connected.made(), DirectClient) and not self._wait_replicas
+        return "on the direct path" if is_direct else "through redis-py's execute_command"
+
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.swap`."""
         return self._swap("swap", new, expected)
