@@ -27,7 +27,19 @@ from celery_idempotent.protocol.operation import Operation, abandoned
 from celery_idempotent.protocol.publishing import Announce, Outgoing, publication
 from celery_idempotent.protocol.record import Record, Status
 from lab.proof.programs import Effect, Fault, Program
-from lab.proof.scripted import ANY, FENCED_OFF, START, Answer, Call, Deliveries, Ended, Gone, Look, Swap
+from lab.proof.scripted import (
+    ANY,
+    FENCED_OFF,
+    START,
+    Answer,
+    Call,
+    Deliveries,
+    Ended,
+    Gone,
+    Look,
+    Swap,
+    publishers_nonce,
+)
 
 __all__ = ["Exploration", "Violation", "explore"]
 
@@ -36,7 +48,6 @@ _FORGETTING = 100
 """Milliseconds that pass while a store forgets: claims before and after it have different tokens."""
 
 _DEAD = "dead"
-_PUBLISHER = "publisher"
 
 _OF_WRITES = (
     Fault.KILLED_BEFORE_SEND,
@@ -198,7 +209,7 @@ class _Explorer:
         self.found.states = len(came_from)
 
     def _start(self) -> _World:
-        return _World(
+        start = _World(
             records=(0,) * len(self._deliveries.keys),
             now=0,
             deliveries=tuple(self._going_on(number, 0) for number in range(self.found.deliveries)),
@@ -207,6 +218,7 @@ class _Explorer:
             besides=self.program.besides,
             receiver=_Receiver(),
         )
+        return next(self._announcements(start))[1] if self.program.told else start
 
     def _steps(self, world: _World) -> Iterator[tuple[str, _World]]:
         for number, delivery in enumerate(world.deliveries):
@@ -253,8 +265,7 @@ class _Explorer:
             if Fault.PUBLISHED not in world.besides:
                 continue
             outgoing = Outgoing(operation=self._operation(place), patience=self.program.policy.lease_ms)
-            revision = f"{_PUBLISHER}.{world.besides.count(Fault.PUBLISHED)}"
-            decision = publication(record, outgoing, START + world.now, revision)
+            decision = publication(record, outgoing, START + world.now, publishers_nonce(world.besides))
             if isinstance(decision, Announce):
                 if record is not None and decision.record.fencing_token < record.fencing_token:
                     raise _Broken("the fencing token shrank", (f"a publisher records over {self._show(number)}",))

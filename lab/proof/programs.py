@@ -96,6 +96,7 @@ class Program:
             raises ``"another"`` exception; or it enters the block ``"too late"``, after its effect.
         one_message: Whether all deliveries are of one message, or each of its own.
         one_machine: Whether each delivery can tell whether the process of another one is gone.
+        told: Whether the first publisher comes before all deliveries, whose message tells them of its record.
         deliveries: How many a quick look takes.
     """
 
@@ -109,6 +110,7 @@ class Program:
     excuses: Literal["", "another", "too late"] = ""
     one_message: bool = False
     one_machine: bool = False
+    told: bool = False
     deliveries: int = 2
 
     @property
@@ -172,6 +174,7 @@ class Program:
         parts += ["one machine"] if self.one_machine else []
         parts += ["unreadable"] if Fault.UNREADABLE in self.besides else []
         parts += ["published once"] if Fault.PUBLISHED in self.besides else []
+        parts += ["told of it"] if self.told else []
         return ", ".join(parts)
 
 
@@ -226,6 +229,9 @@ PROGRAMS = (
     Program(Policy(on_takeover="refuse"), besides=_PUBLISHED),
     Program(Policy(), raises=Declined, besides=_PUBLISHED),
     Program(Policy(), effect=Effect.STEP, raises=Declined, besides=_PUBLISHED),
+    Program(Policy(), besides=_PUBLISHED, told=True),
+    Program(Policy(on_takeover="refuse"), besides=_PUBLISHED, told=True),
+    Program(Policy(), effect=Effect.STEP, raises=Declined, besides=_PUBLISHED, told=True),
     # An answer that cannot be read is no outage.
     Program(Policy(on_takeover="refuse", on_outage="run"), besides=(Fault.UNREADABLE,)),
 )

@@ -36,10 +36,29 @@ from celery_idempotent.protocol.store import OutboxMessage, Transaction
 from celery_idempotent.stores.memory import MemoryStore
 from lab.proof.programs import Declined, Effect, Fault, Program
 
-__all__ = ["ANY", "FENCED_OFF", "START", "Answer", "Call", "Deliveries", "Ended", "Gone", "Look", "Request", "Swap"]
+__all__ = [
+    "ANY",
+    "FENCED_OFF",
+    "START",
+    "Answer",
+    "Call",
+    "Deliveries",
+    "Ended",
+    "Gone",
+    "Look",
+    "Request",
+    "Swap",
+    "publishers_nonce",
+]
 
 ANY = "*"
 """As the expected revision: write whatever is stored. The library never says it; its mutants do."""
+
+
+def publishers_nonce(besides: Sequence[Fault]) -> str:
+    """The nonce of the next publisher, told by how many are still to come."""
+    return f"{besides.count(Fault.PUBLISHED):032x}"
+
 
 START = 1_800_000_000_000
 """The store's clock when everything begins, in milliseconds."""
@@ -258,6 +277,7 @@ class Deliveries:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._identities = _identities(program)
+        self._announced = f"announced:{START}:{publishers_nonce(program.besides)}" if program.told else ""
         # A transaction sees that its record has gone; that it looks only makes more worlds where none can go.
         self._looks = Fault.FORGOTTEN in program.besides
         self._script = _Script(0, [])
@@ -329,7 +349,13 @@ class Deliveries:
         task_id = "message" if self._program.one_message else f"message {script.number}"
         process = str(script.number) if self._program.one_machine else ""
         return Operation(
-            identity=identity, policy=self._program.policy, task="t", task_id=task_id, worker="w", process=process
+            identity=identity,
+            policy=self._program.policy,
+            task="t",
+            task_id=task_id,
+            worker="w",
+            process=process,
+            announced=self._announced,
         )
 
     def _body(self, script: _Script, *, retries: bool) -> Body:
