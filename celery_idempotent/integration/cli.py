@@ -85,7 +85,9 @@ def check(context: click.Context) -> None:
     with _readable_errors():
         for hint in startup.check(app, str(ALIASES.get(pool, pool)).partition(":")[0]):
             click.echo(f"Advice: {one_line(hint)}", err=True)
-        click.echo(f"{runtime_of(app).store!r} answers and can be used")
+        store = runtime_of(app).store
+        way = getattr(store, "way", "")  # of those that have more than one
+        click.echo(f"{store!r} answers and can be used{f' {way}' if way else ''}")
 
 
 @idempotency.command()

@@ -85,9 +85,13 @@ def _charge_task(app: Celery, body: Body, policy: Policy) -> Any:
     return app.tasks["charge"]
 
 
-def dynamodb_store(servers: Servers, session: boto3.session.Session) -> DynamoDBStore:
+def dynamodb_store(
+    servers: Servers, session: boto3.session.Session | None = None, transport: str = "direct"
+) -> DynamoDBStore:
     """The library's store on the table of the benchmarks, which is there afterwards."""
-    store = DynamoDBStore(TABLE, endpoint_url=servers.dynamodb, session=session)
+    store = DynamoDBStore(
+        TABLE, endpoint_url=servers.dynamodb, session=session or servers.session(), transport=transport
+    )
     store.provision()
     return store
 
@@ -139,11 +143,11 @@ class GuardedTask:
 
     Args:
         store: Where the records are.
+        name: How it is called in the tables.
     """
 
-    name = "celery-idempotent, task"
-
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, name: str = "celery-idempotent, task") -> None:
+        self.name = name
         self._app = make_app(store)
         self._task = _charge_task(self._app, result_of, Policy(scope="charge-as-task"))
         # As a worker does: without it the task's own __call__ would push a second request.
@@ -182,7 +186,7 @@ def recorded_requests(servers: Servers) -> Requests:
         seen.append(params)
 
     session.events.register("provide-client-params.dynamodb.PutItem", record)
-    call = GuardedCall(dynamodb_store(servers, session))
+    call = GuardedCall(dynamodb_store(servers, session, "boto3"))
     deliver = call.delivery(time.time_ns())  # no earlier run on a lasting server can have used that number
     seen.clear()
     deliver()

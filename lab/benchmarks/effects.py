@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from sqlalchemy import text
@@ -23,10 +24,12 @@ from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.store import CommittingStore, Store, TransactionalStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
+from lab.benchmarks import wire
 from lab.benchmarks.contenders import make_app
 from lab.benchmarks.environment import Servers
 from lab.benchmarks.places import Place, places
 from lab.benchmarks.report import Goal, Grid, Section
+from lab.benchmarks.wire import Tap
 from lab.folders import temporary_folder
 
 __all__ = ["measure"]
@@ -161,22 +164,16 @@ def _make_table(store: Store, name: str) -> None:
 
 def _write_units(place: Place) -> Iterator[tuple[str, tuple[int, int]]]:
     """By body, the units of the record and of the user's own write."""
-    with closing(open_store(place.url)) as store:
+    port = urlsplit(place.url).port or 0
+    with Tap(port, wire.aws) as tap, closing(open_store(place.url.replace(f":{port}", f":{tap.port}"))) as store:
         assert isinstance(store, DynamoDBStore)
         operations = _Operations(store)
-        sent: list[tuple[str, dict[str, Any]]] = []
-
-        def note(request: Any, **_: Any) -> None:
-            operation = request.headers["X-Amz-Target"].decode().rpartition(".")[2]
-            sent.append((operation, json.loads(request.body)))
-
-        events = store._connected().meta.events
-        events.register("before-send.dynamodb.*", note)
         for name, body in _bodies(store, lambda table: _make_table(store, table)):
-            sent.clear()
+            before = tap.round_trips
             operations.run(body)
             ours = theirs = 0
-            for operation, request in sent:
+            for trip in tap.trips[before:]:
+                (operation,), request = wire.aws([trip]), json.loads(trip.partition(b"\r\n\r\n")[2])
                 if operation == "PutItem":
                     ours += _units(request["Item"])
                 else:
@@ -184,7 +181,6 @@ def _write_units(place: Place) -> Iterator[tuple[str, tuple[int, int]]]:
                     ours += 2 * _units(record)
                     theirs += sum(2 * _units(each) for each in others)
             yield name, (ours, theirs)
-        events.unregister("before-send.dynamodb.*", note)
 
 
 def _units(item: Mapping[str, Mapping[str, Any]]) -> int:

@@ -1,6 +1,6 @@
 """Faults between worker and store, request by request, at scale.
 
-Deliveries are real: the library's delivery, its store, boto3 and HTTP, through a proxy that
+Deliveries are real: the library's delivery, its store and HTTP, through a proxy that
 does to each request what its plan says (:mod:`lab.proof.wire`). The deliveries of one task are threads; before
 each request that leaves and before each effect they wait for their turn, so that a plan fixes the whole
 course of its task: who goes when, which request meets which fault, when leases end, when a request that was
@@ -29,10 +29,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
-import botocore.endpoint
 from botocore.retries.quota import RetryQuota
 
 from celery_idempotent.engine.claim import Claim, effect_key, end_lease
@@ -43,7 +42,9 @@ from celery_idempotent.errors import SafeToRetry, StoreUnavailable
 from celery_idempotent.protocol.publishing import Announce, Outgoing
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
-from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.dynamodb import DynamoDBStore, direct
+from celery_idempotent.stores.dynamodb.wire import HttpReply
+from celery_idempotent.stores.dynamodb.wire import Wire as DirectWire
 from celery_idempotent.testing import StoreWrapper
 from lab.embedded import EmbeddedAws
 from lab.proof.flaws import FLAWS
@@ -63,9 +64,6 @@ from lab.proof.verdicts import (
     tell,
 )
 from lab.proof.wire import ORDER, Wire
-
-if TYPE_CHECKING:
-    from mypy_boto3_dynamodb import DynamoDBClient
 
 __all__ = ["SINGLES", "Fault", "Operation", "Plan", "Program", "Result", "Strike", "campaign", "plans", "run"]
 
@@ -341,16 +339,25 @@ def _always(quota: RetryQuota, capacity_amount: int) -> bool:
     return True
 
 
+_exchange = DirectWire.exchange
+
+
+def _ordered(wire: DirectWire, headers: Mapping[str, str], body: bytes) -> HttpReply:
+    """Send a request with its order, if it is one of a delivery."""
+    delivery = _current.delivery
+    order = delivery.order() if delivery else ""
+    return _exchange(wire, {**headers, ORDER: order} if order else headers, body)
+
+
 class _World:
-    """A worker process: one client and one way to the proxy for all its tasks, and a table for some hundred of them."""
+    """A worker process: one way to the proxy for all its tasks, and a table for some hundred of them."""
 
     def __init__(self, port: int, name: str, flaw: str) -> None:
-        botocore.endpoint.time = SimpleNamespace(sleep=lambda seconds: None)  # type: ignore[attr-defined]
+        vars(direct)["time"] = SimpleNamespace(sleep=lambda seconds: None)
         RetryQuota.acquire = _always  # type: ignore[assignment]
-        self._stores = (DynamoDBStore(f"{name}-{number}", client=self._client) for number in itertools.count())
-        first = DynamoDBStore(name, endpoint_url=f"http://127.0.0.1:{port}")
-        self._connection = first._connected()
-        self._connection.meta.events.register("before-send.dynamodb.PutItem", self._before_send)
+        DirectWire.exchange = _ordered  # type: ignore[assignment, method-assign]
+        endpoint = f"http://127.0.0.1:{port}"
+        self._stores = (DynamoDBStore(f"{name}-{number}", endpoint_url=endpoint) for number in itertools.count())
         self._wrapped = FLAWS[flaw]
         self._control = http.client.HTTPConnection("127.0.0.1", port)
         self.renew_table()
@@ -359,24 +366,13 @@ class _World:
         """Go on in a table of its own: MiniStack counts all items of a table with every write."""
         table = next(self._stores)
         table.provision()
+        assert not table._indirect_for
         self.store = self._wrapped(table)
-
-    def _client(self) -> "DynamoDBClient":
-        return self._connection
 
     def land(self, name: str) -> None:
         """Let a held request reach the store now."""
         self._control.request("POST", "/", headers={ORDER: f"land {name}", "Content-Length": "0"})
         self._control.getresponse().read()
-
-    @staticmethod
-    def _before_send(request: Any, **_: Any) -> None:
-        delivery = _current.delivery
-        if delivery is None:
-            return
-        order = delivery.order()
-        if order:
-            request.headers[ORDER] = order
 
 
 class _Task:

@@ -40,12 +40,14 @@ def _opened(url: str) -> Iterator[DynamoDBStore]:
 
 
 class TestDynamoDBStore(StoreContract, VerifiableContract):
-    """The whole contract on a table as ``provision`` makes it."""
+    """The whole contract on a table as ``provision`` makes it, on the direct path."""
+
+    transport = "direct"
 
     @pytest.fixture
     def store(self, url: str) -> Iterator[DynamoDBStore]:
-        self.url = url
-        yield from _opened(url)
+        self.url = f"{url}&transport={self.transport}"
+        yield from _opened(self.url)
 
     @pytest.fixture
     def misconfigured_store(self, url: str) -> Iterator[Store]:
@@ -55,6 +57,12 @@ class TestDynamoDBStore(StoreContract, VerifiableContract):
 
     def reopen(self, store: Store) -> Store:
         return open_store(self.url)
+
+
+class TestDynamoDBStoreByBoto3(TestDynamoDBStore):
+    """The whole contract again, where every request goes through a boto3 client."""
+
+    transport = "boto3"
 
 
 class TestDynamoDBStoreWithOwnNames(StoreContract):
@@ -100,8 +108,8 @@ class TestDynamoDBStoreWithoutAServer(OutageContract):
 class TestDynamoDBStoreWithoutAnswers(OutageContract):
     """Connections are accepted, and that is all."""
 
-    @pytest.fixture
-    def unreachable_store(self) -> Iterator[Store]:
+    @pytest.fixture(params=["direct", "boto3"])
+    def unreachable_store(self, request: pytest.FixtureRequest) -> Iterator[Store]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             store = DynamoDBStore(
                 "t",
@@ -109,14 +117,15 @@ class TestDynamoDBStoreWithoutAnswers(OutageContract):
                 endpoint_url=f"http://127.0.0.1:{server.getsockname()[1]}",
                 session=boto3.session.Session(aws_access_key_id="test", aws_secret_access_key="test"),
                 config=Config(read_timeout=0.2),
+                transport=request.param,
             )
             yield store
             store.close()
 
 
-@pytest.fixture
-def store(url: str) -> Iterator[DynamoDBStore]:
-    yield from _opened(url)
+@pytest.fixture(params=["direct", "boto3"])
+def store(request: pytest.FixtureRequest, url: str) -> Iterator[DynamoDBStore]:
+    yield from _opened(f"{url}&transport={request.param}")
 
 
 def test_item_has_the_documented_attributes(store: DynamoDBStore) -> None:

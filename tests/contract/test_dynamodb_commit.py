@@ -17,10 +17,11 @@ from celery_idempotent.testing.contract import a_claim, a_completion
 from tests.support.dynamodb import count_requests
 
 
-@pytest.fixture(scope="module")
-def store(dynamodb_endpoint: str) -> Iterator[DynamoDBStore]:
+@pytest.fixture(scope="module", params=["direct", "boto3"])
+def store(request: pytest.FixtureRequest, dynamodb_endpoint: str) -> Iterator[DynamoDBStore]:
     address = dynamodb_endpoint.removeprefix("http://")
-    opened = open_store(f"dynamodb://test:test@{address}/commits-{uuid4().hex}?region=us-east-1")
+    options = f"region=us-east-1&transport={request.param}"
+    opened = open_store(f"dynamodb://test:test@{address}/commits-{uuid4().hex}?{options}")
     assert isinstance(opened, DynamoDBStore)
     opened.provision()
     yield opened

@@ -1,15 +1,16 @@
 """Faults between worker and store, request by request; the same harness sees a broken library."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from botocore.config import Config
 
 from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.dynamodb.wire import HttpReply
+from celery_idempotent.stores.dynamodb.wire import Wire as DirectWire
 from celery_idempotent.testing.contract import a_record
 from lab.proof.fault_campaign import SINGLES, Fault, Operation, Result, campaign, plans
 from lab.proof.fleet import CREDENTIALS
@@ -101,17 +102,17 @@ def wire(dynamodb_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wi
         yield wire
 
 
-def test_request_that_times_out_and_lands_later_changes_nothing(wire: Wire) -> None:
+def test_request_that_times_out_and_lands_later_changes_nothing(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that gave up by its clock has sent again and won; its first request, landing at last, is refused."""
     store = DynamoDBStore("times-out", endpoint_url=f"http://127.0.0.1:{wire.port}", config=Config(read_timeout=0.5))
     store.provision()
-    client = store._connected()
     orders = iter(["stalled first"])
+    exchange = DirectWire.exchange
 
-    def order(request: Any, **_: Any) -> None:
-        request.headers[ORDER] = next(orders, "pass")
+    def ordered(wire: DirectWire, headers: Mapping[str, str], body: bytes) -> HttpReply:
+        return exchange(wire, {**headers, ORDER: next(orders, "pass")}, body)
 
-    client.meta.events.register("before-send.dynamodb.PutItem", order)
+    monkeypatch.setattr(DirectWire, "exchange", ordered)
     claimed = a_record()
     assert store.swap(claimed, None) == claimed
     renewed = replace(claimed, revision=new_nonce(), lease_until=claimed.lease_until + 1)

@@ -49,7 +49,7 @@ PACKAGES: dict[str, set[str]] = {
     "protocol.codec": {"kombu"},
     "engine": {"kombu"},
     "stores": set(),
-    "stores.dynamodb": {"boto3", "botocore", "mypy_boto3_dynamodb"},
+    "stores.dynamodb": {"boto3", "botocore", "mypy_boto3_dynamodb", "urllib3"},
     "stores.redis": {"redis"},
     "stores.sql": {"psycopg", "sqlalchemy"},
     "integration": {"billiard", "celery", "click", "kombu"},

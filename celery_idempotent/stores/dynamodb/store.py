@@ -25,8 +25,10 @@ from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnava
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
+from celery_idempotent.stores.dynamodb.direct import DirectPath
 from celery_idempotent.stores.dynamodb.errors import DRIVER_ERRORS, OTHER_KEY, explained, refusal_of, text_of
 from celery_idempotent.stores.dynamodb.items import ATTRIBUTES, attribute_of, value_of
+from celery_idempotent.stores.dynamodb.rehearsal import Unfit
 from celery_idempotent.stores.dynamodb.writes import typed
 from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.reading import readable
@@ -50,6 +52,11 @@ _METHODS = {
     "UpdateContinuousBackups": "update_continuous_backups",
 }
 """By IAM action, the client's method."""
+
+_DIRECT = frozenset({"PutItem", "TransactWriteItems"})
+"""What tasks wait for."""
+
+_VERIFY = "celery-idempotent:verify"
 
 _NOT_OFFERED = frozenset({"UnknownOperationException", "UnknownOperation", "InvalidAction", "NotImplemented"})
 """How servers that imitate DynamoDB say that they lack an operation."""
@@ -97,6 +104,9 @@ class DynamoDBStore:
         sort_key_attr: Name of the sort key attribute, if the table has one.
         sort_key_value: Its constant value.
         ttl_attr: Name of the table's TTL attribute, in seconds; DynamoDB deletes outcomes past it.
+        transport: ``direct``: the writes that tasks wait for go over botocore's connections without the rest of
+            boto3, at a fraction of its CPU time. ``boto3``: all goes through a boto3 client, whose events you may
+            hook. Default: direct, unless you give ``session`` or ``client``.
         local_clock: The local clock in milliseconds since the epoch, for tests.
 
     Raises:
@@ -116,18 +126,20 @@ class DynamoDBStore:
         sort_key_attr: str | None = None,
         sort_key_value: str = "idempotency",
         ttl_attr: str = "expiryTimestamp",
+        transport: str | None = None,
         local_clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         if client is not None and (session or endpoint_url or region or config):
             raise PolicyError(
                 "client", repr(client), "has its own session, region, endpoint and config; leave those out"
             )
+        if transport not in {None, "boto3", "direct"} or (client is not None and transport == "direct"):
+            raise PolicyError("transport", repr(transport), "write boto3 or direct; a client of yours is boto3's")
         self.table = table
         self._region = region
         self._endpoint_url = endpoint_url
         # For people: an endpoint may be written with a login.
         self._place = (endpoint_url or region or "").removeprefix("http://").rpartition("@")[2]
-        self._session = session
         self._given_client = client
         self._config = _CONFIG.merge(config) if config else _CONFIG
         self._key_attr = key_attr
@@ -141,14 +153,19 @@ class DynamoDBStore:
         self._offset = 0
         self._date = ""
         self._connected = PerProcess(self._new_client)
+        self._boto3 = PerProcess(lambda: session or boto3.session.Session())
+        self._direct = PerProcess(self._new_direct_path)
+        self._indirect_for = ""
+        if transport == "boto3" or (transport is None and (session or client) is not None):
+            self._indirect_for = "so configured"
         self._made_in = os.getpid()
 
     @classmethod
     def from_url(cls, url: str) -> Self:
         """The store that ``dynamodb://[key:secret]@region/table`` or ``...@host:port/table`` names.
 
-        Options in the query: ``key_attr``, ``sort_key_attr``, ``sort_key_value``, ``ttl_attr``, ``region``
-        and ``secure=1`` (the last two for an endpoint).
+        Options in the query: ``key_attr``, ``sort_key_attr``, ``sort_key_value``, ``ttl_attr``, ``transport``,
+        ``region`` and ``secure=1`` (the last two for an endpoint).
 
         Raises:
             PolicyError: No table, no host that can be read, or an unknown option.
@@ -164,7 +181,15 @@ class DynamoDBStore:
             raise _unusable(url, "host or port cannot be read; write dynamodb://@eu-west-1/table-name") from None
         table = unquote(parts.path.strip("/"))
         options: dict[str, Any] = dict(parse_qsl(query))
-        unknown = options.keys() - {"key_attr", "sort_key_attr", "sort_key_value", "ttl_attr", "region", "secure"}
+        unknown = options.keys() - {
+            "key_attr",
+            "sort_key_attr",
+            "sort_key_value",
+            "ttl_attr",
+            "transport",
+            "region",
+            "secure",
+        }
         if not table or not parts.hostname:
             raise _unusable(url, "write dynamodb://@eu-west-1/table-name")
         if unknown:
@@ -177,10 +202,16 @@ class DynamoDBStore:
         else:
             endpoint, region = None, options.pop("region", parts.hostname)
         session = boto3.session.Session(key, secret) if key else None
+        options.setdefault("transport", "direct")
         return cls(table, region=region, endpoint_url=endpoint, session=session, **options)
 
     def __repr__(self) -> str:
         return f"dynamodb://@{self._place}/{self.table}"
+
+    @property
+    def way(self) -> str:
+        """For people: the path that writes take; sure once the first has been made, as by :meth:`verify`."""
+        return f"through boto3 ({self._indirect_for})" if self._indirect_for else "on the direct path"
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.swap`."""
@@ -246,12 +277,7 @@ class DynamoDBStore:
 
     def verify(self) -> None:
         """See :meth:`celery_idempotent.stores.VerifiableStore.verify`; a PutItem whose condition cannot hold."""
-        key = "celery-idempotent:verify"
-        condition = {
-            "ConditionExpression": "attribute_exists(#key) AND attribute_not_exists(#key)",
-            "ExpressionAttributeNames": {"#key": self._key_attr},
-        }
-        self._put(self._key(key), condition, None)
+        self._put(self._key(_VERIFY), self._impossible(), None)
 
     def provision(self) -> None:
         """Create the table on demand, with TTL, and with point-in-time recovery where the server has it.
@@ -284,6 +310,8 @@ class DynamoDBStore:
 
     def close(self) -> None:
         """See :meth:`celery_idempotent.stores.Store.close`; a client given by you stays open."""
+        self._direct.forget()
+        self._boto3.forget()
         client = self._connected.forget()
         if client is not None and client is not self._given_client:
             client.close()
@@ -321,6 +349,12 @@ class DynamoDBStore:
             if reason.get("Code") not in {"None", *_CONTENTION}:
                 raise WriteFailed(position, _described(reason))
         raise StoreUnavailable(repr(self), "TransactWriteItems", "it conflicts with another transaction")
+
+    def _impossible(self) -> dict[str, Any]:
+        return {
+            "ConditionExpression": "attribute_exists(#key) AND attribute_not_exists(#key)",
+            "ExpressionAttributeNames": {"#key": self._key_attr},
+        }
 
     def _condition(self, expected: str | None) -> dict[str, Any]:
         if expected is None:
@@ -375,7 +409,7 @@ class DynamoDBStore:
         """What the server replies; of errors, those whose code is one of ``answers``."""
         asked_at = self._local_clock()
         try:
-            reply = getattr(self._connected(), _METHODS[operation])(**parameters)
+            reply = self._reply(operation, parameters)
         except DRIVER_ERRORS as error:
             reply = error.response if isinstance(error, ClientError) else {}
             self._learn_time(reply, asked_at)
@@ -385,11 +419,23 @@ class DynamoDBStore:
         self._learn_time(reply, asked_at)
         return reply
 
+    def _reply(self, operation: str, parameters: Mapping[str, Any]) -> Any:
+        if operation in _DIRECT and not self._indirect_for:
+            try:
+                return self._direct()(operation, parameters)
+            except Unfit as reason:
+                self._indirect_for = str(reason)
+        return getattr(self._connected(), _METHODS[operation])(**parameters)
+
+    def _new_direct_path(self) -> DirectPath:
+        put = {"TableName": self.table, "Item": self._key(_VERIFY), **self._impossible()}
+        harmless = {"PutItem": put, "TransactWriteItems": {"TransactItems": [{"Put": put}]}}
+        return DirectPath(self._connected(), self._boto3().get_credentials(), harmless)
+
     def _new_client(self) -> "DynamoDBClient":
         given = self._given_client
         if given is None:
-            session = self._session or boto3.session.Session()
-            return session.client(
+            return self._boto3().client(
                 "dynamodb", region_name=self._region, endpoint_url=self._endpoint_url, config=self._config
             )
         if not isinstance(given, BaseClient):

@@ -1,0 +1,136 @@
+"""What botocore would send: it is asked once, and the answer is what the direct path repeats.
+
+Endpoint, Region, user agent, target and what is signed are botocore's: by parameters, environment, profile, partition,
+FIPS, dual stack, account, and whatever it comes to know later.
+"""
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from botocore import xform_name
+from botocore.credentials import ReadOnlyCredentials
+
+from celery_idempotent.stores.dynamodb.signature import Signature
+from celery_idempotent.stores.dynamodb.wire import HttpReply, Wire
+
+_OWN = frozenset(
+    {
+        "accept-encoding",
+        "authorization",
+        "content-length",
+        "host",
+        "x-amz-date",
+        "x-amz-security-token",
+        "amz-sdk-invocation-id",
+        "amz-sdk-request",
+        "x-amzn-trace-id",
+    }
+)
+"""Headers that each request has of its own, that HTTP gives it, or, the last one, that a Lambda invocation gives."""
+
+_SCHEME = "AWS4-HMAC-SHA256 Credential="
+_CONTENT = "application/x-amz-json-1.0"
+
+
+class Unfit(Exception):
+    """The direct path would not send what botocore sends, or somebody would miss it; the reason for people."""
+
+
+class _Created(Exception):
+    """botocore has made the request; it stops here."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+
+
+_rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """How requests to one operation are sent with some credentials."""
+
+    credentials: ReadOnlyCredentials
+    headers: Mapping[str, str]
+    #: The header that counts tries, as it is on the first one.
+    counter: str
+    signature: Signature
+    wire: Wire
+
+    def send(self, body: bytes, call: str, number: int) -> HttpReply:
+        """Send ``body`` for the ``number``-th time in the call that has this id; see :meth:`Wire.exchange`."""
+        date, authorization = self.signature.headers(body)
+        return self.wire.exchange(
+            {
+                **self.headers,
+                "X-Amz-Date": date,
+                "Authorization": authorization,
+                "amz-sdk-invocation-id": call,
+                "amz-sdk-request": self.counter.replace("attempt=1", f"attempt={number}"),
+            },
+            body,
+        )
+
+
+def prepare(client: Any) -> None:
+    """Make ``client`` ready for :func:`rehearse`."""
+    client.meta.events.register_last("request-created", _stop)
+
+
+def rehearse(
+    client: Any, operation: str, parameters: Mapping[str, Any], credentials: ReadOnlyCredentials | None
+) -> Part:
+    """Learn how ``client`` would send ``operation``, without sending it.
+
+    ``parameters`` must do no harm: whoever answers requests in the server's place may get to see them.
+
+    Raises:
+        Unfit: The client's requests cannot be repeated in this way.
+    """
+    request = _created(client, operation, parameters)
+    if client.meta.events.emit(f"before-send.dynamodb.{operation}", request=request.prepare()):
+        raise Unfit("requests of the client are intercepted")
+    headers = {name: _text(value) for name, value in request.headers.items()}
+    authorization = request.headers.get("Authorization", "")
+    if credentials is None or not authorization.startswith(_SCHEME) or headers.get("Content-Type") != _CONTENT:
+        raise Unfit("the client does not sign JSON by Signature Version 4")
+    scope, signed_headers = authorization.removeprefix(_SCHEME).split(", ")[:2]
+    _, _, region, service, _ = scope.rsplit("/", 4)
+    lasting = {name: value for name, value in headers.items() if name.lower() not in _OWN}
+    signed = signed_headers.removeprefix("SignedHeaders=").split(";")
+    signature = Signature(
+        request.url,
+        {name: value for name, value in lasting.items() if name.lower() in signed},
+        credentials,
+        region,
+        service,
+    )
+    return Part(
+        credentials=credentials,
+        headers={**lasting, **signature.token},
+        counter=headers.get("amz-sdk-request", ""),
+        signature=signature,
+        wire=Wire(client._endpoint.http_session, request.url, signature.host),
+    )
+
+
+def _created(client: Any, operation: str, parameters: Mapping[str, Any]) -> Any:
+    token = _rehearsing.set(True)
+    try:
+        getattr(client, xform_name(operation))(**parameters)
+    except _Created as created:
+        return created.request
+    finally:
+        _rehearsing.reset(token)
+    raise Unfit("calls of the client are intercepted")
+
+
+def _stop(request: Any, **_: Any) -> None:
+    if _rehearsing.get():
+        raise _Created(request)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
