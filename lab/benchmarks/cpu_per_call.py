@@ -69,9 +69,9 @@ def measure(servers: Servers, rounds: int, progress: Callable[[], None]) -> Sect
         "settings` is the same on a client with the library's settings, which spare botocore the validation of "
         "parameters and the composing of a user agent. `Delivery.run` includes key derivation and codec; `task` is "
         "the task's `__call__` as the worker calls it, logging at WARNING, signals without receivers. `Delivery.run` "
-        "is what compares to the others; `task` adds the way into Celery, and `transport=boto3` sends the same through a "
-        "boto3 client. Powertools: `idempotent_function`, "
-        "DynamoDB layer, cache off, default client; it writes fewer attributes than the library, whose two items "
+        "is what compares to the others; `task` adds the way into Celery, and `transport=boto3` sends the same through "
+        "a boto3 client. Powertools: `idempotent_function`, DynamoDB layer, cache off, default client; it writes fewer "
+        "attributes than the library, whose two items "
         f"have {len(requests.claim['Item'])} and {len(requests.complete['Item'])}, so its own requests carry less "
         "than those of `bare boto3`.",
         [_grid(path, contenders, samples[path], bare, bare_tuned, powertools) for path in _PATHS],

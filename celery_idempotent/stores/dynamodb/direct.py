@@ -66,16 +66,18 @@ class DirectPath:
             ResponseParserError: The answer cannot be read.
         """
         part, body, call = self._part(operation), self._body(operation, parameters), str(uuid4())
-        context: dict[str, Any] = {}
-        number = 1
+        retries: dict[str, Any] = {"invocation-id": call}
+        context = {"retries": retries}
+        number, counter = 1, part.counter
         while True:
-            outcome = self._tried(operation, part, body, call, number)
+            outcome = self._tried(operation, part, body, call, counter)
             delay = None if outcome.is_usual else self._delay(operation, outcome, number, context)
             if delay is None:
                 return self._conclusion(operation, outcome, number, context)
             self._has_retried = True
             time.sleep(delay)
             number += 1
+            counter = f"attempt={number}; max={retries.get('max')}"  # which botocore's handlers have filled in
 
     def _part(self, operation: str) -> Part:
         credentials = self._credentials.get_frozen_credentials() if self._credentials else None
@@ -93,9 +95,9 @@ class DirectPath:
         body: bytes = self._serializer.serialize_to_request(complete, self._model(operation))["body"]
         return body
 
-    def _tried(self, operation: str, part: Part, body: bytes, call: str, number: int) -> _Try:
+    def _tried(self, operation: str, part: Part, body: bytes, call: str, counter: str) -> _Try:
         try:
-            reply = part.send(body, call, number)
+            reply = part.send(body, call, counter)
         except BotoCoreError as error:
             return _Try(error=error)
         promised, actual = reply.headers.get("x-amz-crc32"), str(crc32(reply.content))

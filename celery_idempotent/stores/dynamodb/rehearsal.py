@@ -59,8 +59,8 @@ class Part:
     signature: Signature
     wire: Wire
 
-    def send(self, body: bytes, call: str, number: int) -> HttpReply:
-        """Send ``body`` for the ``number``-th time in the call that has this id; see :meth:`Wire.exchange`."""
+    def send(self, body: bytes, call: str, counter: str) -> HttpReply:
+        """Send ``body`` for the call that has this id; see :meth:`Wire.exchange`."""
         date, authorization = self.signature.headers(body)
         return self.wire.exchange(
             {
@@ -68,7 +68,7 @@ class Part:
                 "X-Amz-Date": date,
                 "Authorization": authorization,
                 "amz-sdk-invocation-id": call,
-                "amz-sdk-request": self.counter.replace("attempt=1", f"attempt={number}"),
+                "amz-sdk-request": counter,
             },
             body,
         )
@@ -89,6 +89,9 @@ def rehearse(
     Raises:
         Unfit: The client's requests cannot be repeated in this way.
     """
+    session = getattr(getattr(client, "_endpoint", None), "http_session", None)
+    if session is None:
+        raise Unfit("this botocore keeps its connections elsewhere")
     request = _created(client, operation, parameters)
     if client.meta.events.emit(f"before-send.dynamodb.{operation}", request=request.prepare()):
         raise Unfit("requests of the client are intercepted")
@@ -112,7 +115,7 @@ def rehearse(
         headers={**lasting, **signature.token},
         counter=headers.get("amz-sdk-request", ""),
         signature=signature,
-        wire=Wire(client._endpoint.http_session, request.url, signature.host),
+        wire=Wire(session, request.url, signature.host),
     )
 
 
