@@ -362,10 +362,10 @@ def test_a_connection_that_the_server_closed_is_replaced(server: ScriptedServer,
 
 
 def test_a_last_reply_ends_its_connection(server: ScriptedServer) -> None:
-    """The server says so, and the next request goes on another."""
+    """The server says so, and the next request goes on another, even if the server leaves it to us to close it."""
     store = opened(server, "direct")
     store.swap(RECORD, None)
-    server.script.append(answer(connection="close"))
+    server.script.append(answer(connection="Close"))
     store.swap(RECORD, None)
     store.swap(RECORD, None)
 

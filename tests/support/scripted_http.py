@@ -61,7 +61,7 @@ class ScriptedServer:
     """Gives each request the next answer; when there is none left, a success.
 
     Args:
-        script: The answers; after one with ``connection: close`` the connection is closed.
+        script: The answers; after one with ``connection: close`` in small letters the connection is closed.
         tls: For a server that speaks TLS; with it, ``CONNECT`` is answered as a proxy does, by this server itself.
     """
 
