@@ -410,11 +410,15 @@ def test_a_store_closed_by_another_thread_connects_again(server: ScriptedServer)
     assert [each.connection for each in server.asked] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    "inside",
+    ["botocore.httpsession.URLLib3Session._get_request_target", "urllib3.connectionpool.HTTPConnectionPool._put_conn"],
+)
 def test_a_botocore_with_other_insides_is_used_from_outside(
-    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, inside: str
 ) -> None:
     """Where the session keeps its pool elsewhere, requests go through the session."""
-    monkeypatch.delattr("botocore.httpsession.URLLib3Session._get_request_target")
+    monkeypatch.delattr(inside)
     monkeypatch.setattr("botocore.httpsession.URLLib3Session.send", lambda session, request: _Empty())
 
     assert opened(server, "direct").swap(RECORD, None) == RECORD

@@ -97,12 +97,13 @@ class Wire:
 def _pool(session: Any, url: str) -> tuple[Any, str]:
     """The pool of the session's connections to ``url``, and what a request on them asks for.
 
-    None if urllib3 changes what they ask for, or a proxy needs to know more, or this botocore is another one.
+    None if urllib3 changes what they ask for, or a proxy needs to know more, or botocore or urllib3 are other ones.
     """
     try:
         proxy = session._proxy_config.proxy_url_for(url)
         target = session._get_request_target(url, proxy)
         pool = session._get_connection_manager(url, proxy).connection_from_url(url)
+        _ = pool.pool.get, pool._put_conn
     except AttributeError:
         return None, ""
     return (pool if _PLAIN.fullmatch(target) else None), target
