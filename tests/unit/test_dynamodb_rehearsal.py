@@ -107,6 +107,17 @@ def test_credentials_are_of_the_profile() -> None:
     assert "Credential=PROFILE/" in _part(profile="shop").signature.headers(b"{}")[1]
 
 
+def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools that report errors show the variables on the way to them."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "secret-token")
+
+    part = _part(region="eu-west-1")
+
+    assert part.headers["X-Amz-Security-Token"] == "secret-token"
+    assert "secret" not in repr(part)
+
+
 def test_endpoint_of_a_table_that_is_named_by_its_arn() -> None:
     """Its account is part of the name, and so may be of the endpoint."""
     session = boto3.session.Session("AKID", "secret", aws_account_id="210987654321")

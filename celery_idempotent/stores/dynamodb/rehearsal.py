@@ -6,7 +6,7 @@ FIPS, dual stack, account, and whatever it comes to know later.
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from botocore import xform_name
@@ -52,8 +52,9 @@ _rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
 class Part:
     """How requests to one operation are sent with some credentials."""
 
-    credentials: ReadOnlyCredentials
-    headers: Mapping[str, str]
+    #: Not shown, as the token among the headers is not: traces of errors show what variables hold.
+    credentials: ReadOnlyCredentials = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
     #: The header that counts tries, as it is on the first one.
     counter: str
     signature: Signature
