@@ -1,5 +1,6 @@
 """The direct path to DynamoDB beside boto3's: what they send, and what they make of every answer."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -523,18 +524,36 @@ def test_refreshed_credentials_are_used_at_once(server: ScriptedServer) -> None:
 def test_who_answers_in_the_servers_place_still_does(server: ScriptedServer) -> None:
     """moto does it by a hook: a direct path around it would reach the real AWS."""
     store = opened(server, "direct")
-    seen: list[str] = []
+    seen: list[Any] = []
 
     def mock(request: Any, **_: Any) -> AWSResponse:
-        seen.append(request.url)
+        seen.append(json.loads(request.body))
         return AWSResponse(request.url, 200, cast(Any, {}), cast(Any, _Raw()))
 
     store._connected().meta.events.register("before-send.dynamodb.PutItem", cast(Any, mock))
     store.swap(RECORD, None)
-    store.swap(RECORD, None)
+    store.swap(DONE, "a")
 
     assert server.asked == []
-    assert len(seen) == 3  # the first was the look for such hooks
+    _, claim, completion = seen  # the first was the look for such hooks, which changes nothing
+    assert (claim["Item"]["revision"], completion["Item"]["revision"]) == ({"S": RECORD.revision}, {"S": "b"})
+
+
+def test_who_looks_at_requests_still_does(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook of the session's may add a header that is not signed; the path remains the direct one."""
+    store = opened(server, "direct")
+
+    def trace(request: Any, **_: Any) -> None:
+        request.headers["X-Trace"] = "root"
+
+    store._connected().meta.events.register("before-send.dynamodb", trace)
+    used = Watched(monkeypatch)
+    store.swap(RECORD, None)
+    store.swap(RECORD, None)
+
+    assert [each.headers["x-trace"] for each in server.asked] == ["root", "root"]
+    assert [each.names.count("content-length") for each in server.asked] == [1, 1]
+    assert used.session == 1
 
 
 class _Raw:

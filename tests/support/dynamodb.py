@@ -22,7 +22,7 @@ def count_requests(store: DynamoDBStore) -> Iterator[list[str]]:
         requests.append(headers["X-Amz-Target"].rpartition(".")[2])
         return exchange(wire, headers, body)
 
-    store.verify()  # or the direct path would meet the hook when it looks for those of others
+    store.verify()  # or the direct path would find the hook, and all would be counted twice
     events = store._connected().meta.events
     events.register("before-send.dynamodb.*", note)
     try:

@@ -4,13 +4,16 @@ Endpoint, Region, user agent, target and what is signed are botocore's: by param
 FIPS, dual stack, account, and whatever it comes to know later.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from botocore import xform_name
+from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
+from botocore.hooks import first_non_none_response
 
 from celery_idempotent.stores.dynamodb.signature import Signature
 from celery_idempotent.stores.dynamodb.wire import HttpReply, Wire
@@ -59,20 +62,25 @@ class Part:
     counter: str
     signature: Signature
     wire: Wire
+    #: Shows a request to those who hook ``before-send``: their answer, if one of them has it, and the headers as they
+    #: leave them. None if nobody does.
+    show: Callable[[Mapping[str, str], bytes], tuple[HttpReply | None, Mapping[str, str]]] | None
 
     def send(self, body: bytes, call: str, counter: str) -> HttpReply:
         """Send ``body`` for the call that has this id; see :meth:`Wire.exchange`."""
         date, authorization = self.signature.headers(body)
-        return self.wire.exchange(
-            {
-                **self.headers,
-                "X-Amz-Date": date,
-                "Authorization": authorization,
-                "amz-sdk-invocation-id": call,
-                "amz-sdk-request": counter,
-            },
-            body,
-        )
+        headers: Mapping[str, str] = {
+            **self.headers,
+            "X-Amz-Date": date,
+            "Authorization": authorization,
+            "amz-sdk-invocation-id": call,
+            "amz-sdk-request": counter,
+        }
+        if self.show is not None:
+            answer, headers = self.show(headers, body)
+            if answer is not None:
+                return answer
+        return self.wire.exchange(headers, body)
 
 
 def prepare(client: Any) -> None:
@@ -93,9 +101,10 @@ def rehearse(
     session = getattr(getattr(client, "_endpoint", None), "http_session", None)
     if session is None:
         raise Unfit("this botocore keeps its connections elsewhere")
+    if (client.meta.config.retries or {}).get("mode") == "adaptive":
+        raise Unfit("adaptive retries learn from every answer")
     request = _created(client, operation, parameters)
-    if client.meta.events.emit(f"before-send.dynamodb.{operation}", request=request.prepare()):
-        raise Unfit("requests of the client are intercepted")
+    is_hooked = bool(client.meta.events.emit(f"before-send.dynamodb.{operation}", request=request.prepare()))
     headers = {name: _text(value) for name, value in request.headers.items()}
     authorization = request.headers.get("Authorization", "")
     if credentials is None or not authorization.startswith(_SCHEME) or headers.get("Content-Type") != _CONTENT:
@@ -117,7 +126,18 @@ def rehearse(
         counter=headers.get("amz-sdk-request", ""),
         signature=signature,
         wire=Wire(session, request.url, signature.host),
+        show=partial(_shown, client, operation, request.url) if is_hooked else None,
     )
+
+
+def _shown(
+    client: Any, operation: str, url: str, headers: Mapping[str, str], body: bytes
+) -> tuple[HttpReply | None, Mapping[str, str]]:
+    request = AWSRequest("POST", url, headers, body).prepare()
+    answer = first_non_none_response(client.meta.events.emit(f"before-send.dynamodb.{operation}", request=request))
+    if answer is not None:
+        return HttpReply(answer.status_code, answer.headers, answer.content), headers
+    return None, {name: _text(value) for name, value in request.headers.items() if name != "Content-Length"}
 
 
 def _created(client: Any, operation: str, parameters: Mapping[str, Any]) -> Any:
