@@ -65,11 +65,11 @@ def _script(right: str, wrong: str) -> Callable[[RedisStore], Store]:
     """Redis, with a part of its script replaced."""
     script = redis_module._SCRIPT.decode()
     assert right in script
-    broken = script.replace(right, wrong)
+    broken = script.replace(right, wrong).encode()
 
     def undo(store: RedisStore) -> Store:
         send: Any = store._send
-        store._call = lambda client, *arguments: send(client, "EVAL", broken, 1, *arguments)  # type: ignore[method-assign]
+        store._call = lambda client, *arguments: send(client, "EVAL", broken, b"1", *arguments)  # type: ignore[method-assign]
         return store
 
     return undo
