@@ -13,6 +13,7 @@ Without a PART, all of them run and the results are saved; name some of them to 
   stores      each store: round trips, CPU, tasks/s
   effects     steps, commits and transactions: requests, write units
   peers       celery-once and celery-singleton on the same Redis: requests, tasks/s
+  own         the library's own code, in calls of a plain task
 
 BENCH_DYNAMODB_ENDPOINT=http://127.0.0.1:8000 takes another DynamoDB than the embedded one.
 """
@@ -32,7 +33,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from celery_idempotent import IdempotencyWarning
 from lab import tether
-from lab.benchmarks import cpu_per_call, effects, key_derivation, peers, report, requests_per_path, stores, throughput
+from lab.benchmarks import (
+    cpu_per_call,
+    effects,
+    key_derivation,
+    own_code,
+    peers,
+    report,
+    requests_per_path,
+    stores,
+    throughput,
+)
 from lab.benchmarks.environment import Servers, described, servers
 from lab.benchmarks.payloads import SIZES
 from lab.benchmarks.report import Section
@@ -49,10 +60,11 @@ class Rounds:
     keys: int
     workers: int
     stores_cpu: int
+    own: int
 
 
-FULL = Rounds(cpu=800, keys=25, workers=7, stores_cpu=300)
-QUICK = Rounds(cpu=60, keys=3, workers=1, stores_cpu=20)
+FULL = Rounds(cpu=800, keys=25, workers=7, stores_cpu=300, own=2_000)
+QUICK = Rounds(cpu=60, keys=3, workers=1, stores_cpu=20, own=100)
 
 _WIDTH = 118
 """Columns that the widest table needs; where the output is no terminal, rich would take 80."""
@@ -94,6 +106,9 @@ PARTS: Mapping[str, Part] = {
     ),
     "effects": Part(lambda where, _, __: effects.measure(where), lambda _: 0),
     "peers": Part(lambda _, rounds, step: peers.measure(rounds.workers, step), lambda rounds: 1 + rounds.workers),
+    "own": Part(
+        lambda _, rounds, step: own_code.measure(rounds.own, step), lambda rounds: own_code.WARM_UP + rounds.own
+    ),
 }
 
 

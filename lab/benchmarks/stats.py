@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TypeVar
 
-__all__ = ["Spread", "ratios", "shuffled", "spread"]
+__all__ = ["Spread", "added", "ratios", "shuffled", "spread"]
 
 _T = TypeVar("_T")
 
@@ -46,6 +46,15 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread
         ValueError: The sequences differ in length, or are empty.
     """
     return spread([above / below for above, below in zip(numerators, denominators, strict=True)])
+
+
+def added(values: Sequence[float], bases: Sequence[float]) -> Spread:
+    """The spread of what each value has over its base, in that base: 3 to 1 has added 2.
+
+    Raises:
+        ValueError: The sequences differ in length, or are empty.
+    """
+    return spread([(above - below) / below for above, below in zip(values, bases, strict=True)])
 
 
 def shuffled(items: Sequence[_T], seed: int) -> list[_T]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lab.benchmarks.stats import Spread, ratios, shuffled, spread
+from celery_idempotent.stores.memory import MemoryStore
+from lab.benchmarks.own_code import Tracers
+from lab.benchmarks.stats import Spread, added, ratios, shuffled, spread
 
 
 def test_spread_is_median_and_quartiles() -> None:
@@ -28,6 +30,25 @@ def test_ratios_are_taken_pair_by_pair() -> None:
 def test_ratios_of_unequal_rounds_are_an_error() -> None:
     with pytest.raises(ValueError, match="zip"):
         ratios([1, 2], [1])
+
+
+def test_added_cost_is_in_what_it_is_added_to() -> None:
+    """Three calls' time in place of one has added two, of each pair by itself."""
+    assert added([3, 10, 600], [1, 5, 100]) == Spread(median=2, p25=1.5, p75=3.5, count=3)
+
+
+def test_tracer_of_the_benchmark_runs_a_key_once() -> None:
+    """What is measured as a duplicate is one: the second message meets the record of the first, and writes nothing."""
+    store = MemoryStore()
+    tracers = Tracers(store)
+    tracers.delivery("idempotent", 1)()
+    before = list(store.scan())
+    tracers.delivery("idempotent", 1)()
+    assert list(store.scan()) == before
+    assert [(each.status, each.attempts) for each in before] == [("COMPLETED", 1)]
+    tracers.delivery("idempotent", 2)()
+    tracers.delivery("plain", 3)()
+    assert len(list(store.scan())) == 2
 
 
 def test_order_changes_with_the_round_and_not_with_the_run() -> None:
