@@ -14,6 +14,7 @@ Without a PART, all of them run and the results are saved; name some of them to 
   effects     steps, commits and transactions: requests, write units
   peers       celery-once and celery-singleton on the same Redis: requests, tasks/s
   own         the library's own code, in calls of a plain task
+  growth      each store with 1,000 to 1,000,000 records: CPU, time, requests, bytes, listing
 
 BENCH_DYNAMODB_ENDPOINT=http://127.0.0.1:8000 takes another DynamoDB than the embedded one.
 """
@@ -24,7 +25,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -36,6 +37,7 @@ from lab import tether
 from lab.benchmarks import (
     cpu_per_call,
     effects,
+    growth,
     key_derivation,
     own_code,
     peers,
@@ -61,10 +63,15 @@ class Rounds:
     workers: int
     stores_cpu: int
     own: int
+    growth: int
+    #: Records of the largest store.
+    largest: int
+    #: Whether stores that fill slowly are filled, too.
+    big: bool = False
 
 
-FULL = Rounds(cpu=800, keys=25, workers=7, stores_cpu=300, own=2_000)
-QUICK = Rounds(cpu=60, keys=3, workers=1, stores_cpu=20, own=100)
+FULL = Rounds(cpu=800, keys=25, workers=7, stores_cpu=300, own=2_000, growth=200, largest=max(growth.SIZES))
+QUICK = Rounds(cpu=60, keys=3, workers=1, stores_cpu=20, own=100, growth=20, largest=10_000)
 
 _WIDTH = 118
 """Columns that the widest table needs; where the output is no terminal, rich would take 80."""
@@ -109,12 +116,17 @@ PARTS: Mapping[str, Part] = {
     "own": Part(
         lambda _, rounds, step: own_code.measure(rounds.own, step), lambda rounds: own_code.WARM_UP + rounds.own
     ),
+    "growth": Part(
+        lambda where, rounds, step: growth.measure(where, rounds.growth, rounds.largest, step, big=rounds.big),
+        lambda rounds: growth.WARM_UP + rounds.growth,
+    ),
 }
 
 
 @click.command(help=__doc__)
 @click.argument("parts", metavar="[PART]...", nargs=-1, type=click.Choice(list(PARTS)))
 @click.option("--quick", is_flag=True, help="Few rounds and no file: to see that it works.")
+@click.option("--big", is_flag=True, help="Part growth: the slow ones, too: MariaDB to 10^6 records, DynamoDB to 10^5.")
 @click.option(
     "--results",
     default=RESULTS,
@@ -122,7 +134,7 @@ PARTS: Mapping[str, Part] = {
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for results.md and results.json.",
 )
-def main(parts: Sequence[str], quick: bool, results: Path) -> None:
+def main(parts: Sequence[str], quick: bool, big: bool, results: Path) -> None:
     """Run the benchmarks and print what they found."""
     tether.unwind_on_signals()
     console = Console()
@@ -134,7 +146,7 @@ def main(parts: Sequence[str], quick: bool, results: Path) -> None:
         for name, value in environment.items():
             console.print(f"{name}: {value}", highlight=False)
         sections = []
-        for section in _sections(parts or list(PARTS), where, QUICK if quick else FULL, console):
+        for section in _sections(parts or list(PARTS), where, replace(QUICK if quick else FULL, big=big), console):
             report.show(console, section)
             sections.append(section)
     goals = [goal for section in sections for goal in section.goals]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -58,14 +58,17 @@ class Place:
 
 
 @contextmanager
-def places(servers: Servers, folder: Path) -> Iterator[tuple[list[Place], dict[str, str]]]:
+def places(
+    servers: Servers, folder: Path, wanted: Collection[str] | None = None
+) -> Iterator[tuple[list[Place], dict[str, str]]]:
     """Every store, as long as the ``with`` block lasts; and, by name, what is missing for those that cannot run.
 
     Args:
         servers: Where DynamoDB is.
         folder: Where SQLite may keep its file.
+        wanted: Their names; None: all.
     """
-    kinds: Mapping[str, tuple[type[Server] | None, Callable[[str], AbstractContextManager[Place]]]] = {
+    known: Mapping[str, tuple[type[Server] | None, Callable[[str], AbstractContextManager[Place]]]] = {
         "memory": (None, _memory),
         "DynamoDB": (None, partial(_dynamodb, servers)),
         "Redis": (EmbeddedRedis, _redis),
@@ -74,6 +77,7 @@ def places(servers: Servers, folder: Path) -> Iterator[tuple[list[Place], dict[s
         "MariaDB": (EmbeddedMariaDB, _mariadb),
         "SQLite": (None, partial(_sqlite, folder)),
     }
+    kinds = {name: kind for name, kind in known.items() if wanted is None or name in wanted}
     missing = {name: lack for name, (server, _) in kinds.items() if server is not None and (lack := server.missing())}
     with ExitStack() as stack:
         yield [stack.enter_context(kinds[name][1](name)) for name in kinds if name not in missing], missing
