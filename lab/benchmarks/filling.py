@@ -43,6 +43,9 @@ class Filled(Protocol):
     def size(self) -> float | None:
         """Bytes that the server needs for all records; None where it does not tell."""
 
+    def close(self) -> None:
+        """Close what is open, the store included."""
+
 
 @contextmanager
 def filled_at(name: str, url: str, size: int, servers: Servers) -> Iterator[Filled]:
@@ -52,7 +55,7 @@ def filled_at(name: str, url: str, size: int, servers: Servers) -> Iterator[Fill
     try:
         yield made
     finally:
-        made.store.close()
+        made.close()
 
 
 class _Memory:
@@ -68,6 +71,9 @@ class _Memory:
 
     def size(self) -> float | None:
         return None
+
+    def close(self) -> None:
+        self.store.close()
 
 
 class _Redis:
@@ -101,6 +107,10 @@ class _Redis:
     def size(self) -> float | None:
         return self._used() - self._before
 
+    def close(self) -> None:
+        self.store.close()
+        self._client.close()
+
     def _used(self) -> float:
         return float(self._client.info("memory")["used_memory"])
 
@@ -131,6 +141,10 @@ class _DynamoDB:
     def size(self) -> float | None:
         # What AWS stores and bills: the item, and 100 bytes for the index of keys.
         return (item_bytes(self._template) + 100) * self._count
+
+    def close(self) -> None:
+        self.store.close()
+        self._client.close()
 
     def _item(self, template: Record, number: int) -> dict[str, Any]:
         return {**self._template, _KEY: {"S": key_of(template.key, number)}}
@@ -187,6 +201,10 @@ class _Sql:
 
     def size(self) -> float | None:
         return float(self._execute(text(self.measure.format(table=self._table))))
+
+    def close(self) -> None:
+        self.store.close()
+        self._engine.dispose()
 
     def _execute(self, statement: Any) -> Any:
         with self._engine.connect() as connection:

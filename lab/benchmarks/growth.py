@@ -36,7 +36,7 @@ from lab.benchmarks.report import Goal, Grid, Section, ratio
 from lab.benchmarks.stats import Spread, ratios, shuffled, spread
 from lab.folders import temporary_folder
 
-__all__ = ["CALLS", "SIZES", "WARM_UP", "Cost", "measure", "steepest"]
+__all__ = ["CALLS", "SIZES", "TEMPLATE", "WARM_UP", "Calls", "Cost", "measure", "steepest"]
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 
@@ -159,12 +159,12 @@ class _Subject:
         self._place = place
         self._filled = filled
         self._size = size
-        self._calls = _Calls(filled.store)
+        self._calls = Calls(filled.store)
         self._made = 0
 
     def fill(self) -> float | None:
         """Fill the store with copies of the library's own record; how many bytes each takes, if the server tells."""
-        self._calls.deliver(_TEMPLATE)()
+        self._calls.deliver(TEMPLATE)()
         self._filled.fill(self._template(), self._size)
         size = self._filled.size()
         return None if size is None else size / self._size
@@ -179,7 +179,7 @@ class _Subject:
 
     def duplicate(self, number: int) -> Mapping[str, Cost]:
         """Replay one of the records."""
-        deliver = self._calls.deliver(key_of(_TEMPLATE, number % self._size))
+        deliver = self._calls.deliver(key_of(TEMPLATE, number % self._size))
         before = _Moment()
         deliver()
         return {"duplicate": before.until(_Moment())}
@@ -187,20 +187,20 @@ class _Subject:
     def requests(self) -> Mapping[str, int]:
         """How many requests each call makes."""
         with self._watched() as (store, count):
-            calls = _Calls(store)
+            calls = Calls(store)
             for _ in range(12):  # until drivers have connected, loaded scripts and prepared statements
                 calls.deliver(self._new())()
-                calls.deliver(_TEMPLATE)()
+                calls.deliver(TEMPLATE)()
             claimed = len(count(lambda: claim(store, _operation(self._new()))))
             both = len(count(calls.deliver(self._new())))
-            return {"claim": claimed, "completion": both - claimed, "duplicate": len(count(calls.deliver(_TEMPLATE)))}
+            return {"claim": claimed, "completion": both - claimed, "duplicate": len(count(calls.deliver(TEMPLATE)))}
 
     def listing(self) -> Listing:
         """List the few records that wait for a person."""
         store, template = self._filled.store, self._template()
         for number in range(_UNKNOWN):
             unknown = template.but(
-                key=key_of(_TEMPLATE, f"unknown {number}"),
+                key=key_of(TEMPLATE, f"unknown {number}"),
                 revision=uuid4().hex,
                 status=Status.UNKNOWN,
                 result=None,
@@ -215,13 +215,13 @@ class _Subject:
             return Listing(self._size, median(taken), len(count(lambda: _list(other))))
 
     def _template(self) -> Record:
-        template = self._filled.store.get(_TEMPLATE)
+        template = self._filled.store.get(TEMPLATE)
         assert template is not None
         return template
 
     def _new(self) -> str:
         self._made += 1
-        return key_of(_TEMPLATE, f"new {self._made}")
+        return key_of(TEMPLATE, f"new {self._made}")
 
     @contextmanager
     def _watched(self) -> Iterator[tuple[Store, Count]]:
@@ -233,7 +233,7 @@ class _Subject:
 
 
 _FINGERPRINT = sha256(b"the arguments").hexdigest()
-_TEMPLATE = key_of("growth:1:", "template")
+TEMPLATE = key_of("growth:1:", "template")
 
 
 class _Moment:
@@ -246,7 +246,7 @@ class _Moment:
         return Cost((later.cpu - self.cpu) / 1000, (later.wall - self.wall) / 1000)
 
 
-class _Calls:
+class Calls:
     """Deliveries to one store, under given keys."""
 
     def __init__(self, store: Store) -> None:
@@ -294,13 +294,13 @@ def _listed(by_size: Mapping[int, _Subject]) -> Listing:
 
 def _bytes_in_memory() -> float:
     store = MemoryStore()
-    calls = _Calls(store)
-    calls.deliver(_TEMPLATE)()
+    calls = Calls(store)
+    calls.deliver(TEMPLATE)()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         for number in range(_OPERATIONS):
-            calls.deliver(key_of(_TEMPLATE, number))()
+            calls.deliver(key_of(TEMPLATE, number))()
         gc.collect()
         return (tracemalloc.get_traced_memory()[0] - before) / _OPERATIONS
     finally:
