@@ -99,7 +99,8 @@ def explicit_key(headers: Mapping[str, Any], task: str) -> str | None:
 
 
 def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) -> None:
-    name = _misspelt(tuple(options), tuple(headers))
+    names = tuple(options), tuple(headers)
+    name = _misspelt(*names) if _are_usual(*names) else _misspelt.__wrapped__(*names)
     if name is not None:
         raise PolicyError(str(name), "...", f"{task}: unknown option; did you mean idempotency_key='...'?")
 
@@ -108,6 +109,18 @@ def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) 
 def _misspelt(options: tuple[str, ...], headers: tuple[str, ...]) -> str | None:
     alike = (*filter(_looks_like_key, options), *(each for each in headers if _letters(each) == "idempotencykey"))
     return next((name for name in alike if name != KEY_HEADER), None)
+
+
+def _are_usual(options: tuple[str, ...], headers: tuple[str, ...]) -> bool:
+    """Whether the names are worth remembering: strangers write headers, too, and a worker lives for weeks."""
+    try:
+        return len("".join(options)) + len("".join(headers)) <= _USUAL
+    except TypeError:  # a name that is no text
+        return False
+
+
+_USUAL = 2000
+"""Characters of all names of a message; Celery's own have some three hundred."""
 
 
 def _looks_like_key(option: str) -> bool:

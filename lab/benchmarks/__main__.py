@@ -15,6 +15,7 @@ Without a PART, all of them run and the results are saved; name some of them to 
   peers       celery-once and celery-singleton on the same Redis: requests, tasks/s
   own         the library's own code, in calls of a plain task
   growth      each store with 1,000 to 1,000,000 records: CPU, time, requests, bytes, listing
+  memory      the resident size of one process over 1,000,000 tasks
 
 BENCH_DYNAMODB_ENDPOINT=http://127.0.0.1:8000 takes another DynamoDB than the embedded one.
 """
@@ -39,6 +40,7 @@ from lab.benchmarks import (
     effects,
     growth,
     key_derivation,
+    memory,
     own_code,
     peers,
     report,
@@ -66,12 +68,15 @@ class Rounds:
     growth: int
     #: Records of the largest store.
     largest: int
+    memory: int
     #: Whether stores that fill slowly are filled, too.
     big: bool = False
 
 
-FULL = Rounds(cpu=800, keys=25, workers=7, stores_cpu=300, own=2_000, growth=200, largest=max(growth.SIZES))
-QUICK = Rounds(cpu=60, keys=3, workers=1, stores_cpu=20, own=100, growth=20, largest=10_000)
+FULL = Rounds(
+    cpu=800, keys=25, workers=7, stores_cpu=300, own=2_000, growth=200, largest=max(growth.SIZES), memory=1_000_000
+)
+QUICK = Rounds(cpu=60, keys=3, workers=1, stores_cpu=20, own=100, growth=20, largest=10_000, memory=10_000)
 
 _WIDTH = 118
 """Columns that the widest table needs; where the output is no terminal, rich would take 80."""
@@ -120,6 +125,7 @@ PARTS: Mapping[str, Part] = {
         lambda where, rounds, step: growth.measure(where, rounds.growth, rounds.largest, step, big=rounds.big),
         lambda rounds: growth.WARM_UP + rounds.growth,
     ),
+    "memory": Part(lambda _, rounds, step: memory.measure(rounds.memory, step), lambda _: memory.SAMPLES),
 }
 
 
