@@ -3,7 +3,7 @@
 Everything is measured in one run and interleaved with what it is compared to, and only medians and ratios
 are worth quoting: they survive a noisy machine, absolute times do not.
 
-Without a PART, all of them run and the results are saved; name some of them to run only these and save nothing.
+Without a PART, all of them run, and the results are saved and drawn; name some to run only these and save nothing.
 
 \b
   requests    requests per path on DynamoDB, beside Powertools
@@ -43,6 +43,7 @@ from lab.benchmarks import (
     memory,
     own_code,
     peers,
+    plots,
     report,
     requests_per_path,
     stores,
@@ -138,7 +139,7 @@ PARTS: Mapping[str, Part] = {
     default=RESULTS,
     show_default="docs/benchmarks",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for results.md and results.json.",
+    help="Folder for the pictures, results.md and results.json.",
 )
 def main(parts: Sequence[str], quick: bool, big: bool, results: Path) -> None:
     """Run the benchmarks and print what they found."""
@@ -159,6 +160,7 @@ def main(parts: Sequence[str], quick: bool, big: bool, results: Path) -> None:
     console.print(f"\n{sum(goal.reached for goal in goals)} of {len(goals)} goals reached")
     if not quick and not parts:
         report.save(results, environment, sections)
+        plots.save(results)
 
 
 def _sections(parts: Sequence[str], where: Servers, rounds: Rounds, console: Console) -> Iterator[Section]:
