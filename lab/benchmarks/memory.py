@@ -8,10 +8,12 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+
+import psutil
 
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
+from lab import tether
 from lab.benchmarks.own_code import Tracers
 from lab.benchmarks.report import Goal, Grid, Section
 
@@ -53,13 +55,8 @@ class _Messages:
 
 
 def resident_bytes() -> int:
-    """What this process holds in memory now, as Linux tells it."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * _PAGE
-
-
-_PAGE = 4096
-"""Bytes; proc_pid_statm(5) counts pages."""
+    """What this process holds in memory now."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def run_tasks(count: int, tell: Callable[[int], None]) -> None:
@@ -84,7 +81,7 @@ def growth(samples: Sequence[int]) -> float:
 
 def measure(tasks: int, progress: Callable[[], None]) -> Section:
     """Run ``tasks`` in a process of their own, calling ``progress`` after each tenth."""
-    samples = list(_sampled(tasks, progress))
+    samples = _sampled(tasks, progress)
     grown = growth(samples)
     step = tasks // SAMPLES
     columns = ("", *(f"{step * (index + 1):,}" for index in range(SAMPLES)))
@@ -94,8 +91,8 @@ def measure(tasks: int, progress: Callable[[], None]) -> Section:
         f"{tasks:,} tasks in one new process, through Celery's tracer as in section 8: a new key each, every tenth "
         "delivered twice, every message with a header of a name that never came before. At a task a second that is "
         f"{tasks / 86_400:.1f} days. The store keeps the last {_KEPT:,} records and forgets the others, as a server's "
-        "records are not in the worker. The resident size is that of /proc/self/statm, taken after every tenth; the "
-        "first samples hold what is still filling: caches that are bounded, and the allocator.",
+        "records are not in the worker. The resident size is taken after every tenth; the first samples hold "
+        "what is still filling: caches that are bounded, and the allocator.",
         [Grid("Resident size after so many tasks", columns, [row])],
         [
             Goal(
@@ -109,16 +106,17 @@ def measure(tasks: int, progress: Callable[[], None]) -> Section:
     )
 
 
-def _sampled(tasks: int, progress: Callable[[], None]) -> Sequence[int]:
-    command = (sys.executable, "-m", "lab.benchmarks.memory", str(tasks))
+def _sampled(tasks: int, progress: Callable[[], None]) -> list[int]:
+    process = tether.start("lab.benchmarks.memory", str(tasks), log=subprocess.PIPE)
+    assert process.stdout is not None
     samples = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            samples.append(int(line))
-            progress()
-    if process.returncode:
-        raise RuntimeError(f"the process of the tasks ended with {process.returncode}")
+    try:
+        with process.stdout as lines:
+            for line in lines:
+                samples.append(int(line))
+                progress()
+    finally:
+        tether.stop(process)
     return samples
 
 
