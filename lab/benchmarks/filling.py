@@ -243,7 +243,7 @@ class _SQLite(_Sql):
         "(WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < {count} - 1) "
         "SELECT n FROM numbers) AS numbers"
     )
-    settle = ("ANALYZE {table}", "PRAGMA wal_checkpoint(TRUNCATE)")
+    settle = ("PRAGMA wal_checkpoint(TRUNCATE)",)
     measure = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
 
     def at(self, url: str) -> str:

@@ -11,7 +11,7 @@ __all__ = ["Axis", "Bars", "Lines", "Panel", "bars", "lines", "ticks"]
 
 _WIDTH = 860
 _LEFT = 60
-_RIGHT = 24
+_RIGHT = 34
 _COLOURS = ("blue", "orange", "green", "purple", "red", "grey", "teal", "brown")
 
 # A background of its own: the page's may be dark while the reader's system is light, and the other way round.
@@ -24,6 +24,7 @@ svg { --page: #ffffff; --ink: #1f2328; --faint: #d8dee4; --blue: #1f6feb; --oran
 text { font: 13px system-ui, sans-serif; fill: var(--ink); } .title { font-weight: 600; font-size: 15px; }
 .grid { stroke: var(--faint); } .frame { stroke: var(--ink); } .middle { text-anchor: middle; }
 .end { text-anchor: end; } .line { fill: none; stroke-width: 2; }
+.limit { stroke: var(--red); stroke-dasharray: 6 4; }
 </style>"""
 
 
@@ -64,6 +65,8 @@ class Lines:
     x: Axis
     y: Axis
     panels: Sequence[Panel]
+    #: What every line is to stay below, if there is such a value.
+    limit: float | None = None
 
 
 def ticks(low: float, high: float, axis: Axis) -> list[float]:
@@ -123,10 +126,12 @@ def lines(chart: Lines) -> str:
         x = _scale(xs, begin, begin + width, chart.x)
         for mark in ys:
             drawn.append(_line("grid", begin, y(mark), begin + width, y(mark)))
-            drawn += [] if index else [_text(_told(mark), begin - 8, y(mark) + 4, "end")]
-        drawn += [_text(_told(mark), x(mark), bottom + 18, "middle") for mark in xs]
+            drawn += [] if index else [_text(_short(mark), begin - 8, y(mark) + 4, "end")]
+        drawn += [_text(_short(mark), x(mark), bottom + 18, "middle") for mark in xs]
         drawn += [_line("frame", begin, bottom, begin + width, bottom), _line("frame", begin, top, begin, bottom)]
         drawn.append(_text(panel.title, begin + width / 2, top - 10, "middle"))
+        if chart.limit is not None:
+            drawn.append(_line("limit", begin, y(chart.limit), begin + width, y(chart.limit)))
         for name, series in panel.series.items():
             colour = f"var(--{_COLOURS[names.index(name)]})"
             path = " ".join(f"{x(one):.1f},{y(other):.1f}" for one, other in series)
@@ -152,7 +157,7 @@ def _head(title: str, names: Sequence[str] | Mapping[str, object]) -> Iterator[s
     for index, name in enumerate(names if len(names) > 1 else ()):
         yield f'<rect x="{at:.0f}" y="37" width="12" height="12" style="fill: var(--{_COLOURS[index]})"/>'
         yield _text(name, at + 17, 48)
-        at += 36 + 7.0 * len(name)
+        at += 36 + 7.5 * len(name)
 
 
 def _text(words: str, x: float, y: float, kind: str = "") -> str:
@@ -165,6 +170,13 @@ def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
 
 def _told(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
+
+
+def _short(value: float) -> str:
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
 
 
 def _svg(drawn: Sequence[str], height: float, title: str) -> str:

@@ -71,6 +71,13 @@ def test_equal_values_are_a_flat_line_and_powers_of_ten_are_equal_steps() -> Non
     assert y1 > y2, "larger is higher"
 
 
+def test_limit_is_drawn_where_a_line_at_that_value_would_be() -> None:
+    """A reader sees which lines stay below it."""
+    picture = lines(Lines("Growth", LOGARITHMIC, LINEAR, [Panel("claim", {"a": [(10, 1.2), (100, 1.2)]})], limit=1.2))
+    limit = next(each for each in ElementTree.fromstring(picture).iter(f"{SVG}line") if each.attrib["class"] == "limit")
+    assert {y for _, y in points(picture)[0]} == {float(limit.attrib["y1"])} == {float(limit.attrib["y2"])}
+
+
 def test_a_series_has_its_colour_in_all_panels() -> None:
     """The legend is above all of them, and a panel may lack a series."""
     chart = Lines(
@@ -111,7 +118,7 @@ NEW = [
         {
             "calls": {
                 "Redis": {
-                    str(size): {call: {"wall_us": spread(80)} for call in ("claim", "completion", "duplicate")}
+                    str(size): {call: {"wall_to_smallest": spread(1)} for call in ("claim", "completion", "duplicate")}
                     for size in (1_000, 10_000)
                 }
             }
