@@ -114,13 +114,17 @@ def _misspelt(options: tuple[str, ...], headers: tuple[str, ...]) -> str | None:
 def _are_usual(options: tuple[str, ...], headers: tuple[str, ...]) -> bool:
     """Whether the names are worth remembering: strangers write headers, too, and a worker lives for weeks."""
     try:
-        return len("".join(options)) + len("".join(headers)) <= _USUAL
+        letters = len("".join(options)) + len("".join(headers))
     except TypeError:  # a name that is no text
         return False
+    return letters + _BYTES_OF_A_STRING * (len(options) + len(headers)) <= _USUAL
 
 
-_USUAL = 2000
-"""Characters of all names of a message; Celery's own have some three hundred."""
+_BYTES_OF_A_STRING = 60
+"""With its place in a tuple, besides its letters."""
+
+_USUAL = 10_000
+"""Bytes of all names of a message; Celery's own take a fifth of that."""
 
 
 def _looks_like_key(option: str) -> bool:

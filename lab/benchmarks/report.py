@@ -95,7 +95,8 @@ def _table(grid: Grid) -> Table:
 
 
 def _markdown(environment: Mapping[str, str], sections: Sequence[Section]) -> str:
-    lines = ["# Benchmark results", "", "Written by `python -m lab.benchmarks`; do not edit. [Pictures](README.md).", ""]
+    written = "Written by `python -m lab.benchmarks`; do not edit. [Pictures](README.md)."
+    lines = ["# Benchmark results", "", written, ""]
     lines += [f"- {name}: {value}" for name, value in environment.items()]
     for section in sections:
         lines += ["", f"## {section.title}", "", section.method]
