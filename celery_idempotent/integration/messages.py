@@ -207,7 +207,8 @@ def carrying(identity: Identity, scope: str, task_id: str) -> str:
 
 def carried(headers: Mapping[str, Any], scope: str, task_id: str) -> Identity | None:
     """The identity that the headers carry, if they carry one of this very task and task id."""
-    found = _IDENTITY.fullmatch(str(headers.get(IDENTITY_HEADER, "")))
+    told = headers.get(IDENTITY_HEADER)
+    found = None if told is None else _IDENTITY.fullmatch(str(told))
     if found is None or found["binding"] != _binding(scope, task_id):
         return None
     return Identity(f"{scope}:{found['key']}", found["fingerprint"] or None)
@@ -227,14 +228,20 @@ def naming_tick(tick: str, task: str, task_id: str) -> str:
 
 def tick_named(headers: Mapping[str, Any], task: str, task_id: str) -> str | None:
     """The tick that the headers name, if they name one for this very task and task id."""
-    binding, _, tick = str(headers.get(TICK_HEADER, "")).partition(":")
-    return tick if tick and binding == _binding(task, task_id) else None
+    return _bound(headers, TICK_HEADER, task, task_id)
 
 
 def announced(headers: Mapping[str, Any], task: str, task_id: str) -> str:
     """The revision of what this message's publisher has recorded; empty where the headers do not tell, as above."""
-    binding, _, revision = str(headers.get(ANNOUNCED_HEADER, "")).partition(":")
-    return revision if revision and binding == _binding(task, task_id) else ""
+    return _bound(headers, ANNOUNCED_HEADER, task, task_id) or ""
+
+
+def _bound(headers: Mapping[str, Any], name: str, task: str, task_id: str) -> str | None:
+    told = headers.get(name)
+    if told is None:
+        return None
+    binding, _, value = str(told).partition(":")
+    return value if value and binding == _binding(task, task_id) else None
 
 
 def sent_as(

@@ -104,7 +104,7 @@ def announcement(operation: Operation) -> Record | None:
     revision, and the claim loses as any other. No other record has a revision of this form, and all that a claim takes
     over from such a record stands in it.
     """
-    found = _FIRST.fullmatch(operation.announced)
+    found = _FIRST.fullmatch(operation.announced) if operation.announced else None
     if found is None:
         return None
     return Record(
