@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from redis.connection import Connection
 from redis.credentials import CredentialProvider
 
-from celery_idempotent.stores.redis.direct import DirectClient, _packed
+from celery_idempotent.stores.redis.direct import DirectClient, _packed, _told
 from celery_idempotent.stores.redis.store import RedisStore
 from celery_idempotent.stores.redis.url import read_url
 from celery_idempotent.testing.contract import a_record
@@ -118,6 +118,44 @@ def test_dropped_connections_are_closed(client: DirectClient) -> None:
     before = _connection_id(client)
     client.drop()
     assert _connection_id(client) != before
+
+
+def test_dropping_never_fails_where_another_thread_takes_the_last_connection(client: DirectClient) -> None:
+    """In a fail-over all threads drop at once, and a delivery that failed of that would be lost."""
+
+    class Raced(list[Any]):
+        """A list whose last item another thread takes between a look and a ``pop``."""
+
+        def __len__(self) -> int:
+            return 1
+
+    client._in_hand = Raced()
+    client.drop()
+
+
+def test_one_connection_is_enough_for_all_commands(redis_server: EmbeddedRedis) -> None:
+    """``max_connections`` may be the number of threads: what is in hand is left to the command that comes next."""
+    client = read_url(f"{redis_server.url}?max_connections=1").connect()
+    assert isinstance(client, DirectClient)
+    for _ in range(2):
+        assert client.ask(b"ECHO", b"swap") == b"swap"
+        assert client.ping()
+        with client.pipeline(transaction=False) as several:
+            assert several.ping().execute() == [True]
+    client.close()
+
+
+def test_pool_is_told_a_command_only_where_it_demands_one() -> None:
+    """redis-py 5.2, which belongs to Celery 5.5, demands it; later ones warn of it."""
+
+    class Before:
+        def get_connection(self, command_name: str, *keys: Any, **options: Any) -> None: ...
+
+    class Since:
+        def get_connection(self, command_name: str | None = None, *keys: Any, **options: Any) -> None: ...
+
+    assert len(_told(Before)) == 1
+    assert _told(Since) == ()
 
 
 def test_closed_client_leaves_no_connection(client: DirectClient, redis_server: EmbeddedRedis) -> None:

@@ -1,7 +1,8 @@
 """The client of one server, with a short way for the one command that every delivery sends."""
 
 from collections.abc import Sequence
-from typing import Any
+from inspect import signature
+from typing import Any, cast
 
 import redis
 from redis.retry import Retry
@@ -26,7 +27,7 @@ class DirectClient(redis.Redis):
         try:
             connection = self._in_hand.pop()
         except IndexError:
-            connection = self.connection_pool.get_connection()
+            connection = self.connection_pool.get_connection(*_TOLD)
         try:
             reply = self._asked(connection, packed)
         except redis.ResponseError:
@@ -54,13 +55,41 @@ class DirectClient(redis.Redis):
             hang_up(error)
             return self._resends.call_with_retry(ask, hang_up)
 
+    def execute_command(self, *arguments: Any, **options: Any) -> Any:
+        """As redis-py's."""
+        self._give_back()
+        return cast(Any, super()).execute_command(*arguments, **options)
+
+    def pipeline(self, *arguments: Any, **options: Any) -> Any:
+        """As redis-py's."""
+        self._give_back()
+        return super().pipeline(*arguments, **options)
+
     def drop(self) -> None:
         """Close the connections that nobody uses: the next call makes a new one, to whoever has the name now."""
-        while self._in_hand:
-            connection = self._in_hand.pop()
-            connection.disconnect()
-            self.connection_pool.release(connection)
+        self._give_back()
         self.connection_pool.disconnect(inuse_connections=False)
+
+    def _give_back(self) -> None:
+        """Leave what is in hand to other commands: with ``max_connections``, the pool may have no more than that."""
+        while True:
+            try:
+                connection = self._in_hand.pop()
+            except IndexError:  # not asked before: another thread may take the last one in between
+                return
+            self.connection_pool.release(connection)
+
+
+def _told(pool: type[Any]) -> tuple[str, ...]:
+    """What a pool of this class is told when a connection is taken out of it.
+
+    redis-py before 5.3 demands the name of a command, and does nothing with it; later ones warn of it.
+    """
+    name = signature(pool.get_connection).parameters["command_name"]
+    return ("EVALSHA",) if name.default is name.empty else ()
+
+
+_TOLD = _told(redis.ConnectionPool)
 
 
 def _packed(command: Sequence[bytes]) -> bytes:
