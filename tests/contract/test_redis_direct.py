@@ -4,7 +4,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from threading import Barrier, Thread
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -156,6 +156,30 @@ def test_pool_is_told_a_command_only_where_it_demands_one() -> None:
 
     assert len(_told(Before)) == 1
     assert _told(Since) == ()
+
+
+def test_strike_while_a_connection_is_made_leaves_none_to_another_database(
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """redis-py's pool keeps a connection that has not chosen its database yet, and takes it for ready."""
+    url = redis_server.url.removesuffix("/0") + "/1"
+    store, send = RedisStore.from_url(url), cast(Any, Connection).send_command
+
+    def struck(self: Connection, *arguments: Any, **options: Any) -> None:
+        if arguments[0] == "SELECT":
+            _strike(0, None)
+        send(self, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Connection, "send_command", struck)
+        with pytest.raises(Struck):
+            store.get("k")
+    client = store._connected()
+    assert isinstance(client, DirectClient)
+    client.ask(b"SET", b"written", b"")
+    with redis.Redis.from_url(url) as other:
+        assert other.exists("written")
+    store.close()
 
 
 def test_closed_client_leaves_no_connection(client: DirectClient, redis_server: EmbeddedRedis) -> None:

@@ -273,6 +273,11 @@ class RedisStore:
             return call(self._connected())
         except DRIVER_ERRORS as error:
             raise self._failure(operation, error) from error
+        except BaseException:
+            # Of somebody else's, such as a soft time limit. Where it strikes while redis-py connects, the pool keeps a
+            # connection that is not logged in, or would write to another database.
+            self._drop_idle_connections()
+            raise
 
     def _ask_time(self) -> int:
         seconds, microseconds = self._ask("now", lambda client: client.time())
