@@ -132,6 +132,7 @@ class Delivery:
         self._control = control
         self._tell = tell
         self._clock = clock
+        self._beating: Claim | None = None
 
     def run(self, body: Body) -> Outcome | Conflict:
         """Run ``body`` if nobody ran it, replay its outcome if somebody did.
@@ -139,6 +140,12 @@ class Delivery:
         It raises what the body raised, now or, if that is a recorded outcome, earlier. Of its own, nothing ran after
         ``KeyReused`` and ``OutcomeUnknown``; after ``LeaseLost`` and ``StoreUnavailable`` report nothing as done.
         """
+        try:
+            return self._run(body)
+        finally:
+            self._stop_heartbeat()
+
+    def _run(self, body: Body) -> Outcome | Conflict:
         try:
             decision = self._claimed(self._operation)
         except StoreUnavailable as error:
@@ -153,6 +160,12 @@ class Delivery:
 
     def observe(self, body: Body) -> Any:
         """Run ``body`` in any case, report what :meth:`run` would have suppressed, and return its value untouched."""
+        try:
+            return self._observe(body)
+        finally:
+            self._stop_heartbeat()
+
+    def _observe(self, body: Body) -> Any:
         claimed = self._observed()
         if claimed is None:
             return body(None)
@@ -166,8 +179,10 @@ class Delivery:
             claimed.patience = 0  # to wait for a store that is away would change when the task ends
             self._quietly(claimed, lambda: self._complete(claimed, value))
             return value
-        finally:
-            self._heartbeat.stop(claimed)
+
+    def _stop_heartbeat(self) -> None:
+        if self._beating is not None:
+            self._heartbeat.stop(self._beating)
 
     def _observed(self) -> Claim | None:
         """The attempt that :meth:`run` would have made, if it would have made one and that can be known."""
@@ -204,6 +219,7 @@ class Delivery:
         )
         try:
             claimed.ensure_time()
+            self._beating = claimed  # first: a time limit may strike as soon as it beats, and before the body begins
             self._heartbeat.start(claimed)
         except LeaseLost:
             return self._claimed(operation)  # nothing has run here: ask who took over
@@ -260,20 +276,17 @@ class Delivery:
 
     def _execute(self, claimed: Claim, body: Body) -> Outcome:
         try:
-            try:
-                self._tell_of_claim(claimed)  # to code that may end the process: from here on there is an end
-                value = body(claimed)
-            except BaseException as error:
-                instead = self._end(claimed, error)
-                claimed.raise_struck()
-                if instead is None:
-                    raise
-                return instead
-            finished = claimed.unstruck(lambda: self._complete(claimed, value))
+            self._tell_of_claim(claimed)  # to code that may end the process: from here on there is an end
+            value = body(claimed)
+        except BaseException as error:
+            instead = self._end(claimed, error)
             claimed.raise_struck()
-            return finished
-        finally:
-            self._heartbeat.stop(claimed)
+            if instead is None:
+                raise
+            return instead
+        finished = claimed.unstruck(lambda: self._complete(claimed, value))
+        claimed.raise_struck()
+        return finished
 
     def _complete(self, claimed: Claim, value: Any) -> Outcome:
         if claimed.committed is not None:

@@ -120,8 +120,8 @@ class Heartbeat:
         with self._lock:
             self._beats[claim] = beat
             if not now < self._sleeps_until <= beat.due:
+                self._changed.notify()  # first: if a time limit strikes in it, the next attempt must not count on it
                 self._sleeps_until = beat.due
-                self._changed.notify()
 
     def stop(self, claim: Claim) -> None:
         """Stop renewing ``claim``, without waiting for a renewal that is under way; safe to repeat."""

@@ -136,6 +136,30 @@ def test_short_attempts_wake_nobody(store: FaultyStore, beats: Heartbeat, monkey
     assert looks["made"] <= 3
 
 
+def test_attempt_whose_start_is_struck_costs_the_next_no_renewal(store: FaultyStore, beats: Heartbeat) -> None:
+    """Where a time limit strikes in the bell, the coordinator sleeps on, and nobody may count on its having heard."""
+    brief = _attempt(store, "brief", lease=3_600_000)
+    beats.start(brief)
+    beats.stop(brief)
+    wait_until(lambda: bool(beats._changed._waiters), "the coordinator sleeps")  # type: ignore[attr-defined]
+    ring = beats._changed.notify
+
+    def struck(n: int = 1) -> None:
+        beats._changed.notify = ring  # type: ignore[method-assign]
+        raise TimeoutError
+
+    beats._changed.notify = struck  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError):
+        beats.start(_attempt(store, "struck", lease=30_000))
+    beats.stop(next(iter(beats._beats)))
+    following = _attempt(store, "following", lease=45_000)
+
+    beats.start(following)
+
+    assert beats._sleeps_until == beats._beats[following].due
+    beats.stop(following)
+
+
 def test_two_threads_serve_all_attempts(store: FaultyStore, beats: Heartbeat) -> None:
     """However many attempts are running, two threads watch over them until one is to be renewed."""
     attempts = [_attempt(store, f"k{number}", lease=3_600_000) for number in range(20)]

@@ -216,6 +216,24 @@ def test_receiver_that_ends_the_process_leaves_no_claim_and_no_heartbeat(scene: 
     assert not scene.heartbeat._beats
 
 
+@pytest.mark.parametrize("mode", ["run", "observe"])
+def test_limit_between_the_first_beat_and_the_body_leaves_no_heartbeat(scene: Scene, mode: str) -> None:
+    """It would renew a claim that nobody ends, for as long as the pool process lives."""
+    start = scene.heartbeat.start
+
+    def struck(claim: Claim) -> None:
+        start(claim)
+        raise SystemExit
+
+    scene.heartbeat.start = struck  # type: ignore[method-assign]
+
+    with pytest.raises(SystemExit):
+        getattr(scene, mode)(lambda attempt: "never")
+
+    assert scene.runs == 0
+    assert not scene.heartbeat._beats
+
+
 class Grudging:
     """A result in whose encoding a signal strikes once: a serialiser's author would say that it cannot be encoded."""
 
