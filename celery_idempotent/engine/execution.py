@@ -14,24 +14,26 @@ from celery_idempotent.engine.attempt import Attempt
 class Execution:
     """One body being executed, within ``outer`` if there is one.
 
-    ``task_id`` is None for a function call. ``layer`` is the class whose ``__call__`` is being executed; ``item_of``
-    the task id of the ``map`` or ``starmap`` that it is an item of, if it is one.
+    ``delivery`` is an object that lasts as long as the delivery, or None for a function call. A redelivery has the same
+    task id, and would pass for a recursion where a time limit has left an execution behind. ``layer`` is the class
+    whose ``__call__`` is being executed; ``item_of`` the task id of the ``map`` or ``starmap`` that it is an item of,
+    if it is one.
     """
 
     attempt: Attempt
     task: str
-    task_id: str | None
+    delivery: object | None
     layer: type
     item_of: str | None
     outer: "Execution | None"
 
-    def is_of(self, task: str, task_id: str | None) -> bool:
+    def is_of(self, task: str, delivery: object | None) -> bool:
         """Whether this is the execution of that very delivery."""
-        return self.task == task and self.task_id == task_id
+        return self.task == task and self.delivery is delivery
 
-    def is_around(self, task: str, task_id: str | None) -> bool:
+    def is_around(self, task: str, delivery: object | None) -> bool:
         """Whether this or a surrounding execution is that very delivery: the call is then a recursion."""
-        return self.is_of(task, task_id) or (self.outer is not None and self.outer.is_around(task, task_id))
+        return self.is_of(task, delivery) or (self.outer is not None and self.outer.is_around(task, delivery))
 
 
 _executing: ContextVar[Execution | None] = ContextVar("celery_idempotent_executing", default=None)
@@ -55,10 +57,10 @@ def current_attempt() -> Attempt:
 
 
 def executed_by(
-    attempt: Attempt, task: str, task_id: str | None, layer: type, item_of: str | None = None
+    attempt: Attempt, task: str, delivery: object | None, layer: type, item_of: str | None = None
 ) -> AbstractContextManager[Execution]:
     """Within the block, ``attempt`` is the current attempt."""
-    return _Innermost(Execution(attempt, task, task_id, layer, item_of, _executing.get()))
+    return _Innermost(Execution(attempt, task, delivery, layer, item_of, _executing.get()))
 
 
 def passing(around: Execution, layer: type) -> AbstractContextManager[Execution]:

@@ -25,7 +25,7 @@ from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import LeaseLost, PolicyError, StoreUnavailable
 from celery_idempotent.integration import binding, messages, postpone, publishing, rabbitmq
-from celery_idempotent.integration.arrivals import RequestStack, arrival_of, arrived, arrived_list, at_once
+from celery_idempotent.integration.arrivals import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
 from celery_idempotent.integration.handlers import tell_of_bodies_only
 from celery_idempotent.integration.keeper import hold_at_start
 from celery_idempotent.integration.outbox import relay_at_start
@@ -181,7 +181,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
     def _passed(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Come by the ``__call__`` of ``layer``: the outermost is the gate, the others are on the way to the body."""
         around = execution()
-        if around is not None and around.is_of(self.name, self.request.id):
+        if around is not None and around.is_of(self.name, arrival_of(self.request)):
             order = type(self).__mro__
             if order.index(layer) > order.index(around.layer):
                 with passing(around, layer):
@@ -197,22 +197,25 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         map_of = _map_around() if request.called_directly else None
         if map_of is not None and (around is None or around.item_of != map_of.request.id):
             return self._item(map_of, layer, call, args, kwargs)
-        if request.called_directly or (around is not None and around.is_around(self.name, request.id)):
+        if request.called_directly:
             return self._function(layer, call, args, kwargs)
-        return self._arrived(request, layer, call, args, kwargs)
+        arrival = arrived(self, request)
+        if around is not None and around.is_around(self.name, arrival):
+            return self._function(layer, call, args, kwargs)
+        return self._arrived(request, arrival, layer, call, args, kwargs)
 
     def _function(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A direct call, or a body that calls itself: a function call, which no claim protects."""
         identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
-        with executed_by(self._attempt(None, identity), self.name, self.request.id, layer):
+        with executed_by(self._attempt(None, identity), self.name, arrival_of(self.request), layer):
             return call(*args, **kwargs)
 
-    def _arrived(self, request: Context, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        arrival = arrived(self, request)
-
+    def _arrived(
+        self, request: Context, arrival: Arrival, layer: type, call: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
         def body(claim: Claim | None) -> Any:
             arrival.body_began = True
-            with executed_by(self._attempt(claim, arrival.identity), self.name, request.id, layer):
+            with executed_by(self._attempt(claim, arrival.identity), self.name, arrival, layer):
                 try:
                     value = self._begun(request, call, args, kwargs)
                 except BaseException as error:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from functools import wraps
 from threading import Thread
@@ -16,6 +17,7 @@ from celery.contrib.testing.mocks import task_message_from_sig
 from celery.worker.request import Request
 
 from celery_idempotent import IdempotentMixin, IdempotentTask, InFlight, KeyMissing, Policy, PolicyError
+from celery_idempotent.engine.execution import _Innermost
 from celery_idempotent.integration import messages
 from celery_idempotent.integration.messages import KEY_HEADER
 from celery_idempotent.integration.received import Received
@@ -124,6 +126,28 @@ def test_recursion_and_function_calls_go_through_a_call_of_the_authors(app: Cele
     assert deliver(task, 2).value == 2
     assert keys == [task.idempotency_key_for(n) for n in (2, 1, 0)]
     assert task(1) == 1
+
+
+def test_redelivery_is_no_recursion_where_an_execution_was_left_behind(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time limit that strikes as a body is entered or left does so; the next delivery in this process is guarded."""
+    runs: list[str] = []
+
+    def body(name: str) -> None:
+        runs.append(name)
+
+    task = app.task(base=IdempotentTask, name=_name(), shared=False)(body)
+
+    def deliver_twice() -> None:
+        task.apply(("n",), task_id="same")
+        monkeypatch.undo()
+        task.apply(("n",), task_id="same")
+
+    monkeypatch.setattr(_Innermost, "__exit__", lambda *_: None)
+    copy_context().run(deliver_twice)
+
+    assert runs == ["n"]
 
 
 def test_mixin_in_second_place_is_refused() -> None:
