@@ -47,19 +47,22 @@ SOCKET = {**PLAIN, "port": None, "class": "UnixDomainSocketConnection"}
         ("redis://localhost", {**PLAIN, "host": "localhost"}),
         ("redis://localhost/", {**PLAIN, "host": "localhost"}),
         ("REDIS://localhost", {**PLAIN, "host": "localhost"}),
-        ("redis://10.0.0.7:6380/2", {**PLAIN, "host": "10.0.0.7", "port": 6380, "db": 2}),
-        ("redis://[::1]:6380/2", {**PLAIN, "host": "::1", "port": 6380, "db": 2}),
-        ("redis://localhost?db=3", {**PLAIN, "host": "localhost", "db": 3}),
-        ("redis://localhost/3?db=3", {**PLAIN, "host": "localhost", "db": 3}),
-        ("redis://localhost?virtual_host=3", {**PLAIN, "host": "localhost", "db": 3}),
+        ("redis://10.0.0.7:6380/2", {**PLAIN, "host": "10.0.0.7", "port": 6380, "db": "2"}),
+        ("redis://[::1]:6380/2", {**PLAIN, "host": "::1", "port": 6380, "db": "2"}),
+        ("redis://localhost?db=3", {**PLAIN, "host": "localhost", "db": "3"}),
+        ("redis://localhost/3?db=3", {**PLAIN, "host": "localhost", "db": "3"}),
+        ("redis://localhost?virtual_host=3", {**PLAIN, "host": "localhost", "db": "3"}),
         ("redis://:p%40ss%2Fw@localhost", {**PLAIN, "host": "localhost", "credentials": ("p@ss/w",)}),
         ("redis://shop:p%3Bw@localhost", {**PLAIN, "host": "localhost", "credentials": ("shop", "p;w")}),
         ("redis://shop@localhost", {**PLAIN, "host": "localhost", "credentials": ("shop", "")}),
-        ("rediss://localhost:6390/1", {**PLAIN, "host": "localhost", "port": 6390, "db": 1, "class": "SSLConnection"}),
+        (
+            "rediss://localhost:6390/1",
+            {**PLAIN, "host": "localhost", "port": 6390, "db": "1", "class": "SSLConnection"},
+        ),
         ("redis+socket:///run/redis.sock", {**SOCKET, "path": "/run/redis.sock"}),
-        ("redis+socket:///run/redis.sock?virtual_host=4", {**SOCKET, "path": "/run/redis.sock", "db": 4}),
+        ("redis+socket:///run/redis.sock?virtual_host=4", {**SOCKET, "path": "/run/redis.sock", "db": "4"}),
         ("redis+socket://:pw@/run/redis.sock", {**SOCKET, "path": "/run/redis.sock", "credentials": ("pw",)}),
-        ("unix:///run/a%20b.sock?db=4", {**SOCKET, "path": "/run/a b.sock", "db": 4}),
+        ("unix:///run/a%20b.sock?db=4", {**SOCKET, "path": "/run/a b.sock", "db": "4"}),
         (
             "unix://shop@/run/redis.sock?password=pw",
             {**SOCKET, "path": "/run/redis.sock", "credentials": ("shop", "pw")},
@@ -71,18 +74,23 @@ def test_url_of_one_server_means_what_celery_and_redis_py_mean(url: str, expecte
     assert meant(url) == expected
 
 
+def test_database_is_chosen_by_text() -> None:
+    """hiredis crashes the process where a time limit strikes while it writes a number, such as that of SELECT."""
+    assert pool_of("redis://localhost/2").connection_kwargs["db"] == "2"
+
+
 @pytest.mark.parametrize(
     ("url", "sentinels", "db", "credentials"),
     [
         ("sentinel://a:1?master_name=m", [("a", 1)], 0, None),
         ("sentinel://a?master_name=m", [("a", 26379)], 0, None),
-        ("sentinel://:pw@a:1;sentinel://b:2/3?master_name=m", [("a", 1), ("b", 2)], 3, ("pw",)),
-        ("sentinel://:pw@a:1/3;sentinel://:pw@b:2/3?master_name=m", [("a", 1), ("b", 2)], 3, ("pw",)),
-        ("sentinel://a:1/3?master_name=m;b:2;c:3", [("a", 1), ("b", 2), ("c", 3)], 3, None),
+        ("sentinel://:pw@a:1;sentinel://b:2/3?master_name=m", [("a", 1), ("b", 2)], "3", ("pw",)),
+        ("sentinel://:pw@a:1/3;sentinel://:pw@b:2/3?master_name=m", [("a", 1), ("b", 2)], "3", ("pw",)),
+        ("sentinel://a:1/3?master_name=m;b:2;c:3", [("a", 1), ("b", 2), ("c", 3)], "3", None),
     ],
 )
 def test_url_of_sentinels_means_the_primary_that_they_name(
-    url: str, sentinels: list[tuple[str, int]], db: int, credentials: tuple[str, ...] | None
+    url: str, sentinels: list[tuple[str, int]], db: int | str, credentials: tuple[str, ...] | None
 ) -> None:
     """Servers are parted by semicolons, as in a broker URL; login and database are the primary's."""
     pool: Any = pool_of(url)

@@ -236,7 +236,7 @@ def _pairs(scheme: str, chunk: SplitResult) -> Iterator[tuple[str, str]]:
 def _known(scheme: str) -> Mapping[str, Callable[[str], Any]]:
     known = dict(_PARSERS)
     if scheme not in _CLUSTER:
-        known["db"] = _whole
+        known["db"] = _database
     if scheme in _TLS or scheme == "sentinel":
         known |= _PARSERS_OF_TLS
     if scheme == "sentinel":
@@ -266,6 +266,13 @@ def _whole(text: str) -> int:
     if number < 0:
         raise ValueError("it must not be negative")
     return number
+
+
+def _database(text: str) -> int | str:
+    # As text: hiredis 3.5 crashes the process where a signal's handler raises while it writes a number, as in SELECT.
+    # And 0 as a number, for which redis-py sends none.
+    number = _whole(text)
+    return str(number) if number else 0
 
 
 def _seconds(text: str) -> float:
