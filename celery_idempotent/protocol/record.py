@@ -90,14 +90,15 @@ class Record:
 
     @classmethod
     def from_fields(
-        cls, values: Mapping[str, Any], *, store: str, decode: Callable[[str, Any], Any] = lambda name, value: value
+        cls, values: Mapping[str, Any], *, store: str, decode: Callable[[str, Any], Any] | None = None
     ) -> Self:
         """The record that ``to_fields`` described.
 
         Args:
             values: Field names and values; unknown names are ignored. ``steps`` may be their JSON.
             store: Name of the store, for the error.
-            decode: Gives the plain value of a field, by its name; may raise one of :data:`UNREADABLE`.
+            decode: Gives the plain value of a field, by its name; may raise one of :data:`UNREADABLE`. None: all
+                values are plain.
 
         Raises:
             StoreMisconfigured: The record was written by a newer version of this library, or is not one
@@ -105,7 +106,8 @@ class Record:
         """
         _check_schema(values, store, decode)
         try:
-            known = {name: decode(name, values[name]) for name in _FIELDS if name in values}
+            names = [name for name in _FIELDS if name in values]
+            known = {name: decode(name, values[name]) if decode else values[name] for name in names}
             steps = known.get("steps")
             if isinstance(steps, str | bytes):
                 known["steps"] = {} if steps == "{}" else json.loads(steps)
@@ -147,11 +149,11 @@ def _legible(key: object) -> object:
     return bytes(key).decode(errors="backslashreplace") if isinstance(key, bytes | bytearray | memoryview) else key
 
 
-def _check_schema(values: Mapping[str, Any], store: str, decode: Callable[[str, Any], Any]) -> None:
+def _check_schema(values: Mapping[str, Any], store: str, decode: Callable[[str, Any], Any] | None) -> None:
     """Look at the version before anything that it could have changed."""
     key = _legible(values.get("key"))
     try:
-        schema = decode("schema", values["schema"])
+        schema = decode("schema", values["schema"]) if decode else values["schema"]
     except UNREADABLE:
         schema = None
     if type(schema) is not int or schema < 0:

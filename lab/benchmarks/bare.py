@@ -17,7 +17,9 @@ from urllib.parse import urlsplit
 import redis
 from sqlalchemy import Connection, Engine, create_engine, event
 
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
+from celery_idempotent.stores.sql import SQLStore
 from lab.benchmarks import wire
 from lab.benchmarks.contenders import Contender, GuardedCall
 from lab.benchmarks.payloads import order, result_of
@@ -45,8 +47,7 @@ class _Recording:
         return bare_key(number).ljust(len(self.key), "-")
 
 
-def _recording(url: str, during: Callable[[Callable[[], object]], Sequence[Any]]) -> _Recording:
-    store = open_store(url)
+def _recording(store: Store, during: Callable[[Callable[[], object]], Sequence[Any]]) -> _Recording:
     store.provision()
     call, number = GuardedCall(store), time.time_ns()
     call.delivery(number - 1)()  # connects
@@ -75,7 +76,7 @@ def bare_redis(url: str, client: redis.Redis | redis.RedisCluster) -> Contender:
             act()
             return _commands(tap.trips[before:])
 
-        recording = _recording(url.replace(f":{port}", f":{tap.port}"), during)
+        recording = _recording(open_store(url.replace(f":{port}", f":{tap.port}")), during)
         for name, *arguments in _commands(tap.trips):
             if name == b"EVAL":
                 client.script_load(arguments[0])  # on every node, as not all have met it
@@ -135,13 +136,11 @@ def bare_sql(url: str) -> Iterator[Contender]:
         act()
         return list(sent)
 
-    event.listen(Engine, "before_cursor_execute", record)
-    try:
-        recording = _recording(url, during)
-    finally:
-        event.remove(Engine, "before_cursor_execute", record)
     engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    event.listen(engine, "before_cursor_execute", record)
     try:
+        # An engine of the user's keeps its events; a test holds what both ways send against each other.
+        recording = _recording(SQLStore(engine), during)
         with engine.connect() as connection:
             yield _BareSql(engine, connection, recording)
     finally:

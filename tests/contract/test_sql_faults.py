@@ -112,16 +112,21 @@ def test_paths_cost_what_the_documentation_says(served: Database) -> None:
             assert isinstance(decision, Run)
             return Claim(store, decision.record, lease=60_000, retain=600_000, claimed_at=0)
 
-        held("running")
-        held("given back").release()
-        renewing = held("renewing")
-        assert documented == {
-            "new key": _cost(proxy, lambda: run("new")),
-            "duplicate of something finished": _cost(proxy, lambda: wait_for("new")),
-            "duplicate of something running": _cost(proxy, lambda: wait_for("running")),
-            "takeover, or running again after a release": _cost(proxy, lambda: run("given back")),
-            "renewal, per third of a lease": _cost(proxy, renewing.renew),
-        }
+        def costs(number: int) -> dict[str, int]:
+            held(f"running {number}")
+            held(f"given back {number}").release()
+            renewing = held(f"renewing {number}")
+            return {
+                "new key": _cost(proxy, lambda: run(f"new {number}")),
+                "duplicate of something finished": _cost(proxy, lambda: wait_for(f"new {number}")),
+                "duplicate of something running": _cost(proxy, lambda: wait_for(f"running {number}")),
+                "takeover, or running again after a release": _cost(proxy, lambda: run(f"given back {number}")),
+                "renewal, per third of a lease": _cost(proxy, renewing.renew),
+            }
+
+        for number in range(10):  # until psycopg has prepared all statements, which costs a round trip each
+            costs(number)
+        assert documented == costs(10)
 
 
 @pytest.mark.parametrize(("driver", "cost"), [("psycopg2", 1), ("pg8000", 3)])

@@ -127,7 +127,7 @@ def _options(timeout: float) -> str:
 
 
 def _psycopg(query: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-    # A prepared statement is bound to a server's session, which a pooler such as PgBouncer changes at will.
+    # Nothing is prepared before it is known whether there is a pooler in between.
     return {"prepare_threshold": None, **_libpq(query, timeout)}
 
 
@@ -217,9 +217,28 @@ def _connect_with_deadline(seconds: float) -> Callable[..., "PsycopgConnection"]
             return super().wait(until(monotonic() + seconds, gen, self), *args, **kwargs)
 
     def connect(_dialect: Any, _record: Any, args: Any, parameters: Any) -> "PsycopgConnection":
-        return Connection.connect(*args, **parameters)
+        connection = Connection.connect(*args, **parameters)
+        if has_server_of_its_own(connection):
+            connection.prepare_threshold = _PREPARED_AFTER
+        return connection
 
     return connect
+
+
+def has_server_of_its_own(connection: "PsycopgConnection") -> bool:
+    """Whether it is one process of PostgreSQL that answers here for ever, so that a statement may be prepared there.
+
+    A pooler such as PgBouncer changes servers at will. A statement that is prepared on one is missing on another, or
+    worse: psycopg counts its names, and under the same name there may be somebody else's. To the client a pooler
+    gives a process id of its own making, so the server itself is asked for the true one.
+    """
+    connection.autocommit = True
+    (process,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (None,)
+    return bool(process == connection.info.backend_pid)
+
+
+_PREPARED_AFTER = 5
+"""Uses of a statement; to prepare one costs a round trip."""
 
 
 def is_dead(dbapi_connection: Any) -> bool:
@@ -261,12 +280,11 @@ def exposure(dbapi_connection: Any) -> str:
 
 def _link_of(dbapi_connection: Any) -> Any:
     """What has the descriptor of the connection's socket: itself, or the socket."""
-    places = [dbapi_connection, *(getattr(dbapi_connection, name, None) for name in _SOCKETS)]
-    return next((each for each in places if hasattr(each, "fileno")), None)
+    if hasattr(dbapi_connection, "fileno"):
+        return dbapi_connection
+    # Of pg8000 and PyMySQL; what pg8000 calls ``_sock`` is a file around it.
+    return getattr(dbapi_connection, "_usock", None) or getattr(dbapi_connection, "_sock", None)
 
-
-_SOCKETS = ("_usock", "_sock")
-"""Where pg8000 and PyMySQL keep their socket; what pg8000 calls ``_sock`` is a file around it."""
 
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 """Linux tells it apart from data that has come."""

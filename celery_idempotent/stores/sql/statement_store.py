@@ -7,7 +7,7 @@ lends a connection, sends a statement on it, and begins a transaction; everythin
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
@@ -34,6 +34,7 @@ from celery_idempotent.stores.sql.statements import (
 )
 
 _C = TypeVar("_C")
+_T = TypeVar("_T")
 
 _TRIES = 10
 """How often a statement is sent that the database undoes for another's sake: a deadlock on MySQL, where several
@@ -151,31 +152,31 @@ class StatementStore(ABC, Generic[_C]):
         try:
             yield
         except (*self.errors, *more) as error:
-            cause = cause_of(error)
-            raise explained(cause, repr(self), operation, creation=self.creation) from cause
+            raise self._explained(error, operation) from cause_of(error)
+
+    def _explained(self, error: Exception, operation: str) -> Exception:
+        return explained(cause_of(error), repr(self), operation, creation=self.creation)
 
     def _asking(self, operation: str) -> Execute:
         """Executes each statement alone, on whichever connection is free."""
 
         def ask(statement: Executable, parameters: Parameters) -> Reply:
-            tries = 0
-            while True:
-                tries += 1
-                try:
-                    with self._connected(operation) as connection:
-                        return self._execute(connection, operation, statement, parameters)
-                except StoreUnavailable as error:
-                    if tries == _TRIES or meaning_of(error.__cause__) is not Meaning.UNDONE:
-                        raise
+            def once() -> Reply:
+                with self._connected(operation) as connection:
+                    return self._execute(connection, operation, statement, parameters)
+
+            return unless_undone(once)
 
         return ask
 
     def _execute(self, connection: _C, operation: str, statement: Executable, parameters: Parameters, /) -> Reply:
-        with self.explaining(operation):
+        try:
             largest = self._largest_packet(connection)
             if largest is not None and bytes_on_the_wire(parameters) > largest:
                 raise RecordTooLarge(f"max_allowed_packet is {largest} bytes; a byte of a result may need two of them")
             return self._ask(connection, statement, parameters)
+        except self.errors as error:
+            raise self._explained(error, operation) from cause_of(error)
 
     def _ask(self, connection: _C, statement: Executable, parameters: Parameters) -> Reply:
         asked_at = self._clock.before_asking()
@@ -193,3 +194,15 @@ class StatementStore(ABC, Generic[_C]):
             (row,) = self._ask(connection, MYSQL_GREETING, {}).rows
             self._largest_packets[link] = int(row["max_allowed_packet"])
         return self._largest_packets[link]
+
+
+def unless_undone(act: Callable[[], _T]) -> _T:
+    """What ``act`` returns, which is called again if the database has undone it for another's sake."""
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            return act()
+        except StoreUnavailable as error:
+            if tries == _TRIES or meaning_of(error.__cause__) is not Meaning.UNDONE:
+                raise

@@ -132,7 +132,8 @@ class Statements:
 
     def swap(self, execute: Execute, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.swap`."""
-        parameters = {**row_of(new), "key": self._as_compared(new.key)}
+        parameters = row_of(new)
+        parameters["key"] = self._as_compared(new.key)
         if expected is not None:
             parameters["expected"] = self._as_compared(expected)
         swap_once = self._swap_in_one if self._answers_at_once else self._swap_in_two
@@ -269,24 +270,28 @@ class Statements:
 
 def row_of(record: Record) -> dict[str, Any]:
     """The parameters that write ``record``, all but its key: by ``new_`` and the column's name."""
-    is_text = isinstance(record.result, str)
-    values = {
-        **{name: getattr(record, name) for name in _SAME},
-        "steps": json.dumps(dict(record.steps)),
-        "result_text": record.result if is_text else None,
-        "result_bytes": None if is_text else record.result,
-        "schema_version": record.schema,
-    }
-    return {f"new_{name}": _stored(value) if isinstance(value, str) else value for name, value in values.items()}
+    values = vars(record)
+    result = record.result
+    is_text = isinstance(result, str)
+    row = {parameter: values[name] for parameter, name in _PARAMETERS}
+    row["new_steps"] = json.dumps(dict(record.steps)) if record.steps else "{}"
+    row["new_result_text"], row["new_result_bytes"] = (result, None) if is_text else (None, result)
+    row["new_schema_version"] = record.schema
+    texts = [value for value in row.values() if isinstance(value, str)]
+    if not "".join(texts).isprintable():
+        return {name: _stored(value) if isinstance(value, str) else value for name, value in row.items()}
+    return row
 
 
 def record_of(row: Row, *, store: str) -> Record:
     """The record that stands in ``row``."""
-    values = {name: value for name, value in row.items() if value is not None}
-    found = {name: values[name] for name in _SAME if name in values}
-    found["key"], found["schema"] = values[KEY], values.get("schema_version")
-    found["steps"], found["result"] = values.get("steps"), values.get("result_text", values.get("result_bytes"))
-    return Record.from_fields(found, store=store, decode=_loaded)
+    found, decode = {**_NEVER_NULL}, None
+    for name, value in row.items():
+        if value is not None and name in _FIELD_OF:
+            found[_FIELD_OF[name]] = value
+            if not (type(value) is int or (type(value) is str and "\x1b" not in value)):
+                decode = _loaded
+    return Record.from_fields(found, store=store, decode=decode)
 
 
 def bytes_on_the_wire(parameters: Parameters) -> int:
@@ -304,6 +309,19 @@ _STATEMENT = 4096
 
 _SAME = [each.name for each in fields(Record) if each.name not in {"key", "steps", "result", "schema"}]
 """Fields whose column has their name and holds their value."""
+
+_PARAMETERS = [(f"new_{name}", name) for name in _SAME]
+
+_FIELD_OF = {name: name for name in (*_SAME, "steps")} | {
+    KEY: "key",
+    "schema_version": "schema",
+    "result_bytes": "result",
+    "result_text": "result",
+}
+"""By column, the field that it holds."""
+
+_NEVER_NULL = {"steps": None, "schema": None}
+"""What is refused where it is null."""
 
 # PostgreSQL refuses NUL, and every encoder a lone surrogate; the escape character makes room for itself.
 _UNSTORABLE = re.compile("[\0\x1b\ud800-\udfff]")

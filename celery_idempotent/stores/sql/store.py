@@ -18,10 +18,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import DDLElement
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores import forks
 from celery_idempotent.stores.failures import Meaning
 from celery_idempotent.stores.sql.checks import holders_of
+from celery_idempotent.stores.sql.direct import DriverFailed, Hand, Link, was_used
 from celery_idempotent.stores.sql.drivers import connectable, is_dead, new_engine, parsed, url_of
 from celery_idempotent.stores.sql.errors import cause_of, meaning_of
 from celery_idempotent.stores.sql.schema import (
@@ -33,7 +35,7 @@ from celery_idempotent.stores.sql.schema import (
     records,
     records_table,
 )
-from celery_idempotent.stores.sql.statement_store import StatementStore
+from celery_idempotent.stores.sql.statement_store import StatementStore, unless_undone
 from celery_idempotent.stores.sql.statements import DuplicateKey, Execute, Parameters, Reply
 from celery_idempotent.stores.sql.transaction import SQLTransaction, connection_of
 
@@ -49,9 +51,6 @@ _PAUSE = 0.02
 _LONGEST_NAME = 50
 """Characters; PostgreSQL cuts names at 63 bytes, and the name of the index has some more."""
 
-_IS_USED = "celery_idempotent.is_used"
-"""In the ``info`` of every connection that was used before, and may be dead since."""
-
 _on_files: "WeakSet[SQLStore]" = WeakSet()
 """Stores on SQLite."""
 
@@ -62,13 +61,13 @@ def _leave_files() -> None:
         store._leave_file()
 
 
-class SQLStore(StatementStore[Connection]):
+class SQLStore(StatementStore[Connection | Link]):
     """Records as rows of one table, one row per idempotency key.
 
     Args:
         engine_or_url: A URL: ``postgresql+psycopg://user:password@host/database``, ``mysql+pymysql://...``,
             ``mariadb+pymysql://...``, ``sqlite:///file``, or as Celery's result backend spells it,
-            ``db+postgresql://...``. Or an engine of your own, with its pool and timeouts; it is used in
+            ``db+postgresql://...``. Or an engine of your own, with its pool, timeouts and events; it is used in
             autocommit mode, and after a fork its inherited connections are left to the parent.
         table: Name of the table.
         schema: Its schema; None: the first in the connection's search path.
@@ -79,7 +78,7 @@ class SQLStore(StatementStore[Connection]):
         PolicyError: An option cannot be used; the message names the remedy.
     """
 
-    errors = (SQLAlchemyError,)
+    errors = (SQLAlchemyError, DriverFailed)
 
     def __init__(
         self,
@@ -102,6 +101,7 @@ class SQLStore(StatementStore[Connection]):
         self._timeout = _at_least(0.1, "timeout", _TIMEOUT if timeout is None else timeout)
         self._pool_size = int(_at_least(1, "pool_size", _POOL_SIZE if pool_size is None else pool_size))
         self._engine = forks.PerProcess(self._new_engine)
+        self._hand = forks.PerProcess(lambda: Hand(self._engine()))
         self._made_in = os.getpid()
         tables = records, outbox
         if (table, schema) != (TABLE, None):
@@ -128,6 +128,12 @@ class SQLStore(StatementStore[Connection]):
 
     def __repr__(self) -> str:
         return self._name
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.stores.Store.swap`; not through SQLAlchemy, unless the engine is yours."""
+        if self._given is not None:
+            return super().swap(new, expected)
+        return unless_undone(partial(self._swap_directly, new, expected))
 
     def begin(self, using: Any = None) -> SQLTransaction:
         """See :meth:`celery_idempotent.stores.TransactionalStore.begin`.
@@ -180,6 +186,7 @@ class SQLStore(StatementStore[Connection]):
 
     def close(self) -> None:
         """See :meth:`celery_idempotent.stores.Store.close`; an engine given by you stays open."""
+        self._put_down()
         engine = self._engine.forget()
         if engine is not None and self._given is None:
             engine.dispose()
@@ -238,23 +245,39 @@ class SQLStore(StatementStore[Connection]):
     def _living_connection(self, operation: str) -> Connection:
         with self.explaining(operation, OSError, TypeError, ValueError):
             while True:
-                connection = self._engine().connect()
-                if _IS_USED not in connection.info or not is_dead(self._of_driver(connection)):
-                    connection.info[_IS_USED] = True
+                with self._hand().empty():
+                    connection = self._engine().connect()
+                if not was_used(connection.info) or not is_dead(self._of_driver(connection)):
                     return connection
                 # Nothing was sent on it, so nothing is in doubt.
                 connection.invalidate()
                 connection.close()
 
-    def _send(self, connection: Connection, statement: Executable, parameters: Parameters) -> Reply:
+    def _swap_directly(self, new: Record, expected: str | None) -> Record | None:
+        hand = self._hand()
+        with self.explaining("swap", OSError, TypeError, ValueError):
+            link = hand.take()
+        try:
+            found = self._statements.swap(partial(self._execute, link, "swap"), new, expected)
+        except BaseException:
+            link.drop()
+            raise
+        hand.keep(link)
+        return found
+
+    def _send(self, connection: Connection | Link, statement: Executable, parameters: Parameters) -> Reply:
+        if isinstance(connection, Link):
+            return connection.send(statement, parameters)
         result = connection.execute(statement, parameters)
         return Reply([dict(each) for each in result.mappings()] if result.returns_rows else [], result.rowcount)
 
-    def _of_driver(self, connection: Connection) -> Any:
+    def _of_driver(self, connection: Connection | Link) -> Any:
+        if isinstance(connection, Link):
+            return connection.of_driver
         return connection.connection.dbapi_connection
 
     @contextmanager
-    def _begun(self, connection: Connection, operation: str, end: str) -> Iterator[None]:
+    def _begun(self, connection: Connection | Link, operation: str, end: str) -> Iterator[None]:
         """A transaction that ``end`` ends. One that fails is rolled back, as your engine may keep the connection."""
         execute = partial(self._execute, connection, operation)
         execute(text("BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN"), {})
@@ -266,7 +289,7 @@ class SQLStore(StatementStore[Connection]):
             raise
         execute(text(end), {})
 
-    def _undone(self, connection: Connection, operation: str) -> AbstractContextManager[None]:
+    def _undone(self, connection: Connection | Link, operation: str) -> AbstractContextManager[None]:
         return self._begun(connection, operation, "ROLLBACK")
 
     def _leave_file(self) -> None:
@@ -276,9 +299,15 @@ class SQLStore(StatementStore[Connection]):
         would take for granted what only its parent has; and a parent that then closes the file believes itself
         alone, and deletes the log that its children write to.
         """
+        self._put_down()
         engine = self._engine.made() or (self._given if os.getpid() == self._made_in else None)
         if engine is not None:
             engine.dispose()
+
+    def _put_down(self) -> None:
+        hand = self._hand.forget()
+        if hand is not None:
+            hand.give_back()
 
     def _new_engine(self) -> Engine:
         if self._given is None:

@@ -27,7 +27,7 @@ def connection_of(using: Any) -> Connection:
 class SQLTransaction:
     """See :class:`celery_idempotent.stores.Transaction`; ``owner`` commits: a connection, or the user's ORM session."""
 
-    def __init__(self, store: StatementStore[Connection], owner: Any, close: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, store: StatementStore[Any], owner: Any, close: Callable[[], None] = lambda: None) -> None:
         self._store = store
         self._owner = owner
         self._close = close

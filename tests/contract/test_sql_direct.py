@@ -1,0 +1,175 @@
+"""The short way of a swap past SQLAlchemy: it says the same, on the same connections, and takes none from others."""
+# mypy: allow-untyped-decorators
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from celery_idempotent.engine.claim import new_nonce
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.stores.sql.direct import _STAYS
+from celery_idempotent.stores.sql.drivers import has_server_of_its_own
+from celery_idempotent.testing.contract import a_record, a_rival
+from lab.embedded import EmbeddedPostgres
+from tests.support.sql_databases import Database
+
+_PLACES = {"psycopg": "postgres", "psycopg2": "postgres", "pg8000": "postgres", "pymysql": "mariadb"}
+
+
+@pytest.fixture(params=[*_PLACES, "pysqlite"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    """Any, through any driver."""
+    if request.param == "pysqlite":
+        return Database(f"sqlite:///{tmp_path}/records.sqlite")
+    server = request.getfixturevalue(_PLACES[request.param])
+    return Database(server.url.replace("psycopg", request.param), server)
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Database:
+    return Database(f"sqlite:///{tmp_path}/records.sqlite")
+
+
+@pytest.fixture
+def small(sqlite: Database) -> Iterator[SQLStore]:
+    """A store with a single connection."""
+    with sqlite.store(pool_size=1, timeout=0.2) as store:
+        yield store
+
+
+class _Recording:
+    """A driver's cursor that notes what it is told."""
+
+    def __init__(self, cursor: Any, sent: list[Any]) -> None:
+        self._cursor = cursor
+        self._sent = sent
+
+    def execute(self, text: str, parameters: Any) -> None:
+        self._sent.append((text, _plain(parameters)))
+        self._cursor.execute(text, parameters)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+
+def _plain(parameters: Any) -> Any:
+    """By name or by position, and bytes without what drivers put around them."""
+    if isinstance(parameters, dict):
+        return {name: _bytes(value) for name, value in parameters.items()}
+    return [_bytes(value) for value in parameters]
+
+
+def _bytes(value: Any) -> Any:
+    found = getattr(value, "obj", getattr(value, "adapted", value))  # of psycopg and psycopg2
+    return bytes(found) if isinstance(found, memoryview) else found
+
+
+def test_both_ways_say_the_same(database: Database) -> None:
+    """An engine of the user's keeps SQLAlchemy's way and its events; statements and parameters do not differ."""
+    claimed = replace(a_record(), steps={"a": 1})
+    done = replace(claimed, revision=new_nonce(), status=Status.COMPLETED, result=b"\0\xff", expires_at=2**40)
+    swaps = [(claimed, None), (done, claimed.revision), (a_rival(claimed), None), (a_rival(claimed), "gone")]
+    directly: list[Any] = []
+    by_events: list[Any] = []
+    with database.store() as store, database.engine() as engine:
+        store.swap(a_record(), None)
+        link = store._hand().take()
+        link._cursor = _Recording(link._cursor, directly)
+        store._hand().keep(link)
+        answers = [store.swap(*each) for each in swaps]
+        assert store.delete(done.key, done.revision)
+
+        own = SQLStore(engine, table=store.table.name)
+        own.swap(a_record(), None)
+        event.listen(
+            engine, "before_cursor_execute", lambda _c, _cu, text, told, *_: by_events.append((text, _plain(told)))
+        )
+        assert [own.swap(*each) for each in swaps] == answers == [claimed, done, done, done]
+
+    assert len(directly) >= len(swaps)
+    assert directly == by_events
+
+
+def test_what_is_sent_often_is_prepared(postgres: EmbeddedPostgres) -> None:
+    """psycopg does so by itself, with the very statement; the server then plans it once."""
+    with Database(postgres.url).store() as store:
+        known = a_record()
+        for _ in range(8):
+            store.swap(known, None)
+        link = store._hand().take()
+        prepared = link.of_driver.execute("SELECT statement FROM pg_prepared_statements").fetchall()
+        store._hand().keep(link)
+
+    assert [text.startswith("WITH written AS \n(INSERT") for (text,) in prepared] == [True]
+
+
+def test_nothing_is_prepared_through_a_pooler(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes servers at will, and on the next one the name may stand for another client's statement."""
+    monkeypatch.setattr("celery_idempotent.stores.sql.drivers.has_server_of_its_own", lambda connection: False)
+    with Database(postgres.url).store() as store:
+        link = store._hand().take()
+        assert link.of_driver.prepare_threshold is None
+        store._hand().keep(link)
+
+
+@pytest.mark.parametrize(("told", "is_its_own"), [(7, True), (8, False), (None, False)])
+def test_pooler_is_known_by_the_process_id_that_it_makes_up(told: int | None, is_its_own: bool) -> None:
+    """The server, asked by a statement, tells its own."""
+    answer = SimpleNamespace(fetchone=lambda: told and (told,))
+    connection: Any = SimpleNamespace(execute=lambda _: answer, info=SimpleNamespace(backend_pid=7))
+
+    assert has_server_of_its_own(connection) is is_its_own
+
+
+def test_connection_in_hand_is_there_for_everything_else(small: SQLStore) -> None:
+    """The pool has no other, and nobody waits for it."""
+    for _ in range(2):
+        record = a_record()
+        assert small.swap(record, None) == record
+        assert small.get(record.key) == record
+        transaction = small.begin()
+        assert transaction.swap(a_rival(record), record.revision) is not None
+        transaction.commit()
+        assert small._engine().pool.checkedin() == 1  # type: ignore[attr-defined]
+
+
+def test_connection_is_not_kept_in_hand_while_somebody_waits_for_one(small: SQLStore) -> None:
+    """The end of a swap hands it on."""
+    hand = small._hand()
+    link = hand.take()
+    with hand.empty():
+        hand.keep(link)
+        assert small.get("key") is None
+
+
+def test_connection_in_hand_goes_back_for_its_age(small: SQLStore) -> None:
+    """The pool replaces what is too old; it cannot look at what never comes back."""
+    hand = small._hand()
+    small.swap(a_record(), None)
+    link = hand.take()
+    hand.keep(link)
+    assert hand.take() is link
+    link._lent_at -= _STAYS
+    hand.keep(link)
+
+    successor = hand.take()
+
+    assert successor is not link
+    hand.keep(successor)
+
+
+def test_closed_store_has_nothing_in_hand(sqlite: Database) -> None:
+    """Its connections are closed, and it can be used again."""
+    with sqlite.store() as store:
+        store.swap(a_record(), None)
+        pool = store._engine().pool
+        store.close()
+        assert pool.checkedout() == pool.checkedin() == 0  # type: ignore[attr-defined]
+        record = a_record()
+        assert store.swap(record, None) == record
