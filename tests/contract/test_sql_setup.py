@@ -221,6 +221,13 @@ def test_provisioning_brings_a_table_of_the_version_before_up_to_date(database: 
             successor = replace(a_rival(claimed), takeovers=3, app="shop")
             assert store.swap(successor, claimed.revision) == successor == store.get(claimed.key)
         assert _indexes(store) == {f"{old.name}_status": ["status", "expires_at"]}
+        if database.dialect == "postgresql":
+            kinds = (
+                "SELECT amname, reloptions FROM pg_class JOIN pg_am ON pg_am.oid = relam "
+                f"WHERE relname IN ('{old.name}', '{old.name}_status') ORDER BY amname"
+            )
+            found = {kind: set(options) for kind, options in before.execute(text(kinds)).all()}
+            assert found == {"brin": {"autosummarize=on"}, "heap": {"fillfactor=70"}}
 
 
 def test_provisioning_names_the_transaction_that_holds_the_table(postgresql: Database) -> None:

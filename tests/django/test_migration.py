@@ -147,10 +147,18 @@ def test_table_of_the_version_before_is_brought_up_to_date(empty: str, sql_store
             successor = replace(a_rival(claimed), takeovers=3, app="shop")
             assert store.swap(successor, claimed.revision) == successor == store.get(claimed.key)
         assert f"ALTER TABLE {TABLE} ADD COLUMN takeovers" in printed
+        if connections[empty].vendor == "postgresql":
+            assert f"DROP INDEX IF EXISTS {TABLE}_status;\nCREATE INDEX {TABLE}_status ON {TABLE} USING brin" in printed
+            assert _kind_of_index(empty) == "brin"
         _migrate(empty, "0001")
         written_as_before(before, old, a_record())
         _migrate(empty)
     engine.dispose()
+
+
+def _kind_of_index(alias: str) -> str:
+    with connections[alias].cursor() as cursor:
+        return str(connections[alias].introspection.get_constraints(cursor, TABLE)[f"{TABLE}_status"]["type"])
 
 
 def test_router_decides_where_the_table_is(empty: str, settings_with_router: None) -> None:

@@ -11,7 +11,19 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Boolean, Column, Connection, Engine, MetaData, Table, create_engine, insert, make_url, text
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Connection,
+    Engine,
+    Index,
+    MetaData,
+    Table,
+    create_engine,
+    insert,
+    make_url,
+    text,
+)
 
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.sql import SQLStore
@@ -76,12 +88,14 @@ class Database:
 
 
 def as_before(table: Table) -> Table:
-    """The table as the first version of this library has made it, without its index."""
+    """The table as the first version of this library has made it."""
     later = {"takeovers", "app", "process", "failures", "reason"}
     columns = [Column(each.name, each.type, primary_key=each.primary_key, nullable=each.nullable) for each in table.c]
     kept = [each for each in columns if each.name not in later]
     former = [Column("takeover", Boolean, nullable=False)] if KEY in table.c else []
-    return Table(table.name, MetaData(), *kept, *former, **table.dialect_kwargs)
+    options = {name: value for name, value in table.dialect_kwargs.items() if not name.startswith("postgresql")}
+    index = [Index(f"{table.name}_status", "status", "expires_at")] if KEY in table.c else []
+    return Table(table.name, MetaData(), *kept, *former, *index, **options)
 
 
 def written_as_before(connection: Connection, table: Table, record: Record) -> None:

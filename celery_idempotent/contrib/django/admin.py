@@ -121,7 +121,7 @@ class IdempotencyRecordAdmin(_Admin):
     list_filter = (_StatusFilter, _TaskFilter)
     search_fields = ("key", "task_id")
     search_help_text = "A whole idempotency key, or a whole task id (which reads the whole table)."
-    # UNKNOWN first, COMPLETED last and the latest of them first: an order that the table's index has.
+    # UNKNOWN first, COMPLETED last and the latest of them first: as the table's index has it, but PostgreSQL's.
     ordering = ("-status", "-expires_at")
     paginator = _BoundedPaginator
     show_full_result_count = False

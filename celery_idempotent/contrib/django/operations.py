@@ -72,7 +72,8 @@ def _lacking(schema_editor: BaseDatabaseSchemaEditor, table: Table) -> Sequence[
         columns = connection.introspection.get_table_description(cursor, table.name)
         constraints = connection.introspection.get_constraints(cursor, table.name)
     needed = {each.name: not each.null_ok and each.default is None for each in columns}
-    return completion(table, dialect_of(connection).name, needed, constraints)
+    indexes = {name: each.get("type") or "btree" for name, each in constraints.items()}
+    return completion(table, dialect_of(connection).name, needed, indexes)
 
 
 def _execute(schema_editor: BaseDatabaseSchemaEditor, *elements: DDLElement) -> None:

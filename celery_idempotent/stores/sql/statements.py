@@ -41,10 +41,12 @@ from sqlalchemy import (
     literal,
     literal_column,
     select,
+    text,
+    true,
     update,
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeEngine, UserDefinedType
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
@@ -110,6 +112,28 @@ MYSQL_GREETING = select(*_CLOCKS["mysql"], literal_column("@@max_allowed_packet"
 """What to ask a new connection to MySQL: the time, and the largest statement that it takes, in bytes."""
 
 
+class _TupleId(UserDefinedType[str]):
+    """Where a row of PostgreSQL is: its page, and its place there."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "TID"
+
+
+_CTID = literal_column("ctid", _TupleId())
+
+_PAGES = text("SELECT pg_relation_size(to_regclass(:table)) / CAST(current_setting('block_size') AS BIGINT) AS pages")
+"""How many pages PostgreSQL has for a table."""
+
+_PAGES_AT_ONCE = 2048
+"""Pages that one statement of a purge reads: 16 MB."""
+
+
+def _page(number: int) -> ColumnElement[str]:
+    return cast(literal(f"({number},0)", Text), _TupleId())
+
+
 class Statements:
     """The questions of a store, as statements for one kind of database."""
 
@@ -121,6 +145,9 @@ class Statements:
         self._text: TypeEngine[Any] = mysql.VARBINARY() if self._is_mysql else Text()
         self._clock = _CLOCKS["mysql" if self._is_mysql else dialect]
         self._answers_at_once = dialect == "postgresql"
+        self._quoted = postgresql.dialect().identifier_preparer.format_table(table)  # type: ignore[no-untyped-call]
+        #: Of a table of PostgreSQL, the page from which the next purge goes on.
+        self._purging = 0
         self._claim: Executable = self._insert(dialect)
         self._replace: Executable = update(table).where(*self._at_expected()).values(self._new_values())
         if self._answers_at_once:
@@ -187,19 +214,12 @@ class Statements:
 
     def purge(self, execute: Execute, limit: int, now: int) -> int:
         """See :meth:`celery_idempotent.stores.PurgeableStore.purge`; ``now`` is the server's time in milliseconds."""
+        if self._answers_at_once:
+            return self._purge_by_pages(execute, limit, now)
         table = self._table
-        forgotten = (
-            select(self._key, table.c.revision)
-            .where(table.c.status.in_(_OUTCOMES), table.c.expires_at <= now // 1000)
-            .limit(limit)
-        )
+        forgotten = self._forgotten(now).add_columns(table.c.revision).limit(limit)
         if not self._is_mysql:
             keys = forgotten.with_only_columns(self._key)
-            if self._answers_at_once:
-                # A row that somebody is writing is passed over, and one that has changed since the statement began
-                # is looked at again. As a CTE it is asked once, so that the limit holds.
-                doomed = keys.with_for_update(skip_locked=True).cte("doomed")
-                keys = select(doomed.c[KEY])
             return execute(delete(table).where(self._key.in_(keys)), {}).written
         # MySQL would lock by the index first and by the key second; a swap does it the other way round, and
         # both would wait for each other. A revision is never used twice, so it stands for all of the condition.
@@ -211,6 +231,37 @@ class Statements:
             table.c.revision.in_([each["revision"] for each in found]),
         )
         return execute(delete(table).where(*at_found), {}).written
+
+    def _purge_by_pages(self, execute: Execute, limit: int, now: int) -> int:
+        """PostgreSQL's: no index knows what expires, so the table is read, once for however many batches.
+
+        Each goes on where the one before had enough, and around. Less than ``limit`` means that all of it was read.
+        """
+        forgotten = self._forgotten(now)
+        (row,) = execute(_PAGES, {"table": self._quoted}).rows
+        if not row["pages"]:  # nothing is there; or it is in partitions, which have pages of their own
+            return execute(self._deletion(forgotten.limit(limit)), {}).written
+        starts = range(0, row["pages"], _PAGES_AT_ONCE)
+        deleted = 0
+        for start in sorted(starts, key=lambda each: (each < self._purging, each)):
+            self._purging = start
+            doomed = forgotten.where(_page(start) <= _CTID, _page(start + _PAGES_AT_ONCE) > _CTID)
+            deleted += execute(self._deletion(doomed.limit(limit - deleted)), {}).written
+            if deleted == limit:
+                break
+        return deleted
+
+    def _forgotten(self, now: int) -> Select[Any]:
+        is_forgotten = and_(self._table.c.status.in_(_OUTCOMES), self._table.c.expires_at <= now // 1000)
+        # PostgreSQL takes no index for what is asked of a truth value, and its index would be of no use here.
+        return select(self._key).where(is_forgotten.is_(true()) if self._answers_at_once else is_forgotten)
+
+    def _deletion(self, keys: Select[Any]) -> Executable:
+        """PostgreSQL's, of some forgotten outcomes."""
+        # A row that somebody is writing is passed over, and one that has changed since the statement began
+        # is looked at again. As a CTE it is asked once, so that the limit holds.
+        doomed = keys.with_for_update(skip_locked=True).cte("doomed")
+        return delete(self._table).where(self._key.in_(select(doomed.c[KEY])))
 
     def now(self, execute: Execute) -> int:
         """The server's time in milliseconds; not for SQLite, which has no server."""

@@ -228,7 +228,9 @@ class SQLStore(StatementStore[Connection | Link]):
             return creation(table)
         found = inspector.get_columns(name, schema)
         columns = {each["name"]: not each["nullable"] and each["default"] is None for each in found}
-        return completion(table, self.dialect, columns, [each["name"] for each in inspector.get_indexes(name, schema)])
+        kinds = {str(each["name"]): each.get("dialect_options", {}) for each in inspector.get_indexes(name, schema)}
+        indexes = {each: options.get("postgresql_using", "btree") for each, options in kinds.items()}
+        return completion(table, self.dialect, columns, indexes)
 
     @contextmanager
     def _connected(self, operation: str) -> Iterator[Connection]:
