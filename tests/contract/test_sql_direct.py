@@ -13,7 +13,7 @@ from sqlalchemy import event
 from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql.direct import _STAYS
+from celery_idempotent.stores.sql.direct import _STAYS, Link
 from celery_idempotent.stores.sql.drivers import has_server_of_its_own
 from celery_idempotent.testing.contract import a_record, a_rival
 from lab.embedded import EmbeddedPostgres
@@ -41,6 +41,10 @@ def small(sqlite: Database) -> Iterator[SQLStore]:
     """A store with a single connection."""
     with sqlite.store(pool_size=1, timeout=0.2) as store:
         yield store
+
+
+def _taken(store: SQLStore) -> Link:
+    return store._hand().idle() or store._hand().lent()
 
 
 class _Recording:
@@ -79,7 +83,7 @@ def test_both_ways_say_the_same(database: Database) -> None:
     by_events: list[Any] = []
     with database.store() as store, database.engine() as engine:
         store.swap(a_record(), None)
-        link = store._hand().take()
+        link = _taken(store)
         link._cursor = _Recording(link._cursor, directly)
         store._hand().keep(link)
         answers = [store.swap(*each) for each in swaps]
@@ -102,7 +106,7 @@ def test_what_is_sent_often_is_prepared(postgres: EmbeddedPostgres) -> None:
         known = a_record()
         for _ in range(8):
             store.swap(known, None)
-        link = store._hand().take()
+        link = _taken(store)
         prepared = link.of_driver.execute("SELECT statement FROM pg_prepared_statements").fetchall()
         store._hand().keep(link)
 
@@ -113,7 +117,7 @@ def test_nothing_is_prepared_through_a_pooler(postgres: EmbeddedPostgres, monkey
     """It changes servers at will, and on the next one the name may stand for another client's statement."""
     monkeypatch.setattr("celery_idempotent.stores.sql.drivers.has_server_of_its_own", lambda connection: False)
     with Database(postgres.url).store() as store:
-        link = store._hand().take()
+        link = _taken(store)
         assert link.of_driver.prepare_threshold is None
         store._hand().keep(link)
 
@@ -142,7 +146,7 @@ def test_connection_in_hand_is_there_for_everything_else(small: SQLStore) -> Non
 def test_connection_is_not_kept_in_hand_while_somebody_waits_for_one(small: SQLStore) -> None:
     """The end of a swap hands it on."""
     hand = small._hand()
-    link = hand.take()
+    link = _taken(small)
     with hand.empty():
         hand.keep(link)
         assert small.get("key") is None
@@ -152,13 +156,13 @@ def test_connection_in_hand_goes_back_for_its_age(small: SQLStore) -> None:
     """The pool replaces what is too old; it cannot look at what never comes back."""
     hand = small._hand()
     small.swap(a_record(), None)
-    link = hand.take()
+    link = _taken(small)
     hand.keep(link)
-    assert hand.take() is link
+    assert _taken(small) is link
     link._lent_at -= _STAYS
     hand.keep(link)
 
-    successor = hand.take()
+    successor = _taken(small)
 
     assert successor is not link
     hand.keep(successor)

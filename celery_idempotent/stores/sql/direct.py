@@ -116,14 +116,18 @@ class Hand:
         self._idle: list[Link] = []
         self._asking: list[None] = []
 
-    def take(self) -> Link:
-        """One that lives; see :class:`Link` for what this raises."""
+    def idle(self) -> Link | None:
+        """One that is in hand and lives."""
         while self._idle:
             with suppress(IndexError):  # another thread was faster
                 link = self._idle.pop()
                 if link.can_stay():
                     return link
                 link.leave()
+        return None
+
+    def lent(self) -> Link:
+        """One of the pool's that lives; see :class:`Link` for what this raises."""
         with self.empty():
             while not (link := Link(self._engine, self._compiler)).is_alive:
                 link.leave()

@@ -15,6 +15,7 @@ CREATION = "celery -A <your app> idempotency provision"
 """What creates the tables, unless a store has another command."""
 
 _RULES = (
+    Rule(meaning=Meaning.DUPLICATE, codes=frozenset({"1062"})),  # first, as every duplicate on MySQL comes here
     Rule(meaning=Meaning.TOO_LARGE, codes=frozenset({"22001", "54000", "1118", "1153", "1406", "SQLITE_TOOBIG"})),
     Rule(
         # A server that gave up its part in a fail-over says this, too; the next connection finds its successor.
@@ -24,7 +25,6 @@ _RULES = (
     ),
     # How Python says that text in SQLite is not UTF-8; it goes on to quote all of it.
     Rule(meaning=Meaning.UNREADABLE, text="^Could not decode to UTF-8"),
-    Rule(meaning=Meaning.DUPLICATE, codes=frozenset({"1062"})),
     Rule(meaning=Meaning.UNDONE, codes=frozenset({"1213", "40001", "40P01"})),
     Rule(meaning=Meaning.TIMED_OUT, codes=frozenset({"57014", "55P03"})),
     Rule(

@@ -340,7 +340,8 @@ def record_of(row: Row, *, store: str) -> Record:
     for name, value in row.items():
         if value is not None and name in _FIELD_OF:
             found[_FIELD_OF[name]] = value
-            if not (type(value) is int or (type(value) is str and "\x1b" not in value)):
+            kind = type(value)
+            if kind is not int and (kind is not str or "\x1b" in value):
                 decode = _loaded
     return Record.from_fields(found, store=store, decode=decode)
 
@@ -350,9 +351,13 @@ def bytes_on_the_wire(parameters: Parameters) -> int:
 
     A server that is sent more than its ``max_allowed_packet`` hangs up, which looks like any other lost connection.
     """
-    values = parameters.values()
-    texts = sum(len(each.encode()) for each in values if isinstance(each, str))
-    return _STATEMENT + 2 * (texts + sum(len(each) for each in values if isinstance(each, bytes)))
+    size = _STATEMENT
+    for each in parameters.values():
+        if isinstance(each, str):
+            size += 2 * (len(each) if each.isascii() else len(each.encode()))
+        elif isinstance(each, bytes):
+            size += 2 * len(each)
+    return size
 
 
 _STATEMENT = 4096

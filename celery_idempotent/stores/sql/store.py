@@ -257,8 +257,10 @@ class SQLStore(StatementStore[Connection | Link]):
 
     def _swap_directly(self, new: Record, expected: str | None) -> Record | None:
         hand = self._hand()
-        with self.explaining("swap", OSError, TypeError, ValueError):
-            link = hand.take()
+        link = hand.idle()
+        if link is None:
+            with self.explaining("swap", OSError, TypeError, ValueError):
+                link = hand.lent()
         try:
             found = self._statements.swap(partial(self._execute, link, "swap"), new, expected)
         except BaseException:
