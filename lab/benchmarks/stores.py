@@ -15,6 +15,7 @@ from lab.benchmarks.paths import PATHS, Found, library_paths
 from lab.benchmarks.peers import IN_MEMORY
 from lab.benchmarks.places import Place, places
 from lab.benchmarks.report import Goal, Grid, Section, ratio
+from lab.benchmarks.rows import IN_PLACE, Kept, kept
 from lab.benchmarks.stats import Spread, ratios, shuffled, spread
 from lab.benchmarks.worker_app import Kind, Setup
 from lab.benchmarks.workers import CONCURRENCY, Rate, Worker, sample, standing_by
@@ -63,6 +64,7 @@ def measure(servers: Servers, cpu_rounds: int, worker_rounds: int, progress: Cal
         broker = stack.enter_context(EmbeddedRedis(options=IN_MEMORY))
         workers = stack.enter_context(standing_by(_setups(found, broker.url)))
         rates = sample(workers, _executed, worker_rounds, progress)
+        rows = {place.name: kept(place.url) for place in found if place.url.startswith("postgresql")}
     return Section(
         "5. Stores",
         "Each store on an embedded server of its own, with durable writes: Redis is Valkey with `appendfsync "
@@ -79,13 +81,19 @@ def measure(servers: Servers, cpu_rounds: int, worker_rounds: int, progress: Cal
         f"nothing to disk: {worker_rounds} rounds of {_TASKS} tasks after one to warm up, in random order, taken "
         "between the first and the last task that end. All servers share this machine's cores and disk."
         + "".join(f" {name} is missing here: {lack}." for name, lack in missing.items()),
-        [_paths_grid(found, paths), *(_costs_grid(call, costs[call]) for call in _CALLS), _rates_grid(rates)],
-        list(_goals(paths, costs["duplicate"])),
+        [
+            _paths_grid(found, paths),
+            *(_costs_grid(call, costs[call]) for call in _CALLS),
+            _rates_grid(rates),
+            _rows_grid(rows),
+        ],
+        [*_goals(paths, costs["duplicate"]), *_rows_goals(rows)],
         {
             "paths": paths,
             "cpu_us": {call: {name: asdict(_cpu(each)) for name, each in costs[call].items()} for call in costs},
             "wall_us": {call: {name: asdict(_wall(each)) for name, each in costs[call].items()} for call in costs},
             "executed_per_s": {name: asdict(spread(_per_second(each))) for name, each in rates.items()},
+            "rows": {name: asdict(each) for name, each in rows.items()},
             "worker_cpu_us_per_task": {name: asdict(spread(_cpu_us(each))) for name, each in rates.items()},
         },
     )
@@ -119,6 +127,18 @@ def _goals(paths: Mapping[str, Found], duplicates: Mapping[str, Sequence[_Cost]]
         own, bare = ([each.cpu for each in duplicates[who]] for who in (name, _bare(name)))
         measured = ratios(own, bare).median
         yield Goal(f"{name}, duplicate, CPU to bare client", f"at most {_MOST}", f"{measured:.3f}", measured <= _MOST)
+
+
+def _rows_goals(rows: Mapping[str, Kept]) -> Iterator[Goal]:
+    for name, each in rows.items():
+        share = f"{each.in_place:.1%}"
+        yield Goal(f"{name}, ends that are heap-only updates", f"over {IN_PLACE:.0%}", share, each.in_place > IN_PLACE)
+
+
+def _rows_grid(rows: Mapping[str, Kept]) -> Grid:
+    columns = ("Store", "ends that are heap-only updates", "table, bytes per record", "indexes, bytes per record")
+    cells = [(name, f"{each.in_place:.1%}", f"{each.bytes:,}", f"{each.index_bytes:,}") for name, each in rows.items()]
+    return Grid("What is kept: the records of all of the above", columns, cells)
 
 
 def _listed(numbers: Sequence[int]) -> str:
