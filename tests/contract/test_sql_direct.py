@@ -145,11 +145,13 @@ def test_connection_in_hand_is_there_for_everything_else(small: SQLStore) -> Non
 
 def test_connection_is_not_kept_in_hand_while_somebody_waits_for_one(small: SQLStore) -> None:
     """The end of a swap hands it on."""
-    hand = small._hand()
+    hand, pool = small._hand(), small._engine().pool
     link = _taken(small)
     with hand.empty():
         hand.keep(link)
-        assert small.get("key") is None
+        assert pool.checkedin() == 1  # type: ignore[attr-defined]
+    hand.keep(_taken(small))
+    assert pool.checkedin() == 0  # type: ignore[attr-defined]
 
 
 def test_connection_in_hand_goes_back_for_its_age(small: SQLStore) -> None:

@@ -191,7 +191,12 @@ def test_new_connection_of_mysql_that_breaks_at_once_is_not_used_again(mariadb: 
                 assert store.swap_on(connection, a_rival(record), None) == record
 
 
-def test_pooled_connections_that_died_are_noticed_before_anything_is_sent(served: Database) -> None:
+@pytest.mark.parametrize(
+    "ask", [lambda store: store.swap(a_record(), None), lambda store: store.get("key")], ids=["swap", "get"]
+)
+def test_pooled_connections_that_died_are_noticed_before_anything_is_sent(
+    served: Database, ask: Callable[[SQLStore], object]
+) -> None:
     """A server, firewall or pooler that closed idle connections costs no task an error, however many there were."""
     with _behind(served) as (store, proxy):
         _use_connections(store, 5)
@@ -199,7 +204,7 @@ def test_pooled_connections_that_died_are_noticed_before_anything_is_sent(served
         proxy.drop_connections()
 
         for _ in range(6):
-            store.swap(a_record(), None)
+            ask(store)
 
         assert proxy.connections == 6
 
