@@ -339,6 +339,8 @@ def record_of(row: Row, *, store: str) -> Record:
     found, decode = {**_NEVER_NULL}, None
     for name, value in row.items():
         if value is not None and name in _FIELD_OF:
+            if name == KEY and type(value) is bytes and value.isascii():  # as MySQL has them
+                value = value.decode()
             found[_FIELD_OF[name]] = value
             kind = type(value)
             if kind is not int and (kind is not str or "\x1b" in value):
