@@ -80,7 +80,8 @@ class CallSignature:
         """
         if self.convert is not None:
             args, kwargs = self.convert(_unshared(tuple(args)), _unshared(dict(kwargs)))
-        bound = self._bound(tuple(args), kwargs)
+        args = tuple(args)
+        bound = self._bound(args, kwargs)
         if bound is None:  # unusual, or wrong: inspect is slower, and says what is wrong
             bound = self.signature.bind(*args, **kwargs)
             bound.apply_defaults()

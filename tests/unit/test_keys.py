@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 from collections import OrderedDict, UserDict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
@@ -1022,6 +1023,36 @@ def test_arguments_that_do_not_fit_are_a_type_error() -> None:
     """As calling the task would say."""
     with pytest.raises(TypeError, match="order_id"):
         _identity("order_id", (), {})
+
+
+def _plain_call(a: Any, b: Any, c: Any = 3, d: Any = 4) -> None: ...
+def _call_without_arguments() -> None: ...
+def _call_by_position(a: Any, /, b: Any = 2) -> None: ...
+def _call_by_name(a: Any, *, b: Any = 2) -> None: ...
+def _call_of_many(a: Any, *rest: Any, **options: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "body", [_plain_call, _call_without_arguments, _call_by_position, _call_by_name, _call_of_many]
+)
+@given(
+    args=st.lists(st.integers(), max_size=5),
+    kwargs=st.dictionaries(st.sampled_from(["a", "b", "c", "d", "stranger"]), st.integers()),
+)
+def test_arguments_are_bound_as_python_binds_them(
+    body: Callable[..., Any], args: list[int], kwargs: dict[str, int]
+) -> None:
+    """However a call is written, wrong or right, each argument has its name and its place, or it is refused."""
+    signature = inspect.signature(body)
+    bind = CallSignature(signature).bind
+    try:
+        expected = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        with pytest.raises(TypeError, match=f"^{re.escape(str(error))}$"):
+            bind(iter(args), kwargs)
+        return
+    expected.apply_defaults()
+    assert list(bind(iter(args), kwargs).arguments.items()) == list(expected.arguments.items())
 
 
 def test_conversion_makes_wire_form_and_model_one_call() -> None:
