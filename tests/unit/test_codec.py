@@ -56,14 +56,14 @@ def test_json_is_written_and_read_as_kombu_does(value: object) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "data",
-    ['{"__type__": "decimal", "__value__": "1"}', '{"\\u005f_type__": "decimal", "__value\\u005f_": "1"}'],
-    ids=["plain", "escaped"],
-)
+@pytest.mark.parametrize("underscore", ["_", "\\u005f"], ids=["plain", "escaped"])
 @pytest.mark.parametrize("form", [str, str.encode], ids=["text", "bytes"])
-def test_markers_of_kombu_are_read_however_they_are_written(data: str, form: Callable[[str], str | bytes]) -> None:
+def test_markers_of_kombu_are_read_however_they_are_written(
+    underscore: str, form: Callable[[str], str | bytes]
+) -> None:
     """A result that holds a Decimal or a date comes back as one."""
+    data = '{"__type__": "decimal", "__value__": "1"}'.replace("_", underscore)
+
     assert JSON.decode(Encoded(form(data), "application/json")) == Decimal(1)
 
 
