@@ -111,7 +111,7 @@ class Record:
                 known = {name: decode(name, value) for name, value in known.items()}
             steps = known.get("steps")
             if isinstance(steps, str | bytes):
-                known["steps"] = {} if steps == "{}" else json.loads(steps)
+                known["steps"] = json.loads(steps)
             _check(known)
             known["status"] = _STATUSES.get(known["status"]) or Status(known["status"])
             return cls._of(known)

@@ -23,6 +23,7 @@ from celery_idempotent.protocol.operation import (
     Vanished,
     Wait,
     Written,
+    abandoned,
     decide,
     ended,
     ending,
@@ -188,6 +189,29 @@ def test_lease_over_is_given_up_under_refuse() -> None:
     assert decision.record.owner == seen.owner
     assert decision.record.expires_at is None
     assert decision.record.error
+
+
+def test_claim_in_the_future_has_run_for_no_time() -> None:
+    """The store's clock went back since; a duplicate must not wait for less than nothing."""
+    seen = _record(lease_until=NOW + 1, fencing_token=NOW + 5)
+
+    assert _decide(seen) == Wait(seen, GRACE + 1, 0)
+
+
+def test_first_token_is_greater_than_that_of_no_claim() -> None:
+    """Even where the store's clock stands at 0, which is the token of what a publisher has recorded."""
+    decision = _decide(None, now=0)
+
+    assert isinstance(decision, Run)
+    assert decision.record.fencing_token == 1
+
+
+def test_abandoned_claim_is_taken_over_without_grace() -> None:
+    """Nobody waits for a process that is certainly gone; it counts as a takeover all the same."""
+    decision = _decide(abandoned(_record(lease_until=NOW + 60_000), NOW, "ended"))
+
+    assert isinstance(decision, Run)
+    assert (decision.expected, decision.record.takeovers) == ("ended", 1)
 
 
 def test_token_grows_even_if_the_clock_goes_back() -> None:

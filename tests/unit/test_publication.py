@@ -17,6 +17,7 @@ from celery_idempotent.protocol.publishing import (
     Underway,
     announcement,
     publication,
+    shown_status,
 )
 from celery_idempotent.protocol.record import Record, Status, bounded
 from celery_idempotent.stores.memory import MemoryStore
@@ -256,7 +257,8 @@ def test_announcement_that_follows_another_record_cannot_be_guessed(follows: str
         "released": {"status": Status.RELEASED},
         "forgotten": {"status": Status.COMPLETED, "expires_at": 1},
     }
-    decision = _publish(_record(**changes[follows]))
+    outgoing = Outgoing(operation=OPERATION, patience=PATIENCE)
+    decision = publication(_record(**changes[follows]), outgoing, NOW, NONCE)
     assert isinstance(decision, Announce)
     assert announcement(_told(decision.record.revision)) is None
 
@@ -307,3 +309,17 @@ def test_what_a_message_tells_changes_no_answer(told: str, stored: dict[str, Any
     assert type(found) is type(expected)
     nonces = {"revision": "", "owner": "", "process": ""}
     assert found.record.but(**nonces) == expected.record.but(**nonces)
+
+
+@pytest.mark.parametrize(
+    ("record", "shown"),
+    [
+        (_queued(lease_until=NOW + 1), "RELEASED, queued"),
+        (_queued(lease_until=NOW), "RELEASED, message in doubt"),
+        (_record(status=Status.RELEASED, lease_until=NOW + 1), "RELEASED"),
+        (_queued(status=Status.UNKNOWN), "UNKNOWN"),
+    ],
+)
+def test_people_see_whether_a_message_is_on_its_way(record: Record, shown: str) -> None:
+    """Of what an attempt has given back, and of every other status, there is no more to say."""
+    assert shown_status(record.status, record.owner, record.lease_until, NOW) == shown

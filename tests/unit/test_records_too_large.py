@@ -94,12 +94,13 @@ def test_record_that_leaves_no_room_for_another_claim_is_told_to_an_operator(sce
 def test_names_for_people_are_bounded(scene: Scene) -> None:
     """A publisher may choose a task id of any length; two long ones stay different."""
     long = "i" * 390_000
-    operation = replace(an_operation(), task_id=long, worker=long, task=long, app=long)
+    operation = replace(an_operation(), task_id=long, worker=long, task=long, app=long, process=long)
     scene.delivery_of(operation).run(lambda claim: 1)
 
     for name in (scene.record.task_id, scene.record.worker, scene.record.task, scene.record.app):
         assert name == bounded(long)
         assert len(name) == 255
+    assert len(scene.record.process) == 255
     assert bounded(long) != bounded(long + "i")
 
 
