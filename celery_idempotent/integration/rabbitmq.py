@@ -34,7 +34,7 @@ def way_back(app: Celery, request: Context, options: Mapping[str, Any]) -> dict[
         return {}
     if options.get("queue") or (options.get("exchange"), options.get("routing_key")) != way:
         return {}  # its author sends it elsewhere
-    key, delays = _DELAY.subn("", key, count=1)
+    key, delays = _DELAY.subn("", key)
     kind = "topic" if delays else _kind_of(app, exchange)
     # It is declared nowhere: Celery asks a queue for exchange and key, and delays by topic exchanges only.
     return {"queue": Queue("", Exchange(exchange, type=kind), key), "declare": []}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery, _state
 from click.testing import CliRunner
-from kombu.entity import Queue
+from kombu.entity import Exchange, Queue
 
 from celery_idempotent import IdempotencyWarning, IdempotentTask, Policy, StoreUnavailable
 from celery_idempotent.integration import startup
@@ -63,6 +63,13 @@ def test_right_settings_are_silent(broker: str, held: Any) -> None:
     right: dict[str, Any] = {"broker_transport_options": options, "broker_channel_error_retry": True}
     assert _said(broker, **right, idempotency_hold_messages=held) == []
     assert _said(broker, **{**right, "broker_transport_options": {**options, "visibility_timeout": 300}}) == []
+
+
+@pytest.mark.parametrize("broker", RIGHT)
+def test_arguments_of_queues_that_only_rabbitmq_knows_are_no_matter_elsewhere(broker: str) -> None:
+    """An app that has come from RabbitMQ may still have them."""
+    queue = Queue("orders", Exchange("work"), queue_arguments={"x-queue-type": "quorum", "x-consumer-timeout": 1})
+    assert _said(broker, broker_transport_options=RIGHT[broker], task_queues=[queue]) == []
 
 
 @pytest.mark.parametrize(("broker", "default"), [(REDIS, 3600), (SQS, 1800)])

@@ -1,5 +1,6 @@
 """What differs on RabbitMQ: where a delayed message goes, what is warned about, and what is counted."""
 
+import re
 import warnings
 from typing import Any
 
@@ -74,16 +75,29 @@ def test_a_worker_warns_of_settings_that_lose_messages_with_the_line_to_change(
 
 
 @pytest.mark.parametrize(
+    ("options", "found"),
+    [({}, "confirm_publish=False (default):"), ({"confirm_publish": False}, "confirm_publish=False:")],
+)
+def test_warning_tells_a_default_from_what_somebody_wrote(options: dict[str, Any], found: str) -> None:
+    """Who reads it looks for the line to change, or learns that there is none yet."""
+    app = an_app()
+    app.conf.broker_transport_options = options
+    with pytest.warns(IdempotencyWarning, match=re.escape(found)):
+        check(app, "celery.concurrency.solo")
+
+
+@pytest.mark.parametrize(
     "app",
     [
         an_app(),
+        an_app(Queue("orders", Exchange("work"), "orders", queue_arguments={"x-consumer-timeout": "soon"})),
         an_app(Queue("orders", Exchange("work"), "orders")),
         an_app(a_queue("orders")),
         an_app(a_queue("orders", patience=60_000), task_time_limit=59),
     ],
 )
 def test_a_worker_does_not_warn_of_settings_that_are_right(app: Celery) -> None:
-    """Classic queues and quorum queues, and a patience that is longer than every body."""
+    """Classic and quorum queues, a patience that is longer than every body, and one that RabbitMQ will refuse."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check(app, "celery.concurrency.solo")
@@ -127,10 +141,11 @@ def test_a_message_goes_where_its_author_sends_it(options: dict[str, Any]) -> No
     assert rabbitmq.way_back(app, a_delivery("work", "orders"), options) == {}
 
 
+@pytest.mark.parametrize("options", [{"queue": "orders"}, {"exchange": "", "routing_key": "orders"}, {}])
 @pytest.mark.parametrize("request_", [Context(), a_delivery("", "orders")])
-def test_a_message_of_the_default_exchange_is_left_to_celery(request_: Context) -> None:
-    """Its routing key is the name of its queue."""
-    options = {"queue": "orders", "countdown": 5}
+def test_a_message_of_the_default_exchange_is_left_to_celery(request_: Context, options: dict[str, Any]) -> None:
+    """Its routing key is the name of its queue, and no queue can be bound to that exchange."""
+    options = {**options, "countdown": 5}
     assert rabbitmq.way_back(an_app(a_queue("orders")), request_, options) == {}
 
 

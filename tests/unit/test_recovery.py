@@ -259,6 +259,16 @@ def test_lease_of_a_revoked_task_is_over(app: Celery, loop: Hub | None) -> None:
     assert acknowledged == [0]
 
 
+def test_loss_that_a_thread_is_told_of_leaves_the_loop_alone(app: Celery, step: recovery.Recovery) -> None:
+    """A loop is no other thread's to use; here nobody runs it."""
+    lost = _Lost(app, None)
+    thread = threading.Thread(target=lost.tells, args=(WorkerLostError("signal 9"),))
+    thread.start()
+    thread.join()
+    wait_until(lambda: lost.rejected, "the message went back")
+    assert lost.was_over == [True]
+
+
 def test_worker_that_shuts_down_deals_with_it_first(app: Celery, parent: Any, step: recovery.Recovery) -> None:
     """Its loop does not run any more, and its threads would end with it."""
     lost = _Lost(app, None)
