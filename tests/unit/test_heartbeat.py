@@ -73,6 +73,10 @@ def _renewals(store: FaultyStore, key: str, since: int = 0) -> int:
     return sum(record.key == key for record in store.swaps[since:]) - (since == 0)
 
 
+def _is_asleep(beats: Heartbeat) -> bool:
+    return bool(beats._changed._waiters)  # type: ignore[attr-defined]
+
+
 def test_renews_what_outlives_a_third_of_its_lease(store: FaultyStore, beats: Heartbeat) -> None:
     """A long attempt's lease is extended again and again until it is stopped."""
     attempt = _attempt(store)
@@ -105,7 +109,7 @@ def test_shorter_lease_that_comes_later_is_renewed_in_time(store: FaultyStore, b
     """The thread that sleeps for a long lease is woken for a short one."""
     long = _attempt(store, "long", lease=3_600_000)
     beats.start(long)
-    wait_until(lambda: beats._sleeps_until > time.monotonic() + 60, "the thread sleeps for long")
+    wait_until(lambda: _is_asleep(beats), "the thread sleeps for long")
     short = _attempt(store, "short")
     first = _lease(store, "short")
 
@@ -132,7 +136,7 @@ def test_short_attempts_wake_nobody(store: FaultyStore, beats: Heartbeat, monkey
         beats.stop(attempt)
         with beats._lock:  # whoever was woken has the next turn
             beats._changed.notify(0)
-        wait_until(lambda: bool(beats._changed._waiters), "the coordinator sleeps")  # type: ignore[attr-defined]
+        wait_until(lambda: _is_asleep(beats), "the coordinator sleeps")
     assert looks["made"] <= 3
 
 
@@ -502,9 +506,7 @@ def test_a_clock_that_leaps_is_noticed_by_the_next_attempt(store: FaultyStore) -
     beats = Heartbeat(Leaping())
     long, next_one = (_attempt(store, key, lease=3_600_000) for key in ("long", "next"))
     beats.start(long)
-    wait_until(lambda: 60 < beats._sleeps_until - time.monotonic() < math.inf, "the coordinator sleeps for long")
-    with beats._lock:  # which it gives back when it sleeps
-        pass
+    wait_until(lambda: _is_asleep(beats), "the coordinator sleeps for long")
 
     leaps[0] = 3_600.0
     beats.start(next_one)
@@ -514,17 +516,45 @@ def test_a_clock_that_leaps_is_noticed_by_the_next_attempt(store: FaultyStore) -
     beats.stop(next_one)
 
 
-def test_a_lease_of_years_can_be_slept_through(store: FaultyStore, beats: Heartbeat) -> None:
-    """A wait that the system cannot express ends no thread."""
+def test_a_lease_of_years_can_be_slept_through(
+    store: FaultyStore, beats: Heartbeat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wait that the system cannot express is never asked for: Python would refuse it each time."""
     ages, short = _attempt(store, "ages", lease=1 << 53), _attempt(store, "short")
     beats.start(ages)
-    wait_until(lambda: beats._sleeps_until > time.monotonic() + (1 << 40), "the coordinator would sleep for ages")
+    wait_until(lambda: _is_asleep(beats), "the coordinator would sleep for ages")
 
     beats.start(short)
 
     wait_until(lambda: _renewals(store, "short") > 1, "the short lease is renewed")
     beats.stop(ages)
     beats.stop(short)
+    assert not caplog.records
+
+
+def test_renewal_that_takes_a_while_is_followed_by_the_next(store: FaultyStore, beats: Heartbeat) -> None:
+    """While the only one is under way the coordinator sleeps without an end, and is woken when it is done."""
+
+    def take_a_while(record: Record) -> None:
+        wait_until(lambda: beats._sleeps_until == math.inf and _is_asleep(beats), "the coordinator sleeps")
+
+    attempt = _attempt(store)
+    store.before_swap = take_a_while
+    beats.start(attempt)
+
+    wait_until(lambda: _renewals(store, "k") > 1, "it is renewed again", timeout=20)  # not only a minute later
+    beats.stop(attempt)
+
+
+def test_the_reserve_renews_first_what_is_most_urgent(store: FaultyStore, beats: Heartbeat) -> None:
+    """It makes one renewal at a time, and a short lease has less time to wait for it."""
+    for key, due in (("later", 2.0), ("urgent", 1.0), ("last", 3.0)):
+        attempt = _attempt(store, key, lease=60_000)
+        beats._beats[attempt] = _Beat(attempt, threading.current_thread(), due, is_handed_over=True, left="no thread")
+
+    beats._renew_left()
+
+    assert [_renewals(store, key) for key in ("later", "urgent", "last")] == [0, 1, 0]
 
 
 def test_the_thread_of_foreign_code_is_taken_for_alive(store: FaultyStore, beats: Heartbeat) -> None:
