@@ -51,7 +51,7 @@ TICK_HEADER = "idempotency_tick"
 """Message header with the tick of a schedule that the message was published for."""
 
 HEADERS = (KEY_HEADER, IDENTITY_HEADER, CONFLICTS_HEADER, OUTAGES_HEADER, DELIVERIES_HEADER, TICK_HEADER)
-"""All of the library's own; they stay with the operation through every message."""
+"""Those of the library's own that stay with the operation through every message; an announcement is of one alone."""
 
 _WAITED_FOR = ("link", "link_error", "chord", "chain", "group_id")
 """Options by which something else waits for this very message; dropping it would lose what waits."""
@@ -257,7 +257,7 @@ def sent_as(
         headers[TICK_HEADER] = naming_tick(tick, task, other_id)
     if revision is not None:
         headers[ANNOUNCED_HEADER] = f"{_binding(task, other_id)}:{revision}"
-    return {**options, "headers": headers} if headers else dict(options)
+    return {**options, "headers": headers}
 
 
 def continued(request: Context, options: Mapping[str, Any], identity: str | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 # mypy: allow-untyped-decorators
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from celery_idempotent import IdempotentTask, KeyReused, OutcomeUnknown, Policy,
 from celery_idempotent.engine.claim import claim
 from celery_idempotent.errors import LeaseLost, PolicyError, SafeToRetry, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import outbox
-from celery_idempotent.integration.messages import TICK_HEADER, naming_tick
+from celery_idempotent.integration.messages import ANNOUNCED_HEADER, TICK_HEADER, naming_tick
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.operation import Operation, Run
@@ -146,14 +147,24 @@ def test_queued_operation_is_published_once(shop: Shop, publish: Callable[[Task]
     assert shop.ids() == [first.id] == [again.id]
 
 
+def test_receivers_hear_of_a_message_that_waits(shop: Shop, skipped: list[dict[str, Any]]) -> None:
+    """No worker is named, as none has it yet."""
+    first = shop.charge.delay("o")
+    shop.charge.delay("o")
+
+    assert skipped == [{"task_id": first.id, "reason": "queued", "observed": False, "fencing_token": None}]
+
+
 def test_forwarded_headers_tell_nothing_of_another_message(shop: Shop) -> None:
     """People pass all headers on; the announcement was made for one message of one task."""
     shop.charge.delay("o")
     (message,) = shop.sent()
     shop.store.asked.clear()
-    shop.task(Policy(), name="other").apply_async(("o",), headers=dict(message.headers))
-    shop.deliver()
+    forwarded = {ANNOUNCED_HEADER: message.headers[ANNOUNCED_HEADER]}
+    shop.task(Policy(), name="other").apply_async(("o",), headers=forwarded)
+    assert [ended.state for ended in shop.deliver()] == ["SUCCESS"]
     assert shop.store.asked == ["swap"] * 2
+    assert shop.record("o").attempts == 0  # type: ignore[union-attr]
 
 
 def test_fifty_racing_publishers_send_one_message(shop: Shop) -> None:
@@ -280,6 +291,7 @@ def test_message_that_nobody_executed_in_time_is_sent_again(shop: Shop) -> None:
         ({"expires": 20}, 20),
         ({"expires": 600}, 60),
         ({"expires": timedelta(seconds=20)}, 20),
+        ({"expires": -1e30}, 0),
         ({"countdown": 1e30}, 10 * 365 * 86_400 + 60),
     ],
 )
@@ -453,6 +465,18 @@ def test_announcement_of_other_arguments_keeps_nobody_from_the_key(shop: Shop) -
     shop.charge.delay("o", 2)
 
     assert [each.state for each in shop.deliver()] == ["SUCCESS"]
+
+
+def test_process_that_is_told_to_end_while_it_sends_leaves_nothing_behind(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shutdown or a greenlet's end is no exception of Python's ordinary kind."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Celery, "send_task", lambda *args, **options: sys.exit())
+        with pytest.raises(SystemExit):
+            shop.charge.delay("o")
+
+    assert shop.record("o") is None
 
 
 def test_refused_message_leaves_nothing_behind(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -504,3 +504,28 @@ def test_sqs_shows_the_message_at_once_though_the_store_hangs(
     lost.is_rejected()
     wait_until(lambda: lost._goes_on() and bool(channel.asked), "SQS was asked")
     hanging.set()
+
+
+def test_message_that_celery_never_settles_is_not_waited_for_without_end(
+    app: Celery, loop: Hub | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker shows it again by itself; what is under way must come to its end, or no worker would."""
+    monkeypatch.setattr(recovery, "_PATIENCE", 0.2)
+    lost, channel = _Lost(app, loop), _Sqs()
+    lost.message.channel = channel
+    lost.message.delivery_info = {"sqs_queue": "url", "sqs_message": {"ReceiptHandle": "r"}, "routing_key": "orders"}
+    lost.fails_by(WorkerLostError("signal 9"))
+    wait_until(lambda: lost._goes_on() and not recovery.returns_of(app).under_way, "it is over")
+    assert not channel.asked
+
+
+def test_other_brokers_are_not_asked_to_show_a_message(
+    app: Celery, loop: Hub | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do at once, and have no such request."""
+    asked: list[object] = []
+    monkeypatch.setattr(recovery.Returned, "come_at_once", lambda returned: asked.append(returned))
+    lost = _Lost(app, loop)
+    lost.fails_by(WorkerLostError("signal 9"))
+    wait_until(lambda: lost._goes_on() and not recovery.returns_of(app).under_way, "it is over")
+    assert not asked
