@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from threading import Barrier, Thread
 from typing import Any, cast
 
@@ -10,14 +11,17 @@ import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.backoff import NoBackoff
 from redis.connection import Connection
 from redis.credentials import CredentialProvider
+from redis.retry import Retry
 
 from celery_idempotent.stores.redis.direct import DirectClient, _packed, _told
 from celery_idempotent.stores.redis.store import RedisStore
 from celery_idempotent.stores.redis.url import read_url
 from celery_idempotent.testing.contract import a_record
 from lab.embedded.redis import EmbeddedRedis
+from tests.support.redis_servers import HOST
 
 
 class Struck(Exception):
@@ -43,6 +47,14 @@ def client(redis_server: EmbeddedRedis) -> Iterator[DirectClient]:
 
 def _connection_id(client: DirectClient) -> Any:
     return client.ask(b"CLIENT", b"ID")
+
+
+@pytest.fixture
+def single(redis_server: EmbeddedRedis) -> Iterator[DirectClient]:
+    """A client whose pool has room for one connection: whoever keeps that one leaves none."""
+    made = DirectClient(resends=Retry(NoBackoff(), 1), host=HOST, port=redis_server.port, max_connections=1, protocol=2)
+    yield made
+    made.close()
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=8))
@@ -110,6 +122,57 @@ def test_strike_before_the_reply_is_read_closes_the_connection(
         with pytest.raises(Struck):
             client.ask(b"ECHO", b"one")
     assert client.ask(b"ECHO", b"two") == b"two"
+
+
+def test_request_that_was_struck_leaves_its_place_in_the_pool(
+    single: DirectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise so many time limits would use up all connections that a process may open."""
+    single.ask(b"ECHO", b"warm")
+    (connection,) = single._in_hand
+    with monkeypatch.context() as patched:
+        patched.setattr(connection, "read_response", lambda: _strike(0, None))
+        with pytest.raises(Struck):
+            single.ask(b"ECHO", b"one")
+    assert single.ask(b"ECHO", b"two") == b"two"
+
+
+def test_reply_that_came_too_late_goes_to_nobody(client: DirectClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is sent again by a new connection: by the old one, each reply from now on would be the one before."""
+    client.ask(b"ECHO", b"warm")
+    (connection,) = client._in_hand
+    read = connection.read_response
+
+    def too_late() -> None:
+        monkeypatch.setattr(connection, "read_response", read)
+        raise redis.TimeoutError
+
+    monkeypatch.setattr(connection, "read_response", too_late)
+    assert [client.ask(b"ECHO", said) for said in (b"one", b"two")] == [b"one", b"two"]
+
+
+def test_lost_request_is_sent_as_often_as_by_redis_py(client: DirectClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways give up at the same time, well within a lease."""
+    client.ask(b"PING")
+    client.ping()
+    sent: list[str] = []
+
+    def lose(way: str) -> None:
+        sent.append(way)
+        raise redis.ConnectionError
+
+    for way, request in (("ours", partial(client.ask, b"PING")), ("redis-py's", client.ping)):
+        monkeypatch.setattr(Connection, "send_packed_command", lambda *args, way=way, **options: lose(way))
+        with pytest.raises(redis.ConnectionError):
+            request()
+    assert sent == ["ours"] * 3 + ["redis-py's"] * 3
+
+
+def test_dropped_connection_leaves_its_place_in_the_pool(single: DirectClient) -> None:
+    """Each fail-over would otherwise take some of the connections that a process may open."""
+    single.ask(b"PING")
+    single.drop()
+    assert single.ask(b"PING") == b"PONG"
 
 
 def test_dropped_connections_are_closed(client: DirectClient) -> None:

@@ -21,6 +21,7 @@ from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import OutcomeUnknown
 from celery_idempotent.integration import recovery
+from celery_idempotent.integration.extenders import Returned
 from celery_idempotent.protocol.operation import Run
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
@@ -524,7 +525,7 @@ def test_other_brokers_are_not_asked_to_show_a_message(
 ) -> None:
     """They do at once, and have no such request."""
     asked: list[object] = []
-    monkeypatch.setattr(recovery.Returned, "come_at_once", lambda returned: asked.append(returned))
+    monkeypatch.setattr(Returned, "come_at_once", lambda returned: asked.append(returned))
     lost = _Lost(app, loop)
     lost.fails_by(WorkerLostError("signal 9"))
     wait_until(lambda: lost._goes_on() and not recovery.returns_of(app).under_way, "it is over")
