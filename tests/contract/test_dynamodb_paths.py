@@ -542,8 +542,10 @@ def test_who_answers_in_the_servers_place_still_does(server: ScriptedServer) -> 
 def test_who_looks_at_requests_still_does(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook of the session's may add a header that is not signed; the path remains the direct one."""
     store = opened(server, "direct")
+    seen: list[str] = []
 
     def trace(request: Any, **_: Any) -> None:
+        seen.append(request.headers["X-Amz-Target"].decode())  # bytes, as boto3 shows them
         request.headers["X-Trace"] = "root"
 
     store._connected().meta.events.register("before-send.dynamodb", trace)
@@ -551,6 +553,7 @@ def test_who_looks_at_requests_still_does(server: ScriptedServer, monkeypatch: p
     store.swap(RECORD, None)
     store.swap(RECORD, None)
 
+    assert seen == ["DynamoDB_20120810.PutItem"] * 3
     assert [each.headers["x-trace"] for each in server.asked] == ["root", "root"]
     assert [each.names.count("content-length") for each in server.asked] == [1, 1]
     assert used.session == 1

@@ -104,8 +104,9 @@ def rehearse(
     if (client.meta.config.retries or {}).get("mode") == "adaptive":
         raise Unfit("adaptive retries learn from every answer")
     request = _created(client, operation, parameters)
-    is_hooked = bool(client.meta.events.emit(f"before-send.dynamodb.{operation}", request=request.prepare()))
     headers = {name: _text(value) for name, value in request.headers.items()}
+    shown = _prepared(request.url, headers, request.body)
+    is_hooked = bool(client.meta.events.emit(f"before-send.dynamodb.{operation}", request=shown))
     authorization = request.headers.get("Authorization", "")
     if credentials is None or not authorization.startswith(_SCHEME) or headers.get("Content-Type") != _CONTENT:
         raise Unfit("the client does not sign JSON by Signature Version 4")
@@ -133,11 +134,16 @@ def rehearse(
 def _shown(
     client: Any, operation: str, url: str, headers: Mapping[str, str], body: bytes
 ) -> tuple[HttpReply | None, Mapping[str, str]]:
-    request = AWSRequest("POST", url, headers, body).prepare()
+    request = _prepared(url, headers, body)
     answer = first_non_none_response(client.meta.events.emit(f"before-send.dynamodb.{operation}", request=request))
     if answer is not None:
         return HttpReply(answer.status_code, answer.headers, answer.content), headers
     return None, {name: _text(value) for name, value in request.headers.items() if name != "Content-Length"}
+
+
+def _prepared(url: str, headers: Mapping[str, str], body: bytes) -> Any:
+    """A request as hooks know it: with bytes for the values of headers."""
+    return AWSRequest("POST", url, {name: value.encode() for name, value in headers.items()}, body).prepare()
 
 
 def _created(client: Any, operation: str, parameters: Mapping[str, Any]) -> Any:
