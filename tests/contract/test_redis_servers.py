@@ -198,10 +198,12 @@ def test_errors_of_the_script_and_of_waiting_quote_no_request(redis_server: Embe
             client.execute_command("ACL", "DELUSER", user)
 
 
-def test_connections_to_a_demoted_primary_are_given_up() -> None:
+@pytest.mark.parametrize("way", ["on the direct path", "through redis-py's execute_command"])
+def test_connections_to_a_demoted_primary_are_given_up(way: str) -> None:
     """Behind one name another server is the primary now: the connections to the old one do not stay in use."""
     with EmbeddedRedis() as old, replica_of(old) as new, TcpProxy(old.port) as name:
-        store = opened(f"redis://{HOST}:{name.port}")
+        url = f"redis://{HOST}:{name.port}"
+        store = opened(url) if way == "on the direct path" else RedisStore(lambda: redis.Redis.from_url(url))
         record = a_record()
         store.swap(record, None)
         with administrator(old) as client:
@@ -216,6 +218,7 @@ def test_connections_to_a_demoted_primary_are_given_up() -> None:
             store.swap(a_record(), None)
         outcome = replace(record, revision=new_nonce(), status=Status.COMPLETED)
         assert store.swap(outcome, record.revision) == outcome
+        assert store.way == way
         store.close()
 
 

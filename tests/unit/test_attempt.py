@@ -325,6 +325,13 @@ def test_call_that_cannot_be_made_is_refused_before_it_counts_as_begun(scene: Sc
     )
 
 
+@pytest.mark.parametrize("arguments", [("receipt", "o-1"), ("receipt", None), (lambda: None, "receipt")])
+def test_sending_what_is_no_task_tells_the_order_of_arguments(scene: Scene, arguments: Any) -> None:
+    """The step's name comes first here, and is not asked for by ``tx.send`` and ``outbox.send``."""
+    with pytest.raises(PolicyError, match="is neither a task nor a signature; write attempt.send"):
+        scene.perform(lambda handle: handle.send(*arguments))
+
+
 def test_call_of_c_that_tells_no_signature_is_made(scene: Scene) -> None:
     """Not everything that can be called says how."""
     with pytest.raises(ValueError, match="no signature"):

@@ -1,6 +1,7 @@
 """Where the direct path sends requests, and how it signs them: what botocore finds out from all that it is given."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,25 @@ def test_endpoint_of_a_table_that_is_named_by_its_arn() -> None:
     store = DynamoDBStore(ARN, region="eu-west-1", session=session, transport="direct")
 
     assert [store._direct()._part("PutItem").wire._url] == seen
+
+
+class _Line:
+    """A wire that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Mapping[str, str], bytes]] = []
+
+    def exchange(self, headers: Mapping[str, str], body: bytes) -> str:
+        """Keep it, and answer."""
+        self.sent.append((headers, body))
+        return "answered"
+
+
+def test_request_that_nobody_hooks_goes_straight_to_the_wire() -> None:
+    """To show each of them would make up what hooks see, and read it again."""
+    line: Any = _Line()
+    part = replace(_part(region="eu-west-1"), wire=line, show=None)
+
+    assert part.send(b"{}", "call", "attempt=1") == "answered"
+    ((headers, body),) = line.sent
+    assert (headers["amz-sdk-invocation-id"], headers["amz-sdk-request"], body) == ("call", "attempt=1", b"{}")
