@@ -155,6 +155,7 @@ def test_request_that_nobody_hooks_goes_straight_to_the_wire() -> None:
     line: Any = _Line()
     part = replace(_part(region="eu-west-1"), wire=line, show=None)
 
-    assert part.send(b"{}", "call", "attempt=1") == "answered"
+    answer: Any = part.send(b"{}", "call", "attempt=1")
+    assert answer == "answered"
     ((headers, body),) = line.sent
     assert (headers["amz-sdk-invocation-id"], headers["amz-sdk-request"], body) == ("call", "attempt=1", b"{}")
