@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from redis import Redis
 
@@ -95,12 +96,19 @@ def test_program_that_died_is_started_again_and_one_that_was_stopped_is_not(tmp_
 _WAITS = "import sys, redis; redis.Redis.from_url(sys.argv[1]).brpop(['queue'], 0)"
 
 
+def _waits(client: Redis, pid: int) -> bool:
+    """Whether that very process waits for a message; tests share the server, and others may wait there, too."""
+    ports = {each.laddr.port for each in psutil.Process(pid).net_connections()}
+    commands = {int(each["addr"].rpartition(":")[2]): each["cmd"] for each in client.client_list()}
+    return any(commands.get(port) == "brpop" for port in ports)
+
+
 def test_worker_that_waits_for_a_message_is_given_none_before_it_is_killed(redis_server: EmbeddedRedis) -> None:
     """It is stopped and Redis forgets that it waits, so the message that comes next is another's."""
     url = redis_server.url
     with Redis.from_url(url) as client, subprocess.Popen([sys.executable, "-c", _WAITS, url]) as worker:
         try:
-            wait_until(lambda: any(each["cmd"] == "brpop" for each in client.client_list()), "it waits")
+            wait_until(lambda: _waits(client, worker.pid), "it waits")
             worker.send_signal(signal.SIGSTOP)
             wait_until(lambda: _state(worker) == "T", "it stands still")
             assert soak.waits_no_more(url, worker.pid)
