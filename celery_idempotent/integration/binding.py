@@ -71,11 +71,9 @@ def refuse_misplaced_policy(cls: type) -> None:
         raise PolicyError("idempotent", repr(given), remedy)
     for name, value in vars(cls).items():
         if isinstance(value, Policy) and name != "idempotent":
-            raise PolicyError(name, "Policy(...)", f"{cls.__name__}: nothing reads it; the option is called idempotent")
+            raise _unread(cls, name, "Policy(...)", "the option is called idempotent")
         if name in _POLICY_ALONE and not isinstance(value, property | FunctionType):
-            raise PolicyError(
-                name, repr(value), f"{cls.__name__}: nothing reads it; write idempotent=Policy({name}=...)"
-            )
+            raise _unread(cls, name, repr(value), f"write idempotent=Policy({name}=...)")
 
 
 def refuse_misplaced_option(cls: type) -> None:
@@ -85,12 +83,13 @@ def refuse_misplaced_option(cls: type) -> None:
         return  # a class of the author's, which may call its attributes as it likes
     inherited = {name for each in cls.__mro__[1:] for name in vars(each)}
     for name in given.keys() - inherited:
-        if name in _FIELDS:
-            raise PolicyError(
-                name, repr(given[name]), f"{cls.__name__}: nothing reads it; write idempotent=Policy({name}=...)"
-            )
-        if name in _OF_OTHERS:
-            raise PolicyError(name, repr(given[name]), f"{cls.__name__}: nothing reads it; {_OF_OTHERS[name]}")
+        remedy = f"write idempotent=Policy({name}=...)" if name in _FIELDS else _OF_OTHERS.get(name)
+        if remedy is not None:
+            raise _unread(cls, name, repr(given[name]), remedy)
+
+
+def _unread(cls: type, name: str, value: str, remedy: str) -> PolicyError:
+    return PolicyError(name, value, f"{cls.__name__}: nothing reads it; {remedy}")
 
 
 _OF_OTHERS = {
@@ -103,7 +102,7 @@ _OF_OTHERS = {
 """By option, what to write instead; of those that a task keeps when it moves to this library."""
 
 _FIELDS = {each.name for each in fields(Policy)}
-_POLICY_ALONE = {each.name for each in fields(Policy)} - {"key", "scope", "version", "mode", "effects", "grace"}
+_POLICY_ALONE = _FIELDS - {"key", "scope", "version", "mode", "effects", "grace"}
 """Fields of a policy whose names a task has no other use for."""
 
 SETTINGS = (
@@ -128,7 +127,7 @@ def refuse_unknown_settings(app: Celery) -> None:
             is_misplaced = name.startswith("idempot") and (name not in SETTINGS or (not prefix and found != name))
         if is_misplaced:
             field = name.partition("_")[2]
-            if field in {each.name for each in fields(Policy)}:
+            if field in _FIELDS:
                 raise PolicyError(str(found), "...", f"nothing reads this setting; write it in Policy({field}=...)")
             (nearest,) = get_close_matches(name, SETTINGS, 1, 0)
             right = f"{prefix}{nearest}".upper() if prefix else nearest

@@ -268,7 +268,6 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
                 return body(None)
 
     def _enforced(self, executed: Task, request: Context, policy: Policy, identity: Identity, body: Body) -> Any:
-
         def finished(claim: Claim | None) -> Any:
             value = body(claim)
             if claim is not None:
