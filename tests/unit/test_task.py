@@ -891,6 +891,7 @@ def test_warning_stands_at_the_authors_line_and_once() -> None:
         ("idempotency_key", "it is an option of apply_async"),
         ("once", "it is celery-once's"),
         ("unique_on", "it is celery-singleton's"),
+        ("raise_on_duplicate", "no publisher is refused here"),
     ],
 )
 def test_option_that_nothing_reads_is_refused(app: Celery, option: str, remedy: str) -> None:
