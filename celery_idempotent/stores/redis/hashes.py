@@ -55,7 +55,7 @@ def _plain(name: str, value: Any) -> bytes:
 def _value(field: str, value: Any) -> Any:
     if field in _NUMBERS:
         return _number(field, value)
-    return value if field == "key" else value.decode("utf-8", "surrogatepass")
+    return value if field == "key" else decoded(value)
 
 
 def _binary_value(field: str, value: Any) -> Any:

@@ -118,8 +118,11 @@ class RedisStore:
     @property
     def way(self) -> str:
         """For people: the path that writes take, once the first has been made, as by :meth:`verify`."""
-        is_direct = isinstance(self._connected.made(), DirectClient) and not self._wait_replicas
-        return "on the direct path" if is_direct else "through redis-py's execute_command"
+        return "on the direct path" if self._direct(self._connected.made()) else "through redis-py's execute_command"
+
+    def _direct(self, client: Client | None) -> DirectClient | None:
+        """The client, if writes may take its short way: WAIT must follow on the same connection."""
+        return client if isinstance(client, DirectClient) and not self._wait_replicas else None
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.swap`."""
@@ -234,10 +237,11 @@ class RedisStore:
             return self._send(client, "EVAL", _SCRIPT, keys, *arguments)
 
     def _send(self, client: Client, name: str, *arguments: Any) -> Any:
+        direct = self._direct(client)
+        if direct is not None:
+            return direct.ask(name.encode(), *arguments)
         command = name, *arguments
         if not self._wait_replicas:
-            if isinstance(client, DirectClient):
-                return client.ask(name.encode(), *arguments)
             return cast(Any, client).execute_command(*command)
         if isinstance(client, redis.Redis):
             return self._awaited(client, *command)
