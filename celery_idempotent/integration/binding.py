@@ -97,7 +97,7 @@ _OF_OTHERS = {
     "once": "it is celery-once's; write idempotent=Policy(key=..., publish='once')",
     "unique_on": "it is celery-singleton's; write idempotent=Policy(key=..., publish='once')",
     "lock_expiry": "it is celery-singleton's; a lease is renewed while the task runs, so leave it out",
-    "raise_on_duplicate": "it is celery-singleton's; no publisher is refused here, but gets the first result; leave it out",
+    "raise_on_duplicate": "it is celery-singleton's; leave it out: no publisher is refused here",
 }
 """By option, what to write instead; of those that a task keeps when it moves to this library."""
 
