@@ -223,7 +223,7 @@ def _binding(scope: str, task_id: str) -> str:
 
 def naming_tick(tick: str, task: str, task_id: str) -> str:
     """The header by which messages of several beats are one tick; only for this task and task id, as above."""
-    return f"{_binding(task, task_id)}:{tick}"
+    return _bound_to(task, task_id, tick)
 
 
 def tick_named(headers: Mapping[str, Any], task: str, task_id: str) -> str | None:
@@ -234,6 +234,10 @@ def tick_named(headers: Mapping[str, Any], task: str, task_id: str) -> str | Non
 def announced(headers: Mapping[str, Any], task: str, task_id: str) -> str:
     """The revision of what this message's publisher has recorded; empty where the headers do not tell, as above."""
     return _bound(headers, ANNOUNCED_HEADER, task, task_id) or ""
+
+
+def _bound_to(task: str, task_id: str, value: str) -> str:
+    return f"{_binding(task, task_id)}:{value}"
 
 
 def _bound(headers: Mapping[str, Any], name: str, task: str, task_id: str) -> str | None:
@@ -256,7 +260,7 @@ def sent_as(
     if tick is not None:
         headers[TICK_HEADER] = naming_tick(tick, task, other_id)
     if revision is not None:
-        headers[ANNOUNCED_HEADER] = f"{_binding(task, other_id)}:{revision}"
+        headers[ANNOUNCED_HEADER] = _bound_to(task, other_id, revision)
     return {**options, "headers": headers}
 
 

@@ -8,7 +8,7 @@ that is evidence of a message on its way.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
 from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure, is_forgotten, is_reused
@@ -78,7 +78,7 @@ def publication(
     if record is None:
         return Announce(announced.but(revision=f"announced:{now}:{revision}"), None, operation.task_id)
     if is_forgotten(record, now):
-        return Announce(replace(announced, fencing_token=record.fencing_token), record, operation.task_id)
+        return Announce(announced.but(fencing_token=record.fencing_token), record, operation.task_id)
     is_queued = record.status is Status.RELEASED and not record.owner and record.lease_until > now
     if outgoing.awaited or (is_reused(record, operation.identity) and (record.attempts or is_queued)):
         return Send(operation.task_id)
@@ -107,21 +107,7 @@ def announcement(operation: Operation) -> Record | None:
     found = _FIRST.fullmatch(operation.announced) if operation.announced else None
     if found is None:
         return None
-    return Record(
-        key=operation.identity.key,
-        status=Status.RELEASED,
-        revision=operation.announced,
-        owner="",
-        fencing_token=0,
-        lease_until=0,
-        fingerprint=None,
-        attempts=0,
-        created_at=int(found[1]),
-        updated_at=0,
-        task="",
-        task_id="",
-        worker="",
-    )
+    return _announced(Outgoing(operation=operation, patience=0), int(found[1]), operation.announced)
 
 
 _FIRST = re.compile("announced:([0-9]{1,15}):[0-9a-f]{32}")
@@ -153,8 +139,7 @@ def _of_a_message(
     Only a publisher that is gone is stood in for under its message's id. The result of one that was executed may be
     a failure already; one that was not for so long may have been revoked or have expired, and workers remember that.
     """
-    following = replace(
-        announced,
+    following = announced.but(
         fencing_token=record.fencing_token,
         attempts=record.attempts,
         created_at=record.created_at,
@@ -168,7 +153,7 @@ def _of_a_message(
     if not is_gone:
         return Underway(record)
     # Not for longer than its publisher meant: if that one has sent it after all, and people revoked it, it ends.
-    standing_in = replace(following, task_id=known, lease_until=record.lease_until)
+    standing_in = following.but(task_id=known, lease_until=record.lease_until)
     is_observed = outgoing.operation.policy.mode == "observe"
     return Announce(standing_in, record, outgoing.operation.task_id if is_observed else known)
 
