@@ -145,7 +145,8 @@ def test_results_and_messages_are_accepted_as_celery_does(
     settings: dict[str, Any], results_in_pickle: bool, messages_in_pickle: bool
 ) -> None:
     """JSON is always read; what is not set falls back to ``accept_content``."""
-    runtime = runtime_of(an_app(**settings))
+    app = an_app(**settings)  # its runtime does not keep it
+    runtime = runtime_of(app)
 
     for codec, may_be_pickle in ((runtime.codec, results_in_pickle), (runtime.message_codec, messages_in_pickle)):
         assert codec.decode(replace(codec, serializer="json").encode([1])) == [1]

@@ -46,7 +46,8 @@ def test_an_app_on_rabbitmq_is_known() -> None:
     """By the driver, and without a connection."""
     from celery_idempotent.integration.settings import runtime_of
 
-    assert runtime_of(an_app()).broker.is_rabbitmq
+    app = an_app()  # its runtime does not keep it
+    assert runtime_of(app).broker.is_rabbitmq
 
 
 @pytest.mark.parametrize(
