@@ -22,7 +22,7 @@ from celery_idempotent.errors import (
     StoreUnavailable,
     WriteRefused,
 )
-from celery_idempotent.integration.operator import resolve
+from celery_idempotent.integration.operator import forget, release, resolve
 from celery_idempotent.integration.task import IdempotentMixin, IdempotentTask
 from celery_idempotent.protocol.effects import AtLeastOnce, AtMostOnce, Committed, Fenced, Keyed
 from celery_idempotent.protocol.policy import Policy
@@ -38,6 +38,8 @@ __all__ = [
     "Attempt",
     "current_attempt",
     "resolve",
+    "release",
+    "forget",
     # kinds of effect, for Policy(effects=...)
     "Committed",
     "Keyed",

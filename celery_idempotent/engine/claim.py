@@ -160,6 +160,8 @@ class Claim:
         self.store = store
         #: As :class:`~celery_idempotent.engine.attempt.Attempt` tells the body; the same as long as the claim is ours.
         self.key, self.fencing_token, self.number = record.key, record.fencing_token, record.attempts
+        #: For people.
+        self.label = record.label
         self.is_takeover = record.takeovers > 0
         self._record = record
         self._retain = retain

@@ -66,16 +66,18 @@ class EventName(StrEnum):
     OUTCOME_UNKNOWN = "outcome_unknown"
     STORE_UNAVAILABLE = "store_unavailable"
     PUBLISH_SKIPPED = "publish_skipped"
+    VERDICT_GIVEN = "verdict_given"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to an operation; never carries arguments or results."""
+    """Something that happened to an operation; never carries arguments or results, save by the policy's ``label``."""
 
     name: EventName
     key: str
     fencing_token: int | None
     reason: str
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +396,8 @@ class Delivery:
 
     def _emit(self, name: EventName, bearer: Record | Claim | None, reason: str) -> None:
         token = None if bearer is None else bearer.fencing_token
-        self._tell(Event(name, self._operation.identity.key, token, reason))
+        identity = self._operation.identity
+        self._tell(Event(name, identity.key, token, reason, bearer.label if bearer else identity.label))
 
 
 def _raise(error: Exception) -> NoReturn:

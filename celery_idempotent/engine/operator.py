@@ -1,6 +1,5 @@
 """An operator's word on an operation that cannot go on by itself, written by compare-and-swap as everything is."""
 
-from dataclasses import replace
 from typing import Any
 
 from celery_idempotent.engine.claim import new_nonce
@@ -10,36 +9,52 @@ from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.record import Record, Status, damaged
 from celery_idempotent.protocol.steps import only_finished
 from celery_idempotent.protocol.store import Store
+from celery_idempotent.protocol.verdicts import Action, Verdict, given, without_contents
 
 
 def completed(
-    store: Store, codec: Codec, key: str, result: Any, *, retain: int, seen_revision: str | None = None
+    store: Store,
+    codec: Codec,
+    key: str,
+    result: Any,
+    *,
+    retain: int,
+    by: str = "",
+    reason: str = "",
+    seen_revision: str | None = None,
 ) -> Record:
     """State that the effect of an UNKNOWN operation happened; every later delivery is answered with ``result``.
 
-    ``retain`` is milliseconds. ``seen_revision`` is what the person looked at, where time has passed since; None: judge
-    whatever is recorded now. After ``StoreUnavailable`` look again before repeating.
+    ``retain`` is milliseconds. ``by`` and ``reason`` are kept with the record. ``seen_revision`` is what the person
+    looked at, where time has passed since; None: judge whatever is recorded now. After ``StoreUnavailable`` look again
+    before repeating.
     """
     encoded = codec.encode(result)
     seen = _unknown(store, key, seen_revision)
-    new = protocol.ended(seen, Status.COMPLETED, store.now(), retain, new_nonce(), encoded)
-    return _write(store, seen, new)
+    now = store.now()
+    judged = seen.but(verdict=given(Verdict(Action.COMPLETED, by, reason), seen, now))
+    return _write(store, seen, protocol.ended(judged, Status.COMPLETED, now, retain, new_nonce(), encoded))
 
 
-def rerun(store: Store, key: str, *, seen_revision: str | None = None) -> Record:
+def rerun(store: Store, key: str, *, by: str = "", reason: str = "", seen_revision: str | None = None) -> Record:
     """State that the effect did not happen; the next delivery runs the body. Raises as :func:`completed` does.
 
     Steps that finished stay finished. Those that began and did not end are the ones in doubt: they may run again.
     """
     seen = _unknown(store, key, seen_revision)
+    now = store.now()
     try:
-        undoubted = replace(seen, steps=only_finished(seen.steps))
+        undoubted = seen.but(
+            steps=only_finished(seen.steps), verdict=given(Verdict(Action.RERUN, by, reason), seen, now)
+        )
     except ValueError as error:
         raise damaged(key, error, store=repr(store)) from error
-    return _write(store, seen, protocol.released(undoubted, store.now(), new_nonce()))
+    return _write(store, seen, protocol.released(undoubted, now, new_nonce()))
 
 
-def release(store: Store, key: str, *, grace: int, seen_revision: str | None = None) -> Record:
+def release(
+    store: Store, key: str, *, grace: int, by: str = "", reason: str = "", seen_revision: str | None = None
+) -> Record:
     """Give back the claim of an attempt that never ended; the next delivery runs the body.
 
     Under ``on_takeover="refuse"`` this states that the effect did not happen: the next delivery would otherwise mark it
@@ -49,7 +64,39 @@ def release(store: Store, key: str, *, grace: int, seen_revision: str | None = N
     seen = recorded(store, key, seen_revision)
     now = store.now()
     require_abandoned(seen, grace=grace, now=now)
-    return _write(store, seen, protocol.released(seen, now, new_nonce()))
+    judged = seen.but(verdict=given(Verdict(Action.RELEASE, by, reason), seen, now))
+    return _write(store, seen, protocol.released(judged, now, new_nonce()))
+
+
+def forget(store: Store, key: str, *, by: str = "", reason: str = "", seen_revision: str | None = None) -> Record:
+    """Forget an outcome or a released record on purpose; the next delivery is a new operation.
+
+    Nothing of the call stays: no result, error, label, task id, fingerprint or step. What stays, until the store
+    deletes it, is who has forgotten it and why, and the fencing token, so that the next one is larger. Raises as
+    :func:`completed` does.
+    """
+    seen = recorded(store, key, seen_revision)
+    now = store.now()
+    require_forgettable(seen, now=now)
+    verdict = without_contents(given(Verdict(Action.FORGET, by, reason), seen, now))
+    return _write(store, seen, protocol.forgotten(seen, now, new_nonce()).but(verdict=verdict))
+
+
+def require_forgettable(seen: Record, *, now: int) -> None:
+    """Refuse to forget what may still run, or what a person has to judge first. Raises as :func:`forget` does."""
+    if seen.status is Status.UNKNOWN:
+        raise PolicyError("key", repr(seen.key), "its outcome is UNKNOWN; resolve it first")
+    if seen.status is Status.IN_PROGRESS:
+        raise PolicyError(
+            "key", repr(seen.key), "an attempt owns it; wait for its end, or release it once its lease is over"
+        )
+    if seen.fencing_token > now:
+        # A store may delete the record at once, and the next token would be the time of its claim.
+        raise PolicyError(
+            "key",
+            repr(seen.key),
+            f"its fencing token is {seen.fencing_token - now} ms ahead of the store's clock; forget it after that time",
+        )
 
 
 def require_abandoned(seen: Record, *, grace: int, now: int) -> None:

@@ -218,6 +218,8 @@ def check_policy(policy: Policy, signature: inspect.Signature) -> None:
     policy.key_selector.check(signature)
     if policy.fingerprint_selector is not None:
         policy.fingerprint_selector.check(signature)
+    if policy.label_selector is not None:
+        policy.label_selector.check(signature)
 
 
 def warn_about_delivery(cls: type[Task], app: Celery) -> None:

@@ -1,18 +1,30 @@
-"""An operator's verdict in Python: ``resolve(key, completed=...)`` or ``resolve(key, rerun=True)``."""
+"""An operator's verdicts, for Python, commands and pages alike: each is recorded with a name and a reason, and told."""
 
+import getpass
+import socket
 from typing import Any
 
 from celery import Celery, current_app
 
 from celery_idempotent.engine import operator
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.reports import report_verdict
+from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.protocol.record import Record
 
 _NOT_GIVEN = object()
 
 
-def resolve(key: str, *, completed: Any = _NOT_GIVEN, rerun: bool = False, app: Celery | None = None) -> Record:
+def resolve(
+    key: str,
+    *,
+    completed: Any = _NOT_GIVEN,
+    rerun: bool = False,
+    by: str = "",
+    reason: str = "",
+    app: Celery | None = None,
+    seen_revision: str | None = None,
+) -> Record:
     """Give the verdict on an operation whose outcome is UNKNOWN; the only way out of that state.
 
     First find out from the receiver whether the effect happened.
@@ -21,10 +33,13 @@ def resolve(key: str, *, completed: Any = _NOT_GIVEN, rerun: bool = False, app: 
         key: The idempotency key, as ``OutcomeUnknown.key``, the signal and ``idempotency list`` tell it.
         completed: It happened; every later delivery is answered with this, kept as the task's policy says.
         rerun: It did not happen; the next delivery runs the body, except for its finished steps.
+        by: Who says so; default: the user of this process. It is kept in the record, as the reason is.
+        reason: Why, such as what the receiver told, or the number of a ticket.
         app: The Celery app; default: the current one.
+        seen_revision: The revision of the record that the person looked at; default: judge what is recorded now.
 
     Returns:
-        The record as it is now.
+        The record as it is now; its ``verdict`` tells what was judged.
 
     Raises:
         PolicyError: Not exactly one verdict is given, the outcome is not UNKNOWN, or somebody else changed the
@@ -33,8 +48,82 @@ def resolve(key: str, *, completed: Any = _NOT_GIVEN, rerun: bool = False, app: 
     """
     if (completed is _NOT_GIVEN) is not rerun:
         raise PolicyError("resolve", repr(key), "give either completed=<its result> or rerun=True")
-    runtime = runtime_of(app or current_app)
+    app, runtime = _of(app)
+    store, by = runtime.store, by or this_user()
     if rerun:
-        return operator.rerun(runtime.store, key)
-    retain = runtime.policy_of(runtime.store.get(key)).retain_ms
-    return operator.completed(runtime.store, runtime.codec, key, completed, retain=retain)
+        return _told(app, operator.rerun(store, key, by=by, reason=reason, seen_revision=seen_revision))
+    retain = runtime.policy_of(store.get(key)).retain_ms
+    judged = operator.completed(
+        store, runtime.codec, key, completed, retain=retain, by=by, reason=reason, seen_revision=seen_revision
+    )
+    return _told(app, judged)
+
+
+def release(
+    key: str, *, by: str = "", reason: str = "", app: Celery | None = None, seen_revision: str | None = None
+) -> Record:
+    """Give back the claim of an attempt that never ended; the next delivery runs the body.
+
+    Under ``on_takeover="refuse"`` you state by it that the effect did not happen.
+
+    Args:
+        key: The idempotency key.
+        by: As of :func:`resolve`, like the rest.
+        reason: Why.
+        app: The Celery app; default: the current one.
+        seen_revision: The revision that the person looked at; default: whatever is recorded now.
+
+    Raises:
+        PolicyError: Its body may be alive, as the lease and its grace are not over; it is not in progress; or
+            somebody else changed the record meanwhile.
+        StoreUnavailable: No certain answer; look at the record before repeating.
+    """
+    app, runtime = _of(app)
+    grace = runtime.policy_of(runtime.store.get(key)).grace_ms
+    judged = operator.release(
+        runtime.store, key, grace=grace, by=by or this_user(), reason=reason, seen_revision=seen_revision
+    )
+    return _told(app, judged)
+
+
+def forget(
+    key: str, *, by: str = "", reason: str = "", app: Celery | None = None, seen_revision: str | None = None
+) -> Record:
+    """Forget an outcome, or a released record, on purpose; the next delivery is a new operation and **runs again**.
+
+    Nothing of the call stays: no result, error, label, task id, fingerprint or step. Who has forgotten it and why stays
+    until the store deletes the record, and so does the fencing token, so that the next one is larger.
+
+    Args:
+        key: The idempotency key.
+        by: As of :func:`resolve`, like the rest.
+        reason: Why.
+        app: The Celery app; default: the current one.
+        seen_revision: The revision that the person looked at; default: whatever is recorded now.
+
+    Raises:
+        PolicyError: It is UNKNOWN, which is to be resolved first; an attempt owns it; or somebody else changed the
+            record meanwhile.
+        StoreUnavailable: No certain answer; look at the record before repeating.
+    """
+    app, runtime = _of(app)
+    judged = operator.forget(runtime.store, key, by=by or this_user(), reason=reason, seen_revision=seen_revision)
+    return _told(app, judged)
+
+
+def this_user() -> str:
+    """Who gives a verdict where nobody else is named: the user of this process, and the machine."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a user id without a name, as in some containers
+        return socket.gethostname()
+
+
+def _of(app: Celery | None) -> tuple[Celery, Runtime]:
+    app = app or current_app
+    return app, runtime_of(app)
+
+
+def _told(app: Celery, judged: Record) -> Record:
+    report_verdict(app, judged)
+    return judged

@@ -2,12 +2,12 @@
 
 import logging
 
-from celery import Task
+from celery import Celery, Task
 
 from celery_idempotent.engine.delivery import RESULT_LOST, Event, EventName
 from celery_idempotent.integration import signals
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.record import bounded
+from celery_idempotent.protocol.record import Record, bounded
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +19,7 @@ _LEVELS = {
     EventName.LEASE_LOST: logging.WARNING,
     EventName.STORE_UNAVAILABLE: logging.WARNING,
     EventName.OUTCOME_UNKNOWN: logging.ERROR,
+    EventName.VERDICT_GIVEN: logging.WARNING,
 }
 """INFO for the rest."""
 
@@ -36,11 +37,12 @@ def report(task: Task, task_id: str | None, event: Event, *, observed: bool) -> 
     if logger.isEnabledFor(level):
         logger.log(
             level,
-            "idempotency.%s task=%s task_id=%s key=%s token=%s observed=%s reason=%s",
+            "idempotency.%s task=%s task_id=%s key=%s label=%s token=%s observed=%s reason=%s",
             event.name,
             one_line(task.name),
             one_line(bounded(task_id or "")),
             one_line(event.key),
+            one_line(event.label),
             event.fencing_token,
             observed,
             one_line(event.reason),
@@ -50,8 +52,36 @@ def report(task: Task, task_id: str | None, event: Event, *, observed: bool) -> 
         signal.send(
             sender=task,
             key=event.key,
+            label=event.label,
             fencing_token=event.fencing_token,
             task_id=task_id,
             reason=event.reason,
             observed=observed,
         )
+
+
+def report_verdict(app: Celery, record: Record) -> None:
+    """Log the verdict that ``record`` carries, and send its signal.
+
+    The sender is the record's task; None where this app has no such task.
+    """
+    verdict = record.verdict
+    action, by, reason = verdict["action"], verdict["by"], verdict["reason"]
+    logger.log(
+        _LEVELS[EventName.VERDICT_GIVEN],
+        "idempotency.%s task=%s key=%s label=%s action=%s status=%s by=%s reason=%s",
+        EventName.VERDICT_GIVEN,
+        *map(one_line, (record.task, record.key, record.label, action, verdict["status"], by, reason)),
+    )
+    signals.verdict_given.send(
+        sender=app.tasks.get(record.task),
+        key=record.key,
+        label=record.label,
+        fencing_token=record.fencing_token,
+        task_id=record.task_id,
+        reason=reason,
+        observed=False,
+        action=action,
+        by=by,
+        task=record.task,
+    )

@@ -4,7 +4,7 @@ from celery.utils.dispatch import Signal
 
 from celery_idempotent.engine.delivery import EventName
 
-_ARGUMENTS = {"key", "fencing_token", "task_id", "reason", "observed"}
+_ARGUMENTS = {"key", "label", "fencing_token", "task_id", "reason", "observed"}
 
 claimed = Signal(name="claimed", providing_args=_ARGUMENTS)
 """An attempt owns the key; its body runs next."""
@@ -41,11 +41,15 @@ publish_skipped = Signal(name="publish_skipped", providing_args=_ARGUMENTS)
 """Under ``publish="once"`` a message was not sent: the operation is queued, running or has an outcome. ``task_id`` is
 the first message's."""
 
+verdict_given = Signal(name="verdict_given", providing_args=_ARGUMENTS | {"action", "by", "task"})
+"""A person has judged an operation: ``action`` is ``"completed"``, ``"rerun"``, ``"release"`` or ``"forget"``, ``by``
+is who, ``reason`` why. ``sender`` is None where the app has no task called ``task``."""
+
 # A reused key has none: it is an error of the caller's, which Celery tells by its own.
 BY_EVENT: dict[EventName, Signal] = {
     EventName(each.name): each
     for each in (
         *(claimed, replayed, conflicted, taken_over, completed),
-        *(failed, released, lease_lost, outcome_unknown, store_unavailable, publish_skipped),
+        *(failed, released, lease_lost, outcome_unknown, store_unavailable, publish_skipped, verdict_given),
     )
 }

@@ -162,6 +162,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             task=self.name,
             key=policy.key_selector,
             fingerprint=policy.fingerprint_selector,
+            label=policy.label_selector,
             explicit=messages.explicit_key(headers, self.name),
             tick=messages.tick_named(headers, self.name, task_id) if is_whole_call else None,
             occurrence=task_id if is_sent_by_beat else None,

@@ -9,6 +9,7 @@ from hashlib import sha256
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.canonical import NotCanonical, text_form
+from celery_idempotent.protocol.record import bounded
 from celery_idempotent.protocol.selector import Selector
 
 
@@ -19,10 +20,13 @@ class Identity:
     Args:
         key: The idempotency key.
         fingerprint: Hash of the declared arguments, or None if none are declared.
+        label: What the policy's ``label`` says of the call, for people; empty where it says nothing. Two calls of
+            different labels may be one operation.
     """
 
     key: str
     fingerprint: str | None
+    label: str = ""
 
 
 def identify(
@@ -32,6 +36,7 @@ def identify(
     task: str,
     key: Selector,
     fingerprint: Selector | None,
+    label: Selector | None = None,
     explicit: str | None = None,
     tick: str | None = None,
     occurrence: str | None = None,
@@ -44,13 +49,14 @@ def identify(
         task: Task name, for messages.
         key: What selects the key.
         fingerprint: What selects the fingerprint, if there is one.
+        label: What selects the label, if there is one.
         explicit: The key that the publisher gave; it takes the place of what ``key`` selects.
         tick: Which tick of a schedule the call is; equal calls of one tick are one operation, whoever sent them.
         occurrence: Tells apart calls that are equal but meant to happen each time, such as ticks that have no name.
 
     Raises:
         KeyMissing: The call has no key.
-        PolicyError: An argument has no canonical form, or an expression does not fit it.
+        PolicyError: An argument has no canonical form, or an expression does not fit it. A label raises nothing.
     """
     try:
         selected = None if explicit is not None else key.canonical(bound, task)
@@ -75,7 +81,8 @@ def identify(
             f"{task}: this argument has no canonical form, so equal calls cannot be recognised; pass a plain value, "
             "or leave it out with Policy(key=..., fingerprint=...)",
         ) from error
-    return Identity(f"{scope}:{_digest(material)}", None if declared is None else _digest(declared))
+    named = "" if label is None else bounded(label.text(bound))
+    return Identity(f"{scope}:{_digest(material)}", None if declared is None else _digest(declared), named)
 
 
 def _digest(text: str) -> str:

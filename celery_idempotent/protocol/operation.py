@@ -24,8 +24,9 @@ from celery_idempotent.protocol.record import Record, Status, bounded, marked
 class Operation:
     """One intended effect under its promise, and who asks for the right to have it.
 
-    Names are for people; ``process`` is for those who meet the claim later, to tell whether it is gone. ``announced``
-    is the revision under which a publisher recorded the operation for this message, as far as the message tells.
+    Names and ``trace`` are for people; ``process`` is for those who meet the claim later, to tell whether it is gone.
+    ``announced`` is the revision under which a publisher recorded the operation for this message, as far as the message
+    tells.
     """
 
     identity: Identity
@@ -36,6 +37,7 @@ class Operation:
     app: str = ""
     process: str = ""
     announced: str = ""
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,8 @@ def _claimed(operation: Operation, now: int, owner: str, revision: str) -> Recor
         worker=bounded(operation.worker),
         app=bounded(operation.app),
         process=bounded(marked(operation.process, owner)),
+        label=operation.identity.label,
+        trace=operation.trace,
     )
 
 
@@ -209,7 +213,9 @@ def _reclaimed(seen: Record, claimed: Record) -> Record:
         attempts=seen.attempts + 1,
         takeovers=seen.takeovers + 1 if seen.status is Status.IN_PROGRESS else 0,
         created_at=seen.created_at,
+        label=seen.label or claimed.label,
         steps=seen.steps,
+        verdict=seen.verdict,
     )
 
 
@@ -268,6 +274,32 @@ def ended(
 def given_up(record: Record, now: int, revision: str, reason: str) -> Record:
     """The record marked UNKNOWN: it never expires and is never claimed until somebody resolves it."""
     return record.but(status=Status.UNKNOWN, revision=revision, updated_at=now, error=reason)
+
+
+def forgotten(record: Record, now: int, revision: str) -> Record:
+    """The record as a mark that its operation was forgotten on purpose: it counts as absent, and nothing is left in it.
+
+    It stays until the store deletes what is past its time, so that fencing tokens go on growing.
+    """
+    return record.but(
+        status=Status.COMPLETED,
+        revision=revision,
+        updated_at=now,
+        expires_at=max(0, now // 1000 - _CLOCK_ERROR),
+        fingerprint=None,
+        task_id="",
+        process="",
+        label="",
+        trace="",
+        steps={},
+        result=None,
+        content_type=None,
+        error=None,
+    )
+
+
+_CLOCK_ERROR = 60
+"""Seconds by which another machine's clock may be behind, and the record is forgotten there, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,10 @@ class Policy:
         fingerprint: What must be equal under one key, in the same forms as ``key``; None to compare nothing. It is
             compared and identifies nothing, so null is a value like any other. Default: all arguments, so a new
             parameter makes duplicates of older calls fail with :exc:`~celery_idempotent.errors.KeyReused`.
+        label: What people call the operation, such as the number of an order, in the same forms as ``key``; several
+            parts are joined by a slash. It is kept, logged and shown **in clear**, of the first call, cut at 255
+            characters, and searched for. It identifies nothing, and a call without one runs all the same.
+            Default: none, so that records show only a hash.
         lease: How long a claim lasts without renewal, in seconds. A heartbeat renews it every third, so it
             bounds recovery after a crash, not the length of a task.
         grace: Seconds past the lease before a takeover, for ordinary clock error between machines.
@@ -102,6 +106,7 @@ class Policy:
     scope: str | None = None
     version: int = 1
     fingerprint: Spec | None = WHOLE_CALL
+    label: Spec | None = None
     lease: Duration = 60
     grace: Duration = 1
     retain: Duration = timedelta(days=7)
@@ -150,7 +155,8 @@ class Policy:
         self._require("scope", self.scope is None or _is_scope(self.scope), "must be text of 1 to 1900 bytes")
         self._require("redact_errors", isinstance(self.redact_errors, bool), "must be True or False")
         check_effects(self.effects)
-        _ = self.key_selector, self.fingerprint_selector
+        self._require("label", self.label != WHOLE_CALL, "must name what to show: all arguments are no name")
+        _ = self.key_selector, self.fingerprint_selector, self.label_selector
 
     def __set_name__(self, owner: type, name: str) -> None:
         """Have a Celery task that declares a policy without being idempotent refused when it is bound.
@@ -175,6 +181,11 @@ class Policy:
     def fingerprint_selector(self) -> Selector | None:
         """What ``fingerprint`` selects, if it selects anything."""
         return None if self.fingerprint is None else Selector("fingerprint", self.fingerprint, nulls=True)
+
+    @cached_property
+    def label_selector(self) -> Selector | None:
+        """What ``label`` selects, if it selects anything."""
+        return None if self.label is None else Selector("label", self.label, nulls=True)
 
     @cached_property
     def lease_ms(self) -> int:

@@ -143,7 +143,9 @@ def _of_a_message(
         fencing_token=record.fencing_token,
         attempts=record.attempts,
         created_at=record.created_at,
+        label=record.label or announced.label,
         steps=record.steps,
+        verdict=record.verdict,
     )
     known = message_of(record)
     if not (is_queued and known):
@@ -176,4 +178,5 @@ def _announced(outgoing: Outgoing, now: int, revision: str) -> Record:
         worker=bounded(operation.worker),
         app=bounded(operation.app),
         process=bounded(operation.process),
+        label=operation.identity.label,
     )

@@ -62,8 +62,15 @@ class Record:
     app: str = ""
     #: The process that runs the body: its machine, pid and start, as the engine writes them; empty if not known.
     process: str = ""
+    #: What the policy's ``label`` says of the first call, in clear; for people.
+    label: str = ""
+    #: The W3C trace context (``traceparent``) of the attempt, where telemetry is on.
+    trace: str = ""
     #: Finished and started steps of the operation.
     steps: Mapping[str, Any] = field(default_factory=dict)
+    #: An operator's last word on the operation, as :class:`celery_idempotent.protocol.verdicts.Verdict` has it; empty:
+    #: nobody has judged it.
+    verdict: Mapping[str, Any] = field(default_factory=dict)
     #: The encoded outcome, and how it is encoded. None on COMPLETED: the result was lost.
     result: str | bytes | None = None
     content_type: str | None = None
@@ -95,7 +102,7 @@ class Record:
         """The record that ``to_fields`` described.
 
         Args:
-            values: Field names and values; unknown names are ignored. ``steps`` may be their JSON.
+            values: Field names and values; unknown names are ignored. ``steps`` and ``verdict`` may be their JSON.
             store: Name of the store, for the error.
             decode: Gives the plain value of a field, by its name; may raise one of :data:`UNREADABLE`. None: all
                 values are plain.
@@ -109,9 +116,9 @@ class Record:
             known = {name: value for name, value in values.items() if name in _TYPES}
             if decode:
                 known = {name: decode(name, value) for name, value in known.items()}
-            steps = known.get("steps")
-            if isinstance(steps, str | bytes):
-                known["steps"] = json.loads(steps)
+            for name in _JSON & known.keys():
+                if isinstance(known[name], str | bytes):
+                    known[name] = json.loads(known[name])
             _check(known)
             known["status"] = _STATUSES.get(known["status"]) or Status(known["status"])
             return cls._of(known)
@@ -193,16 +200,26 @@ _STATUSES = {str(each): each for each in Status}
 
 _FIELDS = tuple(each.name for each in fields(Record))
 
+_JSON = frozenset({"steps", "verdict"})
+
 _NEEDED = frozenset(
     each.name for each in fields(Record) if each.default is MISSING and each.default_factory is MISSING
 ) - {"fingerprint"}
 
 _DEFAULTS: Mapping[str, Any] = {
     each.name: None if each.default is MISSING else each.default for each in fields(Record)
-} | {"steps": {}}
+} | {"steps": {}, "verdict": {}}
 """By field, its value where a store has none."""
 
-_NOTHING: Mapping[str, Any] = {"takeovers": 0, "app": "", "process": "", "steps": {}}
+_NOTHING: Mapping[str, Any] = {
+    "takeovers": 0,
+    "app": "",
+    "process": "",
+    "label": "",
+    "trace": "",
+    "steps": {},
+    "verdict": {},
+}
 """By field, the value that says nothing and is not written; of every other field it is None."""
 
 _MAX_NAME = 255
@@ -249,6 +266,6 @@ def message_of(record: Record) -> str:
 _TYPES: Mapping[str, tuple[type, ...]] = {
     **{name: get_args(hint) or (hint,) for name, hint in get_type_hints(Record).items()},
     "status": (str, Status),
-    "steps": (dict,),
+    **dict.fromkeys(_JSON, (dict,)),
 }
 """By field, the types its plain value may have. A bool is not a number here, whatever Python says."""

@@ -1,11 +1,12 @@
-"""What a policy's ``key`` and ``fingerprint`` select from the arguments of a call, however the call was written."""
+"""What a policy's ``key``, ``fingerprint`` and ``label`` select from a call's arguments, however it was written."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any
+from uuid import UUID
 
 import jmespath
 from jmespath.exceptions import JMESPathError
@@ -105,7 +106,7 @@ class CallSignature:
 
 
 class Selector:
-    """What a policy's ``key`` or ``fingerprint`` selects from the bound arguments of a call.
+    """What a policy's ``key``, ``fingerprint`` or ``label`` selects from the bound arguments of a call.
 
     Args:
         option: Name of the option, for messages.
@@ -179,6 +180,26 @@ class Selector:
             return self._returned(self.spec, bound, task)
         forms = [self._found(path, bound.arguments, task) for path in self._paths]
         return list_form(forms) if isinstance(self.spec, tuple) else forms[0]
+
+    def text(self, bound: inspect.BoundArguments) -> str:
+        """What is selected, for people: texts and numbers as they are, joined by a slash; empty if one is missing.
+
+        It never raises: no effect is given up for a name to show. Where none can be had, the text says why.
+        """
+        try:
+            found = self._parts(bound)
+        except Exception as error:  # noqa: BLE001 - see above; an author's function may raise anything
+            return f"(no {self.option}: {type(error).__name__})"
+        unfit = [type(each).__name__ for each in found if not isinstance(each, str | int | UUID | None)]
+        if unfit:
+            return f"(no {self.option}: a {unfit[0]} is neither text nor number)"
+        return "" if None in found else "/".join(map(str, found))
+
+    def _parts(self, bound: inspect.BoundArguments) -> Sequence[Any]:
+        if callable(self.spec):
+            value = self.spec(*_unshared(bound.args), **_unshared(bound.kwargs))
+            return value if isinstance(value, tuple) else (value,)
+        return [self._search(path, bound.arguments) for path in self._paths]
 
     def _returned(self, function: Callable[..., Any], bound: inspect.BoundArguments, task: str) -> str:
         args, kwargs = _unshared(bound.args), _unshared(bound.kwargs)

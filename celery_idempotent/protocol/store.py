@@ -73,8 +73,12 @@ class Store(Protocol):
             StoreUnavailable: The store did not answer.
         """
 
-    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
-        """All records, in no order, optionally of one status or task. Reads the whole store.
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
+        """All records, in no order, optionally of one status, task or label.
+
+        What it reads to find them is the store's affair: one that has no index for the question reads everything.
 
         A record that cannot be read is named in the log and passed over: :func:`celery_idempotent.stores.readable`.
         """

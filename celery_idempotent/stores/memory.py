@@ -49,11 +49,14 @@ class MemoryStore:
         with self._lock():
             return self._records.get(key)
 
-    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`."""
         with self._lock():
             records = list(self._records.values())
-        return (each for each in records if status in (None, each.status) and task in (None, each.task))
+        wanted = ((status, "status"), (task, "task"), (label, "label"))
+        return (each for each in records if all(value in (None, getattr(each, name)) for value, name in wanted))
 
     def delete(self, key: str, expected: str) -> bool:
         """See :meth:`celery_idempotent.stores.Store.delete`."""

@@ -29,9 +29,11 @@ class StoreWrapper:
         """See :meth:`celery_idempotent.stores.Store.get`."""
         return self.store.get(key)
 
-    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`."""
-        return self.store.scan(status=status, task=task)
+        return self.store.scan(status=status, task=task, label=label)
 
     def delete(self, key: str, expected: str) -> bool:
         """See :meth:`celery_idempotent.stores.Store.delete`."""

@@ -325,7 +325,7 @@ for field in fields(Record):
         by = {
             **dict.fromkeys(("owner", "task_id"), ("writes_where_there_is_nothing",)),
             **dict.fromkeys(("fencing_token", "created_at", "updated_at"), ("keeps_integers_exactly",)),
-            **dict.fromkeys(("task", "worker", "app", "process"), ("keeps_text_of_every_script",)),
+            **dict.fromkeys(("task", "worker", "app", "process", "label", "trace"), ("keeps_text_of_every_script",)),
             "lease_until": ("replaces_the_expected_revision",),
         }.get(field.name, ("keeps_every_field",))
         wrong(f"loses {field.name}", *by, change=_without(field.name))(Keeps)
@@ -620,7 +620,9 @@ class Scans(MemoryStore):
         super().__init__()
         self.chooses = chooses
 
-    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
         return (each for each in list(self._records.values()) if self.chooses(each, status, task))
 
 
@@ -654,13 +656,17 @@ class FindsAnything(MemoryStore):
 
 @wrong("scans one page", "scan_beside_writes_finds_what_stays_and_invents_nothing")
 class ScansOnePage(MemoryStore):
-    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
-        return itertools.islice(super().scan(status=status, task=task), 5)
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
+        return itertools.islice(super().scan(status=status, task=task, label=label), 5)
 
 
 @wrong("scans while the ground moves", "scan_beside_writes_finds_what_stays_and_invents_nothing")
 class ScansMovingGround(MemoryStore):
-    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
         for each in self._records.values():
             time.sleep(0.0001)
             if task in (None, each.task) and status in (None, each.status):
@@ -669,8 +675,10 @@ class ScansMovingGround(MemoryStore):
 
 @wrong("scans half-written records", "scan_beside_writes_finds_what_stays_and_invents_nothing")
 class ScansInSteps(MemoryStore):
-    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
-        for each in super().scan(status=status, task=task):
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
+        for each in super().scan(status=status, task=task, label=label):
             time.sleep(0.0001)
             now = self.get(each.key)
             yield replace(each, status=now.status if now else Status.FAILED)
@@ -945,7 +953,9 @@ class Outage(StoreWrapper):
     def get(self, key: str) -> Record | None:
         return self._fail(None)  # type: ignore[no-any-return]
 
-    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
         return iter(self._fail(()))
 
     def delete(self, key: str, expected: str) -> bool:

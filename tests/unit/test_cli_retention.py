@@ -120,8 +120,10 @@ def test_released_record_claimed_meanwhile_stays(app: Celery) -> None:
     """A delivery that comes between the look and the deletion keeps its claim."""
 
     class Claimed(StoreWrapper):
-        def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
-            for record in self.store.scan(status=status, task=task):
+        def scan(
+            self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+        ) -> Iterator[Record]:
+            for record in self.store.scan(status=status, task=task, label=label):
                 claimed = replace(record, revision="new", status=Status.IN_PROGRESS)
                 assert self.store.swap(claimed, record.revision) == claimed
                 yield record

@@ -38,6 +38,8 @@ PUBLIC = {
         "__version__",
         "current_attempt",
         "open_store",
+        "forget",
+        "release",
         "resolve",
     },
     "celery_idempotent.signals": {
@@ -52,6 +54,7 @@ PUBLIC = {
         "replayed",
         "store_unavailable",
         "taken_over",
+        "verdict_given",
     },
     "celery_idempotent.outbox": {"relay", "send"},
     "celery_idempotent.beat": {"PersistentScheduler", "SchedulerMixin"},

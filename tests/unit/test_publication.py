@@ -135,6 +135,7 @@ def test_in_doubt_the_operation_is_announced_again_under_the_new_message(
         attempts=attempts,
         steps=seen.steps,
         created_at=seen.created_at,
+        label=seen.label,
     )
 
 

@@ -625,7 +625,7 @@ def test_signals_tell_task_key_token_and_reason(app: Celery) -> None:
 
     assert [each["signal"].name for each in received] == ["claimed", "completed"]
     for each in received:
-        assert set(each) == {"signal", "sender", "key", "fencing_token", "task_id", "reason", "observed"}
+        assert set(each) == {"signal", "sender", "key", "label", "fencing_token", "task_id", "reason", "observed"}
         assert each["sender"] == charge
         assert each["key"] == charge.idempotency_key_for(1)
         assert each["task_id"] == "a"

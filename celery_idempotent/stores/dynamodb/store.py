@@ -247,9 +247,11 @@ class DynamoDBStore:
         """See :meth:`celery_idempotent.stores.Store.get`."""
         return self._record_in(self._ask("GetItem", TableName=self.table, Key=self._key(key), ConsistentRead=True))
 
-    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`."""
-        wanted = {"status": status, "task": task, self._sort_key_attr: self._sort_key_value}
+        wanted = {"status": status, "task": task, "label": label, self._sort_key_attr: self._sort_key_value}
         filters = {name: str(value) for name, value in wanted.items() if name and value is not None}
         parameters: dict[str, Any] = {"TableName": self.table, "ConsistentRead": True}
         if filters:

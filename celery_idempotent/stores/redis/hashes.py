@@ -1,4 +1,4 @@
-"""A record as a Redis hash, and back: its fields by their names, numbers as decimal text, steps as JSON."""
+"""A record as a Redis hash, and back: its fields by their names, numbers as decimal text, steps and verdict as JSON."""
 
 import json
 from collections.abc import Mapping

@@ -140,7 +140,9 @@ class RedisStore:
         stored = self._ask("get", lambda client: client.hgetall(self._redis_key(key)))
         return self._record(key, cast(dict[bytes, bytes], stored)) if stored else None
 
-    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`. While the server resizes, it may list a record twice."""
         pattern = re.sub(rb"([*?\[\\])", rb"\\\1", encoded(self._prefix)) + b"*"
         names = self._ask("scan", lambda client: client.scan_iter(match=pattern, count=_PAGE))
@@ -148,7 +150,7 @@ class RedisStore:
             replies = self._ask("scan", lambda client: _read(client, page))
             found = zip(page, replies, strict=True)
             for record in readable(found, lambda each: self._named(*each), lambda each: legible(each[0])):
-                if status in (None, record.status) and task in (None, record.task):
+                if status in (None, record.status) and task in (None, record.task) and label in (None, record.label):
                     yield record
 
     def delete(self, key: str, expected: str) -> bool:

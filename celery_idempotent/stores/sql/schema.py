@@ -73,6 +73,11 @@ _BY_RANGES: dict[str, Any] = {
 """On PostgreSQL, an index that sums up ranges of pages: one with an entry for each row would keep the end of an
 operation from being a heap-only update, and all indexes would get another entry. See docs/adr/0017."""
 
+_WHERE_THERE_IS_ONE: dict[str, Any] = {
+    f"{dialect}_where": text("label IS NOT NULL") for dialect in ("postgresql", "sqlite")
+}
+"""MySQL knows no index of a part."""
+
 _FILLED = 70
 """On PostgreSQL, per cent of a page that claims may fill; the rest is for the same rows when they end."""
 
@@ -84,7 +89,7 @@ def records_table(name: str, *, metadata: MetaData, schema: str | None = None) -
     """The table of an SQL store.
 
     Times are milliseconds since the epoch, except ``expires_at``, which is in seconds. A result stands in
-    ``result_text`` or in ``result_bytes``, as it was encoded; ``steps`` is JSON.
+    ``result_text`` or in ``result_bytes``, as it was encoded; ``steps`` and ``verdict`` are JSON.
 
     Args:
         name: Its name.
@@ -110,16 +115,20 @@ def records_table(name: str, *, metadata: MetaData, schema: str | None = None) -
         Column("worker", Text, nullable=False),
         Column("app", Text),
         Column("process", Text),
+        Column("label", String(255)),
+        Column("trace", Text),
         Column("steps", _LONG_TEXT, nullable=False),
+        Column("verdict", _LONG_TEXT),
         Column("result_text", _LONG_TEXT),
         Column("result_bytes", _LONG_BYTES),
         Column("content_type", Text),
         Column("error", _LONG_TEXT),
         Column("expires_at", BigInteger),
         Column("schema_version", SmallInteger, nullable=False),
-        # One index for both questions that are not about a key: which outcomes are forgotten, and what is in
-        # a status (on PostgreSQL the second alone). Each costs every write; another would serve nobody but a person.
+        # One index for two questions that are not about a key: which outcomes are forgotten, and what is in a status
+        # (on PostgreSQL the second alone). Each index costs writes; that of labels only those that have one.
         Index(f"{name}_status", "status", "expires_at", **_BY_RANGES),
+        Index(f"{name}_label", "label", **_WHERE_THERE_IS_ONE),
         schema=schema,
         **_INNODB,
         postgresql_with={"fillfactor": str(_FILLED)},
@@ -165,7 +174,12 @@ outbox = outbox_table(OUTBOX, metadata=metadata)
 
 def creation(table: Table = records) -> Sequence[DDLElement]:
     """What creates ``table`` with its indexes, to be executed in order."""
-    return [CreateTable(table), *(CreateIndex(each) for each in table.indexes)]
+    return [CreateTable(table), *map(CreateIndex, indexes_of(table))]
+
+
+def indexes_of(table: Table) -> Sequence[Index]:
+    """The indexes of ``table`` in an order that stays the same."""
+    return sorted(table.indexes, key=lambda each: str(each.name))
 
 
 def completion(
@@ -192,11 +206,11 @@ def completion(
         *(_Alteration(table, each) for each in missing),
         *(_Alteration(table, f"SET (fillfactor = {_FILLED})") for _ in outdated),
         *(DropIndex(each, if_exists=True) for each in outdated),
-        *(CreateIndex(each) for each in table.indexes if each.name not in indexes or each in outdated),
+        *(CreateIndex(each) for each in indexes_of(table) if each.name not in indexes or each in outdated),
     ]
 
 
-_LATER_COLUMNS = {"takeovers", "app", "process", "failures", "reason"}
+_LATER_COLUMNS = {"takeovers", "app", "process", "label", "trace", "verdict", "failures", "reason"}
 """What tables of the previous version lack. Each has a default or may be null, for the workers that do not know it."""
 
 _FORMER_COLUMN = "takeover"

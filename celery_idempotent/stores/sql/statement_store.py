@@ -117,9 +117,11 @@ class StatementStore(ABC, Generic[_C]):
         """See :meth:`celery_idempotent.stores.Store.get`; inside a transaction, what that transaction sees."""
         return self._statements.get(self._asking("get"), key)
 
-    def scan(self, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`; in the order of the keys, by many short statements."""
-        return self._statements.scan(self._asking("scan"), status=status, task=task)
+        return self._statements.scan(self._asking("scan"), status=status, task=task, label=label)
 
     def delete(self, key: str, expected: str) -> bool:
         """See :meth:`celery_idempotent.stores.Store.delete`."""

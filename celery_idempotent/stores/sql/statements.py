@@ -181,13 +181,17 @@ class Statements:
         """See :meth:`celery_idempotent.stores.Store.get`."""
         return self._found(execute(self._get, {"key": self._as_compared(key)}))
 
-    def scan(self, execute: Execute, *, status: Status | None = None, task: str | None = None) -> Iterator[Record]:
+    def scan(
+        self, execute: Execute, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`; in the order of the keys, by many short statements."""
         page = select(self._table).order_by(self._key)
         if status is not None:
             page = page.where(self._table.c.status == str(status))
         if task is not None:
             page = page.where(self._equals("task", literal(self._as_compared(task), self._text)))
+        if label is not None:
+            page = page.where(self._has_label(label))
         rest = page
         while rows := self._page(execute, rest):
             yield from readable(rows, partial(self._whole, execute, page), _key_of)
@@ -315,6 +319,11 @@ class Statements:
         text = self._table.c[column]
         return (cast(text, self._text) if self._is_mysql else text) == value
 
+    def _has_label(self, label: str) -> ColumnElement[bool]:
+        """By the column itself, first, as an index knows nothing of the bytes it is cast to."""
+        equals = self._equals("label", literal(self._as_compared(label), self._text))
+        return and_(self._table.c.label == _stored(label), equals)
+
     def _as_compared(self, text: str) -> str | bytes:
         return _stored(text).encode() if self._is_mysql else _stored(text)
 
@@ -326,6 +335,9 @@ def row_of(record: Record) -> dict[str, Any]:
     is_text = isinstance(result, str)
     row = {parameter: values[name] for parameter, name in _PARAMETERS}
     row["new_steps"] = json.dumps(dict(record.steps)) if record.steps else "{}"
+    row["new_verdict"] = json.dumps(dict(record.verdict)) if record.verdict else None
+    for optional in _NULL_IF_EMPTY:
+        row[optional] = row[optional] or None
     row["new_result_text"], row["new_result_bytes"] = (result, None) if is_text else (None, result)
     row["new_schema_version"] = record.schema
     texts = [value for value in row.values() if isinstance(value, str)]
@@ -365,12 +377,15 @@ def bytes_on_the_wire(parameters: Parameters) -> int:
 _STATEMENT = 4096
 """Bytes; more than the text of any statement here, with its numbers."""
 
-_SAME = [each.name for each in fields(Record) if each.name not in {"key", "steps", "result", "schema"}]
+_SAME = [each.name for each in fields(Record) if each.name not in {"key", "steps", "verdict", "result", "schema"}]
 """Fields whose column has their name and holds their value."""
 
 _PARAMETERS = [(f"new_{name}", name) for name in _SAME]
 
-_FIELD_OF = {name: name for name in (*_SAME, "steps")} | {
+_NULL_IF_EMPTY = ("new_label", "new_trace")
+"""An index of labels has those alone that are there."""
+
+_FIELD_OF = {name: name for name in (*_SAME, "steps", "verdict")} | {
     KEY: "key",
     "schema_version": "schema",
     "result_bytes": "result",

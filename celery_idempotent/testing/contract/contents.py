@@ -26,6 +26,7 @@ class ContentsContract(StoreTests):
             replace(a_record(), status=Status.COMPLETED, result=b"\x00\xff", content_type="application/x-binary"),
             replace(a_record(), status=Status.COMPLETED, error="result lost", expires_at=LONG_AFTER),
             replace(a_record(), status=Status.FAILED, error="Überlast\n" * 10, expires_at=LONG_AFTER),
+            replace(a_record(), label="", trace="", verdict={"by": "ann", "at": 2**53 + 1, "earlier": [{"by": "é"}]}),
             replace(a_record(), status=Status.UNKNOWN, error="?", steps={"a": {"n": 1}, "b": {"x": [None, "y"]}}),
         ):
             for stored in (store.swap(record, None), store.get(record.key), store.swap(a_rival(record), None)):
@@ -53,6 +54,9 @@ class ContentsContract(StoreTests):
                 worker=text,
                 app=text,
                 process=text,
+                label=text,
+                trace=text,
+                verdict={"reason": text},
                 error=text,
                 result=text,
                 content_type=f"text/{text}",
@@ -222,4 +226,8 @@ class ContentsContract(StoreTests):
 
 def _types(record: Record | None) -> dict[str, type]:
     """What ``==`` does not tell: a status is no text, a number no flag, and a whole number no float."""
-    return {each.name: type(getattr(record, each.name)) for each in fields(Record) if each.name != "steps"}
+    return {each.name: type(getattr(record, each.name)) for each in fields(Record) if each.name not in _JSON}
+
+
+_JSON = {"steps", "verdict"}
+"""Fields that are mappings of one kind or another."""

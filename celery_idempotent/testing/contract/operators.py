@@ -40,6 +40,21 @@ class OperatorsContract(StoreTests):
         for pattern in (f"{task[:-1]}_", f"{task[:-1]}%", f"{task[:-1]}*", f"{task[:-1]}?", "%", "*", ""):
             assert list(store.scan(task=pattern)) == []
 
+    def test_scans_by_label(self, store: Store) -> None:
+        """A scan finds the records that have the label, whatever else is asked; labels are compared exactly."""
+        label = f"acme/{uuid4().hex}é"
+        kept = [replace(a_record(), label=label, status=status) for status in (Status.UNKNOWN, Status.COMPLETED)]
+        others = [
+            replace(a_record(), label=other) for other in (f"{label} ", label.upper(), label[:-1], f"{label[:-1]}_", "")
+        ]
+        for record in (*kept, *others):
+            store.swap(record, None)
+
+        assert sorted(store.scan(label=label), key=str) == sorted(kept, key=str)
+        assert list(store.scan(label=label, status=Status.UNKNOWN, task=kept[0].task)) == kept[:1]
+        for pattern in (f"{label[:-1]}%", f"{label[:-1]}*", "%"):
+            assert list(store.scan(label=pattern)) == []
+
     def test_scan_passes_over_what_it_cannot_read(self, store: Store) -> None:
         """One record that this version cannot read does not hide the others; ``celery_idempotent.stores.readable``."""
         newer, kept = replace(a_record(), schema=SCHEMA + 1), a_record()

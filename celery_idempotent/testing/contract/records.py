@@ -31,6 +31,8 @@ def a_record() -> Record:
         worker="celery@example",
         app="shop",
         process="0123456789abcdef:42:1800000",
+        label="acme/1001",
+        trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     )
 
 

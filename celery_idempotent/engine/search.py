@@ -1,0 +1,91 @@
+"""Records as an operator looks for them: by status, task, label, worker and age, or one by whatever is known of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import Store
+
+_MOST_NAMED = 5
+"""Keys that an error names where a text fits several records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which records are meant; what is None is not asked about.
+
+    Args:
+        status: Of this status.
+        task: Of this task.
+        label: With this label; a star at its end stands for any rest, as in ``"acme/*"``.
+        worker: Whose last attempt ran there.
+        before: Written last before this time, in milliseconds on the store's clock.
+    """
+
+    status: Status | None = None
+    task: str | None = None
+    label: str | None = None
+    worker: str | None = None
+    before: int | None = None
+
+    def matches(self, record: Record) -> bool:
+        """Whether ``record`` is meant."""
+        return (
+            self.status in (None, record.status)
+            and self.task in (None, record.task)
+            and self.worker in (None, record.worker)
+            and (self.before is None or record.updated_at < self.before)
+            and (self.label is None or self._has_label(record.label))
+        )
+
+    @property
+    def whole_label(self) -> str | None:
+        """The label, where it is given whole, so that a store can look for it."""
+        return None if self.label is None or self.label.endswith("*") else self.label
+
+    def _has_label(self, label: str) -> bool:
+        assert self.label is not None
+        return label == self.label if self.whole_label is not None else label.startswith(self.label[:-1])
+
+
+def found(store: Store, wanted: Filter) -> Iterator[Record]:
+    """The records that are meant, in no order; raises as :meth:`celery_idempotent.stores.Store.scan` does."""
+    return filter(wanted.matches, store.scan(status=wanted.status, task=wanted.task, label=wanted.whole_label))
+
+
+def looked_up(store: Store, text: str) -> Record:
+    """The one record that ``text`` means: its key, the beginning of its key or of its key's hash, its task id or label.
+
+    Only a whole key is found at once; for all else the store is read.
+
+    Raises:
+        PolicyError: No record fits, or several do.
+        StoreUnavailable: The store did not answer.
+    """
+    record = store.get(text)
+    if record is not None:
+        return record
+    fitting = list(islice((each for each in store.scan() if _fits(each, text)), _MOST_NAMED + 1))
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting:
+        raise PolicyError("key", repr(text), "nothing is recorded under it, and it is no record's task id or label")
+    named = ", ".join(each.key for each in fitting[:_MOST_NAMED])
+    raise PolicyError(
+        "key",
+        repr(text),
+        f"it fits several records: {named}{', ...' if len(fitting) > _MOST_NAMED else ''}; write more",
+    )
+
+
+def _fits(record: Record, text: str) -> bool:
+    hashed = record.key.rpartition(":")[2]
+    return text in (record.task_id, record.label) or (
+        len(text) >= _SHORTEST and (record.key.startswith(text) or hashed.startswith(text))
+    )
+
+
+_SHORTEST = 4
+"""Characters of a beginning that can mean one record."""

@@ -1,0 +1,162 @@
+"""What a verdict leaves in the record, and what forgetting leaves of it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_idempotent import PolicyError, Status
+from celery_idempotent.engine import operator
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.operation import Operation, Run, decide, is_forgotten
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.verdicts import Action, Verdict, given, history
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import FakeClock
+from celery_idempotent.testing.contract import a_record
+
+CODEC = Codec("json", frozenset({"application/json"}))
+GRACE = 1_000
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> MemoryStore:
+    return MemoryStore(clock.now)
+
+
+def _stored(store: MemoryStore, **changes: Any) -> Record:
+    record = replace(a_record(), fencing_token=store.now(), lease_until=0, **changes)
+    store.swap(record, None)
+    return record
+
+
+def test_a_verdict_is_kept_with_what_it_judged(store: MemoryStore, clock: FakeClock) -> None:
+    """The record says who decided what, why and when, of which status and error; the outcome itself has no error."""
+    seen = _stored(store, status=Status.UNKNOWN, error="attempt 1 never ended", attempts=1)
+    clock.advance(5)
+
+    judged = operator.completed(store, CODEC, seen.key, "ch_1", retain=9_000, by="ann", reason="provider: ch_1")
+
+    assert (judged.status, judged.error, judged.result) == (Status.COMPLETED, None, '"ch_1"')
+    assert judged.verdict == {
+        "action": "completed",
+        "by": "ann",
+        "reason": "provider: ch_1",
+        "at": clock.now(),
+        "status": "UNKNOWN",
+        "attempt": 1,
+        "error": "attempt 1 never ended",
+    }
+
+
+def test_a_release_and_a_rerun_say_who_and_why(store: MemoryStore) -> None:
+    """Both lead to the same status, and only the verdict tells them apart."""
+    unknown, abandoned = _stored(store, status=Status.UNKNOWN, error="?"), _stored(store)
+
+    rerun = operator.rerun(store, unknown.key, by="ann", reason="not there")
+    released = operator.release(store, abandoned.key, grace=0, by="bob", reason="worker is gone")
+
+    assert [(each.status, each.verdict["action"], each.verdict["by"]) for each in (rerun, released)] == [
+        (Status.RELEASED, "rerun", "ann"),
+        (Status.RELEASED, "release", "bob"),
+    ]
+
+
+def test_verdicts_outlive_the_next_attempt_and_its_outcome(store: MemoryStore) -> None:
+    """Whoever asks later why an operation ran twice finds the verdict in its record."""
+    seen = _stored(store, status=Status.UNKNOWN, error="?")
+    operator.rerun(store, seen.key, by="ann", reason="not there")
+    operation = Operation(
+        identity=Identity(seen.key, seen.fingerprint), policy=Policy(), task="t", task_id="i", worker="w"
+    )
+
+    decision = decide(store.get(seen.key), operation, store.now(), owner="o", revision="r")
+
+    assert isinstance(decision, Run)
+    assert decision.record.verdict["by"] == "ann"
+
+
+def test_the_last_ten_verdicts_are_kept_the_oldest_first() -> None:
+    """A record that is judged again and again stays small."""
+    record = a_record()
+    for number in range(12):
+        record = replace(record, verdict=given(Verdict(Action.RERUN, by=str(number)), record, number))
+
+    assert [each["by"] for each in history(record)] == [str(number) for number in range(2, 12)]
+    assert not any("earlier" in each for each in history(record))
+
+
+def test_a_history_of_another_version_does_not_hide_the_last_verdict() -> None:
+    """What stands there instead of a list is passed over."""
+    record = replace(a_record(), verdict={"by": "ann", "earlier": "?"})
+
+    assert history(record) == [{"by": "ann"}]
+    assert history(a_record()) == []
+
+
+def test_long_names_and_reasons_are_cut() -> None:
+    """They stand in every later write of the record."""
+    told = given(Verdict(Action.FORGET, by="n" * 300, reason="r" * 3000), a_record(), 1)
+
+    assert (len(told["by"]), len(told["reason"])) == (255, 2000)
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED, Status.RELEASED])
+def test_forgetting_leaves_a_larger_token_to_come_and_who_did_it(store: MemoryStore, status: Status) -> None:
+    """The next delivery is a new operation; nothing of the old call is left, in the texts of verdicts either."""
+    seen = _stored(store, status=status, error="secret", result="secret", steps={"secret": {}}, attempts=7)
+    seen = replace(seen, verdict={"action": "rerun", "error": "secret", "earlier": [{"error": "secret"}]})
+    store._records[seen.key] = seen
+    operation = Operation(
+        identity=Identity(seen.key, "of other arguments"), policy=Policy(), task="t", task_id="i", worker="w"
+    )
+
+    left = operator.forget(store, seen.key, by="ann", reason="asked to")
+    decision = decide(left, operation, store.now(), owner="o", revision="r")
+
+    assert is_forgotten(left, store.now())
+    assert "secret" not in str(left)
+    assert seen.label not in str(left)
+    assert seen.task_id not in str(left)
+    assert (left.verdict["action"], left.verdict["by"], left.verdict["reason"]) == ("forget", "ann", "asked to")
+    assert isinstance(decision, Run)
+    assert (decision.record.fencing_token, decision.record.attempts) == (seen.fencing_token + 1, 1)
+    assert decision.record.verdict == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"status": Status.UNKNOWN}, "resolve it first"),
+        ({"status": Status.IN_PROGRESS}, "an attempt owns it"),
+    ],
+)
+def test_what_may_still_run_or_is_in_doubt_is_not_forgotten(
+    store: MemoryStore, changes: dict[str, Any], reason: str
+) -> None:
+    """Forgotten, it would run again beside itself, or after an effect that nobody has looked for."""
+    seen = _stored(store, **changes)
+
+    with pytest.raises(PolicyError, match=reason):
+        operator.forget(store, seen.key)
+
+    assert store.get(seen.key) == seen
+
+
+def test_a_token_ahead_of_the_clock_is_not_forgotten(store: MemoryStore, clock: FakeClock) -> None:
+    """A store may delete what is forgotten at once, and the next token is then the time of its claim."""
+    seen = _stored(store, status=Status.COMPLETED)
+    clock.advance(-1)
+
+    with pytest.raises(PolicyError, match="1 ms ahead of the store's clock"):
+        operator.forget(store, seen.key)
+
+    clock.advance(1)
+    assert operator.forget(store, seen.key)
