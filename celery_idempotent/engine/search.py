@@ -1,10 +1,12 @@
 """Records as an operator looks for them: by status, task, label, worker and age, or one by whatever is known of it."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from celery_idempotent.errors import PolicyError
+from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 
@@ -89,3 +91,36 @@ def _fits(record: Record, text: str) -> bool:
 
 _SHORTEST = 4
 """Characters of a beginning that can mean one record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How many records of which kind there are.
+
+    Args:
+        by_status: By status, with FORGOTTEN for outcomes that no longer count and were not deleted yet.
+        by_task: By task, the same.
+        oldest: By status, when the record was written that nobody has touched for longest, in milliseconds.
+    """
+
+    by_status: Mapping[str, int]
+    by_task: Mapping[str, Mapping[str, int]]
+    oldest: Mapping[str, int]
+
+
+FORGOTTEN = "FORGOTTEN"
+"""What people are shown instead of the status of an outcome that no longer counts."""
+
+
+def summary(store: Store) -> Summary:
+    """Count all records; reads the whole store."""
+    by_status: Counter[str] = Counter()
+    by_task: dict[str, Counter[str]] = {}
+    oldest: dict[str, int] = {}
+    now = store.now()
+    for record in store.scan():
+        status = FORGOTTEN if is_forgotten(record, now) else str(record.status)
+        by_status[status] += 1
+        by_task.setdefault(record.task, Counter())[status] += 1
+        oldest[status] = min(record.updated_at, oldest.get(status, record.updated_at))
+    return Summary(by_status, by_task, oldest)

@@ -2,6 +2,8 @@
 
 import getpass
 import socket
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery, current_app
@@ -109,6 +111,33 @@ def forget(
     app, runtime = _of(app)
     judged = operator.forget(runtime.store, key, by=by or this_user(), reason=reason, seen_revision=seen_revision)
     return _told(app, judged)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What became of one of many verdicts: the record as it is now, or as it was and why the verdict was refused."""
+
+    record: Record
+    refusal: str = ""
+
+
+def judge_each(records: Iterable[Record], give: Callable[[Record], Record]) -> Iterator[Judged]:
+    """Give a verdict on each of many records, one after the other.
+
+    What is refused, or has changed since it was looked at, is passed over and told.
+
+    Args:
+        records: As the person saw them.
+        give: Gives the verdict on one, such as ``lambda seen: forget(seen.key, by="ann", seen_revision=seen.revision)``.
+
+    Raises:
+        StoreUnavailable: No certain answer about one of them; those before it are judged, those after it are not.
+    """
+    for seen in records:
+        try:
+            yield Judged(give(seen))
+        except PolicyError as error:
+            yield Judged(seen, str(error))
 
 
 def this_user() -> str:

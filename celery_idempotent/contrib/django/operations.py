@@ -72,8 +72,12 @@ def _lacking(schema_editor: BaseDatabaseSchemaEditor, table: Table) -> Sequence[
         columns = connection.introspection.get_table_description(cursor, table.name)
         constraints = connection.introspection.get_constraints(cursor, table.name)
     needed = {each.name: not each.null_ok and each.default is None for each in columns}
-    indexes = {name: each.get("type") or "btree" for name, each in constraints.items()}
+    indexes = {name: _KINDS.get(each.get("type"), str(each.get("type"))) for name, each in constraints.items()}
     return completion(table, dialect_of(connection).name, needed, indexes)
+
+
+_KINDS = {"idx": "btree", None: "btree"}
+"""By Django's name of an index's kind, PostgreSQL's, where they differ."""
 
 
 def _execute(schema_editor: BaseDatabaseSchemaEditor, *elements: DDLElement) -> None:
