@@ -84,9 +84,8 @@ def looked_up(store: Store, text: str) -> Record:
 
 def _fits(record: Record, text: str) -> bool:
     hashed = record.key.rpartition(":")[2]
-    return text in (record.task_id, record.label) or (
-        len(text) >= _SHORTEST and (record.key.startswith(text) or hashed.startswith(text))
-    )
+    is_name = text != "" and text in (record.task_id, record.label)
+    return is_name or (len(text) >= _SHORTEST and (record.key.startswith(text) or hashed.startswith(text)))
 
 
 _SHORTEST = 4

@@ -128,7 +128,7 @@ def judge_each(records: Iterable[Record], give: Callable[[Record], Record]) -> I
 
     Args:
         records: As the person saw them.
-        give: Gives the verdict on one, such as ``lambda seen: forget(seen.key, by="ann", seen_revision=seen.revision)``.
+        give: Gives the verdict on one: ``lambda seen: forget(seen.key, by="ann", seen_revision=seen.revision)``.
 
     Raises:
         StoreUnavailable: No certain answer about one of them; those before it are judged, those after it are not.

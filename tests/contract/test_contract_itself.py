@@ -623,7 +623,33 @@ class Scans(MemoryStore):
     def scan(
         self, *, status: Status | None = None, task: str | None = None, label: str | None = None
     ) -> Iterator[Record]:
-        return (each for each in list(self._records.values()) if self.chooses(each, status, task))
+        found = (each for each in list(self._records.values()) if self.chooses(each, status, task))
+        return (each for each in found if label in (None, each.label))
+
+
+class ScansLabels(MemoryStore):
+    """Chooses by its own lights where it is asked for a label."""
+
+    def __init__(self, chooses: Callable[[Record, str], bool]) -> None:
+        super().__init__()
+        self.chooses = chooses
+
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
+        found = super().scan(status=status, task=task)
+        return found if label is None else (each for each in found if self.chooses(each, label))
+
+
+for name, finds in (
+    ("passes over the label", lambda record, label: True),
+    ("scans for labels with a case-blind collation", lambda record, label: record.label.lower() == label.lower()),
+    ("trims labels", lambda record, label: record.label.strip() == label),
+    ("takes a label for a pattern", lambda record, label: fnmatch(record.label, label)),
+    ("finds what has no label by every one", lambda record, label: record.label in ("", label)),
+    ("finds no label", lambda record, label: False),
+):
+    wrong(name, "scans_by_label", chooses=finds)(ScansLabels)
 
 
 for name, chooses in (
@@ -669,7 +695,7 @@ class ScansMovingGround(MemoryStore):
     ) -> Iterator[Record]:
         for each in self._records.values():
             time.sleep(0.0001)
-            if task in (None, each.task) and status in (None, each.status):
+            if task in (None, each.task) and status in (None, each.status) and label in (None, each.label):
                 yield each
 
 

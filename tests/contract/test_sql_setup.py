@@ -149,7 +149,7 @@ def test_several_processes_provision_at_once(database: Database) -> None:
             race([each.provision for each in stores])
         with database.reopened(name) as store:
             assert in_children([partial(_provisioned, store)] * 2) == [True] * 2
-            assert _indexes(store) == {f"{name}_status": ["status", "expires_at"]}
+            assert _indexes(store) == _indexes_of(name)
 
 
 def test_provisioning_of_sqlite_waits_for_a_writer(sqlite: Database) -> None:
@@ -188,22 +188,27 @@ def _indexes(store: SQLStore) -> dict[str, list[str]]:
     return {str(each["name"]): [str(name) for name in each["column_names"]] for each in found}
 
 
+def _indexes_of(table: str) -> dict[str, list[str]]:
+    return {f"{table}_label": ["label"], f"{table}_status": ["status", "expires_at"]}
+
+
 def test_provisioning_that_was_interrupted_is_completed(database: Database) -> None:
     """The table is there and its index is not: provisioning again makes it."""
     with database.store() as store:
         name = store.table.name
-        database.do(f"DROP INDEX {name}_status" + (f" ON {name}" if database.dialect == "mysql" else ""))
+        for index in _indexes_of(name):
+            database.do(f"DROP INDEX {index}" + (f" ON {name}" if database.dialect == "mysql" else ""))
         assert _indexes(store) == {}
 
         store.provision()
 
-        assert list(_indexes(store)) == [f"{name}_status"]
+        assert _indexes(store) == _indexes_of(name)
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_provisioning_brings_a_table_of_the_version_before_up_to_date(database: Database, times: int) -> None:
     """It gets what it lacks, what is recorded stays, and workers of both versions write beside each other."""
-    claims = [replace(a_record(), takeovers=0, app="", process="") for _ in range(2)]
+    claims = [replace(a_record(), takeovers=0, app="", process="", label="", trace="") for _ in range(2)]
     with database.reopened(f"t_{uuid4().hex}") as store, database.administrator() as before:
         old = as_before(store.table)
         old.create(before)
@@ -220,7 +225,7 @@ def test_provisioning_brings_a_table_of_the_version_before_up_to_date(database: 
         for claimed in claims:
             successor = replace(a_rival(claimed), takeovers=3, app="shop")
             assert store.swap(successor, claimed.revision) == successor == store.get(claimed.key)
-        assert _indexes(store) == {f"{old.name}_status": ["status", "expires_at"]}
+        assert _indexes(store) == _indexes_of(old.name)
         if database.dialect == "postgresql":
             kinds = (
                 "SELECT amname, reloptions FROM pg_class JOIN pg_am ON pg_am.oid = relam "
@@ -313,7 +318,7 @@ def test_schema_is_where_the_table_is(postgresql: Database) -> None:
 def test_alembic_finds_nothing_to_change(database: Database) -> None:
     """Autogenerate against the importable metadata is empty once the table was provisioned, and not before."""
     database.do(f"DROP TABLE IF EXISTS {TABLE}", f"DROP TABLE IF EXISTS {OUTBOX}")
-    assert sorted(_differences(database)) == ["add_index", "add_table", "add_table"]
+    assert sorted(_differences(database)) == ["add_index", "add_index", "add_table", "add_table"]
     with database.reopened(TABLE) as store:
         store.provision()
     assert _differences(database) == []

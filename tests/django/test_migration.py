@@ -57,9 +57,15 @@ def _layout(alias: str) -> Any:
     try:
         found = inspect(engine)
         columns = [{**each, "type": repr(each["type"])} for each in found.get_columns(TABLE)]
-        return columns, found.get_pk_constraint(TABLE), found.get_indexes(TABLE), found.get_table_options(TABLE)
+        indexes = sorted(map(_printable, found.get_indexes(TABLE)))
+        return columns, found.get_pk_constraint(TABLE), indexes, found.get_table_options(TABLE)
     finally:
         engine.dispose()
+
+
+def _printable(index: Any) -> str:
+    options = {name: str(value) for name, value in index.get("dialect_options", {}).items()}
+    return str({**index, "dialect_options": options})
 
 
 def test_table_is_that_of_the_sql_store(empty: str, sql_store: SQLStore) -> None:
@@ -126,7 +132,7 @@ def test_index_that_is_missing_is_made(empty: str) -> None:
 
 def test_table_of_the_version_before_is_brought_up_to_date(empty: str, sql_store: SQLStore) -> None:
     """It gets what it lacks, what is recorded stays, and workers of both versions write beside each other."""
-    claims = [replace(a_record(), takeovers=0, app="", process="") for _ in range(2)]
+    claims = [replace(a_record(), takeovers=0, app="", process="", label="", trace="") for _ in range(2)]
     engine = create_engine(_url(empty), isolation_level="AUTOCOMMIT")
     with engine.connect() as before:
         old = as_before(sql_store.table)
@@ -148,7 +154,9 @@ def test_table_of_the_version_before_is_brought_up_to_date(empty: str, sql_store
             assert store.swap(successor, claimed.revision) == successor == store.get(claimed.key)
         assert f"ALTER TABLE {TABLE} ADD COLUMN takeovers" in printed
         if connections[empty].vendor == "postgresql":
-            assert f"DROP INDEX IF EXISTS {TABLE}_status;\nCREATE INDEX {TABLE}_status ON {TABLE} USING brin" in printed
+            dropped, _, created = printed.partition(f"DROP INDEX IF EXISTS {TABLE}_status;")
+            assert f"CREATE INDEX {TABLE}_status ON {TABLE} USING brin" in created
+            assert f"{TABLE}_status" not in dropped
             assert _kind_of_index(empty) == "brin"
         _migrate(empty, "0001")
         written_as_before(before, old, a_record())

@@ -89,7 +89,7 @@ class Database:
 
 def as_before(table: Table) -> Table:
     """The table as the first version of this library has made it."""
-    later = {"takeovers", "app", "process", "failures", "reason"}
+    later = {"takeovers", "app", "process", "label", "trace", "verdict", "failures", "reason"}
     columns = [Column(each.name, each.type, primary_key=each.primary_key, nullable=each.nullable) for each in table.c]
     kept = [each for each in columns if each.name not in later]
     former = [Column("takeover", Boolean, nullable=False)] if KEY in table.c else []
