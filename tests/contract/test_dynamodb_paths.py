@@ -575,6 +575,30 @@ def test_what_the_direct_path_cannot_do_boto3_does(server: ScriptedServer, confi
     assert store._indirect_for
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_discovered_endpoints_are_left_to_boto3(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """botocore asks for the endpoint first. That request in the place of a write would win every swap and keep
+    nothing."""
+    endpoint = f"http://127.0.0.1:{server.port}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_DISCOVERY_ENABLED", "true")
+    store = opened(server, "direct", endpoint_url=None)
+    found = json.dumps({"Endpoints": [{"Address": endpoint, "CachePeriodInMinutes": 60}]}).encode()
+    server.script.append(answer(200, found))
+    if is_known:
+        store.get("a")
+
+    store.swap(RECORD, None)
+    store.swap_with(DONE, "a", WRITES)
+
+    operations = [each.headers["x-amz-target"].partition(".")[2] for each in server.asked]
+    assert operations[0] == "DescribeEndpoints"
+    assert operations[-2:] == ["PutItem", "TransactWriteItems"]
+    assert "discovered" in store.way
+
+
 def test_a_stubbed_client_keeps_its_stubs(server: ScriptedServer) -> None:
     """botocore's Stubber answers before a request is made."""
     store = opened(server, "direct")

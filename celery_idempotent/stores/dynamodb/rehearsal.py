@@ -48,7 +48,8 @@ class _Created(Exception):
         self.request = request
 
 
-_rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
+_rehearsing: ContextVar[str | None] = ContextVar("rehearsing", default=None)
+"""The operation whose request is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def _prepared(url: str, headers: Mapping[str, str], body: bytes) -> Any:
 
 
 def _created(client: Any, operation: str, parameters: Mapping[str, Any]) -> Any:
-    token = _rehearsing.set(True)
+    token = _rehearsing.set(operation)
     try:
         getattr(client, xform_name(operation))(**parameters)
     except _Created as created:
@@ -157,9 +158,14 @@ def _created(client: Any, operation: str, parameters: Mapping[str, Any]) -> Any:
     raise Unfit("calls of the client are intercepted")
 
 
-def _stop(request: Any, **_: Any) -> None:
-    if _rehearsing.get():
-        raise _Created(request)
+def _stop(request: Any, operation_name: str, **_: Any) -> None:
+    wanted = _rehearsing.get()
+    if wanted is None:
+        return
+    # Before it, botocore asks for an endpoint: that request, repeated, would succeed and write nothing.
+    if operation_name != wanted or "discovery" in request.context:
+        raise Unfit("endpoints are discovered, and change")
+    raise _Created(request)
 
 
 def _text(value: str | bytes) -> str:
