@@ -284,8 +284,11 @@ def _steady(error: object) -> str:
         ([answer(200, b"<html>hello</html>", x_amz_crc32="")], "ResponseParserError"),
         ([answer(200, b"[]")], "ResponseParserError"),
         ([answer(x_amz_crc32="1")] * 3, "ChecksumError"),
+        ([answer(202)], "ResponseParserError"),
+        ([answer(204, b"")], "ResponseParserError"),
+        ([refusal("ConditionalCheckFailedException", status=200)], "ResponseParserError"),
     ],
-    ids=["no JSON", "no object", "wrong checksum"],
+    ids=["no JSON", "no object", "wrong checksum", "accepted", "empty", "error"],
 )
 def test_a_success_that_cannot_be_read_is_none(server: ScriptedServer, script: list[bytes], cause: str) -> None:
     """Most of these boto3 takes for a success in the end; the direct path says that there is no certain answer."""
@@ -298,6 +301,19 @@ def test_a_success_that_cannot_be_read_is_none(server: ScriptedServer, script: l
 
     assert type(raised.value.__cause__).__name__ == cause
     assert server.script == []
+
+
+def test_reply_after_an_interim_one_is_nobody_elses(server: ScriptedServer) -> None:
+    """A hint is no success, and the refusal behind it, however late, is not read as the next request's answer."""
+    store = opened(server, "direct")
+    store.verify()
+    server.script.append(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+
+    with pytest.raises(StoreUnavailable):
+        store.swap(RECORD, None)
+
+    assert store.swap(RECORD, None) == RECORD
+    assert [each.connection for each in server.asked] == [0, 0, 1]
 
 
 def test_a_torn_success_is_none(server: ScriptedServer) -> None:

@@ -168,8 +168,10 @@ _ENCODER = JSONEncoder(default=_encoded)
 
 def _usual(reply: HttpReply) -> dict[str, Any] | None:
     """A success, or a lost condition; None if it is something else."""
-    if reply.status_code == 200:
-        _read(reply)
+    if reply.status_code < 300:
+        # DynamoDB has one way to say it; who answers in its place may have taken a request, or an error, for done.
+        if reply.status_code != 200 or "__type" in _read(reply):
+            raise ResponseParserError(f"no success: {reply.status_code} {reply.content[:200]!r}")
         return {"ResponseMetadata": _metadata(reply)}
     if reply.status_code != 400 or _LOST.encode() not in reply.content:
         return None

@@ -69,7 +69,8 @@ class Wire:
             with HTTPResponse(connection.sock, method="POST") as response:
                 response.begin()
                 content = response.read()
-                stays_open = not response.will_close
+                # After an interim reply another follows, and would be the next request's.
+                stays_open = not response.will_close and response.status >= 200
             return HttpReply(response.status, response.headers, content)
         except TimeoutError as error:
             raise ReadTimeoutError(endpoint_url=self._url, error=error) from error
