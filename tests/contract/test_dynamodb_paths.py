@@ -534,6 +534,23 @@ def test_refreshed_credentials_are_used_at_once(server: ScriptedServer) -> None:
     assert ["Credential=keyA/" in each.headers["authorization"] for each in server.asked] == [True, True, False]
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("token", ["token\n", "token\r", "token\r\nX-Other: 1"])
+def test_line_break_in_a_credential_is_refused(server: ScriptedServer, path: str, token: str) -> None:
+    """A new token with a line break would end the headers there, and what follows would be another header or
+    request."""
+    botocores = get_session()
+    botocores._credentials = Credentials("AKID", SECRET, "token")  # type: ignore[attr-defined]
+    store = opened(server, path, session=boto3.session.Session(botocore_session=botocores))
+    store.verify()
+    botocores._credentials.token = token  # type: ignore[attr-defined]
+
+    with pytest.raises(StoreUnavailable, match="Invalid header value"):
+        store.swap(RECORD, None)
+
+    assert len(server.asked) == 1
+
+
 # -- who is not bypassed
 
 

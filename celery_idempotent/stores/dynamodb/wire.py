@@ -58,13 +58,15 @@ class Wire:
         return HttpReply(reply.status_code, reply.headers, reply.content)
 
     def _at_once(self, headers: Mapping[str, str], body: bytes) -> HttpReply | None:
-        """The same; None if no connection is open and idle."""
+        """The same; None if no connection is open and idle, or if the session must refuse these headers."""
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
+            return None
         connection = self._idle()
         if connection is None:
             return None
         stays_open = False
         try:
-            lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
             connection.sock.sendall(f"{self._head}{lines}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             with HTTPResponse(connection.sock, method="POST") as response:
                 response.begin()
