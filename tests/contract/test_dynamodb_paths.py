@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +24,7 @@ from botocore.httpsession import URLLib3Session
 from botocore.session import get_session
 from botocore.stub import Stubber
 from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
 from click.testing import CliRunner
 
 from celery_idempotent import IdempotentTask
@@ -401,6 +403,39 @@ def test_silence_on_a_used_connection_is_an_outage(server: ScriptedServer, path:
 
     assert store.swap(RECORD, None) == RECORD
     assert [each.connection for each in server.asked] == [0, 0, 1]
+
+
+def test_a_signal_leaves_no_lock_behind(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A soft time limit that raises while Python code takes a lock leaves it taken, and what comes later waits for
+    ever: so none is taken, neither for a used connection, nor where the session is asked."""
+    store = opened(server, "direct")
+    store.verify()
+    enter = threading.Condition.__enter__
+
+    def interrupted(condition: threading.Condition) -> bool:
+        enter(condition)
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(threading.Condition, "__enter__", interrupted)
+
+    assert store.swap(RECORD, None) == RECORD
+    assert store.get("a") is None
+
+
+def test_no_more_connections_are_kept_than_configured(server: ScriptedServer) -> None:
+    """Those that were needed at once, and are too many now, are closed; what they answered counts."""
+    store = opened(server, "direct", config=Config(max_pool_connections=1))
+    store.verify()
+    pool = store._direct()._parts["PutItem"].wire._pool
+    kept = pool._get_conn()
+
+    assert store.swap(RECORD, None) == RECORD
+    pool._put_conn(kept)
+    assert pool.num_connections == 2
+    assert pool.pool.qsize() == 1
+    assert kept.is_closed
+    assert store.swap(RECORD, None) == RECORD
+    assert [each.connection for each in server.asked] == [0, 1, 1]
 
 
 def test_both_ways_share_connections(server: ScriptedServer) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
-from queue import Empty
+from queue import Empty, Full
 from typing import Any
 
 from botocore.awsrequest import AWSRequest
@@ -27,6 +27,35 @@ class HttpReply:
     status_code: int
     headers: Any
     content: bytes
+
+
+class _Idle:
+    """Idle connections, in the place of urllib3's queue, without its lock.
+
+    Where a signal, such as that of a soft time limit, raises while Python code takes a lock, nobody gives it back, and
+    every later request waits for ever. A list needs no lock for what is left, as nobody waits here.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._connections: list[Any] = []
+
+    def get(self, block: bool = False, timeout: float | None = None) -> Any:
+        """The connection that was put here last."""
+        try:
+            return self._connections.pop()
+        except IndexError:
+            raise Empty from None
+
+    def put(self, connection: Any, block: bool = False) -> None:
+        """Keep a connection, unless there are enough."""
+        if len(self._connections) >= self._most:
+            raise Full
+        self._connections.append(connection)
+
+    def qsize(self) -> int:
+        """How many there are."""
+        return len(self._connections)
 
 
 class Wire:
@@ -105,7 +134,11 @@ def _pool(session: Any, url: str) -> tuple[Any, str]:
     try:
         proxy = session._proxy_config.proxy_url_for(url)
         target = session._get_request_target(url, proxy)
-        pool = session._get_connection_manager(url, proxy).connection_from_url(url)
+        manager = session._get_connection_manager(url, proxy)
+        for scheme, kind in manager.pool_classes_by_scheme.items():
+            if kind.QueueCls is not _Idle:
+                manager.pool_classes_by_scheme[scheme] = type(kind.__name__, (kind,), {"QueueCls": _Idle})
+        pool = manager.connection_from_url(url)
         _ = pool.pool.get, pool._put_conn
     except AttributeError:
         return None, ""
