@@ -305,6 +305,23 @@ def test_a_success_that_cannot_be_read_is_none(server: ScriptedServer, script: l
     assert server.script == []
 
 
+@pytest.mark.parametrize(("status", "tries"), [(403, 1), (503, 3)])
+@pytest.mark.parametrize("body", ["später".encode("latin-1"), b'"later"', b"null", b"[]"])
+def test_a_refusal_that_botocore_cannot_read_is_an_outage(
+    server: ScriptedServer, body: bytes, status: int, tries: int
+) -> None:
+    """botocore's parser breaks on what some proxies say. Their status says enough, and whether to try again."""
+    store = opened(server, "direct")
+    store.verify()
+    server.script += [answer(status, body, x_amz_crc32="")] * tries
+
+    with pytest.raises(StoreUnavailable, match=str(status)):
+        store.swap(RECORD, None)
+
+    assert server.script == []
+    assert len(server.asked) == 1 + tries
+
+
 def test_reply_after_an_interim_one_is_nobody_elses(server: ScriptedServer) -> None:
     """A hint is no success, and the refusal behind it, however late, is not read as the next request's answer."""
     store = opened(server, "direct")

@@ -10,7 +10,7 @@ from base64 import b64decode, b64encode
 from binascii import crc32
 from collections.abc import Mapping
 from dataclasses import dataclass
-from json import JSONEncoder, loads
+from json import JSONEncoder, dumps, loads
 from typing import Any
 from uuid import uuid4
 
@@ -114,7 +114,7 @@ class DirectPath:
         answer = {
             "headers": reply.headers,
             "status_code": reply.status_code,
-            "body": reply.content,
+            "body": _legible(reply.content),
             "context": {"operation_name": operation},
         }
         parsed = self._parser.parse(answer, self._model(operation).output_shape)
@@ -182,6 +182,17 @@ def _usual(reply: HttpReply) -> dict[str, Any] | None:
     if body.get("Item"):
         parsed["Item"] = {name: _decoded(value) for name, value in body["Item"].items()}
     return parsed
+
+
+def _legible(content: bytes) -> bytes:
+    """A refusal that botocore can read: it takes a page for the message, but breaks on other text than UTF-8 and on
+    JSON that is no object, as those have it who answer in DynamoDB's place."""
+    text = content.decode(errors="replace")
+    try:
+        body = loads(text)
+    except ValueError:
+        return text.encode()
+    return content if isinstance(body, dict) else dumps({"message": text}).encode()
 
 
 def _read(reply: HttpReply) -> dict[str, Any]:
