@@ -618,6 +618,20 @@ def test_isolation_of_the_server_does_not_matter(postgresql: Database) -> None:
             postgresql.do("ALTER DATABASE postgres RESET default_transaction_isolation")
 
 
+def test_mysql_that_begins_a_transaction_where_one_ends_is_told_not_to(mysql: Database) -> None:
+    """The check ends one; a claim on the same connection would count as won, and be gone with the connection."""
+    record = a_record()
+    with mysql.store() as other:
+        mysql.do("SET GLOBAL completion_type = 'CHAIN'")
+        try:
+            with mysql.reopened(other.table.name) as store:
+                store.verify()
+                assert store.swap(record, None) == record
+                assert other.get(record.key) == record
+        finally:
+            mysql.do("SET GLOBAL completion_type = DEFAULT")
+
+
 def test_mysql_that_would_cut_text_to_fit_is_told_not_to(mysql: Database) -> None:
     """Without strict mode a key of 2049 bytes would become another operation's."""
     mysql.do("SET GLOBAL sql_mode = ''")

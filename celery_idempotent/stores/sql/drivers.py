@@ -175,7 +175,9 @@ def _session(dialect: str, timeout: float) -> list[str]:
                 "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
                 # Without strict mode MySQL truncates text and reports success.
                 "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'), "
-                f"innodb_lock_wait_timeout = {math.ceil(timeout)}, lock_wait_timeout = {math.ceil(timeout)}",
+                f"innodb_lock_wait_timeout = {math.ceil(timeout)}, lock_wait_timeout = {math.ceil(timeout)}, "
+                # Otherwise the server may begin a transaction where one ends, and nobody would commit it.
+                "completion_type = 'NO_CHAIN'",
             ]
         case "sqlite":
             return ["PRAGMA synchronous = EXTRA"]
