@@ -2,16 +2,19 @@
 
 import gc
 import socket
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 
+from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.store import PurgeableStore, Store, VerifiableStore
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import OutageContract, PurgeableContract, StoreContract, VerifiableContract
+from celery_idempotent.testing.contract import a_completion, a_record
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
 from tests.support.sql_databases import Database
 
@@ -82,6 +85,52 @@ class TestOwnEngine(_Contract):
     def store(self, database: Database, engine: Engine) -> Iterator[SQLStore]:
         with database.store() as provisioned:
             yield SQLStore(engine, table=provisioned.table.name)
+
+
+class TestOwnEngineWithHooks(_Contract):
+    """Through an engine whose hooks begin transactions, as SQLAlchemy advises for SAVEPOINT on SQLite."""
+
+    @pytest.fixture
+    def database(self, tmp_path: Path) -> Database:
+        return Database(f"sqlite:///{tmp_path}/records.sqlite")
+
+    @pytest.fixture
+    def store(self, database: Database) -> Iterator[SQLStore]:
+        with database.engine() as engine:
+            event.listen(engine, "connect", lambda link, _: setattr(link, "isolation_level", None))
+            event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+            store = SQLStore(engine)
+            store.provision()
+            yield store
+
+    def test_write_outlives_its_connection(self, store: SQLStore, database: Database) -> None:
+        """In the transaction of a hook it would count as won, and be undone where the connection goes back."""
+        record = a_record()
+        store.swap(record, None)
+        transaction = store.begin()
+        done = a_completion(record)
+        transaction.swap(done, record.revision)
+        transaction.commit()
+        with database.reopened(store.table.name) as other:
+            assert other.get(record.key) == done
+
+
+class _AlwaysBegun(sqlite3.Connection):
+    """As Python 3.12 has it with ``autocommit=False``: the end of a transaction begins the next."""
+
+    def rollback(self) -> None:
+        super().rollback()
+        self.execute("BEGIN")
+
+
+def test_engine_that_cannot_end_its_transactions_is_refused(tmp_path: Path) -> None:
+    """What nobody commits would count as won."""
+    with Database(f"sqlite:///{tmp_path}/records.sqlite").engine(connect_args={"factory": _AlwaysBegun}) as engine:
+        store = SQLStore(engine)
+        with pytest.raises(StoreMisconfigured, match="autocommit=False"):
+            store.swap(a_record(), None)
+        with pytest.raises(StoreMisconfigured, match="autocommit=False"):
+            store.begin()
 
 
 class _Refused(OutageContract):

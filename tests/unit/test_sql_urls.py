@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import URL, create_engine, make_url
+from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from celery_idempotent import open_store
 from celery_idempotent.errors import PolicyError
@@ -163,6 +164,13 @@ def test_what_is_no_usable_engine_is_refused() -> None:
             SQLStore(engine)  # type: ignore[arg-type]
     with pytest.raises(PolicyError, match="memory://"):
         SQLStore(create_engine("sqlite://"))
+
+
+@pytest.mark.parametrize("pool", [StaticPool, SingletonThreadPool])
+def test_engine_that_lends_a_connection_to_two_is_refused(pool: type[Pool]) -> None:
+    """A write of the store would commit what the other has begun."""
+    with pytest.raises(PolicyError, match=pool.__name__):
+        SQLStore(create_engine("sqlite:///records.sqlite", poolclass=pool))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ from importlib.util import find_spec
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from celery_idempotent.errors import PolicyError
+from celery_idempotent.errors import PolicyError, StoreMisconfigured
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, leaves_machine, weakness_of
 from celery_idempotent.stores.sql.schema import DIALECTS
@@ -72,6 +73,33 @@ def url_of(engine: object) -> URL:
             "idempotency_store", type(engine).__name__, "must be a URL, a store, or SQLAlchemy's Engine without asyncio"
         )
     return engine.url.set(drivername=f"{engine.dialect.name}+{engine.driver}")
+
+
+def check_pool(engine: Engine) -> None:
+    """Refuse a pool that lends a connection to two at once: a write of one commits what the other has begun."""
+    if isinstance(engine.pool, StaticPool | SingletonThreadPool):
+        raise PolicyError(
+            "idempotency_store",
+            type(engine.pool).__name__,
+            "lends one connection to several users, and a write of the store would commit the transaction of another; "
+            "use a URL, or an engine with QueuePool or NullPool",
+        )
+
+
+def end_transaction_of_a_hook(connection: Connection) -> None:
+    """End what an engine's ``begin`` hook has begun on SQLite, as SQLAlchemy advises for SAVEPOINT.
+
+    A write would be part of it, and be undone when the connection goes back to the pool.
+
+    Raises:
+        StoreMisconfigured: The driver itself is always in a transaction.
+    """
+    driver: Any = connection.connection.dbapi_connection
+    driver.rollback()
+    if driver.in_transaction:
+        raise StoreMisconfigured(
+            "an engine of your own", "connect", "it has no autocommit mode; drop autocommit=False, or use a URL"
+        )
 
 
 def _refused(url: URL, remedy: str) -> PolicyError:

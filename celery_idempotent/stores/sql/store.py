@@ -24,7 +24,15 @@ from celery_idempotent.stores import forks
 from celery_idempotent.stores.failures import Meaning
 from celery_idempotent.stores.sql.checks import holders_of
 from celery_idempotent.stores.sql.direct import DriverFailed, Hand, Link, was_used
-from celery_idempotent.stores.sql.drivers import connectable, is_dead, new_engine, parsed, url_of
+from celery_idempotent.stores.sql.drivers import (
+    check_pool,
+    connectable,
+    end_transaction_of_a_hook,
+    is_dead,
+    new_engine,
+    parsed,
+    url_of,
+)
 from celery_idempotent.stores.sql.errors import cause_of, meaning_of
 from celery_idempotent.stores.sql.schema import (
     TABLE,
@@ -96,6 +104,7 @@ class SQLStore(StatementStore[Connection | Link]):
             self._url = connectable(parsed(engine_or_url) if isinstance(engine_or_url, str) else engine_or_url)
         else:
             self._given, self._url = engine_or_url, connectable(url_of(engine_or_url))
+            check_pool(engine_or_url)
         if self._given is not None and (timeout, pool_size) != (None, None):
             raise PolicyError("timeout, pool_size", f"{timeout}, {pool_size}", "an engine of your own brings its own")
         self._timeout = _at_least(0.1, "timeout", _TIMEOUT if timeout is None else timeout)
@@ -152,7 +161,7 @@ class SQLStore(StatementStore[Connection | Link]):
                 # At a stricter level a renewal in the middle of a long transaction makes it fail. SQLite has one alone.
                 level: Any = "SERIALIZABLE" if self.dialect == "sqlite" else "READ COMMITTED"
                 connection = connection.execution_options(isolation_level=level)
-                connection.begin()
+                self._begin(connection)
                 if self.dialect == "sqlite":
                     # A transaction that only reads at first could not begin to write beside another one.
                     connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -236,6 +245,8 @@ class SQLStore(StatementStore[Connection | Link]):
     def _connected(self, operation: str) -> Iterator[Connection]:
         with self._living_connection(operation) as connection:
             try:
+                with self.explaining(operation):
+                    self._begin(connection)
                 yield connection
             except DuplicateKey:
                 raise
@@ -254,6 +265,12 @@ class SQLStore(StatementStore[Connection | Link]):
                 # Nothing was sent on it, so nothing is in doubt.
                 connection.invalidate()
                 connection.close()
+
+    def _begin(self, connection: Connection) -> None:
+        """What SQLAlchemy would do by itself; in autocommit mode it calls hooks, and nothing more."""
+        connection.begin()
+        if self.dialect == "sqlite":
+            end_transaction_of_a_hook(connection)
 
     def _swap_directly(self, new: Record, expected: str | None) -> Record | None:
         hand = self._hand()
