@@ -1,7 +1,9 @@
 """Transactions of SQL stores: the user's rows, messages and the record, all or nothing."""
 
+import socket
 import sqlite3
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +36,9 @@ from celery_idempotent.protocol.store import Outbox, OutboxMessage, Transactiona
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql.transaction import SQLTransaction
 from celery_idempotent.testing import OutboxContract, TransactionalContract
-from celery_idempotent.testing.contract import a_claim, a_completion
+from celery_idempotent.testing.contract import a_claim, a_completion, a_record
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
+from tests.support.sql_databases import Database
 
 
 class _Place:
@@ -180,6 +183,35 @@ def test_rollback_of_a_dead_connection_is_no_error(place: _Place) -> None:
     transaction.rollback()
 
     assert (place.count(), place.store.get(record.key)) == (0, record)
+
+
+@pytest.mark.parametrize("strike", [None, SoftTimeLimitExceeded])
+def test_connection_lost_after_the_commit_costs_no_place_in_the_pool(
+    mariadb: EmbeddedMariaDB, strike: type[BaseException] | None
+) -> None:
+    """MySQL is told of the end of the transaction's mode when all that counts is done, and may be gone by then."""
+    with Database(mariadb.url, mariadb).store(pool_size=1, timeout=0.5) as store:
+        record = a_record()
+        transaction = store.begin()
+        transaction.swap(record, None)
+        link: Any = transaction.connection.connection.dbapi_connection
+        commit = link.commit
+
+        def struck(mode: bool) -> None:
+            assert strike
+            raise strike
+
+        def commit_and_lose() -> None:
+            commit()
+            link._sock.shutdown(socket.SHUT_RDWR)
+            if strike:
+                link.autocommit = struck
+
+        link.commit = commit_and_lose
+        with pytest.raises(strike) if strike else nullcontext():
+            transaction.commit()
+
+        assert store.get(record.key) == record
 
 
 def test_transaction_that_cannot_begin_is_an_outage(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ class SQLStore(StatementStore[Connection | Link]):
             connection.invalidate()
             connection.close()
             raise
-        return SQLTransaction(self, connection, connection.close)
+        return SQLTransaction(self, connection, partial(_give_back, connection))
 
     def enqueue(self, message: OutboxMessage, using: Any) -> None:
         """See :meth:`celery_idempotent.stores.Outbox.enqueue`."""
@@ -342,6 +342,21 @@ class SQLStore(StatementStore[Connection | Link]):
 def _name_of(url: URL, table: Table) -> str:
     place = URL.create(url.get_backend_name(), host=url.host, port=url.port, database=url.database)
     return f"{place.render_as_string()}?table={table.fullname}"
+
+
+def _give_back(connection: Connection) -> None:
+    """To the pool, when its transaction has ended one way or the other: what fails now costs the connection alone."""
+    # Left to the pool, whose place for it would be lost where the server is not there for this any more.
+    try:
+        if not connection.invalidated:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+    except connection.dialect.loaded_dbapi.Error:
+        connection.invalidate()
+    except BaseException:
+        connection.invalidate()
+        raise
+    finally:
+        connection.close()
 
 
 def _create(connection: Connection, what: DDLElement) -> None:
