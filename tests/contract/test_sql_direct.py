@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pg8000.core import CoreConnection
 from sqlalchemy import event
 
 from celery_idempotent.engine.claim import new_nonce
+from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql.direct import _STAYS, Link
@@ -129,6 +131,21 @@ def test_pooler_is_known_by_the_process_id_that_it_makes_up(told: int | None, is
     connection: Any = SimpleNamespace(execute=lambda _: answer, info=SimpleNamespace(backend_pid=7))
 
     assert has_server_of_its_own(connection) is is_its_own
+
+
+def test_pg8000_is_refused_behind_a_pooler(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sends the values after the statement, and in between the server may have been another client's."""
+    with Database(postgres.url.replace("psycopg", "pg8000")).store() as store:
+        store.close()
+        told = CoreConnection.handle_BACKEND_KEY_DATA
+        monkeypatch.setattr(
+            CoreConnection,
+            "handle_BACKEND_KEY_DATA",
+            lambda self, data, context: told(self, b"made" + data[4:], context),
+        )
+        for ask in (lambda: store.swap(a_record(), None), lambda: store.get("a"), store.begin, store.verify):
+            with pytest.raises(StoreMisconfigured, match=r"use postgresql\+psycopg"):
+                ask()
 
 
 def test_connection_in_hand_is_there_for_everything_else(small: SQLStore) -> None:

@@ -130,6 +130,8 @@ def new_engine(url: URL, *, timeout: float, pool_size: int) -> Engine:
     )
     if url.drivername == "postgresql+psycopg":
         event.listen(engine, "do_connect", _connect_with_deadline(timeout + 1))
+    if url.drivername == "postgresql+pg8000":
+        event.listen(engine, "connect", _refuse_pooler)
     for statement in _session(dialect, timeout):
         event.listen(engine, "connect", _executing(statement))
     return engine
@@ -265,6 +267,20 @@ def has_server_of_its_own(connection: "PsycopgConnection") -> bool:
     connection.autocommit = True
     (process,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (None,)
     return bool(process == connection.info.backend_pid)
+
+
+def _refuse_pooler(connection: Any, _record: Any) -> None:
+    """pg8000 prepares each statement under no name, and binds values to it in a second request.
+
+    In between, a pooler may let somebody else prepare there. The values would go to that statement, of any table.
+    """
+    told = connection._backend_key_data or b""
+    connection.autocommit = True
+    cursor = connection.cursor()
+    cursor.execute("SELECT pg_backend_pid()")
+    (process,) = cursor.fetchone()
+    if process != int.from_bytes(told[:4], "big"):
+        raise ArgumentError("pg8000 behind a pooler")
 
 
 _PREPARED_AFTER = 5

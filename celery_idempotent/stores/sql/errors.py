@@ -72,6 +72,10 @@ _RULES = (
         remedy="a pooler keeps settings from the server; tell PgBouncer: ignore_startup_parameters = options",
     ),
     Rule(
+        text="^pg8000 behind a pooler$",
+        remedy="this driver could write to another client's table there; use postgresql+psycopg",
+    ),
+    Rule(
         codes=frozenset({"SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_CORRUPT"}),
         remedy="the file cannot be used as a database",
     ),
