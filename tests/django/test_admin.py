@@ -28,6 +28,7 @@ from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
 from celery_idempotent.protocol.store import RecordTooLarge
+from celery_idempotent.signals import verdict_given
 from celery_idempotent.stores.sql.schema import TABLE
 from celery_idempotent.testing.contract import a_record
 from tests.django.project import urls
@@ -108,12 +109,16 @@ def _messages(response: Response) -> str:
 def _resolve(client: Client, record: Record, **fields: str) -> Response:
     """Open the page of a verdict, fill in the form, and follow where it leads."""
     _text(client.get(_url(record, "resolve")))
-    return client.post(_url(record, "resolve"), {"revision": record.revision, **fields}, follow=True)
+    return _judge(client, "resolve", record, **fields)
 
 
 def _release(client: Client, *records: Record, **fields: str) -> Response:
+    return _judge(client, "release", *records, **fields)
+
+
+def _judge(client: Client, kind: str, *records: Record, **fields: str) -> Response:
     seen = [f"{each.revision} {each.key}" for each in records]
-    return client.post(f"{LIST}release/", {"seen": seen, **fields}, follow=True)
+    return client.post(f"{LIST}{kind}/", {"seen": seen, "reason": "ticket 7", **fields}, follow=True)
 
 
 # -- what is shown
@@ -149,7 +154,7 @@ def test_list_can_be_ordered_by_its_columns(store: DjangoStore, viewer: Client) 
     now = store.now()
     records = [_written(store, updated_at=now - age) for age in (1, 3, 2)]
 
-    assert _keys(viewer.get(f"{LIST}?o=4")) == [records[index].key for index in (1, 2, 0)]
+    assert _keys(viewer.get(f"{LIST}?o=5")) == [records[index].key for index in (1, 2, 0)]
 
 
 def test_list_is_filtered_by_status(store: DjangoStore, viewer: Client) -> None:
@@ -335,10 +340,11 @@ def test_record_that_cannot_be_read_is_named_and_hides_no_other(
     assert "deliveries are postponed until somebody repairs it" in shown
     assert "resolvelink" not in shown
     assert "releaselink" not in shown
-    refused = _messages(operator.get(_url(damaged, "resolve"), follow=True))
-    assert "Only an UNKNOWN outcome can be resolved; this is unreadable: " in refused
-    assert "unreadable: " in _text(operator.get(_url(damaged, "release")))
-    _release(operator, damaged, checked="on")
+    assert "forgetlink" not in shown
+    assert "not shown" in shown
+    for kind in ("resolve", "release", "forget"):
+        assert "unreadable: " in _text(operator.get(_url(damaged, kind)))
+        assert "Nothing was changed" in _messages(_judge(operator, kind, damaged, verdict="rerun", checked="on"))
     with pytest.raises(StoreMisconfigured):
         store.get(damaged.key)
 
@@ -372,10 +378,11 @@ def test_key_on_mysql_that_is_no_text_is_shown(store: DjangoStore, operator: Cli
 def test_pages_cannot_be_forged(store: DjangoStore, operator: Client) -> None:
     """What somebody else has chosen is on one line, and runs from left to right."""
     forged, shown = "a\n\u202eb\x85", r"a\n\u202eb\x85"
-    texts = {"task": forged, "task_id": forged, "worker": forged, "error": forged, "steps": {forged: {"lost": "x"}}}
+    named = dict.fromkeys(("task", "task_id", "worker", "label", "error"), forged)
+    texts = {**named, "steps": {forged: {"lost": "x"}}, "verdict": {"by": forged, "reason": forged, "at": "?"}}
     unknown, over = _written(store, Status.UNKNOWN, **texts), _abandoned(store, **texts)
 
-    for page, times in ((LIST, 4), (_url(unknown), 5), (_url(unknown, "resolve"), 5), (_url(over, "release"), 2)):
+    for page, times in ((LIST, 4), (_url(unknown), 8), (_url(unknown, "resolve"), 6), (_url(over, "release"), 4)):
         text = _text(operator.get(page))
         assert text.count(shown) == times
         assert not {"\u202e", "\x85"} & set(text)
@@ -413,9 +420,9 @@ def test_without_permission_to_change_nobody_gives_verdicts(store: DjangoStore, 
     assert "resolve_selected" not in _text(viewer.get(LIST))
     assert _url(unknown, "resolve") not in _text(viewer.get(_url(unknown)))
     assert _url(abandoned, "release") not in _text(viewer.get(_url(abandoned)))
-    given = {"revision": unknown.revision, "verdict": "rerun", "checked": "on"}
     assert viewer.get(_url(unknown, "resolve")).status_code == 403
-    assert viewer.post(_url(unknown, "resolve"), given).status_code == 403
+    assert _judge(viewer, "resolve", unknown, verdict="rerun", checked="on").status_code == 403
+    assert _judge(viewer, "forget", unknown, checked="on").status_code == 403
     assert viewer.get(_url(abandoned, "release")).status_code == 403
     assert _release(viewer, abandoned, checked="on").status_code == 403
     assert [store.get(each.key) for each in (unknown, abandoned)] == [unknown, abandoned]
@@ -431,18 +438,19 @@ def test_without_permission_to_view_nobody_sees_records(store: DjangoStore) -> N
 
 
 def test_only_what_a_record_can_take_is_offered(store: DjangoStore, operator: Client) -> None:
-    """Resolve for UNKNOWN, release for a lease that is over, nothing else."""
+    """Resolve for UNKNOWN, release for a lease that is over, forget for what has an outcome or was given back."""
     records = {str(status): _written(store, status) for status in Status}
     records["abandoned"] = _abandoned(store)
 
     offered = {
         (name, page)
         for name, record in records.items()
-        for page in ("resolve", "release")
+        for page in ("resolve", "release", "forget")
         if _url(record, page) in _text(operator.get(_url(record)))
     }
 
-    assert offered == {("UNKNOWN", "resolve"), ("abandoned", "release")}
+    forgettable = {(name, "forget") for name in ("COMPLETED", "FAILED", "RELEASED")}
+    assert offered == {("UNKNOWN", "resolve"), ("abandoned", "release"), *forgettable}
 
 
 # -- resolving
@@ -549,12 +557,16 @@ def test_only_unknown_is_resolved(store: DjangoStore, operator: Client) -> None:
     """By the address or from a page that is out of date."""
     record = _written(store, Status.RELEASED)
 
-    response = operator.get(_url(record, "resolve"), follow=True)
+    text = _text(operator.get(_url(record, "resolve")))
 
-    assert "Only an UNKNOWN outcome can be resolved; this is RELEASED" in _messages(response)
+    assert f"Only an UNKNOWN outcome can be resolved; these are not:</p>\n<ul><li>{record.key}: RELEASED" in text
+    assert 'name="seen"' not in text
+    assert "only an UNKNOWN outcome takes a verdict" in _messages(
+        _judge(operator, "resolve", record, verdict="rerun", checked="on")
+    )
 
 
-@pytest.mark.parametrize("page", ["resolve", "release"])
+@pytest.mark.parametrize("page", ["resolve", "release", "forget"])
 def test_verdict_on_nothing_is_refused(store: DjangoStore, operator: Client, page: str) -> None:
     """A record that was deleted meanwhile is told as such."""
     response = operator.get(_url(replace(a_record(), key="gone"), page), follow=True)
@@ -562,16 +574,90 @@ def test_verdict_on_nothing_is_refused(store: DjangoStore, operator: Client, pag
     assert "Nothing is recorded under gone" in _messages(response)
 
 
-def test_selected_record_leads_to_its_verdict(store: DjangoStore, operator: Client) -> None:
-    """The action of the list goes to the page for one record, and takes no more than one."""
-    first, second = _written(store, Status.UNKNOWN), _written(store, Status.UNKNOWN)
-    chosen = {"action": "resolve_selected", "index": 0}
+def test_selected_records_get_one_verdict(store: DjangoStore, operator: Client) -> None:
+    """The action of the list shows them with their labels, and one reason stands in all of them, with a name."""
+    records = [_written(store, Status.UNKNOWN, label=f"acme/{number}", error="killed") for number in range(2)]
+    chosen = {"action": "resolve_selected", "index": 0, "_selected_action": [each.key for each in records]}
 
-    one = operator.post(LIST, {**chosen, "_selected_action": [first.key]})
-    two = operator.post(LIST, {**chosen, "_selected_action": [first.key, second.key]}, follow=True)
+    asked = _text(operator.post(LIST, chosen))
+    _judge(operator, "resolve", *records, verdict="completed", result="null", checked="on")
 
-    assert one["Location"] == _url(first, "resolve")
-    assert "Resolve one at a time" in _messages(two)
+    judged = [store.get(each.key) for each in records]
+    name = User.objects.get(pk=operator.session["_auth_user_id"]).username
+    assert all(f"acme/{number}</td>" in asked for number in range(2))
+    for each in judged:
+        assert each is not None
+        assert (each.status, each.verdict["by"], each.verdict["reason"]) == (Status.COMPLETED, name, "ticket 7")
+        assert f"completed by {name}, because: ticket 7 (it was UNKNOWN: killed)" in _text(operator.get(_url(each)))
+    (entry,) = LogEntry.objects.filter(object_id=records[0].key)
+    assert "Reason: ticket 7" in entry.change_message
+
+
+def test_steps_of_several_records_are_named(store: DjangoStore, operator: Client) -> None:
+    """One verdict on several operations, and what it means for the steps of each."""
+    steps = {"sms": to_plain(Begun(1_800_000_000_000, 2)), "odd": {}}
+    records = [_written(store, Status.UNKNOWN, steps=steps), _written(store, Status.UNKNOWN)]
+    chosen = {"action": "resolve_selected", "index": 0, "_selected_action": [each.key for each in records]}
+
+    text = _text(operator.post(LIST, chosen))
+
+    assert re.search(rf"{records[0].key}:\s+step sms began at [^;]*; step odd not readable by this version\.", text)
+    assert text.count("neither fits") == 1
+
+
+def test_what_is_forgotten_runs_again(store: DjangoStore, operator: Client) -> None:
+    """Its contents are gone, the reason is not, and whoever listens hears of it."""
+    key = refund.idempotency_key_for(f"o-3 {store.alias}")
+    record = _written(store, Status.COMPLETED, key=key, result='"secret"', fencing_token=1, label="acme/3")
+    told = []
+
+    def tell(**kwargs: Any) -> None:
+        told.append((kwargs["action"], kwargs["reason"], kwargs["key"]))
+
+    verdict_given.connect(tell)
+    try:
+        response = _judge(operator, "forget", record, checked="on")
+    finally:
+        verdict_given.disconnect(tell)
+
+    assert "Forgotten. The next delivery is a new operation." in _messages(response)
+    assert told == [("forget", "ticket 7", key)]
+    left = store.get(key)
+    assert left is not None
+    assert (left.result, left.label, left.verdict["reason"]) == (None, "", "ticket 7")
+    assert deliver(refund, f"o-3 {store.alias}").value == f"refunded o-3 {store.alias}"
+
+
+def test_selected_outcomes_are_forgotten_after_a_confirmation(store: DjangoStore, operator: Client) -> None:
+    """The list's action shows those that can be, and names those that cannot."""
+    records = [_written(store, Status.FAILED), _written(store, Status.UNKNOWN)]
+    chosen = {"action": "forget_selected", "index": 0, "_selected_action": [each.key for each in records]}
+
+    text = _text(operator.post(LIST, chosen))
+
+    assert f"{records[0].revision} {records[0].key}" in text
+    assert f"{records[1].key}: UNKNOWN" in text
+
+
+def test_a_verdict_needs_a_reason(store: DjangoStore, operator: Client) -> None:
+    """Nothing is written without one."""
+    record = _written(store, Status.FAILED)
+
+    text = _text(_judge(operator, "forget", record, checked="on", reason=" "))
+
+    assert "This field is required." in text
+    assert store.get(record.key) == record
+
+
+def test_records_are_found_by_label_and_by_the_start_of_a_key(store: DjangoStore, operator: Client) -> None:
+    """A star stands for any rest."""
+    mine = _written(store, label="acme/1", key="shop.refund:1:abcdef")
+    other = _written(store, label="acme/10", key="mail.send:1:fedcba")
+
+    assert _keys(operator.get(f"{LIST}?q=acme/1")) == [mine.key]
+    assert sorted(_keys(operator.get(f"{LIST}?q=acme/*"))) == sorted([mine.key, other.key])
+    assert _keys(operator.get(f"{LIST}?q=mail.send*")) == [other.key]
+    assert _keys(operator.get(f"{LIST}?q={mine.task_id}")) == [mine.key]
 
 
 @pytest.mark.parametrize(
@@ -687,21 +773,19 @@ def test_admin_site_of_the_users_is_not_left(store: DjangoStore, operator: Clien
     unknown, abandoned = _written(store, Status.UNKNOWN), _abandoned(store)
     page, other = (_url(each).replace("/admin/", "/staff/") for each in (unknown, abandoned))
     resolve = page.replace("/change/", "/resolve/")
-    chosen = {"action": "resolve_selected", "index": 0, "_selected_action": [unknown.key]}
 
     assert f'href="{resolve}"' in _text(operator.get(page))
-    assert operator.post(LIST.replace("/admin/", "/staff/"), chosen)["Location"] == resolve
     assert '"/admin/' not in _text(operator.get(resolve))
     assert '"/admin/' not in _text(operator.get(other.replace("/change/", "/release/")))
-    given = {"revision": unknown.revision, "verdict": "rerun", "checked": "on"}
-    assert operator.post(resolve, given)["Location"] == page
+    given = {"seen": f"{unknown.revision} {unknown.key}", "reason": "r", "verdict": "rerun", "checked": "on"}
+    assert operator.post(f"{LIST.replace('/admin/', '/staff/')}resolve/", given)["Location"] == page
 
 
 def test_not_more_is_released_than_a_person_can_check(
     store: DjangoStore, operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Selecting everything releases nothing."""
-    monkeypatch.setattr("celery_idempotent.contrib.django.admin._MOST_RELEASED", 2)
+    monkeypatch.setattr("celery_idempotent.contrib.django.admin._MOST_JUDGED", 2)
     records = [_abandoned(store) for _ in range(3)]
     chosen = {"action": "release_selected", "index": 0, "_selected_action": [each.key for each in records]}
 

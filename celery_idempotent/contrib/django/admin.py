@@ -1,13 +1,15 @@
-"""The admin page: look at records, release claims, and resolve outcomes that are UNKNOWN.
+"""The admin page: look at records, resolve outcomes that are UNKNOWN, release claims, and forget outcomes.
 
 Nothing is edited here. A verdict is given on the record that the person saw, so a record that changed meanwhile keeps
 its change.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from celery import current_app
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
@@ -21,20 +23,22 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 
 from celery_idempotent.contrib.django import display, project
-from celery_idempotent.contrib.django.forms import ReleaseForm, ResolveForm
+from celery_idempotent.contrib.django.forms import ForgetForm, ReleaseForm, ResolveForm, VerdictForm
 from celery_idempotent.contrib.django.models import IdempotencyRecord
 from celery_idempotent.engine import operator
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.integration.reports import report_verdict
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.publishing import shown_status
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
+from celery_idempotent.protocol.verdicts import history
 
 _MOST_LISTED = 1_000
 """Records behind one list. Counting further would read the whole table for a number that nobody needs."""
 
-_MOST_RELEASED = 100
-"""Claims released at once; a person has checked each of them."""
+_MOST_JUDGED = 100
+"""Records that get one verdict at once; a person has checked each of them."""
 
 _MEANINGS = {
     Status.IN_PROGRESS: "An attempt owns the key until its lease is over.",
@@ -116,18 +120,24 @@ def _in_utc(field: str, description: str) -> Callable[..., str]:
 class IdempotencyRecordAdmin(_Admin):
     """Records for people: those who may view look, those who may change give verdicts, nobody edits."""
 
-    list_display = ("state", "shown_task", "short_key", "attempts", "updated_utc", "shown_worker", "forgotten_utc")
+    list_display = (
+        *("state", "shown_task", "shown_label", "short_key", "attempts"),
+        *("updated_utc", "forgotten_utc"),
+    )
     list_display_links = ("short_key",)
     list_filter = (_StatusFilter, _TaskFilter)
-    search_fields = ("key", "task_id")
-    search_help_text = "A whole idempotency key, or a whole task id (which reads the whole table)."
+    search_fields = ("key", "label", "task_id")
+    search_help_text = (
+        "An idempotency key or a label; a star at the end stands for any rest. Or a whole task id (which reads the "
+        "whole table)."
+    )
     # UNKNOWN first, COMPLETED last and the latest of them first: as the table's index has it, but PostgreSQL's.
     ordering = ("-status", "-expires_at")
     paginator = _BoundedPaginator
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     list_max_show_all = 0
-    actions = ("release_selected", "resolve_selected")
+    actions = ("resolve_selected", "release_selected", "forget_selected")
     change_list_template = "celery_idempotent/admin/record_list.html"
     change_form_template = "celery_idempotent/admin/record.html"
     fieldsets = (
@@ -135,19 +145,20 @@ class IdempotencyRecordAdmin(_Admin):
             None,
             {
                 "fields": (
-                    *("state", "meaning", "shown_key", "shown_task", "shown_task_id", "shown_worker"),
-                    *("shown_app", "attempts", "shown_error"),
+                    *("state", "meaning", "shown_label", "shown_key", "shown_task", "shown_task_id"),
+                    *("shown_worker", "shown_app", "attempts", "shown_error"),
                 )
             },
         ),
         ("Outcome", {"fields": ("shown_result", "result_size", "content_type", "forgotten")}),
         ("Steps", {"fields": ("shown_steps",)}),
+        ("Verdicts", {"fields": ("shown_verdicts",)}),
         (
             "Claim",
             {
                 "fields": (
                     *("leased", "updated", "created", "takeovers", "fencing_token"),
-                    *("owner", "revision", "fingerprint", "schema_version"),
+                    *("owner", "revision", "fingerprint", "trace", "schema_version"),
                 )
             },
         ),
@@ -157,6 +168,7 @@ class IdempotencyRecordAdmin(_Admin):
 
     shown_key = _on_one_line("key")
     shown_task = _on_one_line("task")
+    shown_label = _on_one_line("label")
     shown_task_id = _on_one_line("task_id")
     shown_worker = _on_one_line("worker")
     shown_app = _on_one_line("app")
@@ -217,6 +229,14 @@ class IdempotencyRecordAdmin(_Admin):
         """Finished and started steps."""
         return "not shown" if row.unreadable else _preformatted(display.json_text(row.steps))
 
+    @admin.display(description="verdicts", empty_value="-")
+    def shown_verdicts(self, row: IdempotencyRecord) -> str | None:
+        """Who has judged what, when and why, the oldest first."""
+        if row.unreadable:
+            return "not shown"
+        told = [(each,) for each in display.verdicts(history(row.record))]
+        return format_html("<ul>{}</ul>", format_html_join("", "<li>{}</li>", told)) if told else None
+
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The list, with a warning where workers write elsewhere."""
         context = {"elsewhere": project.why_records_are_elsewhere(), "most_listed": _MOST_LISTED}
@@ -227,12 +247,10 @@ class IdempotencyRecordAdmin(_Admin):
     ) -> HttpResponse:
         """All of one record, and the verdicts that it can take."""
         row = self.get_object(request, unquote(object_id))
-        context: dict[str, Any] = {}
+        offered = []
         if row is not None and self.has_verdict_permission(request):
-            context = {
-                "resolve_url": self._url("resolve", row.key) if _is_unknown(row) else None,
-                "release_url": self._url("release", row.key) if _lease_is_over(row) else None,
-            }
+            offered = [(self._url(kind.name, row.key), kind) for kind in _KINDS.values() if kind.fits(row)]
+        context: dict[str, Any] = {"verdicts": offered}
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyRecord]:
@@ -246,12 +264,16 @@ class IdempotencyRecordAdmin(_Admin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord], search_term: str
     ) -> tuple[QuerySet[IdempotencyRecord], bool]:
-        """By key, which is found at once, or else by task id."""
+        """By key or label, which are found at once, or else by task id."""
         term = search_term.strip()
         if not term:
             return queryset, False
-        by_key = queryset.filter(key=term)
-        return (by_key if by_key.exists() else queryset.filter(task_id=term)), False
+        how = "__startswith" if term.endswith("*") else ""
+        for field in ("key", "label"):
+            found = queryset.filter(**{f"{field}{how}": term.removesuffix("*") if how else term})
+            if found.exists():
+                return found, False
+        return queryset.filter(task_id=term), False
 
     # -- who may do what
 
@@ -275,142 +297,110 @@ class IdempotencyRecordAdmin(_Admin):
 
     def get_urls(self) -> list[URLPattern]:
         """The pages of verdicts, before the admin's own, which take any path for a key."""
-        pages: list[tuple[str, str, Callable[..., HttpResponse]]] = [
-            ("<path:object_id>/resolve/", "resolve", self.resolve_view),
-            ("<path:object_id>/release/", "release", self.release_view),
-            ("release/", "release_many", self.release_many_view),
-        ]
         prefix = "celery_idempotent_idempotencyrecord"
-        own = [path(route, self._verdict_view(view), name=f"{prefix}_{name}") for route, name, view in pages]
+        own = []
+        for name, kind in _KINDS.items():
+            one, several = partial(self.one_view, kind=kind), partial(self.several_view, kind=kind)
+            own += [
+                path(f"<path:object_id>/{name}/", self._verdict_view(one), name=f"{prefix}_{name}"),
+                path(f"{name}/", self._verdict_view(several), name=f"{prefix}_{name}_many"),
+            ]
         return [*own, *super().get_urls()]
+
+    @admin.action(description="Resolve selected UNKNOWN outcomes", permissions=["verdict"])
+    def resolve_selected(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
+        """Ask for one verdict on several outcomes."""
+        return self._selected(request, queryset, _RESOLVE)
 
     @admin.action(description="Release selected claims whose lease is over", permissions=["verdict"])
     def release_selected(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
         """Ask for a confirmation to release several claims."""
-        rows = list(queryset[: _MOST_RELEASED + 1])
-        if len(rows) > _MOST_RELEASED:
-            self.message_user(request, f"Release at most {_MOST_RELEASED} at a time.", messages.ERROR)
-            return None
-        return self._release_page(request, rows)
+        return self._selected(request, queryset, _RELEASE)
 
-    @admin.action(description="Resolve the selected UNKNOWN outcome", permissions=["verdict"])
-    def resolve_selected(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
-        """Go to the page that resolves one outcome."""
-        rows = list(queryset[:2])
-        if len(rows) > 1:
-            self.message_user(request, "Resolve one at a time: check the receiver for each.", messages.ERROR)
-            return None
-        return HttpResponseRedirect(self._url("resolve", rows[0].key))
+    @admin.action(description="Forget selected outcomes and released records", permissions=["verdict"])
+    def forget_selected(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
+        """Ask for a confirmation to forget several records."""
+        return self._selected(request, queryset, _FORGET)
 
-    def resolve_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """The verdict on one UNKNOWN outcome."""
+    def _selected(
+        self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord], kind: "_Kind"
+    ) -> HttpResponse | None:
+        rows = list(queryset[: _MOST_JUDGED + 1])
+        if len(rows) > _MOST_JUDGED:
+            self.message_user(request, f"{kind.title} at most {_MOST_JUDGED} at a time.", messages.ERROR)
+            return None
+        return self._judge_page(request, kind, rows)
+
+    def one_view(self, request: HttpRequest, object_id: str, kind: "_Kind") -> HttpResponse:
+        """Ask for a verdict on one record."""
         row = self.get_object(request, unquote(object_id))
         if row is None:
-            return self._nothing_recorded(request, object_id)
-        if not _is_unknown(row):
-            self.message_user(
-                request, f"Only an UNKNOWN outcome can be resolved; this is {self.state(row)}.", messages.ERROR
-            )
-            return HttpResponseRedirect(self._url("change", row.key))
-        form = ResolveForm(request.POST or None, initial={"revision": row.revision})
-        if form.is_valid():
-            self._resolve(request, row, form.cleaned_data)
-            return HttpResponseRedirect(self._url("change", row.key))
-        return self._page(
-            request,
-            "resolve.html",
-            "Resolve an unknown outcome",
-            record=row,
-            times={"created": self.created(row), "updated": self.updated(row)},
-            steps=display.step_states(row.record.steps),
-            retained=display.duration(project.policy_of(row.record).retain_ms),
-            form=form,
-            back=self._url("change", row.key),
-        )
+            self.message_user(request, f"Nothing is recorded under {unquote(object_id)}.", messages.WARNING)
+            return HttpResponseRedirect(self._url("changelist"))
+        return self._judge_page(request, kind, [row])
 
-    def release_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Ask for a confirmation to release one claim."""
-        row = self.get_object(request, unquote(object_id))
-        if row is None:
-            return self._nothing_recorded(request, object_id)
-        return self._release_page(request, [row])
-
-    def release_many_view(self, request: HttpRequest) -> HttpResponse:
-        """Release the claims that the confirmation showed, each only if it is still what was shown."""
-        seen = dict(each.split(" ", 1)[::-1] for each in request.POST.getlist("seen")[:_MOST_RELEASED])
+    def several_view(self, request: HttpRequest, kind: "_Kind") -> HttpResponse:
+        """Give the verdict on the records that the form showed, on each only if it is still what was shown."""
+        seen = dict(each.split(" ", 1)[::-1] for each in request.POST.getlist("seen")[:_MOST_JUDGED])
         rows = list(self.get_queryset(request).filter(key__in=seen))
         if not rows:
-            self.message_user(request, "There is nothing to release.", messages.WARNING)
+            self.message_user(request, f"There is nothing to {kind.name}.", messages.WARNING)
             return HttpResponseRedirect(self._url("changelist"))
-        form = ReleaseForm(request.POST)
+        form = kind.form(request.POST)
         if not form.is_valid():
-            return self._release_page(request, rows, form)
+            return self._judge_page(request, kind, rows, form)
         for row in rows:
-            self._release(request, row, seen[row.key])
-        return HttpResponseRedirect(self._url("changelist"))
+            self._give(request, row, kind, seen[row.key], form.cleaned_data)
+        return HttpResponseRedirect(self._url("change", rows[0].key) if len(rows) == 1 else self._url("changelist"))
 
-    def _nothing_recorded(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        self.message_user(request, f"Nothing is recorded under {unquote(object_id)}.", messages.WARNING)
-        return HttpResponseRedirect(self._url("changelist"))
-
-    def _resolve(self, request: HttpRequest, row: IdempotencyRecord, given: Mapping[str, Any]) -> None:
-        store, key, revision = project.store_of_admin(), row.record.key, given["revision"]
-        if given["verdict"] == "rerun":
-            done = "Resolved: it did not happen. The next delivery runs the task; if there is none, publish it again."
-            self._give(request, row, done, lambda: operator.rerun(store, key, seen_revision=revision))
-            return
-        codec, retain = project.runtime().codec, project.policy_of(row.record).retain_ms
-        self._give(
-            request,
-            row,
-            "Resolved: it happened. Later deliveries get the result.",
-            lambda: operator.completed(store, codec, key, given["value"], retain=retain, seen_revision=revision),
-        )
-
-    def _release(self, request: HttpRequest, row: IdempotencyRecord, revision: str) -> None:
-        store = project.store_of_admin()
-
-        def release() -> Record:
-            grace = project.policy_of(row.record).grace_ms
-            return operator.release(store, row.record.key, grace=grace, seen_revision=revision)
-
-        self._give(
-            request, row, "Released. The next delivery runs the task; if there is none, publish it again.", release
-        )
-
-    def _give(self, request: HttpRequest, row: IdempotencyRecord, done: str, verdict: Callable[[], Record]) -> None:
-        """Give a verdict; tell the person, and the admin's log, what became of it."""
+    def _give(
+        self, request: HttpRequest, row: IdempotencyRecord, kind: "_Kind", revision: str, given: Mapping[str, Any]
+    ) -> None:
+        """Give a verdict; tell the person, the log, and whoever listens, what became of it."""
         # The key comes last: Django begins a message with a capital letter, and a key must be shown as it is.
+        told = {"by": request.user.get_username(), "reason": given["reason"], "seen_revision": revision}
         try:
-            verdict()
+            judged = kind.give(row.record, given, told)
         except PolicyError as error:
-            told, level = f"Nothing was changed: {error.remedy}.", messages.ERROR
+            answer, level = f"Nothing was changed: {error.remedy}.", messages.ERROR
         except RecordTooLarge as error:
-            told, level = f"Nothing was changed: the result is too large ({error}).", messages.ERROR
+            answer, level = f"Nothing was changed: the result is too large ({error}).", messages.ERROR
         except StoreMisconfigured as error:
-            told, level = f"Nothing was changed: {error.reason}.", messages.ERROR
+            answer, level = f"Nothing was changed: {error.reason}.", messages.ERROR
         except StoreUnavailable as error:
-            told, level = f"It is not certain what was written; look again ({error}).", messages.ERROR
+            answer, level = f"It is not certain what was written; look again ({error}).", messages.ERROR
         else:
-            told, level = done, messages.SUCCESS
-            self.log_change(request, row, done)
-        self.message_user(request, f"{told} Key: {row}", level)
+            answer, level = kind.done(given), messages.SUCCESS
+            self.log_change(request, row, f"{answer} Reason: {given['reason']}")
+            report_verdict(current_app, judged)
+        self.message_user(request, f"{answer} Key: {row}", level)
 
-    def _release_page(
-        self, request: HttpRequest, rows: Sequence[IdempotencyRecord], form: ReleaseForm | None = None
+    def _judge_page(
+        self, request: HttpRequest, kind: "_Kind", rows: Sequence[IdempotencyRecord], form: VerdictForm | None = None
     ) -> HttpResponse:
-        releasable = [each for each in rows if _lease_is_over(each)]
+        fitting = [each for each in rows if kind.fits(each)]
         return self._page(
             request,
-            "release.html",
-            "Release claims",
-            releasable=[
-                {"record": each, "policy": project.policy_of(each.record), "updated": self.updated(each)}
-                for each in releasable
+            f"{kind.name}.html",
+            kind.heading,
+            kind=kind,
+            fitting=[
+                {
+                    "record": each,
+                    "policy": project.policy_of(each.record),
+                    "created": self.created(each),
+                    "updated": self.updated(each),
+                    "updated_short": self.updated_utc(each),
+                    "short_key": self.short_key(each),
+                    "steps": display.step_states(each.record.steps),
+                    "retained": display.duration(project.policy_of(each.record).retain_ms),
+                }
+                for each in fitting
             ],
-            others=[{"key": each.key, "state": self.state(each)} for each in rows if each not in releasable],
+            others=[{"key": each.key, "state": self.state(each)} for each in rows if each not in fitting],
             now=display.utc(project.store_of_admin().now()),
-            form=form or ReleaseForm(),
+            form=form or kind.form(),
+            action=self._url(f"{kind.name}_many"),
             back=self._url("changelist"),
         )
 
@@ -445,6 +435,69 @@ def _is_unknown(row: IdempotencyRecord) -> bool:
 
 def _lease_is_over(row: IdempotencyRecord) -> bool:
     return not row.unreadable and row.status == Status.IN_PROGRESS and row.lease_until <= project.store_of_admin().now()
+
+
+def _can_be_forgotten(row: IdempotencyRecord) -> bool:
+    return not row.unreadable and row.status in {Status.COMPLETED, Status.FAILED, Status.RELEASED}
+
+
+def _resolved(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
+    store = project.store_of_admin()
+    if given["verdict"] == "rerun":
+        return operator.rerun(store, seen.key, **told)
+    codec, retain = project.runtime().codec, project.policy_of(seen).retain_ms
+    return operator.completed(store, codec, seen.key, given["value"], retain=retain, **told)
+
+
+def _released(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
+    return operator.release(project.store_of_admin(), seen.key, grace=project.policy_of(seen).grace_ms, **told)
+
+
+def _forgotten(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
+    return operator.forget(project.store_of_admin(), seen.key, **told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of verdict: what it is called, on which records it can be given, and how."""
+
+    name: str
+    title: str
+    heading: str
+    form: type[VerdictForm]
+    fits: Callable[[IdempotencyRecord], bool]
+    give: Callable[[Record, Mapping[str, Any], Mapping[str, Any]], Record]
+    done: Callable[[Mapping[str, Any]], str]
+
+
+_AGAIN = "The next delivery runs the task; if there is none, publish it again."
+
+_RESOLVE = _Kind(
+    "resolve",
+    "Resolve",
+    "Resolve unknown outcomes",
+    ResolveForm,
+    _is_unknown,
+    _resolved,
+    lambda given: (
+        f"Resolved: it did not happen. {_AGAIN}"
+        if given["verdict"] == "rerun"
+        else "Resolved: it happened. Later deliveries get the result."
+    ),
+)
+_RELEASE = _Kind(
+    "release", "Release", "Release claims", ReleaseForm, _lease_is_over, _released, lambda _: f"Released. {_AGAIN}"
+)
+_FORGET = _Kind(
+    "forget",
+    "Forget",
+    "Forget outcomes",
+    ForgetForm,
+    _can_be_forgotten,
+    _forgotten,
+    lambda _: "Forgotten. The next delivery is a new operation.",
+)
+_KINDS = {each.name: each for each in (_RESOLVE, _RELEASE, _FORGET)}
 
 
 def _moment(milliseconds: int) -> str:

@@ -1,7 +1,7 @@
 """Records as people read them: times in UTC, JSON indented, everything else described and never decoded."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -83,3 +83,14 @@ def outcome(result: str | bytes, content_type: str | None) -> str:
     if content_type == "application/json":
         return json_text(result)
     return f"not shown: {content_type or 'of unknown type'} is never decoded here"
+
+
+def verdicts(told: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each verdict says, in a sentence."""
+    return [one_line(_verdict(each)) for each in told]
+
+
+def _verdict(told: Mapping[str, Any]) -> str:
+    about = f"{told.get('status', '?')}: {told['error']}" if told.get("error") else told.get("status", "?")
+    reason = f", because: {told['reason']}" if told.get("reason") else ""
+    return f"{utc(told.get('at', 0))}: {told.get('action', '?')} by {told.get('by') or '?'}{reason} (it was {about})"

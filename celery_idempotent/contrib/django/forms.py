@@ -6,10 +6,20 @@ from typing import Any
 from django import forms
 
 
-class ResolveForm(forms.Form):
-    """The verdict on one UNKNOWN outcome."""
+class VerdictForm(forms.Form):
+    """What every verdict says."""
 
-    revision = forms.CharField(widget=forms.HiddenInput)
+    reason = forms.CharField(
+        label="Why",
+        max_length=2000,
+        widget=forms.TextInput(attrs={"size": 60}),
+        help_text="What the receiver told you, or the number of a ticket. It is kept with your name.",
+    )
+
+
+class ResolveForm(VerdictForm):
+    """The verdict on UNKNOWN outcomes."""
+
     verdict = forms.ChoiceField(
         label="What the receiver says",
         widget=forms.RadioSelect,
@@ -38,12 +48,18 @@ class ResolveForm(forms.Form):
         return cleaned
 
 
-class ReleaseForm(forms.Form):
+class ReleaseForm(VerdictForm):
     """The confirmation before claims are given back."""
 
     checked = forms.BooleanField(
         label="I have checked the receiver: the effects of these attempts did not happen, or may happen again."
     )
+
+
+class ForgetForm(VerdictForm):
+    """The confirmation before outcomes are forgotten."""
+
+    checked = forms.BooleanField(label="I want the next delivery of each of these to run as if it were the first.")
 
 
 def _refuse_constant(name: str) -> None:

@@ -225,6 +225,7 @@ def test_operator_says_that_it_happened(site: Site, operator: Person) -> None:
 
     operator.chooses("verdict", "completed")
     operator.write("result", "re_42")
+    operator.write("reason", "the provider shows re_42")
     operator.checks("checked")
     operator.press("Give this verdict")
     operator.photographs("mistake")
@@ -234,6 +235,7 @@ def test_operator_says_that_it_happened(site: Site, operator: Person) -> None:
     operator.write("result", '"re_42"')
     operator.press("Give this verdict")
     operator.photographs("resolved")
+    assert "because: the provider shows re_42" in operator.sees(".field-shown_verdicts")
     assert "Resolved: it happened" in operator.sees(".messagelist")
     resolved = site.store.get(record.key)
     assert resolved is not None
@@ -245,8 +247,9 @@ def test_operator_says_that_it_did_not_happen(site: Site, operator: Person) -> N
     """From the list, by the action, to a record that runs again; the history tells who said so."""
     record = site.written(Status.UNKNOWN)
     operator.opens(f"{site.list}?status=UNKNOWN")
-    operator.runs("Resolve the selected UNKNOWN outcome", record)
+    operator.runs("Resolve selected UNKNOWN outcomes", record)
     operator.chooses("verdict", "rerun")
+    operator.write("reason", "nothing there")
     operator.checks("checked")
     operator.press("Give this verdict")
 
@@ -267,6 +270,7 @@ def test_operator_releases_dead_claims(site: Site, operator: Person) -> None:
     operator.photographs("in_progress")
     operator.runs("Release selected claims whose lease is over", *dead, alive)
     operator.photographs("release")
+    operator.write("reason", "the machine is gone")
     operator.checks("checked")
     operator.press("Release")
 
