@@ -125,15 +125,15 @@ def _judge(client: Client, kind: str, *records: Record, **fields: str) -> Respon
 
 
 def test_list_shows_what_an_operator_looks_for(store: DjangoStore, viewer: Client) -> None:
-    """Status, task, key, attempts, times in UTC and worker of each record."""
+    """Status, task, label, key, attempts and times in UTC of each record."""
     record = _written(
-        store, Status.COMPLETED, attempts=3, worker="w@here", updated_at=1_800_000_000_007, expires_at=1_900_000_000
+        store, Status.COMPLETED, attempts=3, label="acme/7", updated_at=1_800_000_000_007, expires_at=1_900_000_000
     )
 
     text = _text(viewer.get(LIST))
 
     for shown in (
-        *("COMPLETED", "shop.refund", record.key, "w@here"),
+        *("COMPLETED", "shop.refund", record.key, "acme/7"),
         *("2027-01-15</span>", "08:00:00</span>", "2030-03-17</span>", "17:46:40</span>"),
     ):
         assert shown in text
