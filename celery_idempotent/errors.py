@@ -188,7 +188,7 @@ class ResultLost(IdempotencyError):
 
     Args:
         key: The idempotency key.
-        reason: Why: too large for the store, or not encodable.
+        reason: Why: too large for the store or the policy, or not encodable.
     """
 
     def __init__(self, key: str, reason: str) -> None:

@@ -152,7 +152,7 @@ class Attempt:
                 account and Region as the idempotency table, and no item stands in two writes.
 
         Returns:
-            ``result`` as a replay would return it.
+            ``result`` as a replay would return it, if its policy keeps it.
 
         Raises:
             WriteRefused: A condition of yours failed, or a write is malformed; nothing was written.
@@ -284,7 +284,7 @@ class ProtectedAttempt(Attempt):
             )
         if self._claim.committed is not None:
             raise PolicyError("commit", "a second time", "an operation commits once; give all writes to one commit()")
-        kept = self._codec.keep(result)
+        kept = self._codec.keep_outcome(result)
         try:
             try:
                 self._claim.commit(store, kept, writes)

@@ -294,7 +294,7 @@ class Delivery:
         if claimed.committed is not None:
             self._emit(EventName.COMPLETED, claimed, claimed.committed.lost or "committed")
             return Outcome(claimed.committed.value)
-        kept = self._codec.keep(value)
+        kept = self._codec.keep_outcome(value)
         write = _or_less(
             lambda: claimed.complete(kept.encoded, kept.lost), lambda error: claimed.complete(None, str(error))
         )

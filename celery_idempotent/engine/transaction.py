@@ -117,10 +117,10 @@ class BodyTransaction:
         """State the operation's result, to be recorded with all else in this transaction.
 
         Returns:
-            ``result`` as a replay would return it.
+            ``result`` as a replay would return it, if its policy keeps it.
         """
         _ = self._open
-        self._kept = self._codec.keep(result)
+        self._kept = self._codec.keep_outcome(result)
         value: T = self._kept.value
         return value
 

@@ -81,6 +81,7 @@ class Runtime:
         self._app: Celery = proxy(app)  # the app outlives its runtime, not the other way round
         self._opening = threading.Lock()
         self._store: tuple[Any, Store] | None = None
+        self._codecs: dict[tuple[bool, bool, int | None], Codec] = {}
 
     @property
     def store(self) -> Store:
@@ -139,13 +140,15 @@ class Runtime:
             )
         return Codec(conf.result_serializer, accept)
 
-    @cached_property
-    def _redacting_codec(self) -> Codec:
-        return replace(self.codec, redact_errors=True)
-
     def codec_of(self, policy: Policy) -> Codec:
         """How the outcomes of a task with ``policy`` are kept; raises as :attr:`codec` does."""
-        return self._redacting_codec if policy.redact_errors else self.codec
+        options = policy.redact_errors, policy.keep_result, policy.max_result
+        codec = self._codecs.get(options)
+        if codec is None:
+            codec = self._codecs[options] = replace(
+                self.codec, redact_errors=options[0], keep_result=options[1], max_result=options[2]
+            )
+        return codec
 
     @cached_property
     def message_codec(self) -> Codec:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -52,12 +52,15 @@ class Codec:
     """Encodes outcomes by kombu's serialiser of that name, and decodes them.
 
     What is not in ``accept`` is never decoded, so nothing is unpickled from a store unless the app accepts pickle. With
-    ``redact_errors`` only its type is kept and told of an exception.
+    ``redact_errors`` only its type is kept and told of an exception. ``keep_result`` and ``max_result``, in bytes, are
+    about results of operations, not of steps.
     """
 
     serializer: str
     accept: frozenset[str]
     redact_errors: bool = False
+    keep_result: bool = True
+    max_result: int | None = None
 
     def encode(self, value: Any) -> Encoded:
         """``value`` encoded; raises ``kombu.exceptions.EncodeError``."""
@@ -76,6 +79,16 @@ class Codec:
                 return json.loads(encoded.data)
         encoding = "utf-8" if isinstance(encoded.data, str) else "binary"
         return _again(lambda: serialization.loads(encoded.data, encoded.content_type, encoding, accept=self.accept))
+
+    def keep_outcome(self, value: Any) -> "Kept":
+        """An operation's result, as :meth:`keep`; None is recorded in its place, or nothing, where that is asked for."""
+        if not self.keep_result:
+            return replace(self.keep(None), value=value)
+        kept = self.keep(value)
+        if self.max_result is None or kept.encoded is None:
+            return kept
+        size = _size(kept.encoded.data)
+        return kept if size <= self.max_result else Kept(None, kept.value, f"{size} bytes, over {self.max_result}")
 
     def keep(self, value: Any) -> "Kept":
         """``value`` as it is recorded and as it reads back; never raises, as the effect has happened."""
@@ -146,6 +159,10 @@ def _is_kombus_json() -> bool:
     encoding = registry._encoders.get("json")
     is_written = encoding is not None and encoding.encoder is kombus_json.dumps
     return is_written and registry._decoders.get(_JSON) is kombus_json.loads
+
+
+def _size(data: str | bytes) -> int:
+    return len(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data)
 
 
 def _is_bare_json(encoded: Encoded) -> bool:

@@ -95,6 +95,12 @@ class Policy:
             hold what must not be stored, such as the number of a card. A replay is then
             :exc:`~celery_idempotent.errors.ReplayedFailure` with the type and no message. Celery itself logs and
             stores what the delivery that ran has raised, as it does for every task.
+        keep_result: False: the outcome is recorded and the result is not. Every replay then returns None, as do a chain
+            and a chord that go on from a duplicate; Celery gives the first delivery's value to whoever waits for it.
+            Results of steps are kept all the same.
+        max_result: Bytes of an encoded result beyond which it is not kept: the operation is completed, and a replay
+            raises :exc:`~celery_idempotent.errors.ResultLost`, as where a store has no room. Default: what the store
+            takes.
         effects: By name, what the body does: :class:`~celery_idempotent.Keyed` and its like. If there are
             any, a step of another name is an error, so that ``guarantee()`` tells all of it.
 
@@ -121,6 +127,8 @@ class Policy:
     publish: Publish = "always"
     mode: Mode = "enforce"
     redact_errors: bool = False
+    keep_result: bool = True
+    max_result: int | None = None
     effects: Mapping[str, Effect] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -139,7 +147,7 @@ class Policy:
         self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
         self._require("backoff_max", self.backoff_max_ms >= self.backoff_ms, "must be at least backoff")
         self._require("version", _is_count(self.version), "must be a whole number from 1")
-        for option in ("max_conflicts", "max_takeovers"):
+        for option in ("max_conflicts", "max_takeovers", "max_result"):
             limit = getattr(self, option)
             self._require(option, limit is None or _is_count(limit), "must be None or from 1")
         self._require(
@@ -153,7 +161,9 @@ class Policy:
                 self._require("remember", not issubclass(each, kind), f"{each.__name__} {meaning}; leave it out")
             self._require("remember", issubclass(each, Exception), f"{each.__name__} {_ENDS_ITS_PROCESS}")
         self._require("scope", self.scope is None or _is_scope(self.scope), "must be text of 1 to 1900 bytes")
-        self._require("redact_errors", isinstance(self.redact_errors, bool), "must be True or False")
+        for option in ("redact_errors", "keep_result"):
+            self._require(option, isinstance(getattr(self, option), bool), "must be True or False")
+        self._require("max_result", self.keep_result or self.max_result is None, "nothing is kept; leave it out")
         check_effects(self.effects)
         self._require("label", self.label != WHOLE_CALL, "must name what to show: all arguments are no name")
         _ = self.key_selector, self.fingerprint_selector, self.label_selector

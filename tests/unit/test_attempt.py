@@ -4,6 +4,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -554,6 +555,15 @@ def test_commit_records_result_and_writes_in_one_step(scene: Scene) -> None:
     assert scene.store.store.committed == WRITES  # type: ignore[attr-defined]
     assert len(scene.store.swaps) == 2
     assert scene.names == ["claimed", "completed"]
+
+
+def test_committed_result_over_the_policys_limit_is_lost(scene: Scene) -> None:
+    """The writes are made, and the first caller gets it."""
+    scene.codec = replace(scene.codec, max_result=3)
+    assert scene.perform(lambda handle: handle.commit("kept", WRITES)) == Outcome("kept")
+    assert scene.store.store.committed == WRITES  # type: ignore[attr-defined]
+    with pytest.raises(ResultLost, match="6 bytes, over 3"):
+        scene.perform(_never)
 
 
 def test_committed_result_is_the_outcome_whatever_follows(scene: Scene) -> None:

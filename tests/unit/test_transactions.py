@@ -1,6 +1,7 @@
 """A body's transaction: effect and record together, whatever becomes of the commit's answer."""
 
 from collections import deque
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -354,3 +355,13 @@ def test_attempt_that_has_committed_is_over_and_has_lost_nothing(scene: Scene) -
     scene.perform(body)
 
     assert reached == [scene.record]
+
+
+def test_result_that_its_policy_does_not_keep_is_committed_as_none(scene: Scene, bank: _Bank) -> None:
+    """The effect is there, and whoever comes again gets what is recorded."""
+    scene.codec = replace(JSON, keep_result=False)
+
+    assert scene.perform(_book) == Outcome({"booked": (1, 2)})
+    assert scene.perform(_book) == Outcome(None)
+
+    assert bank.ledger == ["booked"]
