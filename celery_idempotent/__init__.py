@@ -7,6 +7,7 @@ from celery_idempotent._version import __version__
 from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.execution import current_attempt
 from celery_idempotent.errors import (
+    DeadlineExceeded,
     IdempotencyError,
     IdempotencyWarning,
     InFlight,
@@ -58,6 +59,7 @@ __all__ = [
     "KeyReused",
     "InFlight",
     "LeaseLost",
+    "DeadlineExceeded",
     "OutcomeUnknown",
     "ResultLost",
     "ReplayedFailure",

@@ -8,6 +8,7 @@
     ├── KeyReused             the key belongs to a call with other arguments; nothing ran
     ├── InFlight              another delivery holds the key; come back later
     ├── LeaseLost             this attempt no longer owns the key; nothing was recorded
+    │   └── DeadlineExceeded      ... because its body has been running for too long; it may still end
     ├── OutcomeUnknown        nobody can tell whether the effect happened; a person decides
     ├── ResultLost            the effect happened, its result could not be kept
     ├── WriteRefused          attempt.commit(): one of your writes was refused, and nothing was written
@@ -23,6 +24,7 @@ lets an exception survive pickle and Celery's JSON result backend. ``_sentence``
 from celery_idempotent.printable import one_line
 
 __all__ = [
+    "DeadlineExceeded",
     "IdempotencyError",
     "IdempotencyWarning",
     "InFlight",
@@ -159,6 +161,20 @@ class LeaseLost(IdempotencyError):
 
     def _sentence(self) -> str:
         return f"idempotency key {self.key}: the attempt with fencing token {self.fencing_token} was taken over"
+
+
+class DeadlineExceeded(LeaseLost):
+    """The body has been running for longer than its policy's ``deadline``: this attempt begins nothing more.
+
+    Its lease is not renewed any more, and others may take over once that is over. Let it pass: the claim ends
+    without an outcome, as that of an attempt that never ended, and the delivery is postponed.
+    """
+
+    def _sentence(self) -> str:
+        return (
+            f"idempotency key {self.key}: the attempt with fencing token {self.fencing_token} has been running for "
+            "longer than its Policy(deadline=...) allows; it begins nothing more, and another may take over"
+        )
 
 
 class OutcomeUnknown(IdempotencyError):

@@ -6,13 +6,15 @@ take ``**kwargs``. They never get arguments or results, save by the policy's ``l
 Celery and goes no further.
 
 All are sent by the thread that executes the task; of a publisher's, by the thread that publishes; a verdict's, where it
-is given: by the command, the page or the process that called ``resolve()``.
+is given: by the command, the page or the process that called ``resolve()``; and ``deadline_exceeded``, if the body does
+not ask, by a thread of the heartbeat.
 """
 
 from celery_idempotent.integration.signals import (
     claimed,
     completed,
     conflicted,
+    deadline_exceeded,
     failed,
     lease_lost,
     outcome_unknown,
@@ -28,6 +30,7 @@ __all__ = [
     "claimed",
     "completed",
     "conflicted",
+    "deadline_exceeded",
     "failed",
     "lease_lost",
     "outcome_unknown",

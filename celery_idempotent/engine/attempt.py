@@ -63,6 +63,14 @@ class Attempt:
         """
         return self._outer.is_takeover if self._outer else False
 
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the policy's ``deadline``, such as for the timeout of a request; None where there is none.
+
+        0 once it is over.
+        """
+        return self._outer.remaining if self._outer else None
+
     def effect_key(self, name: str) -> str:
         """A key for a receiver that honours idempotency keys, 64 hexadecimal digits.
 
@@ -77,6 +85,7 @@ class Attempt:
 
         Raises:
             LeaseLost: It does not; let it pass, and the delivery is postponed.
+            DeadlineExceeded: A ``LeaseLost``: the body has been running for too long; likewise.
             StoreUnavailable: It cannot be known; likewise.
         """
         if self._outer:
@@ -116,6 +125,7 @@ class Attempt:
             OutcomeUnknown: Let it pass: the operation ends UNKNOWN, and a person resolves it.
             ResultLost: The step finished in an earlier attempt, and its result could not be kept.
             LeaseLost: Somebody took over; let it pass.
+            DeadlineExceeded: A ``LeaseLost``: the body has been running for too long, and nothing was called; likewise.
             StoreUnavailable: The store did not confirm; let it pass.
             PolicyError: The name was used before in this attempt, or the policy's ``effects`` do not name it.
         """

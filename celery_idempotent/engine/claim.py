@@ -12,9 +12,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
+from math import inf
 from typing import Any, Protocol, TypeVar, assert_never
 
-from celery_idempotent.errors import IdempotencyError, LeaseLost, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.errors import DeadlineExceeded, IdempotencyError, LeaseLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.codec import Encoded, Kept
 from celery_idempotent.protocol.operation import (
     Answer,
@@ -148,11 +149,21 @@ def _twice(swap: Callable[[], Record | None]) -> Record | None:
 class Claim:
     """The right of one attempt to run: extended and ended here, by its delivery, its attempt and the heartbeat.
 
-    ``lease`` and ``retain`` are milliseconds; ``claimed_at`` is the local clock, in seconds, before the claim was sent.
+    ``lease``, ``retain`` and ``deadline`` are milliseconds; ``claimed_at`` is the local clock, in seconds, before the
+    claim was sent. ``tell_late`` is called once, by the thread that first sees that the deadline is over.
     """
 
     def __init__(
-        self, store: Store, record: Record, *, lease: int, retain: int, claimed_at: float, clock: Clock = time
+        self,
+        store: Store,
+        record: Record,
+        *,
+        lease: int,
+        retain: int,
+        claimed_at: float,
+        clock: Clock = time,
+        deadline: float = inf,
+        tell_late: Callable[["Claim"], None] = lambda claim: None,
     ) -> None:
         self.lease = lease / 1000
         self._lease_ms = lease
@@ -167,6 +178,9 @@ class Claim:
         self._retain = retain
         self._clock = clock
         self._owned_until = claimed_at + self.lease
+        self._deadline = claimed_at + deadline / 1000
+        self._tell_late = tell_late
+        self._told_late = threading.Lock()  # taken once, for good, so that one thread tells
         self._lost = False
         self._settled = False
         self._struck: BaseException | None = None
@@ -183,10 +197,39 @@ class Claim:
 
     def ensure_owned(self) -> None:
         """Return if this attempt still owns its key; it asks the store once the lease is over by the local clock."""
-        if not self._lost and self._clock.monotonic() >= self._owned_until:
-            self._go_on(self._renewal())
+        if not self._lost:
+            self._ensure_early()
+            if self._clock.monotonic() >= self._owned_until:
+                self._go_on(self._renewal())
         if self._lost:
             raise LeaseLost(self.key, self.fencing_token)
+
+    @property
+    def remaining(self) -> float | None:
+        """As :attr:`~celery_idempotent.engine.attempt.Attempt.remaining`."""
+        return None if self._deadline == inf else self.seconds_left
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline; 0 where that is over, infinite where there is none."""
+        return max(0.0, self._deadline - self._clock.monotonic())
+
+    def is_late(self) -> bool:
+        """Whether the deadline is over. The first to see it tells."""
+        if self.seconds_left:
+            return False
+        if self._told_late.acquire(blocking=False):
+            self._tell_late(self)
+        return True
+
+    def _ensure_early(self) -> None:
+        if self.is_late():
+            raise DeadlineExceeded(self.key, self.fencing_token)
+
+    def end_body(self) -> None:
+        """The body has ended: unless it was late, its deadline counts no more, however long its outcome takes."""
+        if not self.is_late():
+            self._deadline = inf
 
     def ensure_time(self) -> None:
         """Renew a lease that is half over when the reply to the claim arrives: the clock had fallen behind."""
@@ -195,7 +238,11 @@ class Claim:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to renew: the attempt is settled, or lost."""
+        """Whether there is nothing left to renew: the attempt is settled, lost, or known to be late."""
+        return self._has_ended or self._told_late.locked()
+
+    @property
+    def _has_ended(self) -> bool:
         return self._settled or self._lost
 
     def renew(self) -> None:
@@ -203,7 +250,10 @@ class Claim:
 
         A record that vanished is left to the body's own writes. In a database it may only be invisible from here, in a
         transaction that the body's thread is in, and to write it would wait for that one's end, and the end for this.
+        Past the deadline nothing is extended.
         """
+        if self.is_late():
+            return
 
         def replace_only(new: Record, expected: str | None) -> Record | None:
             if expected is None:
@@ -222,10 +272,13 @@ class Claim:
 
     def begin_step(self, name: str) -> None:
         """Record that the call of a step is about to be made. Only then may it be; after an error, make no call."""
+        self._ensure_early()
         self._require_ours(self._checkpoint(name, Begun(self.store.now(), self.number), new_nonce()))
 
     def finish_step(self, name: str, finished: Finished | None) -> None:
         """Record that the call of a step returned, or, by None, that it had no effect; return once that is certain.
+
+        Also past the deadline, or the next attempt would repeat it; the lease is not extended then.
 
         After ``RecordTooLarge`` finish it without its result; after ``LeaseLost`` another attempt may repeat the call.
         """
@@ -236,13 +289,13 @@ class Claim:
     def _checkpoint(self, name: str, state: Begun | Finished | None, revision: str) -> Written | Superseded | Lost:
         plain = None if state is None else to_plain(state)
         return self._go_on(
-            lambda record: checkpointed(record, self.store.now(), self._lease_ms, revision, step=name, state=plain)
+            lambda record: self._extended(record, partial(checkpointed, revision=revision, step=name, state=plain))
         )
 
     def _go_on(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
-        """Write without ending the claim; every such write extends the lease."""
+        """Write without ending the claim; every such write extends the lease, until the deadline is over."""
         with self._writing:
-            if self.is_over:
+            if self._has_ended:
                 return Lost()
             asked_at = self._clock.monotonic()
             settlement = self._write(transition, swap)
@@ -332,6 +385,11 @@ class Claim:
         revision = new_nonce()
         return self.unstruck(lambda: self._end(lambda record: released(record, self.store.now(), revision)))
 
+    def abandon(self) -> Written | Superseded | Lost:
+        """End the claim as if its process had died: the next attempt is a takeover; raises as :meth:`release` does."""
+        revision = new_nonce()
+        return self.unstruck(lambda: self._end(lambda record: abandoned(record, self.store.now(), revision)))
+
     def give_up(self, reason: str) -> Written | Superseded | Lost:
         """Mark the outcome UNKNOWN, if the claim is still ours; raises as :meth:`release` does."""
         revision = new_nonce()
@@ -345,7 +403,11 @@ class Claim:
 
     def _renewal(self) -> _Transition:
         revision = new_nonce()
-        return lambda record: renewed(record, self.store.now(), self._lease_ms, revision)
+        return lambda record: self._extended(record, partial(renewed, revision=revision))
+
+    def _extended(self, record: Record, transition: Callable[..., Record]) -> Record:
+        now = self.store.now()
+        return transition(record, now, self._lease_ms if self.seconds_left else record.lease_until - now)
 
     def _ended(self, status: Status, revision: str, encoded: Encoded | None, error: str | None) -> _Transition:
         return lambda record: ended(record, status, self.store.now(), self._retain, revision, encoded, error)

@@ -15,6 +15,7 @@ from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.engine.outcomes import OUR_OWN, failure_of, result_of
 from celery_idempotent.engine.processes import is_gone
 from celery_idempotent.errors import (
+    DeadlineExceeded,
     InFlight,
     KeyReused,
     LeaseLost,
@@ -24,6 +25,7 @@ from celery_idempotent.errors import (
     StoreUnavailable,
 )
 from celery_idempotent.protocol.codec import Codec, describe
+from celery_idempotent.protocol.durations import in_words
 from celery_idempotent.protocol.operation import (
     Answer,
     Ending,
@@ -63,6 +65,7 @@ class EventName(StrEnum):
     FAILED = "failed"
     RELEASED = "released"
     LEASE_LOST = "lease_lost"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
     OUTCOME_UNKNOWN = "outcome_unknown"
     STORE_UNAVAILABLE = "store_unavailable"
     PUBLISH_SKIPPED = "publish_skipped"
@@ -114,7 +117,10 @@ class Conflict:
 
 
 class Delivery:
-    """One delivery of an operation. ``tell`` is called with every event, in the thread that executes the body."""
+    """One delivery of an operation. ``tell`` is called with every event, in the thread that executes the body.
+
+    Only that a deadline is over is told by whoever sees it first, which may be the heartbeat.
+    """
 
     def __init__(
         self,
@@ -218,6 +224,8 @@ class Delivery:
             retain=policy.retain_ms,
             claimed_at=asked_at,
             clock=self._clock,
+            deadline=operation.policy.deadline_ms,
+            tell_late=self._tell_late,
         )
         try:
             claimed.ensure_time()
@@ -245,6 +253,11 @@ class Delivery:
         self._emit(EventName.CLAIMED, claimed, f"attempt {claimed.number}")
         if claimed.is_takeover:
             self._emit(EventName.TAKEN_OVER, claimed, "the attempt before never ended")
+
+    def _tell_late(self, claimed: Claim) -> None:
+        assert self._policy.deadline is not None
+        ran = f"the body has been running for {in_words(self._policy.deadline)}"
+        self._emit(EventName.DEADLINE_EXCEEDED, claimed, f"{ran}; its lease is renewed no more")
 
     def _answer(self, answer: Answer) -> Outcome | Conflict:
         event, reason, give = self._read(answer)
@@ -291,6 +304,7 @@ class Delivery:
         return finished
 
     def _complete(self, claimed: Claim, value: Any) -> Outcome:
+        claimed.end_body()
         if claimed.committed is not None:
             self._emit(EventName.COMPLETED, claimed, claimed.committed.lost or "committed")
             return Outcome(claimed.committed.value)
@@ -305,6 +319,7 @@ class Delivery:
     def _end(self, claimed: Claim, error: BaseException) -> Outcome | None:
         """Settle the claim of a body that raised; the outcome to report instead of ``error``, if there is one."""
         policy = self._policy
+        claimed.end_body()
         if claimed.committed is not None:
             # The effects are there and recorded: what went wrong after them changes nothing of that.
             self._emit(EventName.COMPLETED, claimed, f"{type(error).__name__} after the commit")
@@ -325,7 +340,10 @@ class Delivery:
                 )
                 return self._settled(claimed, write, EventName.FAILED, type(error).__name__)
             case Ending.RELEASE:
-                return self._without_outcome(claimed, error, claimed.release, EventName.RELEASED, type(error).__name__)
+                # A body that is too slow again and again is to end UNKNOWN, as one that kills its worker.
+                is_late = isinstance(error, DeadlineExceeded) and error.key == claimed.key
+                give_back = claimed.abandon if is_late and error is not claimed.excused else claimed.release
+                return self._without_outcome(claimed, error, give_back, EventName.RELEASED, type(error).__name__)
             case Ending.GIVE_UP:
                 reason = (
                     error.reason

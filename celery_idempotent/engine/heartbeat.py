@@ -90,7 +90,7 @@ class _Resident:
 
 
 class Heartbeat:
-    """Renews every attempt given to :meth:`start` until :meth:`stop`, a loss, or the death of its thread.
+    """Renews every attempt given to :meth:`start` until :meth:`stop`, a loss, its deadline, or the death of its thread.
 
     An attempt has one renewal under way at most, and none waits for that of another attempt. A renewal that hangs keeps
     its own attempt from recording how it ended, because each write expects the revision of the one before. What bounds
@@ -114,7 +114,8 @@ class Heartbeat:
         Raises ``StoreUnavailable`` where no thread can be started for it. Run nothing then; the next call tries again.
         """
         now = self._clock.monotonic()
-        beat = _Beat(claim, threading.current_thread(), now + claim.lease / _RENEWALS_PER_LEASE)
+        due = self._in_time(claim, now + claim.lease / _RENEWALS_PER_LEASE)
+        beat = _Beat(claim, threading.current_thread(), due)
         if not (self._coordinator.is_alive and self._reserve.is_alive):
             self._staff(claim)
         with self._lock:
@@ -222,9 +223,14 @@ class Heartbeat:
         with self._lock:
             if beat.claim.is_over:
                 self.stop(beat.claim)
-            beat.due = due
-            if due < self._sleeps_until:
+            beat.due = self._in_time(beat.claim, due)
+            if beat.due < self._sleeps_until:
                 self._changed.notify()
+
+    def _in_time(self, claim: Claim, due: float) -> float:
+        """``due``, or the end of the deadline if that comes first: it is told at once, and nothing renewed after it."""
+        left = claim.seconds_left  # asked first: to look a moment too early would renew once more
+        return min(due, self._clock.monotonic() + left)
 
 
 def _is_renewed(claim: Claim) -> bool:

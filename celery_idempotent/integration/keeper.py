@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -41,7 +42,10 @@ class _Watched:
 
     request: ReferenceType[Any]
     held: Held
+    deadline: float
+    """Seconds that its body may run."""
     began: bool = False
+    running_since: float = inf
 
     def is_over(self) -> bool:
         """Whether the worker is done with it: it is acknowledged, or given back.
@@ -57,6 +61,14 @@ class _Watched:
         # A warm shutdown of Celery before 5.7 forgets what it had reserved, also of what runs.
         began, self.began = self.began, request in reserved_requests or request in active_requests
         return began and not self.began
+
+    def is_late(self, now: float) -> bool:
+        """Whether its body runs for longer than it may: the message is to reach others, who may take over."""
+        from celery.worker.state import active_requests
+
+        if self.running_since == inf and self.request() in active_requests:
+            self.running_since = now
+        return now - self.running_since >= self.deadline
 
 
 @dataclass(slots=True)
@@ -103,13 +115,16 @@ class Holding:
             self._is_impossible = True
             tell_of(missing)
         else:
-            self._messages[tag] = _Watched(ref(request), Held(tag, queue, now, now))
+            self._messages[tag] = _Watched(ref(request), Held(tag, queue, now, now), _deadline(request.task))
 
     def look(self) -> float:
         """Extend what is due, and say in how many seconds to look again; nothing that a broker does is raised."""
         by_queue: dict[str, list[Held]] = defaultdict(list, {queue: [] for queue in self.extender.queues})
         for tag, message in list(self._messages.items()):
             if message.is_over():
+                self._messages.pop(tag, None)
+            elif message.is_late(self._clock()):
+                self._tell(tag, "idempotency.hold_ended task=%s task_id=%s reason=%s", "its body is past its deadline")
                 self._messages.pop(tag, None)
             else:
                 by_queue[message.held.queue].append(message.held)
@@ -192,6 +207,13 @@ class Holding:
                 *(one_line(queue), count, f"{visibility:g}" if visibility else "unknown"),
                 one_line(f"{type(error).__name__}: {describe(error)}"),
             )
+
+
+def _deadline(task: Any) -> float:
+    """Seconds that a body of ``task`` may run; infinite where nothing says so."""
+    if not (is_protected(task) and task.idempotency_policy.mode == "enforce"):
+        return inf
+    return float(task.idempotency_policy.deadline_ms / 1000)
 
 
 class NotExtended(Exception):

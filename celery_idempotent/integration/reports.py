@@ -17,6 +17,7 @@ _LEVELS = {
     EventName.TAKEN_OVER: logging.WARNING,
     EventName.KEY_REUSED: logging.WARNING,
     EventName.LEASE_LOST: logging.WARNING,
+    EventName.DEADLINE_EXCEEDED: logging.WARNING,
     EventName.STORE_UNAVAILABLE: logging.WARNING,
     EventName.OUTCOME_UNKNOWN: logging.ERROR,
     EventName.VERDICT_GIVEN: logging.WARNING,

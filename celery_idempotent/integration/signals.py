@@ -30,6 +30,10 @@ released = Signal(name="released", providing_args=_ARGUMENTS)
 lease_lost = Signal(name="lease_lost", providing_args=_ARGUMENTS)
 """Somebody took over while the body ran. If you see these often, tasks or machines stop for whole leases."""
 
+deadline_exceeded = Signal(name="deadline_exceeded", providing_args=_ARGUMENTS)
+"""A body has been running for longer than its policy's ``deadline``; it begins nothing more, and others may take over.
+Sent by the heartbeat's thread, or by the body's if that asks first."""
+
 outcome_unknown = Signal(name="outcome_unknown", providing_args=_ARGUMENTS)
 """Nobody can tell whether the effect happened. Page somebody: only a person can resolve it."""
 
@@ -50,6 +54,7 @@ BY_EVENT: dict[EventName, Signal] = {
     EventName(each.name): each
     for each in (
         *(claimed, replayed, conflicted, taken_over, completed),
-        *(failed, released, lease_lost, outcome_unknown, store_unavailable, publish_skipped, verdict_given),
+        *(failed, released, lease_lost, deadline_exceeded, outcome_unknown),
+        *(store_unavailable, publish_skipped, verdict_given),
     )
 }

@@ -81,7 +81,7 @@ class Codec:
         return _again(lambda: serialization.loads(encoded.data, encoded.content_type, encoding, accept=self.accept))
 
     def keep_outcome(self, value: Any) -> "Kept":
-        """An operation's result, as :meth:`keep`; None is recorded in its place, or nothing, where that is asked for."""
+        """An operation's result, as :meth:`keep`, or what the policy records in its place."""
         if not self.keep_result:
             return replace(self.keep(None), value=value)
         kept = self.keep(value)

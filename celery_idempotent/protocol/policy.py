@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from inspect import isclass
-from math import log2
+from math import inf, log2
 from typing import Literal, get_args
 
 from celery_idempotent.errors import LeaseLost, PolicyError, SafeToRetry, StoreUnavailable
@@ -61,6 +61,11 @@ class Policy:
         lease: How long a claim lasts without renewal, in seconds. A heartbeat renews it every third, so it
             bounds recovery after a crash, not the length of a task.
         grace: Seconds past the lease before a takeover, for ordinary clock error between machines.
+        deadline: The longest that a body may run, in seconds from its claim. When it is over, the lease is renewed no
+            more, so that others may take over as from an attempt that never ended; the signal ``deadline_exceeded`` is
+            sent; and ``attempt.ensure_owned()`` and every new step raise
+            :exc:`~celery_idempotent.errors.DeadlineExceeded`. It does not stop a body that asks for none of these. One
+            that ends late, while nobody has taken over, completes all the same. Default: no limit.
         retain: How long an outcome is replayed, in seconds from its recording. Make it longer than any
             redelivery can take: what comes later runs again.
         on_conflict: When another delivery is running the operation: ``"retry"`` later without using up
@@ -115,6 +120,7 @@ class Policy:
     label: Spec | None = None
     lease: Duration = 60
     grace: Duration = 1
+    deadline: Duration | None = None
     retain: Duration = timedelta(days=7)
     on_conflict: OnConflict = "retry"
     backoff: Duration = 1
@@ -143,6 +149,12 @@ class Policy:
         for option in ("lease", "grace", "retain", "backoff", "backoff_max"):
             self._require(option, is_duration(getattr(self, option)), "must be seconds or a timedelta, not negative")
         self._require("lease", self.lease_ms >= _MIN_LEASE * 1000, f"must be at least {_MIN_LEASE} s")
+        self._require(
+            "deadline",
+            self.deadline is None or (is_duration(self.deadline) and self.deadline_ms >= self.lease_ms),
+            "must be None, or a duration from the lease, before whose end nobody can take over; for less, set a "
+            "shorter lease",
+        )
         self._require("retain", self.retain_ms > self.lease_ms, "must be longer than the lease")
         self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
         self._require("backoff_max", self.backoff_max_ms >= self.backoff_ms, "must be at least backoff")
@@ -208,6 +220,11 @@ class Policy:
         return milliseconds(self.grace)
 
     @cached_property
+    def deadline_ms(self) -> float:
+        """``deadline`` in milliseconds; infinite where there is none."""
+        return inf if self.deadline is None else milliseconds(self.deadline)
+
+    @cached_property
     def retain_ms(self) -> int:
         """``retain`` in milliseconds."""
         return milliseconds(self.retain)
@@ -224,8 +241,11 @@ class Policy:
 
     @cached_property
     def observed(self) -> "Policy":
-        """As it is observed: an operation that observing left UNKNOWN would stop once the policy is enforced."""
-        return replace(self, on_takeover="rerun", max_takeovers=None)
+        """As it is observed: an operation that observing left UNKNOWN would stop once the policy is enforced.
+
+        Nor is a body told to begin nothing more.
+        """
+        return replace(self, on_takeover="rerun", max_takeovers=None, deadline=None)
 
     @property
     def outcomes(self) -> tuple[type[BaseException], ...]:
@@ -273,6 +293,8 @@ class Policy:
             lines[0] += f"; an outcome counts for {in_words(self.retain)}"
             lines += [f"  {name}: {promise(effect)}" for name, effect in self.effects.items()]
             lines += [f"  {'anything else in the body' if self.effects else 'the body'}: {_BODY[self.on_takeover]}"]
+            if self.deadline is not None:
+                lines += [f"  a body that runs for longer than {in_words(self.deadline)}: {_LATE[self.on_takeover]}"]
             lines += [f"  when the store does not answer: {_OUTAGE[self.on_outage]}"]
         return "\n".join(lines)
 
@@ -317,6 +339,11 @@ _MODES: Mapping[Mode, str] = {
 _BODY: Mapping[OnTakeover, str] = {
     "rerun": "exactly once unless a worker dies in it or it raises; then it runs again (at least once)",
     "refuse": "at most once; exactly once unless a worker dies in it, and then the operation ends UNKNOWN",
+}
+
+_LATE: Mapping[OnTakeover, str] = {
+    "rerun": "begins no further step, and another attempt may take over",
+    "refuse": "begins no further step, and unless it ends all the same the operation ends UNKNOWN",
 }
 
 _OUTAGE: Mapping[OnOutage, str] = {

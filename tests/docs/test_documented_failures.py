@@ -14,6 +14,7 @@ import pytest
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from celery_idempotent import (
+    DeadlineExceeded,
     IdempotentTask,
     LeaseLost,
     OutcomeUnknown,
@@ -308,6 +309,7 @@ ROWS: dict[str, tuple[Callable[[Scene], None], dict[str, Any]]] = {
     "worker dies after the completion, before the acknowledgement": (_dies_after_the_completion, {}),
     "worker stalls past its lease in the body, then goes on": (_stalls, {}),
     "only this worker cannot reach the store": (_stalls, {}),
+    "body runs past its `deadline`, and ends after its lease": (_stalls, {"deadline": 60}),
     "worker stalls past its lease between the claim and the body": (_stalls_before_the_body, {}),
     "the record vanishes in the body (fail-over, `FLUSHALL`), and nobody claims meanwhile": (_record_vanishes, {}),
     "a soft time limit or a shutdown strikes while the completion is written": (_limit_strikes, {}),
@@ -363,6 +365,11 @@ def _raises_before_effects(scene: Scene) -> None:
         raise KeyError("a bug")
 
 
+def _lets_its_deadline_pass(scene: Scene) -> None:
+    attempt = current_attempt()
+    raise DeadlineExceeded(attempt.key, attempt.fencing_token)
+
+
 AFTER_A_COMMIT = "does any of these after `attempt.commit` or the end of `attempt.transaction`"
 ENDINGS: dict[str, tuple[Any, ...]] = {
     "returns": (None,),
@@ -378,6 +385,7 @@ ENDINGS: dict[str, tuple[Any, ...]] = {
         LeaseLost("k", 1),
         StoreUnavailable("s", "swap", "down"),
     ),
+    "lets `DeadlineExceeded` of its own attempt pass": (_lets_its_deadline_pass,),
     "is ended by `SystemExit` or another `BaseException`": (SystemExit(), KeyboardInterrupt()),
     AFTER_A_COMMIT: (None, Retry(), KeyError("declined"), ValueError("x"), Ignore(), LeaseLost("k", 1), SystemExit()),
 }

@@ -90,6 +90,12 @@ def charge_with_a_lease_of_8_s(self: Any, order_id: str, gate: str = "") -> str:
     return perform(self, order_id, gate)
 
 
+@shared_task(**GUARDED, idempotent=Policy(**QUICK, deadline=3))
+def charge_within_3_s(self: Any, order_id: str, gate: str = "") -> str:
+    """Have the effect, and be let go where that takes too long."""
+    return perform(self, order_id, gate)
+
+
 @shared_task(**GUARDED, idempotent=Policy(**QUICK, on_takeover="refuse"))
 def charge_at_most_once(self: Any, order_id: str, gate: str = "") -> str:
     """Have the effect at most once, whatever happens."""

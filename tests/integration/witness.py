@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ from celery.signals import task_success
 from celery_idempotent.integration.messages import deliveries
 from celery_idempotent.integration.signals import BY_EVENT
 from tests.support.ledger import record
+
+logger = logging.getLogger("celery_idempotent.tests")
 
 PROPERTIES = ("DelaySeconds", "MessageGroupId")
 
@@ -34,6 +37,12 @@ def witness_result(sender: Any, result: Any, **other: Any) -> None:
     record("reported", sender.name, result=result)
 
 
+def witness_deadline(sender: Any, key: str, task_id: str, **other: Any) -> None:
+    """Note that a deadline is over, in a thread that has no request: by the worker's own log."""
+    logger.warning("witnessed deadline_exceeded of %s by %s", task_id, sender.name)
+
+
 for name, signal in BY_EVENT.items():
-    signal.connect(witness_of(name), weak=False)
+    receiver = witness_deadline if name == "deadline_exceeded" else witness_of(name)
+    signal.connect(receiver, weak=False)
 task_success.connect(witness_result, weak=False)

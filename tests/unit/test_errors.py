@@ -16,6 +16,7 @@ EXAMPLES = [
     errors.KeyReused("orders.charge:1:ab", "task-1"),
     errors.InFlight("orders.charge:1:ab", 1500, "celery@a"),
     errors.LeaseLost("orders.charge:1:ab", 1_800_000_000_000),
+    errors.DeadlineExceeded("orders.charge:1:ab", 1_800_000_000_000),
     errors.OutcomeUnknown("orders.charge:1:ab", "attempt 1 ended"),
     errors.ResultLost("orders.charge:1:ab", "too large"),
     errors.ReplayedFailure("orders.charge:1:ab", "bank.Declined", "no money"),

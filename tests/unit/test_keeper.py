@@ -193,6 +193,42 @@ class TestHolding:
         holding.look()
         assert bool(extender.extended) is is_held
 
+    def test_a_message_whose_body_is_past_its_deadline_is_let_go(
+        self, holding: Holding, extender: FakeExtender, now: list[float], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Others may take over, so one of them is to get it. It waited for long before, which is no part of that."""
+        request = FakeRequest(a_task(an_app(), base=IdempotentTask, idempotent=Policy(deadline=90)), "a")
+        holding.receive(request)
+        for second in range(0, 600, 20):
+            now[0] = 1000.0 + second
+            holding.look()
+        extender.extended.clear()
+        with patch.object(celery.worker.state, "active_requests", {request}):
+            for second in range(600, 900):
+                now[0] = 1000.0 + second
+                holding.look()
+        assert extender.extended == [{"a": 60}] * 5, "the last when it had been running for 80 seconds"
+        assert caplog.messages == [
+            "idempotency.hold_ended task=shop.charge task_id=id of a reason=its body is past its deadline"
+        ]
+
+    @pytest.mark.parametrize(
+        "policy", [Policy(), Policy(deadline=90, mode="observe"), None], ids=["no deadline", "observed", "plain task"]
+    )
+    def test_a_body_without_a_deadline_is_held_for_as_long_as_it_runs(
+        self, extender: FakeExtender, now: list[float], policy: Policy | None
+    ) -> None:
+        """Nobody may take over from it, or nothing is promised."""
+        options = {"base": IdempotentTask, "idempotent": policy} if policy else {}
+        request = FakeRequest(a_task(an_app(), **options), "a")
+        holding = Holding(extender, everything=True, clock=lambda: now[0])
+        holding.receive(request)
+        with patch.object(celery.worker.state, "active_requests", {request}):
+            for second in range(0, 6000, 20):
+                now[0] = 1000.0 + second
+                holding.look()
+        assert len(extender.extended) == 6000 / 20 - 1
+
     def test_a_message_that_is_gone_is_told_of_once(
         self, holding: Holding, extender: FakeExtender, now: list[float], task: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
