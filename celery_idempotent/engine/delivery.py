@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, NoReturn, TypeVar, assert_never
 
+from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.claim import Claim, Clock, claim, end_lease
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.engine.outcomes import OUR_OWN, failure_of, result_of
@@ -74,13 +76,17 @@ class EventName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to an operation; never carries arguments or results, save by the policy's ``label``."""
+    """Something that happened to an operation; never carries arguments or results, save by the policy's ``label``.
+
+    People have been told already of what ``is_one_of_many``.
+    """
 
     name: EventName
     key: str
     fencing_token: int | None
     reason: str
     label: str = ""
+    is_one_of_many: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,7 @@ class Delivery:
         control: ControlFlow,
         tell: Callable[[Event], None],
         clock: Clock = time,
+        breaker: Breaker | None = None,
     ) -> None:
         self._operation = operation
         self._policy = operation.policy
@@ -140,6 +147,7 @@ class Delivery:
         self._control = control
         self._tell = tell
         self._clock = clock
+        self._breaker = breaker or Breaker(repr(store), clock)
         self._beating: Claim | None = None
 
     def run(self, body: Body) -> Outcome | Conflict:
@@ -157,7 +165,7 @@ class Delivery:
         try:
             decision = self._claimed(self._operation)
         except StoreUnavailable as error:
-            self._emit(EventName.STORE_UNAVAILABLE, None, str(error))
+            self._emit(EventName.STORE_UNAVAILABLE, None, str(error), is_one_of_many=self._breaker.is_open)
             # Where somebody must mend something there is an answer, and it may be an outcome that cannot be read.
             if self._policy.on_outage == "run" and not isinstance(error, StoreMisconfigured):
                 return Outcome(body(None))
@@ -197,7 +205,7 @@ class Delivery:
         try:
             decision = self._claimed(replace(self._operation, policy=self._policy.observed))
         except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
-            self._emit(EventName.STORE_UNAVAILABLE, None, describe(error))
+            self._emit(EventName.STORE_UNAVAILABLE, None, describe(error), is_one_of_many=self._breaker.is_open)
             return None
         if isinstance(decision, Claim):
             return decision
@@ -244,7 +252,7 @@ class Delivery:
         """The answer to a claim, and when it was asked for. A claim whose process is gone is not waited for."""
         while True:
             asked_at = self._clock.monotonic()
-            decision = claim(self._store, operation)
+            decision = self._breaker.ask(partial(claim, self._store, operation))
             if not (isinstance(decision, Wait) and is_gone(process_of(decision.record))):
                 return decision, asked_at
             end_lease(self._store, decision.record, self._clock)
@@ -412,10 +420,13 @@ class Delivery:
     def _failure(self, record: Record) -> Exception:
         return failure_of(self._codec, self._policy, record, never=self._control.steering)
 
-    def _emit(self, name: EventName, bearer: Record | Claim | None, reason: str) -> None:
+    def _emit(
+        self, name: EventName, bearer: Record | Claim | None, reason: str, *, is_one_of_many: bool = False
+    ) -> None:
         token = None if bearer is None else bearer.fencing_token
         identity = self._operation.identity
-        self._tell(Event(name, identity.key, token, reason, bearer.label if bearer else identity.label))
+        label = bearer.label if bearer else identity.label
+        self._tell(Event(name, identity.key, token, reason, label, is_one_of_many))
 
 
 def _raise(error: Exception) -> NoReturn:

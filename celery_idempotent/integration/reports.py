@@ -35,6 +35,7 @@ def report(task: Task, task_id: str | None, event: Event, *, observed: bool) -> 
         observed: Whether it only would have happened.
     """
     level = logging.WARNING if event.reason.startswith(RESULT_LOST) else _LEVELS.get(event.name, logging.INFO)
+    level = logging.DEBUG if event.is_one_of_many else level
     if logger.isEnabledFor(level):
         logger.log(
             level,

@@ -12,6 +12,7 @@ from celery.app import utils
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.serialization import prepare_accept_content, registry
 
+from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.delivery import ControlFlow
 from celery_idempotent.errors import PolicyError, SafeToRetry
 from celery_idempotent.protocol.codec import Codec
@@ -80,20 +81,30 @@ class Runtime:
     def __init__(self, app: Celery) -> None:
         self._app: Celery = proxy(app)  # the app outlives its runtime, not the other way round
         self._opening = threading.Lock()
-        self._store: tuple[Any, Store] | None = None
+        self._store: tuple[Any, Store, Breaker] | None = None
         self._codecs: dict[tuple[bool, bool, int | None], Codec] = {}
 
     @property
     def store(self) -> Store:
         """The store of ``idempotency_store``, opened at the first use."""
+        return self._opened[1]
+
+    @property
+    def breaker(self) -> Breaker:
+        """The circuit breaker of that store."""
+        return self._opened[2]
+
+    @property
+    def _opened(self) -> tuple[Any, Store, Breaker]:
         setting = self._app.conf.get("idempotency_store")
         opened = self._store
         if opened is None or opened[0] is not setting:
             with self._opening:
                 opened = self._store  # another thread may have opened it meanwhile
                 if opened is None or opened[0] is not setting:
-                    opened = self._store = (setting, _open(setting))
-        return opened[1]
+                    store = _open(setting)
+                    opened = self._store = (setting, store, Breaker(repr(store)))
+        return opened
 
     @cached_property
     def default_policy(self) -> Policy:

@@ -382,7 +382,10 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             announced=messages.announced(request.headers or {}, self.name, request.id or ""),
         )
         report = partial(_report, self, request, observed)
-        return Delivery(operation, runtime.store, runtime.codec_of(policy), heartbeat, CONTROL_FLOW, report)
+        return Delivery(
+            *(operation, runtime.store, runtime.codec_of(policy), heartbeat, CONTROL_FLOW, report),
+            breaker=runtime.breaker,
+        )
 
 
 def _guard_calls(cls: type) -> None:

@@ -5,15 +5,19 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.claim import Claim, claim, new_nonce
 from celery_idempotent.engine.heartbeat import heartbeat
+from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration import outbox
+from celery_idempotent.protocol.circuit import FAILURES
 from celery_idempotent.protocol.operation import Run
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore
@@ -66,6 +70,27 @@ def test_child_has_a_heartbeat_of_its_own() -> None:
         finally:
             os._exit(status)
     heartbeat.stop(attempt)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_child_asks_a_store_that_its_parent_holds_claims_back_from() -> None:
+    """Its connections are its own, and nobody in it would ever release a lock that was held when it was forked."""
+
+    def unavailable() -> None:
+        raise StoreUnavailable("memory", "swap", "down")
+
+    breaker = Breaker("memory://")
+    for _ in range(FAILURES):
+        with suppress(StoreUnavailable):
+            breaker.ask(unavailable)
+    assert breaker.is_open
+    with breaker._changing:
+        pid = os.fork()
+        if pid == 0:
+            asked = threading.Event()
+            threading.Thread(target=breaker.ask, args=(asked.set,), daemon=True).start()
+            os._exit(0 if asked.wait(30) else 1)
 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 

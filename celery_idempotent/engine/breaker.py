@@ -1,0 +1,100 @@
+"""The circuit breaker of a store in one process: claims that would get no answer are not sent.
+
+A backlog that meets a store which is down would ask it thousands of times a minute, wait for each of its time-outs, and
+log as much. Only claims pass here: what a running body has to record is tried as before. Of the libraries that there
+are, pybreaker makes all threads wait for the one that calls, circuitbreaker lets all of them try at once, and neither
+has pauses that grow.
+"""
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from celery_idempotent.engine.claim import Clock
+from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol import circuit as decisions
+from celery_idempotent.protocol.circuit import CLOSED, Circuit, Closed, Open
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Breaker:
+    """Lets claims through to ``store``, a name for people, while they are answered."""
+
+    def __init__(self, store: str, clock: Clock = time) -> None:
+        self._store = store
+        self._clock = clock
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._circuit: Circuit = CLOSED
+        self._changing = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether claims are held back."""
+        return isinstance(self._circuit, Open)
+
+    def ask(self, claim: Callable[[], T]) -> T:
+        """``claim()``, unless the store does not answer: then ``StoreUnavailable`` at once.
+
+        ``StoreMisconfigured`` is an answer: it can be about one record.
+        """
+        is_trial = self._admit()
+        try:
+            answer = claim()
+        except StoreMisconfigured:
+            self._answered()
+            raise
+        except StoreUnavailable as error:
+            self._failed(error, is_trial)
+            raise
+        except BaseException:
+            self._change(lambda circuit: decisions.interrupted(circuit, is_trial=is_trial))
+            raise
+        if self._circuit is not CLOSED:
+            self._answered()
+        return answer
+
+    def _admit(self) -> bool:
+        """Whether the claim is a trial; raises ``StoreUnavailable`` where it is not to be sent."""
+        if self._process != os.getpid():
+            self._begin()  # a fork may have copied a lock that is held, and its store is another connection
+        if not self.is_open:
+            return False
+        with self._changing:
+            self._circuit, is_sent = decisions.admitted(self._circuit, self._clock.monotonic())
+            is_trial = self.is_open
+        if not is_sent:
+            raise StoreUnavailable(self._store, "claim", "not asked, as it did not answer the claims before this one")
+        return is_trial
+
+    def _failed(self, error: StoreUnavailable, is_trial: bool) -> None:
+        now, draw = self._clock.monotonic(), random.random()  # noqa: S311 - it keeps no secret
+        before, after = self._change(lambda circuit: decisions.failed(circuit, now, is_trial=is_trial, draw=draw))
+        if isinstance(before, Closed) and isinstance(after, Open):
+            logger.warning(
+                "idempotency.store_circuit_opened store=%s failures=%d next_try_in=%.1f reason=%s",
+                *(one_line(self._store), decisions.FAILURES, after.trial_at - now, one_line(error.reason)),
+            )
+
+    def _answered(self) -> None:
+        before, _ = self._change(lambda circuit: CLOSED)
+        if isinstance(before, Open):
+            logger.warning(
+                "idempotency.store_circuit_closed store=%s seconds=%.1f postponed=%d",
+                *(one_line(self._store), self._clock.monotonic() - before.since, before.unanswered),
+            )
+
+    def _change(self, change: Callable[[Circuit], Circuit]) -> tuple[Circuit, Circuit]:
+        with self._changing:
+            before, self._circuit = self._circuit, change(self._circuit)
+            return before, self._circuit

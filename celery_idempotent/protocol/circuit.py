@@ -1,0 +1,86 @@
+"""A circuit breaker's decisions: whether a claim is worth asking a store for that did not answer the last ones.
+
+Pure: the time, in seconds on one clock that never jumps, and a random number are arguments.
+"""
+
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+FAILURES = 5
+"""Claims in a row without an answer after which no more are sent."""
+
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
+"""Seconds before a trial, doubled by each that fails. It bounds for how long a store that is back stays unasked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Every claim is sent; the last ``failures`` got no answer."""
+
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """No claim is sent, but one trial after each pause.
+
+    Args:
+        since: When it opened.
+        trial_at: When the next trial may be made.
+        trials: How many have failed.
+        is_trying: Whether one is under way.
+        unanswered: Claims since then that got no answer, most of them because they were not sent.
+    """
+
+    since: float
+    trial_at: float
+    trials: int = 0
+    is_trying: bool = False
+    unanswered: int = 0
+
+
+Circuit = Closed | Open
+
+CLOSED = Closed()
+"""As it is while every claim is answered."""
+
+
+def admitted(circuit: Circuit, now: float) -> tuple[Circuit, bool]:
+    """The circuit after a claim has come to it, and whether that is sent."""
+    match circuit:
+        case Closed():
+            return circuit, True
+        case Open(is_trying=False, trial_at=trial_at) if now >= trial_at:
+            return replace(circuit, is_trying=True), True
+        case Open():
+            return replace(circuit, unanswered=circuit.unanswered + 1), False
+        case unreachable:
+            assert_never(unreachable)
+
+
+def failed(circuit: Circuit, now: float, *, is_trial: bool, draw: float) -> Circuit:
+    """The circuit after a claim that was sent got no answer. ``draw`` is a random number from 0 to 1."""
+    match circuit:
+        case Closed(failures) if failures + 1 < FAILURES:
+            return Closed(failures + 1)
+        case Closed():
+            return Open(now, now + _pause(0, draw))
+        case Open(trials=trials) if is_trial:
+            paused = replace(circuit, is_trying=False, trials=trials + 1, trial_at=now + _pause(trials + 1, draw))
+            return replace(paused, unanswered=circuit.unanswered + 1)
+        case Open():  # it was sent before it opened
+            return replace(circuit, unanswered=circuit.unanswered + 1)
+        case unreachable:
+            assert_never(unreachable)
+
+
+def interrupted(circuit: Circuit, *, is_trial: bool) -> Circuit:
+    """The circuit after something else ended a claim, such as a time limit: the next one tries in its place."""
+    return replace(circuit, is_trying=False) if is_trial and isinstance(circuit, Open) else circuit
+
+
+def _pause(trials: int, draw: float) -> float:
+    # Random, as all processes of a fleet have lost the store at one moment.
+    longest: float = min(_FIRST_PAUSE * 2 ** min(trials, 30), _LONGEST_PAUSE)
+    return longest * (1 + draw) / 2
