@@ -174,6 +174,7 @@ class _Explorer:
         self._is_bare = program.effect is Effect.BARE and not program.renews
         # Enough for every lease granted so far to be over, and no more than that where all clocks are equal.
         self._lease = program.policy.lease_ms + program.policy.grace_ms + self._deliveries.apart * deliveries
+        self._deadline = program.policy.deadline_ms
         self._records: list[Record | None] = [None]
         self._record_numbers: dict[Hashable, int] = {None: 0}
         self._histories: list[tuple[int, Any, int] | None] = [None]
@@ -387,9 +388,13 @@ class _Explorer:
         if new.status is Status.IN_PROGRESS and (new.owner, new.attempts) != (stored.owner, stored.attempts):
             self._check_claim(stored, new, step)
         elif new == abandoned(stored, new.updated_at, new.revision):
-            if world.deliveries[int(_author(stored.owner))] != _DEAD:
+            is_dead = world.deliveries[int(_author(stored.owner))] == _DEAD
+            is_late = _is_by_owner(new) and world.now >= self._deadline
+            if not (is_dead or is_late):
                 raise _Broken("the lease of a living process was ended", step)
-            self.found.noted["the lease of a dead process is ended"] += 1
+            self.found.noted[
+                "a late attempt ends its lease" if is_late else "the lease of a dead process is ended"
+            ] += 1
         elif new.owner != stored.owner or not (_is_by_owner(new) or new.status is Status.UNKNOWN):
             raise _Broken("an attempt ended another one's claim", step)
         elif new.fencing_token != stored.fencing_token:
@@ -484,6 +489,13 @@ class _Explorer:
         reported = {each.reported for each in world.deliveries if isinstance(each, Ended) and each.reported}
         effects = world.receiver.effects
         self.found.most_effects = max(self.found.most_effects, effects)
+        most = self.program.policy.max_takeovers
+        if most is not None and effects > most + 1 and self.program.raises is None:
+            raise _Broken("a body that does not end ran more often than its policy says", ())
+        if any(
+            isinstance(each, Ended) and each.has_done and each.why == "DeadlineExceeded" for each in world.deliveries
+        ):
+            raise _Broken("the outcome of a late body was thrown away", ())
         if len(reported) > 1:
             raise _Broken("two deliveries reported different results", ())
         if reported and not effects and self.program.excuses != "too late":

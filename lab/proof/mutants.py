@@ -18,8 +18,8 @@ from hypothesis import Phase
 from celery_idempotent.engine import attempt, claim, delivery
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
-from celery_idempotent.engine.delivery import Delivery
-from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.engine.delivery import Delivery, EventName
+from celery_idempotent.errors import DeadlineExceeded, LeaseLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import messages
 from celery_idempotent.protocol import operation as protocol
 from celery_idempotent.protocol import steps
@@ -344,7 +344,24 @@ def _ended_anyway(store: Store, record: Record, clock: Any) -> None:
     store.swap(protocol.abandoned(record, store.now(), claim.new_nonce()), ANY)
 
 
+def _released_when_late(self: Delivery, claimed: Claim, error: BaseException) -> Any:
+    if isinstance(error, DeadlineExceeded):
+        return self._without_outcome(claimed, error, claimed.release, EventName.RELEASED, "late")
+    return _end(self, claimed, error)
+
+
+def _released(self: Claim) -> Any:
+    return self.release()
+
+
+def _late_outcome_refused(self: Claim, *outcome: Any) -> Any:
+    if self.is_late():
+        raise DeadlineExceeded(self.key, self.fencing_token)
+    return _complete(self, *outcome)
+
+
 _swap = claim._swap
+_complete = Claim.complete
 _commit = Claim.commit
 _ending = protocol.ending
 _decide_step = steps.decide_step
@@ -453,6 +470,9 @@ MUTANTS = (
     Mutant("every process taken for gone", "a pid that was given again", ((Delivery, "_asked", _never_waiting),)),
     Mutant("claim of a dead process released", "forgotten case", ((claim, "abandoned", _released_for_it),)),
     Mutant("lease ended without a condition", "huey's flush", ((delivery, "end_lease", _ended_anyway),)),
+    Mutant("late body gives its claim back", "forgotten case", ((Delivery, "_end", _released_when_late),)),
+    Mutant("late body does not count as a takeover", "forgotten case", ((Claim, "abandon", _released),)),
+    Mutant("late outcome thrown away", "forgotten case", ((Claim, "complete", _late_outcome_refused),)),
     Mutant("claim born expired", "an earlier version", ((Claim, "ensure_time", _time_taken_for_granted),)),
 )
 

@@ -90,6 +90,8 @@ class Program:
         effect: How it has its effect.
         claims_once: Whether it is claimed that there is at most one; by default where it is promised.
         besides: What may happen beside the ordinary faults, each as often as it is named.
+        asks: Whether the body asks after its effect whether it may go on. Under a policy with a deadline the local
+            clock goes as the store's does, so that it can be late.
         retries: Whether the body of the message changes its argument after its effect and asks for a retry; that
             of the retried message returns.
         excuses: How the body uses ``before_effects()``: it catches what leaves the block, has its effect, and
@@ -106,6 +108,7 @@ class Program:
     effect: Effect = Effect.BARE
     claims_once: bool | None = None
     besides: tuple[Fault, ...] = ()
+    asks: bool = False
     retries: bool = False
     excuses: Literal["", "another", "too late"] = ""
     one_message: bool = False
@@ -163,6 +166,8 @@ class Program:
         parts += [] if self.policy.max_takeovers == Policy.max_takeovers else [f"{self.policy.max_takeovers} takeover"]
         parts += [] if self.effect is Effect.BARE else [self.effect]
         parts += ["renewing"] if self.renews else []
+        parts += [] if self.policy.deadline is None else ["with a deadline"]
+        parts += ["asking"] if self.asks else []
         parts += ["retrying"] if self.retries else []
         parts += ["key by path"] if self.policy.key != Policy.key else []
         parts += ["failing"] if self.raises else []
@@ -195,6 +200,13 @@ PROGRAMS = (
     Program(Policy(remember=(Declined,)), effect=Effect.STEP, raises=Declined),
     # A body that never ends is not run for ever.
     Program(Policy(max_takeovers=1), deliveries=3),
+    # A body that is late asks before its effect, after it, or in a step that it then records all the same.
+    Program(Policy(deadline=60), renews=True),
+    Program(Policy(deadline=60, on_takeover="refuse"), renews=True),
+    Program(Policy(deadline=60, on_takeover="refuse"), asks=True),
+    Program(Policy(deadline=60, max_takeovers=1), asks=True, deliveries=3),
+    Program(Policy(deadline=60), effect=Effect.REFUSED_STEP),
+    Program(Policy(deadline=60), effect=Effect.COMMIT),
     # A retry is the same operation, whatever its body has done to the arguments.
     Program(Policy(), effect=Effect.KEYED_STEP, retries=True),
     Program(Policy(key="order.id"), effect=Effect.KEYED_STEP, retries=True),

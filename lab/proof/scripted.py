@@ -150,7 +150,7 @@ class _Suspended(BaseException):
 class _Script:
     """One run of a delivery from its start: gives the known answers, then suspends it."""
 
-    def __init__(self, number: int, answers: list[tuple[Any, int]], ahead: int = 0) -> None:
+    def __init__(self, number: int, answers: list[tuple[Any, int]], ahead: int = 0, *, has_time: bool = False) -> None:
         self.number = number
         self.has_done = False
         self.asks: Swap | Look | Call | Gone | None = None
@@ -159,7 +159,10 @@ class _Script:
         self._now = 0
         if answers and answers[0][0] is Answer.BEGIN:
             _, self._now = next(self._answers)
+        elif answers and has_time:
+            _, self._now = answers[0]  # it begins when its first request is answered, and has all of its time left
         self._slept = 0.0
+        self._has_time = has_time
         self._is_cut_off = False
         self._nonces = 0
 
@@ -200,7 +203,7 @@ class _Script:
         return START + self._now + self._ahead
 
     def monotonic(self) -> float:
-        return self._slept
+        return self._slept + self._now / 1000 * self._has_time
 
     def sleep(self, seconds: float, /) -> None:
         self._slept += 1_000  # past all patience, so that a delivery cut off comes to its end
@@ -309,7 +312,8 @@ class Deliveries:
             number: Which one.
             answers: What it was answered so far, and when, in milliseconds after the start.
         """
-        script = self._script = _Script(number, answers, number * self.apart)
+        has_time = self._program.policy.deadline is not None
+        script = self._script = _Script(number, answers, number * self.apart, has_time=has_time)
         try:
             reported, why = self._told(script)
         except _Suspended:
@@ -369,6 +373,8 @@ class Deliveries:
                 attempt.renew()
                 attempt.ensure_owned()
             self._have_effect(script, ProtectedAttempt(attempt, _CODEC, effects=_DECLARED.get(program.effect)))
+            if program.asks:
+                attempt.ensure_owned()
             if retries:
                 raise Retried
             script.has_done = True
