@@ -1,6 +1,7 @@
 """What came from elsewhere, made safe to print: a task id that could forge a line of a log, a URL with a password."""
 
 import re
+from collections.abc import Callable
 
 _UNSAFE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, ends of lines, changes of direction, and what no terminal can encode."""
@@ -13,6 +14,43 @@ def one_line(value: object) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape", "surrogatepass").decode()
+
+
+def say(log: Callable[..., None], event: str, /, **fields: object) -> None:
+    """Log what happened: in logfmt for people and parsers, and by field for formatters that make JSON of it.
+
+    Args:
+        log: The method of a logger, such as ``logger.warning``.
+        event: Its name, without ``idempotency.``.
+        fields: What is told of it, in this order. None is left out.
+    """
+    told: dict[str, object] = {"event": f"idempotency.{event}"}
+    told |= {name: _plain(value) for name, value in fields.items() if value is not None}
+    log(
+        " ".join(f"{name}=%s" for name in told),
+        *map(_logfmt, told.values()),
+        # Under names that neither LogRecord nor anybody else has.
+        extra={f"idempotency_{name}": value for name, value in told.items()},
+        stacklevel=2,
+    )
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, bool | int | float) else one_line(value)
+
+
+_QUOTED = re.compile('[ ="\ufffd]|^$')
+"""What a value of logfmt holds only between quotes; :func:`one_line` leaves no control character in it."""
+
+
+def _logfmt(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    if not _QUOTED.search(text):
+        return text
+    escaped = text.replace("\\", r"\\").replace('"', r"\"")
+    return f'"{escaped}"'
 
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*", re.IGNORECASE | re.ASCII)

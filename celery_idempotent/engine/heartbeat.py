@@ -23,7 +23,7 @@ from math import inf
 
 from celery_idempotent.engine.claim import Claim, Clock
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import say
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +82,10 @@ class _Resident:
     def _go_on(self) -> None:
         try:
             self._step()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - it is logged whole
             # A KeyboardInterrupt or GreenletExit, too, would leave every running attempt without renewals.
             with suppress(Exception):
-                logger.exception("idempotency.heartbeat_failed reason=%s", _described(error))
+                say(logger.exception, "heartbeat_failed", reason=_described(error))
             time.sleep(_PAUSE_AFTER_ERROR)
 
 
@@ -188,10 +188,8 @@ class Heartbeat:
             beat = min(left, key=lambda each: each.due)
             reason, beat.left = beat.left, ""
         try:
-            key = beat.claim.key
-            logger.warning(
-                "idempotency.renewal_delayed key=%s reason=no thread can be started: %s", one_line(key), reason
-            )
+            told = f"no thread can be started: {reason}"
+            say(logger.warning, "renewal_delayed", key=beat.claim.key, reason=told)
         finally:
             self._renew(beat)
 
@@ -237,11 +235,11 @@ def _is_renewed(claim: Claim) -> bool:
     try:
         claim.renew()
     except StoreUnavailable as error:
-        logger.warning("idempotency.renewal_failed key=%s reason=%s", one_line(claim.key), one_line(error))
+        say(logger.warning, "renewal_failed", key=claim.key, reason=error)
         return False
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - it is logged whole
         # A store with a bug, or a greenlet that is told to die, must not end the renewals.
-        logger.exception("idempotency.renewal_failed key=%s", one_line(claim.key))
+        say(logger.exception, "renewal_failed", key=claim.key)
         return False
     return True
 

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any, Protocol
 
 from celery_idempotent.integration.visibility import Refusal, code_of, effective, is_expired_receipt, refusal
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe
 from celery_idempotent.stores.forks import making
 
@@ -158,11 +158,9 @@ class SqsExtender:
         except Exception as error:
             if not code_of(error).startswith("AccessDenied"):
                 raise
-            logger.warning(
-                "idempotency.visibility_unknown queue=%s assumed=%s reason=%s",
-                *(one_line(queue), self._channel.visibility_timeout, one_line(describe(error))),
-            )
-            return effective(float(self._channel.visibility_timeout))
+            assumed = self._channel.visibility_timeout
+            say(logger.warning, "visibility_unknown", queue=queue, assumed=assumed, reason=describe(error))
+            return effective(float(assumed))
         return effective(float(answer["Attributes"]["VisibilityTimeout"]))
 
     def extend(self, queue: str, seconds: Mapping[str, int]) -> Refused:
@@ -235,9 +233,7 @@ def _surviving(channel: Any, method: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             # Otherwise the place that it takes in the prefetch window would never be free again.
             channel.qos.ack(delivery_tag)
-            logger.warning(
-                "idempotency.receipt_expired method=%s reason=%s", method.__name__, one_line(describe(error))
-            )
+            say(logger.warning, "receipt_expired", method=method.__name__, reason=describe(error))
 
     return settle
 
@@ -271,7 +267,7 @@ class Returned:
             client = channel.sqs(queue=channel.canonical_queue_name(self._queue))
             client.change_message_visibility(QueueUrl=self._queue_url, ReceiptHandle=self._receipt, VisibilityTimeout=0)
         except Exception as error:  # noqa: BLE001 - it comes all the same, only later
-            logger.info("idempotency.message_comes_later reason=%s", type(error).__name__)
+            say(logger.info, "message_comes_later", reason=type(error).__name__)
 
 
 def _part(whole: Any, name: str) -> Any:

@@ -30,7 +30,7 @@ from celery_idempotent.integration.extenders import (
 )
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.visibility import SHARE, Held, due, ends_soon, extension, pause, pause_after
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class Holding:
             self._fail(queue, len(held), error)
         else:
             if self._outages.pop(queue, None) is not None:
-                logger.info("idempotency.hold_recovered queue=%s", one_line(queue))
+                say(logger.info, "hold_recovered", queue=queue)
 
     def _extend(self, queue: str, held: Sequence[Held], visibility: float) -> None:
         size = self.extender.size
@@ -167,7 +167,7 @@ class Holding:
         for tag in seconds.keys() - refused.gone.keys() - refused.failed.keys():
             self._note(tag, extended=now)
         for tag, reason in refused.gone.items():
-            self._tell(tag, "idempotency.hold_lost task=%s task_id=%s reason=%s", reason)
+            self._tell(tag, "hold_lost", reason)
             self._messages.pop(tag, None)
         if refused.failed:
             raise NotExtended(next(iter(refused.failed.values())))
@@ -175,7 +175,7 @@ class Holding:
     def _warn(self, held: Held, now: float) -> None:
         if ends_soon(held, now, self.extender.longest):
             allowed = f"the broker allows {self.extender.longest / 3600:.1f} h in all"
-            self._tell(held.tag, "idempotency.hold_ends task=%s task_id=%s reason=%s", allowed)
+            self._tell(held.tag, "hold_ends", allowed)
             self._note(held.tag, is_warned=True)
 
     def _note(self, tag: str, **changes: Any) -> None:
@@ -183,12 +183,12 @@ class Holding:
         if message is not None:
             message.held = replace(message.held, **changes)
 
-    def _tell(self, tag: str, line: str, reason: str) -> None:
+    def _tell(self, tag: str, event: str, reason: str) -> None:
         """Log what becomes of a message, unless it was acknowledged meanwhile."""
         message = self._messages.get(tag)
         request = message.request() if message is not None else None
         if request is not None and not request.acknowledged:
-            logger.warning(line, one_line(request.name), one_line(request.id), one_line(reason))
+            say(logger.warning, event, task=request.name, task_id=request.id, reason=reason)
 
     def _restore(self, queue: str, visibility: float) -> None:
         now = self._clock()
@@ -202,10 +202,13 @@ class Holding:
         visibility = self._visibilities.get(queue, 0.0)
         self._outages[queue] = _Outage(failures, self._clock() + pause_after(failures, visibility or SHARE * 2))
         if known is None:
-            logger.warning(
-                "idempotency.hold_failed queue=%s messages=%d visibility_timeout=%s reason=%s",
-                *(one_line(queue), count, f"{visibility:g}" if visibility else "unknown"),
-                one_line(f"{type(error).__name__}: {describe(error)}"),
+            say(
+                logger.warning,
+                "hold_failed",
+                queue=queue,
+                messages=count,
+                visibility_timeout=f"{visibility:g}" if visibility else "unknown",
+                reason=f"{type(error).__name__}: {describe(error)}",
             )
 
 
@@ -222,11 +225,13 @@ class NotExtended(Exception):
 
 def tell_of(missing: Missing) -> None:
     """Say that nothing is held, and why."""
-    logger.warning(
-        "idempotency.hold_impossible missing=%s: this version of Celery or kombu lacks it, so no message is held, and "
-        "those that take longer than the visibility timeout are delivered again; use a version that this library was "
-        "tested with, or set idempotency_hold_messages=False",
-        one_line(missing),
+    say(
+        logger.warning,
+        "hold_impossible",
+        missing=missing,
+        reason="this version of Celery or kombu lacks it, so no message is held, and those that take longer than the "
+        "visibility timeout are delivered again; use a version that this library was tested with, or set "
+        "idempotency_hold_messages=False",
     )
 
 

@@ -16,7 +16,7 @@ from celery_idempotent.engine.transaction import message_of, signature_of
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.startup import StoreCheck
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import one_line, say
 from celery_idempotent.protocol.codec import Codec, Encoded, describe
 from celery_idempotent.protocol.store import Outbox, OutboxMessage, TakenMessage
 
@@ -116,9 +116,14 @@ class _Look:
                 raise
             pause = min(_FIRST_PAUSE << min(taken.failures, 30), _LONGEST_PAUSE)
             self._outbox.postpone(taken, pause, reason)
-            logger.error(
-                "idempotency.relay_failed task_id=%s failures=%d pause=%d reason=%s",
-                *(one_line(taken.message.id), taken.failures + 1, pause // 1000, reason),
+            failures = taken.failures + 1
+            say(
+                logger.error,
+                "relay_failed",
+                task_id=taken.message.id,
+                failures=failures,
+                pause=pause // 1000,
+                reason=reason,
             )
         else:
             self.published.append(taken.number)
@@ -208,10 +213,10 @@ class Relay(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no typ
                     published = relay(app)
                 pause = 0.0 if published else every
             except (StoreUnavailable, OperationalError) as error:
-                logger.warning("idempotency.relay_failed reason=%s", one_line(describe(error)))
-            except Exception:
+                say(logger.warning, "relay_failed", reason=describe(error))
+            except Exception:  # noqa: BLE001 - it is logged whole
                 # Whatever it was, the messages wait on disk, and the next look may fare better.
-                logger.exception("idempotency.relay_failed")
+                say(logger.exception, "relay_failed")
 
 
 def relay_at_start(app: Celery) -> None:

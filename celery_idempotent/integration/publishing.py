@@ -26,7 +26,7 @@ from celery_idempotent.integration.binding import is_builtin
 from celery_idempotent.integration.reports import report
 from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe
 from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure
 from celery_idempotent.protocol.publishing import Announce, Known, Outgoing, Send, Underway
@@ -99,7 +99,7 @@ def _decided(
         outgoing = _outgoing(task, args, kwargs, options, task_id)
     except Exception as error:  # noqa: BLE001 - a function of the author's may raise anything; the delivery tells
         reason = type(error).__name__ if policy.redact_errors else describe(error)
-        logger.warning("idempotency.not_announced task=%s reason=%s", one_line(task.name), one_line(reason))
+        say(logger.warning, "not_announced", task=task.name, reason=reason)
         return own
     key = outgoing.operation.identity.key
     try:

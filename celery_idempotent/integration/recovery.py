@@ -24,7 +24,7 @@ from celery_idempotent.engine.claim import end_lease
 from celery_idempotent.engine.processes import is_gone
 from celery_idempotent.integration.extenders import Returned
 from celery_idempotent.integration.settings import Runtime, runtime_of
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Status, process_of
 
 logger = logging.getLogger(__name__)
@@ -84,8 +84,8 @@ class Returns:
         more = False
         try:
             more = next(steps, _END) is not _END
-        except Exception:
-            logger.exception("idempotency.message_not_returned")
+        except Exception:  # noqa: BLE001 - it is logged whole
+            say(logger.exception, "message_not_returned")
         if not more:
             self.under_way.pop(steps, None)
         return more
@@ -189,7 +189,7 @@ def _in_thread(act: Callable[[], None]) -> threading.Thread:
     try:
         thread.start()
     except RuntimeError:  # no thread can be started: the lease counts, as it does where this is not known at all
-        logger.warning("idempotency.recovery_skipped reason=no thread can be started")
+        say(logger.warning, "recovery_skipped", reason="no thread can be started")
     return thread
 
 
@@ -208,8 +208,7 @@ def _end_lease(request: Any) -> None:
         reason = type(error).__name__
     else:
         reason = "its process is gone"
-    told = map(one_line, (task.name, request.id, reason))
-    logger.warning("idempotency.lease_ended task=%s task_id=%s reason=%s", *told)
+    say(logger.warning, "lease_ended", task=task.name, task_id=request.id, reason=reason)
 
 
 def _will_be_gone(process: str) -> bool:

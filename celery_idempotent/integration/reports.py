@@ -1,12 +1,13 @@
 """What happens to operations, told to logs and to receivers of signals."""
 
 import logging
+from functools import partial
 
 from celery import Celery, Task
 
 from celery_idempotent.engine.delivery import RESULT_LOST, Event, EventName
 from celery_idempotent.integration import signals
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Record, bounded
 
 logger = logging.getLogger(__name__)
@@ -37,17 +38,16 @@ def report(task: Task, task_id: str | None, event: Event, *, observed: bool) -> 
     level = logging.WARNING if event.reason.startswith(RESULT_LOST) else _LEVELS.get(event.name, logging.INFO)
     level = logging.DEBUG if event.is_one_of_many else level
     if logger.isEnabledFor(level):
-        logger.log(
-            level,
-            "idempotency.%s task=%s task_id=%s key=%s label=%s token=%s observed=%s reason=%s",
+        say(
+            partial(logger.log, level),
             event.name,
-            one_line(task.name),
-            one_line(bounded(task_id or "")),
-            one_line(event.key),
-            one_line(event.label),
-            event.fencing_token,
-            observed,
-            one_line(event.reason),
+            task=task.name,
+            task_id=bounded(task_id or ""),
+            key=event.key,
+            label=event.label or None,
+            token=event.fencing_token,
+            observed=observed,
+            reason=event.reason,
         )
     signal = signals.BY_EVENT.get(event.name)
     if signal is not None and signal.receivers:
@@ -69,11 +69,16 @@ def report_verdict(app: Celery, record: Record) -> None:
     """
     verdict = record.verdict
     action, by, reason = verdict["action"], verdict["by"], verdict["reason"]
-    logger.log(
-        _LEVELS[EventName.VERDICT_GIVEN],
-        "idempotency.%s task=%s key=%s label=%s action=%s status=%s by=%s reason=%s",
+    say(
+        partial(logger.log, _LEVELS[EventName.VERDICT_GIVEN]),
         EventName.VERDICT_GIVEN,
-        *map(one_line, (record.task, record.key, record.label, action, verdict["status"], by, reason)),
+        task=record.task,
+        key=record.key,
+        label=record.label or None,
+        action=action,
+        status=verdict["status"],
+        by=by,
+        reason=reason,
     )
     signals.verdict_given.send(
         sender=app.tasks.get(record.task),

@@ -29,7 +29,7 @@ from celery_idempotent.integration.binding import (
 )
 from celery_idempotent.integration.hints import Hint, hints, setup_of
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import say
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.store import VerifiableStore
 from celery_idempotent.stores.memory import MemoryStore
@@ -48,15 +48,12 @@ class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
         """Check the store before the pool forks, so that every child inherits what its clock taught us."""
         try:
             for hint in check(parent.app, parent.pool_cls.__module__):
-                logger.info(
-                    "idempotency.hint setting=%s found=%s cost=%s instead=%s",
-                    *map(one_line, (hint.setting, hint.found, hint.cost, hint.instead)),
-                )
+                say(logger.info, "hint", setting=hint.setting, found=hint.found, cost=hint.cost, instead=hint.instead)
         except IdempotencyError as error:
             if isinstance(error, StoreMisconfigured) or not isinstance(error, StoreUnavailable):
                 raise click.ClickException(f"celery-idempotent: {error}") from error
             # Starting is right: tasks are postponed until the store is back, as in any later outage.
-            logger.error("idempotency.store_unavailable reason=%s", error)
+            say(logger.error, "store_unavailable", reason=error)
 
 
 def check(app: Celery, pool: str) -> list[Hint]:

@@ -34,7 +34,7 @@ from celery_idempotent.integration.reports import report
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, runtime_of
 from celery_idempotent.integration.startup import check_at_start
 from celery_idempotent.integration.versions import KeepsRequest
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import say
 from celery_idempotent.protocol.keys import Identity, identify
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
@@ -288,8 +288,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             delivery = self._delivery_of(executed, request, identity(), observed=True)
         except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
             reason = type(error).__name__ if self.idempotency_policy.redact_errors else repr(error)
-            told = map(one_line, (self.name, request.id, reason))
-            logger.warning("idempotency.not_observed task=%s task_id=%s reason=%s", *told)
+            say(logger.warning, "not_observed", task=self.name, task_id=request.id, reason=reason)
             return body(None)
         return delivery.observe(body)
 

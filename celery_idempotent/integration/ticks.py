@@ -19,7 +19,7 @@ from kombu.utils.uuid import uuid
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration import messages
 from celery_idempotent.integration.binding import is_idempotent
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import say
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.selector import WHOLE_CALL
 
@@ -140,8 +140,7 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
         problem = _problem(entry, self.app.tasks.get(entry.task), tick)
         if problem is not None and (entry.name, problem) not in self._told:
             self._told.add((entry.name, problem))
-            told = map(one_line, (entry.name, entry.task, problem))
-            logger.warning("idempotency.tick entry=%s task=%s reason=%s", *told)
+            say(logger.warning, "tick", entry=entry.name, task=entry.task, reason=problem)
         return tick
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from celery_idempotent.errors import StoreMisconfigured
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Record
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def readable(
         try:
             record = read(each)
         except StoreMisconfigured as error:
-            logger.warning("idempotency.record_unreadable key=%s reason=%s", one_line(key_of(each)), error)
+            say(logger.warning, "record_unreadable", key=key_of(each), reason=error)
         else:
             if record is not None:
                 yield record

@@ -70,7 +70,7 @@ def _is_refused_and_passed_over(place: Place, field: str, damage: Any, caplog: p
     assert other.key in found
     assert record.key not in found
     (line,) = [each for each in caplog.messages if record.key in each]
-    assert line.startswith("idempotency.record_unreadable key=")
+    assert line.startswith("event=idempotency.record_unreadable key=")
     assert " reason=" in line
     assert place.store.get(other.key) == other
 
@@ -392,7 +392,7 @@ def test_commands_pass_over_what_they_cannot_read(on_redis: Place, caplog: pytes
     shown = run("show", damaged.key)
     assert (shown.exit_code, "is damaged: ValueError: 'DONE'" in shown.output) == (1, True)
     assert "1 released records deleted" in run("purge", "--released-before", "1").stdout
-    assert [each.partition(" key=")[0] for each in caplog.messages] == ["idempotency.record_unreadable"] * 2
+    assert [each.partition(" key=")[0] for each in caplog.messages] == ["event=idempotency.record_unreadable"] * 2
 
 
 def test_numbers_that_are_no_times_are_shown_as_they_are(on_redis: Place) -> None:

@@ -364,7 +364,7 @@ def test_server_that_does_not_tell_its_settings_is_noted_once(
         assert warnings_of(url) == []
 
     (line,) = caplog.messages
-    assert line.startswith("idempotency.store_unchecked ")
+    assert line.startswith("event=idempotency.store_unchecked ")
     assert f"refuses {refused}, so" in line
     assert "pass" not in line
 

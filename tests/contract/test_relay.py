@@ -153,7 +153,7 @@ def test_message_over_the_limit_of_sqs_fails_alone(
     assert "InvalidParameterValue" in reason
     assert "shorter than 102400" in reason
     assert "xxx" not in reason
-    assert "idempotency.relay_failed task_id=large failures=1 pause=1 reason=ClientError" in caplog.text
+    assert 'idempotency.relay_failed task_id=large failures=1 pause=1 reason="ClientError' in caplog.text
 
     queue.sqs.set_queue_attributes(QueueUrl=queue.url, Attributes={"MaximumMessageSize": "262144"})
     wait_until(lambda: outbox.relay(queue.app), "the pause to be over")

@@ -355,7 +355,10 @@ def test_signals_are_documented_with_their_level() -> None:
 def test_other_log_events_are_documented() -> None:
     """Every log event that is no signal, and no other."""
     documented = {row["event"].strip("`") for row in table(DOCS / "operations.md", "event")}
-    logged = set(re.findall(r'"(idempotency\.[a-z_]+) ', SOURCE)) - {"idempotency.%s"}
+    logged = {
+        f"idempotency.{name}"
+        for name in re.findall(r'(?:say\(\s*logger\.\w+,|_tell\(\w+(?:\.tag)?,)\s*"(\w+)"', SOURCE)
+    }
     assert documented == logged | {f"idempotency.{name}" for name in EventName if name not in BY_EVENT}
 
 
@@ -411,6 +414,7 @@ def test_nothing_is_documented_that_does_not_exist(document: Path) -> None:
         *SETTINGS,
         *(name for name in dir(IdempotentTask) if name.startswith("idempotency_")),
         *HEADERS,
+        *(f"idempotency_{field}" for field in ("event", "task", "key")),  # of a record of the log
         TABLE,
         OUTBOX,
         f"{OUTBOX}_number_seq",  # PostgreSQL's own name

@@ -50,5 +50,5 @@ def test_the_end_of_the_interpreter_is_quiet() -> None:
     assert ended.stdout == ""
     lines = ended.stderr.splitlines()
     assert lines
-    assert all(line.startswith("idempotency.renewal_delayed key=k") for line in lines), ended.stderr
+    assert all(line.startswith("event=idempotency.renewal_delayed key=k") for line in lines), ended.stderr
     assert len(lines) < 200

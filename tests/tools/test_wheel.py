@@ -22,7 +22,7 @@ PACKAGE = ("celery_idempotent/", "pytest_celery_idempotent.py")
 HOME = "https://github.com/celery-idempotent/celery-idempotent"
 
 TESTED_BY = (
-    *("ephem", "hypothesis", "psutil", "pydantic", "pytest", "pytest-timeout"),
+    *("ephem", "hypothesis", "logfmtkv", "psutil", "pydantic", "pytest", "pytest-timeout", "python-json-logger"),
     *("pg8000", "psycopg[binary]", "psycopg2-binary", "pymysql"),
 )
 """What the unit tests import beyond the package and its extras, and the drivers that they expect to be installed."""

@@ -318,7 +318,9 @@ def test_renews_where_no_further_thread_can_be_started(
             lambda: all(_lease(store, f"k{number}") >= firsts[number] + 3 * LEASE for number in range(10)), "all held"
         )
 
-    assert "idempotency.renewal_delayed key=k9 reason=no thread can be started: can't start new thread" in caplog.text
+    assert (
+        'idempotency.renewal_delayed key=k9 reason="no thread can be started: can\'t start new thread"' in caplog.text
+    )
     assert all(attempt in beats._beats for attempt in attempts)
     for attempt in attempts:
         beats.stop(attempt)

@@ -233,10 +233,10 @@ def test_a_worker_logs_what_nobody_wrote(caplog: pytest.LogCaptureFixture) -> No
     caplog.set_level(logging.INFO, "celery_idempotent")
     startup.StoreCheck(None).create(_Worker(_app(REDIS, broker_transport_options={"unacked_mutex_expire": 60})))
 
-    (line,) = [each for each in caplog.records if each.getMessage().startswith("idempotency.hint ")]
+    (line,) = [each for each in caplog.records if each.getMessage().startswith("event=idempotency.hint ")]
     assert line.levelno == logging.INFO
-    assert "setting=visibility_timeout found=3600 cost=when a machine dies" in line.getMessage()
-    assert 'instead=broker_transport_options = {..., "visibility_timeout": 60, ' in line.getMessage()
+    assert 'setting=visibility_timeout found=3600 cost="when a machine dies' in line.getMessage()
+    assert r'instead="broker_transport_options = {..., \"visibility_timeout\": 60, ' in line.getMessage()
 
 
 @pytest.mark.filterwarnings("default")

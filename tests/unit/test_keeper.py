@@ -241,7 +241,7 @@ class TestHolding:
                 now[0] += 20
                 holding.look()
         assert caplog.messages == [
-            "idempotency.hold_lost task=shop.charge task_id=id of a reason=ReceiptHandleIsInvalid: expired"
+            'event=idempotency.hold_lost task=shop.charge task_id="id of a" reason="ReceiptHandleIsInvalid: expired"'
         ]
         assert len(extender.extended) == 1
 
@@ -303,9 +303,9 @@ class TestHolding:
             holding.look()
         assert extender.extended == [{"a": 60, "b": 60}, {"a": 60}, {"a": 60}]
         assert caplog.messages == [
-            "idempotency.hold_failed queue=orders messages=2 visibility_timeout=60 reason=NotExtended: "
-            "InternalError: later",
-            "idempotency.hold_recovered queue=orders",
+            "event=idempotency.hold_failed queue=orders messages=2 visibility_timeout=60 "
+            'reason="NotExtended: InternalError: later"',
+            "event=idempotency.hold_recovered queue=orders",
         ]
 
     def test_whatever_the_broker_does_nothing_is_raised_and_it_is_asked_ever_more_seldom(
@@ -328,7 +328,8 @@ class TestHolding:
                 now[0] += 0.5
         assert asked == [0, 1, 2, 3, 4]
         assert caplog.messages == [
-            r"idempotency.hold_failed queue=orders messages=1 visibility_timeout=unknown reason=OSError: no\nroute"
+            "event=idempotency.hold_failed queue=orders messages=1 visibility_timeout=unknown "
+            r'reason="OSError: no\\nroute"'
         ]
 
     def test_another_connection_is_asked_though_the_last_one_failed(
@@ -357,7 +358,7 @@ class TestHolding:
                 now[0] += 1
                 holding.look()
         assert caplog.messages == [
-            "idempotency.hold_ends task=shop.charge task_id=id of a reason=the broker allows 12.0 h in all"
+            'event=idempotency.hold_ends task=shop.charge task_id="id of a" reason="the broker allows 12.0 h in all"'
         ]
         last = extender.extended[-1]["a"]
         assert 0 < last <= 60
@@ -385,8 +386,8 @@ class TestHolding:
         now[0] += 20
         holding.look()
         assert extender.extended == []
-        assert [message.split(":")[0] for message in caplog.messages] == [
-            "idempotency.hold_impossible missing=the queue of a message"
+        assert [message.split(" reason=")[0] for message in caplog.messages] == [
+            'event=idempotency.hold_impossible missing="the queue of a message"'
         ]
 
 
@@ -479,7 +480,7 @@ class TestKeeper:
             step = self.start(stopping, a_consumer(app, "sqs", SimpleNamespace()))
         assert step._thread is None
         (message,) = caplog.messages
-        assert message.startswith("idempotency.hold_impossible missing=sqs of kombu's SimpleNamespace: ")
+        assert message.startswith('event=idempotency.hold_impossible missing="sqs of kombu\'s SimpleNamespace" ')
 
     @pytest.mark.parametrize(
         ("whole", "name"),

@@ -126,7 +126,7 @@ def test_damaged_message_does_not_hold_up_the_others(
 
     (told,) = store.waiting(10)
     assert (told.id, told.failures) == ("damaged", 1)
-    assert f"idempotency.relay_failed task_id=damaged failures=1 pause=1 reason={told.reason}" in caplog.text
+    assert f'idempotency.relay_failed task_id=damaged failures=1 pause=1 reason="{told.reason}"' in caplog.text
     assert len(published(app)) == 1
     assert outbox.relay(app) == 0
     assert [each.failures for each in store.waiting(10)] == [1]

@@ -30,6 +30,8 @@ from tests.support.waiting import wait_until
 
 FORGED = "7\nERROR idempotency.outcome_unknown \x1b]0;owned\x07\u2028\u202e"
 SHOWN = r"7\nERROR idempotency.outcome_unknown \x1b]0;owned\x07\u2028\u202e"
+QUOTED = '"' + SHOWN.replace("\\", r"\\") + '"'
+"""As a value in a line of the log."""
 
 
 @pytest.mark.parametrize(
@@ -66,8 +68,10 @@ def test_log_lines_cannot_be_forged_by_a_task_id(caplog: pytest.LogCaptureFixtur
         deliver(charge, task_id=FORGED)
 
     lines = [each.getMessage() for each in caplog.records if each.name.startswith("celery_idempotent.")]
-    assert [each.split()[0] for each in lines] == [f"idempotency.{each}" for each in ("claimed", "failed", "replayed")]
-    assert all(each.isprintable() and f"task_id={SHOWN} " in each for each in lines)
+    assert [each.split()[0] for each in lines] == [
+        f"event=idempotency.{each}" for each in ("claimed", "failed", "replayed")
+    ]
+    assert all(each.isprintable() and f"task_id={QUOTED} " in each for each in lines)
     assert seen == [FORGED]
 
 
@@ -81,7 +85,7 @@ def test_log_line_of_observed_call_without_a_key_is_one_line(caplog: pytest.LogC
     deliver(charge, None, task_id=FORGED)
 
     (line,) = [each.getMessage() for each in caplog.records if each.name.startswith("celery_idempotent.")]
-    assert line.startswith("idempotency.not_observed ")
+    assert line.startswith("event=idempotency.not_observed ")
     assert line.isprintable()
 
 
@@ -113,7 +117,7 @@ def test_log_line_of_a_failed_renewal_is_one_line(caplog: pytest.LogCaptureFixtu
         wait_until(partial(_has_logged, caplog, level), "the failure was logged")
         beats.stop(attempt)
 
-    assert all(f"key={SHOWN}" in each and each.isprintable() for each in caplog.messages)
+    assert all(f"key={QUOTED}" in each and each.isprintable() for each in caplog.messages)
 
 
 def _has_logged(caplog: pytest.LogCaptureFixture, level: str) -> bool:
@@ -140,5 +144,5 @@ def test_log_line_of_a_message_that_cannot_be_published_is_one_line(
     store.close()
 
     (line,) = caplog.messages
-    assert SHOWN in line
+    assert QUOTED in line
     assert line.isprintable()

@@ -640,9 +640,9 @@ def test_result_that_is_lost_is_warned_of(app: Celery, caplog: pytest.LogCapture
     with caplog.at_level("WARNING", logger="celery_idempotent"):
         deliver(_task(app, lossy), "o-1")
 
-    (line,) = (each for each in caplog.messages if each.startswith("idempotency."))
-    assert line.startswith("idempotency.completed ")
-    assert "reason=result lost: " in line
+    (line,) = (each for each in caplog.messages if each.startswith("event=idempotency."))
+    assert line.startswith("event=idempotency.completed ")
+    assert 'reason="result lost: ' in line
 
 
 def test_logs_have_stable_event_names_and_no_values(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
@@ -658,9 +658,9 @@ def test_logs_have_stable_event_names_and_no_values(app: Celery, caplog: pytest.
 
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("celery_idempotent.")]
     assert [line.split()[0] for line in lines] == [
-        "idempotency.claimed",
-        "idempotency.completed",
-        "idempotency.replayed",
+        "event=idempotency.claimed",
+        "event=idempotency.completed",
+        "event=idempotency.replayed",
     ]
     assert all(task.idempotency_key_for("4111-1111") in line for line in lines)
     assert "4111-1111" not in "".join(lines)
@@ -685,8 +685,10 @@ def test_reused_key_is_logged_and_is_no_conflict(app: Celery, caplog: pytest.Log
     (record,) = (each for each in caplog.records if each.name.startswith("celery_idempotent."))
     assert record.levelname == "WARNING"
     said = record.getMessage()
-    assert said.startswith("idempotency.key_reused task=t.charge ")
-    assert said.endswith(f" observed={mode == 'observe'} reason=it belongs to other arguments: task id first")
+    assert said.startswith("event=idempotency.key_reused task=t.charge ")
+    assert said.endswith(
+        f' observed={str(mode == "observe").lower()} reason="it belongs to other arguments: task id first"'
+    )
 
 
 def test_whole_app_by_task_cls() -> None:

@@ -24,6 +24,7 @@ from redis.cluster import RedisCluster
 from redis.exceptions import AskError, ClusterDownError, NoScriptError, RedisError, ResponseError, SlotNotCoveredError
 
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, warn_if_exposed
@@ -332,11 +333,11 @@ class RedisStore:
             fsync = self._told("CONFIG GET", partial(server.config_get, "*appendfsync*"), silent)
             losses.update(losses_of(info, fsync, self._wait_replicas))
         if silent:
-            logger.warning(
-                "idempotency.store_unchecked reason=%r refuses %s, so its settings were not all checked: "
+            say(
+                logger.warning,
+                "store_unchecked",
+                reason=f"{self!r} refuses {' and '.join(sorted(silent))}, so its settings were not all checked: "
                 "see docs/redis.md for those that lose records",
-                self,
-                " and ".join(sorted(silent)),
             )
         if losses:
             warnings.warn(

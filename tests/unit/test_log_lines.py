@@ -1,0 +1,123 @@
+"""Log lines for machines: logfmt that a parser takes, fields on the record, and JSON made of them."""
+
+import ast
+import json
+import logging
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import logfmtkv
+import pytest
+from celery import Celery
+
+import celery_idempotent
+from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent.printable import say
+from tests.support.deliveries import an_app, deliver
+from tests.support.documents import DOCS, code, execute_block
+
+SAID = logging.getLogger("celery_idempotent.of_this_test")
+HOSTILE = [
+    "",
+    " ",
+    "a b",
+    'say "no"',
+    "a=b",
+    "back\\slash",
+    "\\",
+    '\\"',
+    "a\nb level=ERROR",
+    "\x1b[2J",
+    "\ufffd",
+    "é 漢",
+    "{}%s",
+]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_any_value_is_read_back_as_it_stands_on_the_record(value: str, caplog: pytest.LogCaptureFixture) -> None:
+    """By a parser as strict as Go's: no value ends early, opens another field, or breaks the line."""
+    say(SAID.warning, "tick", entry=value, task="shop.report")
+
+    (record,) = caplog.records
+    line = logfmtkv.parse(record.getMessage(), strict=True, duplicates="error")
+    assert line == {"event": "idempotency.tick", "entry": vars(record)["idempotency_entry"], "task": "shop.report"}
+    assert record.getMessage().isprintable()
+
+
+def test_numbers_stay_numbers_and_nothing_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """A formatter can add and compare what a record has; what is not known is no field at all."""
+    say(SAID.warning, "hold_failed", messages=3, observed=True, token=None, queue="")
+
+    (record,) = caplog.records
+    ours = {name: value for name, value in vars(record).items() if name.startswith("idempotency_")}
+    assert ours == {
+        "idempotency_event": "idempotency.hold_failed",
+        "idempotency_messages": 3,
+        "idempotency_observed": True,
+        "idempotency_queue": "",
+    }
+    assert record.getMessage() == 'event=idempotency.hold_failed messages=3 observed=true queue=""'
+
+
+def test_a_line_tells_where_it_was_logged_and_is_grouped_by_its_template(caplog: pytest.LogCaptureFixture) -> None:
+    """Trackers of errors group by the template, and people look for the line of code."""
+    say(SAID.warning, "tick", entry="a")
+    say(SAID.warning, "tick", entry="b")
+
+    first, second = caplog.records
+    assert first.msg == second.msg == "event=%s entry=%s"
+    assert first.funcName == "test_a_line_tells_where_it_was_logged_and_is_grouped_by_its_template"
+
+
+def _log_calls(path: Path) -> Iterator[str]:
+    """The calls of a logger's methods that a module makes itself."""
+    methods = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if called.partition(".")[0] == "logger" and called.partition(".")[2] in methods:
+            yield f"{path.name}:{node.lineno}"
+
+
+def test_every_line_of_the_package_is_logfmt() -> None:
+    """Nobody logs past the function that quotes."""
+    modules = Path(celery_idempotent.__file__).parent.rglob("*.py")
+    assert [call for path in modules for call in _log_calls(path)] == []
+
+
+@pytest.fixture
+def json_lines() -> Iterator[StringIO]:
+    """What the formatter of the page writes."""
+    stream = StringIO()
+    ((line, text),) = [each for each in code(DOCS / "telemetry.md", "python") if "pythonjsonlogger" in each[1]]
+    names: dict[str, Any] = {}
+    execute_block(DOCS / "telemetry.md", line, text, names)
+    names["handler"].setStream(stream)
+    yield stream
+    names["logger"].removeHandler(names["handler"])
+    names["logger"].setLevel(logging.NOTSET)
+
+
+def test_json_of_the_page_has_every_field(json_lines: StringIO) -> None:
+    """Event, task, key and token are members of their own; nothing of arguments and results is in it."""
+    app: Celery = an_app()
+
+    @app.task(base=IdempotentTask, shared=False, idempotent=Policy("card"), name="shop.charge")
+    def charge(card: str) -> str:
+        return card
+
+    for task_id in ("a", "b"):
+        deliver(charge, "4111-1111", task_id=task_id)
+
+    (replayed,) = [json.loads(line) for line in json_lines.getvalue().splitlines()]
+    assert replayed["idempotency_event"] == "idempotency.replayed"
+    assert replayed["idempotency_task"] == "shop.charge"
+    assert replayed["idempotency_task_id"] == "b"
+    assert replayed["idempotency_key"] == charge.idempotency_key_for("4111-1111")
+    assert isinstance(replayed["idempotency_token"], int)
+    assert replayed["levelname"] == "INFO"
+    assert "4111-1111" not in json_lines.getvalue()
