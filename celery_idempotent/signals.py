@@ -1,8 +1,10 @@
 """Celery signals, one for each thing that can happen to an operation.
 
-Receivers get the task as ``sender``, and ``key``, ``label`` (empty where the policy has none), ``fencing_token`` (None
-where there is no attempt), ``task_id``, ``reason`` and ``observed`` (True in ``mode="observe"``) as keyword arguments;
-take ``**kwargs``. They never get arguments or results, save by the policy's ``label``, and what they raise is logged by
+Receivers get the task as ``sender``, and as keyword arguments ``key``, ``label`` (empty where the policy has none),
+``fencing_token`` and ``attempt`` (which one, from 1; None where there is none), ``task_id``, ``reason``, ``observed``
+(True in ``mode="observe"``), ``done_by`` (where a record answers the delivery: the task id of the delivery that wrote
+it) and ``waited`` (seconds since the delivery was first postponed; None if it never was, or is postponed again). Take
+``**kwargs``. They never get arguments or results, save by the policy's ``label``, and what they raise is logged by
 Celery and goes no further.
 
 All are sent by the thread that executes the task; of a publisher's, by the thread that publishes; a verdict's, where it
@@ -16,11 +18,16 @@ from celery_idempotent.integration.signals import (
     conflicted,
     deadline_exceeded,
     failed,
+    key_missing,
+    key_reused,
     lease_lost,
     outcome_unknown,
     publish_skipped,
+    record_unreadable,
     released,
     replayed,
+    result_dropped,
+    result_lost,
     store_unavailable,
     taken_over,
     verdict_given,
@@ -32,11 +39,16 @@ __all__ = [
     "conflicted",
     "deadline_exceeded",
     "failed",
+    "key_missing",
+    "key_reused",
     "lease_lost",
     "outcome_unknown",
     "publish_skipped",
+    "record_unreadable",
     "released",
     "replayed",
+    "result_dropped",
+    "result_lost",
     "store_unavailable",
     "taken_over",
     "verdict_given",

@@ -22,6 +22,7 @@ from celery_idempotent.errors import (
     KeyReused,
     LeaseLost,
     OutcomeUnknown,
+    ResultLost,
     SafeToRetry,
     StoreMisconfigured,
     StoreUnavailable,
@@ -43,11 +44,8 @@ from celery_idempotent.protocol.operation import (
     Written,
     ending,
 )
-from celery_idempotent.protocol.record import Record, process_of
+from celery_idempotent.protocol.record import Record, RecordUnreadable, process_of
 from celery_idempotent.protocol.store import RecordTooLarge, Store
-
-RESULT_LOST = "result lost"
-"""How the reason of a completion begins whose result could not be kept."""
 
 T = TypeVar("T")
 
@@ -56,20 +54,24 @@ Body = Callable[[Claim | None], Any]
 
 
 class EventName(StrEnum):
-    """What can be observed: the names of the log events and, of all but ``KEY_REUSED``, of the signals."""
+    """What can be observed: the names of the log events and of the signals."""
 
     CLAIMED = "claimed"
     REPLAYED = "replayed"
     CONFLICTED = "conflicted"
     KEY_REUSED = "key_reused"
+    KEY_MISSING = "key_missing"
     TAKEN_OVER = "taken_over"
     COMPLETED = "completed"
+    RESULT_DROPPED = "result_dropped"
+    RESULT_LOST = "result_lost"
     FAILED = "failed"
     RELEASED = "released"
     LEASE_LOST = "lease_lost"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     OUTCOME_UNKNOWN = "outcome_unknown"
     STORE_UNAVAILABLE = "store_unavailable"
+    RECORD_UNREADABLE = "record_unreadable"
     PUBLISH_SKIPPED = "publish_skipped"
     VERDICT_GIVEN = "verdict_given"
 
@@ -78,7 +80,15 @@ class EventName(StrEnum):
 class Event:
     """Something that happened to an operation; never carries arguments or results, save by the policy's ``label``.
 
-    People have been told already of what ``is_one_of_many``.
+    Args:
+        name: What.
+        key: The operation's; empty where it has none, or it cannot be told.
+        fencing_token: Of the attempt; None where there is none.
+        reason: Why, for people.
+        label: The operation's; empty where the policy has none.
+        is_one_of_many: Whether people have been told already.
+        attempt: Which attempt of the operation it is about, from 1; None where there is none.
+        done_by: Where the delivery is answered by what is recorded: the task id of the delivery that recorded it.
     """
 
     name: EventName
@@ -87,6 +97,13 @@ class Event:
     reason: str
     label: str = ""
     is_one_of_many: bool = False
+    attempt: int | None = None
+    done_by: str | None = None
+
+
+def event_of(error: StoreUnavailable) -> EventName:
+    """What happened when the store gave no answer that can be used."""
+    return EventName.RECORD_UNREADABLE if isinstance(error, RecordUnreadable) else EventName.STORE_UNAVAILABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +182,7 @@ class Delivery:
         try:
             decision = self._claimed(self._operation)
         except StoreUnavailable as error:
-            self._emit(EventName.STORE_UNAVAILABLE, None, str(error), is_one_of_many=self._breaker.is_open)
+            self._emit(event_of(error), None, str(error), is_one_of_many=self._breaker.is_open)
             # Where somebody must mend something there is an answer, and it may be an outcome that cannot be read.
             if self._policy.on_outage == "run" and not isinstance(error, StoreMisconfigured):
                 return Outcome(body(None))
@@ -204,8 +221,11 @@ class Delivery:
         """The attempt that :meth:`run` would have made, if it would have made one and that can be known."""
         try:
             decision = self._claimed(replace(self._operation, policy=self._policy.observed))
+        except StoreUnavailable as error:
+            self._emit(event_of(error), None, str(error), is_one_of_many=self._breaker.is_open)
+            return None
         except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
-            self._emit(EventName.STORE_UNAVAILABLE, None, describe(error), is_one_of_many=self._breaker.is_open)
+            self._emit(EventName.STORE_UNAVAILABLE, None, describe(error))
             return None
         if isinstance(decision, Claim):
             return decision
@@ -277,7 +297,7 @@ class Delivery:
         record = answer.record
         match answer:
             case Replay():
-                return EventName.REPLAYED, "completed earlier", lambda: Outcome(result_of(self._codec, record))
+                return EventName.REPLAYED, "completed earlier", lambda: Outcome(self._result(record))
             case ReplayFailure():
                 reason = f"failed earlier: {record.error}"
                 return EventName.REPLAYED, reason, lambda: _raise(self._failure(record))
@@ -314,15 +334,27 @@ class Delivery:
     def _complete(self, claimed: Claim, value: Any) -> Outcome:
         claimed.end_body()
         if claimed.committed is not None:
-            self._emit(EventName.COMPLETED, claimed, claimed.committed.lost or "committed")
+            self._emit(EventName.COMPLETED, claimed, "committed")
+            self._tell_of_loss(claimed, claimed.committed.lost)
             return Outcome(claimed.committed.value)
         kept = self._codec.keep_outcome(value)
-        write = _or_less(
-            lambda: claimed.complete(kept.encoded, kept.lost), lambda error: claimed.complete(None, str(error))
-        )
-        lost = f"{RESULT_LOST}: {kept.lost}" if kept.lost else ""
-        instead = self._settled(claimed, write, EventName.COMPLETED, lost)
-        return instead or Outcome(kept.value)
+        lost = kept.lost
+
+        def without_result(error: RecordTooLarge) -> Written | Superseded:
+            nonlocal lost
+            lost = str(error)
+            return claimed.complete(None, lost)
+
+        write = _or_less(lambda: claimed.complete(kept.encoded, kept.lost), without_result)
+        instead = self._settled(claimed, write, EventName.COMPLETED, "")
+        if instead is not None:
+            return instead
+        self._tell_of_loss(claimed, lost)
+        return Outcome(kept.value)
+
+    def _tell_of_loss(self, claimed: Claim, lost: str | None) -> None:
+        if lost:
+            self._emit(EventName.RESULT_DROPPED, claimed, lost)
 
     def _end(self, claimed: Claim, error: BaseException) -> Outcome | None:
         """Settle the claim of a body that raised; the outcome to report instead of ``error``, if there is one."""
@@ -382,7 +414,7 @@ class Delivery:
         if not isinstance(error, Exception) or isinstance(error, self._control.steering):
             return None  # the message is already on its way elsewhere
         if isinstance(settlement, Superseded):
-            return Outcome(result_of(self._codec, settlement.record))
+            return Outcome(self._result(settlement.record))
         raise LeaseLost(claimed.key, claimed.fencing_token) from error
 
     def _try(
@@ -392,7 +424,7 @@ class Delivery:
         try:
             return write()
         except StoreUnavailable as error:
-            self._emit(EventName.STORE_UNAVAILABLE, claimed, str(error))
+            self._emit(event_of(error), claimed, str(error))
             return None
 
     def _settled(
@@ -405,7 +437,7 @@ class Delivery:
             self._emit(EventName.LEASE_LOST, claimed, str(error))
             raise
         except StoreUnavailable as error:
-            self._emit(EventName.STORE_UNAVAILABLE, claimed, str(error))
+            self._emit(event_of(error), claimed, str(error))
             raise
         match settlement:
             case Written():
@@ -413,20 +445,36 @@ class Delivery:
                 return None
             case Superseded(record):
                 self._emit(EventName.LEASE_LOST, claimed, "completed by another attempt")
-                return Outcome(result_of(self._codec, record))
+                return Outcome(self._result(record))
             case unreachable:
                 assert_never(unreachable)
 
+    def _result(self, record: Record) -> Any:
+        return self._kept(record, lambda: result_of(self._codec, record))
+
     def _failure(self, record: Record) -> Exception:
-        return failure_of(self._codec, self._policy, record, never=self._control.steering)
+        never = self._control.steering
+        return self._kept(record, lambda: failure_of(self._codec, self._policy, record, never=never))
+
+    def _kept(self, record: Record, decode: Callable[[], T]) -> T:
+        try:
+            return decode()
+        except ResultLost as error:
+            self._emit(EventName.RESULT_LOST, record, error.reason)
+            raise
 
     def _emit(
         self, name: EventName, bearer: Record | Claim | None, reason: str, *, is_one_of_many: bool = False
     ) -> None:
-        token = None if bearer is None else bearer.fencing_token
         identity = self._operation.identity
-        label = bearer.label if bearer else identity.label
-        self._tell(Event(name, identity.key, token, reason, label, is_one_of_many))
+        match bearer:
+            case None:
+                event = Event(name, identity.key, None, reason, identity.label)
+            case Claim(fencing_token=token, label=label, number=number):
+                event = Event(name, identity.key, token, reason, label, attempt=number)
+            case Record(fencing_token=token, label=label, attempts=number, task_id=done_by):
+                event = Event(name, identity.key, token, reason, label, attempt=number, done_by=done_by)
+        self._tell(replace(event, is_one_of_many=is_one_of_many) if is_one_of_many else event)
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -50,6 +50,10 @@ ANNOUNCED_HEADER = "idempotency_announced"
 TICK_HEADER = "idempotency_tick"
 """Message header with the tick of a schedule that the message was published for."""
 
+WAITING_HEADER = "idempotency_waiting_since"
+"""Message header of a postponed delivery with the time of its first postponement, in milliseconds since the epoch on
+the clock of the worker that postponed it. It serves metrics; nothing else follows from it."""
+
 HEADERS = (KEY_HEADER, IDENTITY_HEADER, CONFLICTS_HEADER, OUTAGES_HEADER, DELIVERIES_HEADER, TICK_HEADER)
 """Those of the library's own that stay with the operation through every message; an announcement is of one alone."""
 
@@ -281,7 +285,15 @@ def continued(request: Context, options: Mapping[str, Any], identity: str | None
         ours[IDENTITY_HEADER] = identity
     given = merged.get("headers")
     merged["headers"] = {**ours, **(versions.headers_again(request) if given is None else given)}
+    if given is None:
+        merged["headers"].pop(WAITING_HEADER, None)  # a body that retries has not waited
     return merged
+
+
+def waiting_since(headers: Mapping[str, Any]) -> int | None:
+    """When the delivery was first postponed; None if it never was, or somebody put something else there."""
+    since = headers.get(WAITING_HEADER)
+    return since if type(since) is int and since > 0 else None
 
 
 def deliveries(request: Context) -> int:

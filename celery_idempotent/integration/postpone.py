@@ -21,9 +21,11 @@ from celery_idempotent.integration.messages import (
     CONFLICTS_HEADER,
     DELIVERIES_HEADER,
     OUTAGES_HEADER,
+    WAITING_HEADER,
     count_in,
     deliveries,
     is_fifo,
+    waiting_since,
 )
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.versions import has_quorum_queues, headers_again
@@ -111,7 +113,8 @@ def _message_again(task: Task, arrival: Arrival | None, header: str, count: int,
     """The signature of the same message: its arguments as they came, whatever the body has done to them."""
     request = task.request
     args, kwargs = arrival.arguments(request) if arrival else (request.args, request.kwargs)
-    counters = {header: count, DELIVERIES_HEADER: deliveries(request)}
+    since = waiting_since(request.headers or {}) or round(time.time() * 1000)
+    counters = {header: count, DELIVERIES_HEADER: deliveries(request), WAITING_HEADER: since}
     return task.signature_from_request(
         request,
         args,

@@ -16,7 +16,7 @@ from typing import Any, assert_never
 from celery import Task, states
 from celery.utils.time import maybe_make_aware
 
-from celery_idempotent.engine.delivery import Event, EventName
+from celery_idempotent.engine.delivery import Event, EventName, event_of
 from celery_idempotent.engine.outcomes import failure_of, result_of
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.engine.publisher import announce, withdraw
@@ -105,7 +105,8 @@ def _decided(
     try:
         decision = announce(runtime_of(task.app).store, outgoing)
     except (StoreUnavailable, RecordTooLarge) as error:
-        _tell(task, task_id, EventName.STORE_UNAVAILABLE, key, f"published all the same: {error}", observed)
+        name = event_of(error) if isinstance(error, StoreUnavailable) else EventName.STORE_UNAVAILABLE
+        _tell(task, task_id, name, key, f"published all the same: {error}", observed)
         return own
     if isinstance(decision, Announce | Send):
         return decision

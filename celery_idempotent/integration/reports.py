@@ -1,14 +1,19 @@
 """What happens to operations, told to logs and to receivers of signals."""
 
 import logging
+import time
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from celery import Celery, Task
 
-from celery_idempotent.engine.delivery import RESULT_LOST, Event, EventName
+from celery_idempotent.engine.delivery import Event, EventName
 from celery_idempotent.integration import signals
+from celery_idempotent.integration.messages import waiting_since
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Record, bounded
+from celery_idempotent.stores import reading
 
 logger = logging.getLogger(__name__)
 
@@ -17,40 +22,55 @@ _LEVELS = {
     EventName.COMPLETED: logging.DEBUG,
     EventName.TAKEN_OVER: logging.WARNING,
     EventName.KEY_REUSED: logging.WARNING,
+    EventName.KEY_MISSING: logging.WARNING,
+    EventName.RESULT_DROPPED: logging.WARNING,
+    EventName.RESULT_LOST: logging.WARNING,
     EventName.LEASE_LOST: logging.WARNING,
     EventName.DEADLINE_EXCEEDED: logging.WARNING,
     EventName.STORE_UNAVAILABLE: logging.WARNING,
+    EventName.RECORD_UNREADABLE: logging.WARNING,
     EventName.OUTCOME_UNKNOWN: logging.ERROR,
     EventName.VERDICT_GIVEN: logging.WARNING,
 }
 """INFO for the rest."""
 
+_ANSWERED = {EventName.REPLAYED, EventName.KEY_REUSED, EventName.OUTCOME_UNKNOWN}
+"""What ends the wait of a delivery that is answered by a record; a body ends its wait by its claim."""
 
-def report(task: Task, task_id: str | None, event: Event, *, observed: bool) -> None:
-    """Log ``event``, and send its signal, if it has one.
+
+def report(
+    task: Task | None, task_id: str | None, event: Event, *, observed: bool, headers: Mapping[str, Any] | None = None
+) -> None:
+    """Log ``event``, and send its signal.
 
     Args:
-        task: Whose operation it is.
+        task: Whose operation it is; None if nobody knows.
         task_id: Of the delivery, if there is one.
         event: What happened.
         observed: Whether it only would have happened.
+        headers: Those of the delivery's message.
     """
-    level = logging.WARNING if event.reason.startswith(RESULT_LOST) else _LEVELS.get(event.name, logging.INFO)
-    level = logging.DEBUG if event.is_one_of_many else level
+    level = logging.DEBUG if event.is_one_of_many else _LEVELS.get(event.name, logging.INFO)
     if logger.isEnabledFor(level):
         say(
             partial(logger.log, level),
             event.name,
-            task=task.name,
-            task_id=bounded(task_id or ""),
-            key=event.key,
+            task=task and task.name,
+            task_id=task_id and bounded(task_id),
+            key=event.key or None,
             label=event.label or None,
             token=event.fencing_token,
+            attempt=event.attempt,
+            done_by=event.done_by,
             observed=observed,
             reason=event.reason,
         )
-    signal = signals.BY_EVENT.get(event.name)
-    if signal is not None and signal.receivers:
+    _send(task, task_id, event, observed, headers or {})
+
+
+def _send(task: Task | None, task_id: str | None, event: Event, observed: bool, headers: Mapping[str, Any]) -> None:
+    signal = signals.BY_EVENT[event.name]
+    if signal.receivers:
         signal.send(
             sender=task,
             key=event.key,
@@ -59,7 +79,17 @@ def report(task: Task, task_id: str | None, event: Event, *, observed: bool) -> 
             task_id=task_id,
             reason=event.reason,
             observed=observed,
+            attempt=event.attempt,
+            done_by=event.done_by,
+            waited=_waited(event, headers),
         )
+
+
+def _waited(event: Event, headers: Mapping[str, Any]) -> float | None:
+    """Seconds since the delivery was first postponed, by clocks of two workers; None if it was not, or waits on."""
+    is_over = event.name is EventName.CLAIMED or (event.name in _ANSWERED and event.done_by is not None)
+    since = waiting_since(headers) if is_over else None
+    return None if since is None else max(time.time() - since / 1000, 0.0)
 
 
 def report_verdict(app: Celery, record: Record) -> None:
@@ -88,7 +118,17 @@ def report_verdict(app: Celery, record: Record) -> None:
         task_id=record.task_id,
         reason=reason,
         observed=False,
+        attempt=record.attempts,
+        done_by=record.task_id,
+        waited=None,
         action=action,
         by=by,
         task=record.task,
     )
+
+
+def _pass_over(key: str, error: Exception) -> None:
+    _send(None, None, Event(EventName.RECORD_UNREADABLE, key, None, str(error)), observed=False, headers={})
+
+
+reading.on_unreadable = _pass_over  # a scan of a store knows nothing of Celery

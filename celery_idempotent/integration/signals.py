@@ -4,7 +4,7 @@ from celery.utils.dispatch import Signal
 
 from celery_idempotent.engine.delivery import EventName
 
-_ARGUMENTS = {"key", "label", "fencing_token", "task_id", "reason", "observed"}
+_ARGUMENTS = {"key", "label", "fencing_token", "task_id", "reason", "observed", "attempt", "done_by", "waited"}
 
 claimed = Signal(name="claimed", providing_args=_ARGUMENTS)
 """An attempt owns the key; its body runs next."""
@@ -18,8 +18,22 @@ conflicted = Signal(name="conflicted", providing_args=_ARGUMENTS)
 taken_over = Signal(name="taken_over", providing_args=_ARGUMENTS)
 """The claim follows an attempt that never ended; its effects may have happened. Comes after ``claimed``."""
 
+key_reused = Signal(name="key_reused", providing_args=_ARGUMENTS)
+"""The key belongs to a call with other arguments, of the task id ``done_by``; the delivery fails with ``KeyReused``."""
+
+key_missing = Signal(name="key_missing", providing_args=_ARGUMENTS)
+"""The call has no key, so ``key`` is empty; the delivery fails with ``KeyMissing``."""
+
 completed = Signal(name="completed", providing_args=_ARGUMENTS)
-"""The result is recorded. ``reason`` says so if it could not be kept."""
+"""The result is recorded, or that there is none: then ``result_dropped`` comes next."""
+
+result_dropped = Signal(name="result_dropped", providing_args=_ARGUMENTS)
+"""The operation is completed and its result could not be kept, for ``reason``: duplicates will fail with
+``ResultLost``. Comes after ``completed``."""
+
+result_lost = Signal(name="result_lost", providing_args=_ARGUMENTS)
+"""A delivery fails with ``ResultLost``: its operation has an outcome that was not kept, or that cannot be decoded here.
+Comes after ``replayed``, or after the ``lease_lost`` of an attempt whose successor recorded it."""
 
 failed = Signal(name="failed", providing_args=_ARGUMENTS)
 """A failure is recorded as the outcome."""
@@ -41,6 +55,10 @@ store_unavailable = Signal(name="store_unavailable", providing_args=_ARGUMENTS)
 """The store gave no certain answer. At a claim nothing runs, unless ``on_outage="run"``; later, nothing is
 reported as done. Under ``publish="once"`` a message was sent all the same."""
 
+record_unreadable = Signal(name="record_unreadable", providing_args=_ARGUMENTS)
+"""A record cannot be read: a newer version wrote it, or somebody else did, or it is damaged. A delivery that meets it
+is postponed. A list or a purge passes it over; then ``sender`` is None."""
+
 publish_skipped = Signal(name="publish_skipped", providing_args=_ARGUMENTS)
 """Under ``publish="once"`` a message was not sent: the operation is queued, running or has an outcome. ``task_id`` is
 the first message's."""
@@ -49,12 +67,11 @@ verdict_given = Signal(name="verdict_given", providing_args=_ARGUMENTS | {"actio
 """A person has judged an operation: ``action`` is ``"completed"``, ``"rerun"``, ``"release"`` or ``"forget"``, ``by``
 is who, ``reason`` why. ``sender`` is None where the app has no task called ``task``."""
 
-# A reused key has none: it is an error of the caller's, which Celery tells by its own.
 BY_EVENT: dict[EventName, Signal] = {
     EventName(each.name): each
     for each in (
-        *(claimed, replayed, conflicted, taken_over, completed),
-        *(failed, released, lease_lost, deadline_exceeded, outcome_unknown),
-        *(store_unavailable, publish_skipped, verdict_given),
+        *(claimed, replayed, conflicted, taken_over, key_reused, key_missing),
+        *(completed, result_dropped, result_lost, failed, released, lease_lost, deadline_exceeded, outcome_unknown),
+        *(store_unavailable, record_unreadable, publish_skipped, verdict_given),
     )
 }

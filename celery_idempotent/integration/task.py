@@ -23,7 +23,7 @@ from celery_idempotent.engine.delivery import Body, Conflict, Delivery, Event, E
 from celery_idempotent.engine.execution import Execution, current_attempt, executed_by, execution, passing
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
-from celery_idempotent.errors import LeaseLost, PolicyError, StoreUnavailable
+from celery_idempotent.errors import KeyMissing, LeaseLost, PolicyError, StoreUnavailable
 from celery_idempotent.integration import binding, messages, postpone, publishing, rabbitmq
 from celery_idempotent.integration.arrivals import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
 from celery_idempotent.integration.handlers import tell_of_bodies_only
@@ -262,11 +262,19 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         policy = self.idempotency_policy
         match policy.mode:
             case "enforce":
-                return self._enforced(executed, request, policy, identity(), body)
+                known = self._identified(request, identity, observed=False)
+                return self._enforced(executed, request, policy, known, body)
             case "observe":
                 return self._observed(executed, request, identity, body)
             case _:
                 return body(None)
+
+    def _identified(self, request: Context, identity: Callable[[], Identity], *, observed: bool) -> Identity:
+        try:
+            return identity()
+        except KeyMissing as error:
+            _report(self, request, observed, Event(EventName.KEY_MISSING, "", None, str(error)))
+            raise
 
     def _enforced(self, executed: Task, request: Context, policy: Policy, identity: Identity, body: Body) -> Any:
         def finished(claim: Claim | None) -> Any:
@@ -285,7 +293,8 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
     def _observed(self, executed: Task, request: Context, identity: Callable[[], Identity], body: Body) -> Any:
         try:
-            delivery = self._delivery_of(executed, request, identity(), observed=True)
+            known = self._identified(request, identity, observed=True)
+            delivery = self._delivery_of(executed, request, known, observed=True)
         except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
             reason = type(error).__name__ if self.idempotency_policy.redact_errors else repr(error)
             say(logger.warning, "not_observed", task=self.name, task_id=request.id, reason=reason)
@@ -432,4 +441,4 @@ def _report(task: IdempotentMixin, request: Context, observed: bool, event: Even
     arrival = arrival_of(request)
     if arrival is not None and event.name in _ANSWERS and not observed:
         arrival.is_answered = True
-    report(task, request.id, event, observed=observed)
+    report(task, request.id, event, observed=observed, headers=request.headers or {})

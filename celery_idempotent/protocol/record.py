@@ -108,7 +108,7 @@ class Record:
                 values are plain.
 
         Raises:
-            StoreMisconfigured: The record was written by a newer version of this library, or is not one
+            RecordUnreadable: The record was written by a newer version of this library, or is not one
                 of its records, or a field of it cannot be what was written. It is left as it is.
         """
         _check_schema(values, store, decode)
@@ -142,10 +142,14 @@ _MOST_TOLD = 200
 """Characters of what is wrong with a record; Python likes to quote all of what it could not read."""
 
 
-def damaged(key: object, error: Exception, *, store: str) -> StoreMisconfigured:
+class RecordUnreadable(StoreMisconfigured):
+    """A record cannot be read: a newer version wrote it, or somebody else did, or it is damaged."""
+
+
+def damaged(key: object, error: Exception, *, store: str) -> RecordUnreadable:
     """The error for a record that is not what was written; ``error`` is one of :data:`UNREADABLE`."""
     told = f"{type(error).__name__}: {error}"[:_MOST_TOLD]
-    return StoreMisconfigured(
+    return RecordUnreadable(
         store,
         "read",
         f"the record {_legible(key)!r} is damaged: {told}; look at it, and know that without it the operation "
@@ -173,7 +177,7 @@ def _check_schema(values: Mapping[str, Any], store: str, decode: Callable[[str, 
         )
     else:
         return
-    raise StoreMisconfigured(store, "read", f"{problem}, or point idempotency_store at a table of its own")
+    raise RecordUnreadable(store, "read", f"{problem}, or point idempotency_store at a table of its own")
 
 
 def _check(known: Mapping[str, Any]) -> None:

@@ -13,6 +13,13 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
+def _nobody(key: str, error: Exception) -> None: ...
+
+
+on_unreadable: Callable[[str, Exception], None] = _nobody
+"""Called with the key of each record that is passed over, as far as it can be read, and what is wrong with it."""
+
+
 def readable(
     stored: Iterable[_T], read: Callable[[_T], Record | None], key_of: Callable[[_T], object]
 ) -> Iterator[Record]:
@@ -27,7 +34,9 @@ def readable(
         try:
             record = read(each)
         except StoreMisconfigured as error:
-            say(logger.warning, "record_unreadable", key=key_of(each), reason=error)
+            key = str(key_of(each))
+            say(logger.warning, "record_unreadable", key=key, reason=error)
+            on_unreadable(key, error)
         else:
             if record is not None:
                 yield record

@@ -625,7 +625,9 @@ def test_signals_tell_task_key_token_and_reason(app: Celery) -> None:
 
     assert [each["signal"].name for each in received] == ["claimed", "completed"]
     for each in received:
-        assert set(each) == {"signal", "sender", "key", "label", "fencing_token", "task_id", "reason", "observed"}
+        about = {"key", "label", "fencing_token", "attempt", "task_id", "done_by", "reason", "observed", "waited"}
+        assert set(each) == {"signal", "sender", *about}
+        assert (each["attempt"], each["done_by"], each["waited"]) == (1, None, None)
         assert each["sender"] == charge
         assert each["key"] == charge.idempotency_key_for(1)
         assert each["task_id"] == "a"
@@ -641,8 +643,8 @@ def test_result_that_is_lost_is_warned_of(app: Celery, caplog: pytest.LogCapture
         deliver(_task(app, lossy), "o-1")
 
     (line,) = (each for each in caplog.messages if each.startswith("event=idempotency."))
-    assert line.startswith("event=idempotency.completed ")
-    assert 'reason="result lost: ' in line
+    assert line.startswith("event=idempotency.result_dropped ")
+    assert 'reason="not encodable: ' in line
 
 
 def test_logs_have_stable_event_names_and_no_values(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
@@ -667,21 +669,23 @@ def test_logs_have_stable_event_names_and_no_values(app: Celery, caplog: pytest.
 
 
 @pytest.mark.parametrize("mode", ["enforce", "observe"])
-def test_reused_key_is_logged_and_is_no_conflict(app: Celery, caplog: pytest.LogCaptureFixture, mode: Any) -> None:
+def test_reused_key_has_an_event_of_its_own_and_is_no_conflict(
+    app: Celery, caplog: pytest.LogCaptureFixture, mode: Any
+) -> None:
     """Nobody else is running it; who counts conflicts counts messages that came too early."""
     charge, _ = _counter(app, policy=Policy("order_id", mode=mode))
     deliver(charge, 1, 100, task_id="first")
     sent: list[Any] = []
 
-    def note(signal: Any, **kwargs: Any) -> None:
-        sent.append(signal)
+    def note(signal: Any, done_by: str, **kwargs: Any) -> None:
+        sent.append((signal, done_by))
 
     for signal in BY_EVENT.values():
         signal.connect(note, sender=charge)
     ended = deliver(charge, 1, 999)
 
     assert isinstance(ended.value, KeyReused) is (mode == "enforce")
-    assert sent == []
+    assert sent == [(signals.key_reused, "first")]
     (record,) = (each for each in caplog.records if each.name.startswith("celery_idempotent."))
     assert record.levelname == "WARNING"
     said = record.getMessage()
