@@ -174,6 +174,8 @@ class Claim:
         #: For people.
         self.label = record.label
         self.is_takeover = record.takeovers > 0
+        #: Name of the task.
+        self.task = record.task
         self._record = record
         self._retain = retain
         self._clock = clock

@@ -16,6 +16,7 @@ from celery_idempotent.engine.claim import Claim, Clock, claim, end_lease
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.engine.outcomes import OUR_OWN, failure_of, result_of
 from celery_idempotent.engine.processes import is_gone
+from celery_idempotent.engine.timing import Timed, timed
 from celery_idempotent.errors import (
     DeadlineExceeded,
     InFlight,
@@ -272,7 +273,8 @@ class Delivery:
         """The answer to a claim, and when it was asked for. A claim whose process is gone is not waited for."""
         while True:
             asked_at = self._clock.monotonic()
-            decision = self._breaker.ask(partial(claim, self._store, operation))
+            asked = partial(timed, Timed.CLAIM, operation.task, partial(claim, self._store, operation))
+            decision: Run | Answer = self._breaker.ask(asked)
             if not (isinstance(decision, Wait) and is_gone(process_of(decision.record))):
                 return decision, asked_at
             end_lease(self._store, decision.record, self._clock)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from math import inf
 
 from celery_idempotent.engine.claim import Claim, Clock
+from celery_idempotent.engine.timing import Timed, timed
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.printable import say
 
@@ -129,6 +130,11 @@ class Heartbeat:
         with self._lock:
             self._beats.pop(claim, None)
 
+    @property
+    def in_flight(self) -> int:
+        """How many attempts are under way."""
+        return len(self._beats)
+
     def _staff(self, claim: Claim) -> None:
         with self._staffing:
             for resident in (self._coordinator, self._reserve):
@@ -233,7 +239,7 @@ class Heartbeat:
 
 def _is_renewed(claim: Claim) -> bool:
     try:
-        claim.renew()
+        timed(Timed.RENEWAL, claim.task, claim.renew)
     except StoreUnavailable as error:
         say(logger.warning, "renewal_failed", key=claim.key, reason=error)
         return False

@@ -5,6 +5,7 @@ not come yet are delivered to others, who can only postpone them.
 """
 
 import logging
+import os
 import threading
 import time
 from collections import defaultdict
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakSet, ref
 
 import click
 from celery import Celery, bootsteps
@@ -103,6 +104,11 @@ class Holding:
         self._outages: dict[str, _Outage] = {}
         self._visibilities: dict[str, float] = {}
         self._restored = self._clock()
+
+    @property
+    def count(self) -> int:
+        """How many messages are held, as of the last look."""
+        return len(self._messages)
 
     def receive(self, request: Any, **_: Any) -> None:
         """Hold the message of ``request`` from now on; Celery has just made it, and tells so by a signal."""
@@ -235,6 +241,17 @@ def tell_of(missing: Missing) -> None:
     )
 
 
+_holdings: "WeakSet[Holding]" = WeakSet()
+"""Those of the workers of this process."""
+
+os.register_at_fork(after_in_child=_holdings.clear)  # a pool process holds nothing
+
+
+def held() -> int | None:
+    """How many messages the workers of this process hold; None where there is no worker, or it holds none at all."""
+    return sum(each.count for each in list(_holdings)) if _holdings else None
+
+
 class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
     """Holds messages in a thread of the worker's main process, from the first connection to the broker to the last."""
 
@@ -266,6 +283,7 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
             return
         if self._holding is None:
             self._holding = Holding(extender, everything=runtime_of(parent.app).hold_messages == "all")
+            _holdings.add(self._holding)
             task_received.connect(self._holding.receive, sender=parent, weak=False)
         else:
             self._holding.begin(extender)
@@ -289,6 +307,7 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
         self._stopping.set()
         if self._holding is not None:
             task_received.disconnect(self._holding.receive, sender=parent)
+            _holdings.discard(self._holding)
         if self._thread is not None:
             self._thread.join(5)
 

@@ -14,6 +14,7 @@ from kombu.utils.uuid import uuid
 
 from celery_idempotent.engine.transaction import message_of, signature_of
 from celery_idempotent.errors import PolicyError, StoreUnavailable
+from celery_idempotent.integration.backlog import backlog
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.startup import StoreCheck
 from celery_idempotent.printable import one_line, say
@@ -201,6 +202,7 @@ class Relay(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no typ
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(10)
+        backlog.forget()
 
     terminate = stop
 
@@ -211,6 +213,7 @@ class Relay(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no typ
             try:
                 with _looking:
                     published = relay(app)
+                    backlog.look(outbox_of(app).waiting, runtime_of(app).store.now)
                 pause = 0.0 if published else every
             except (StoreUnavailable, OperationalError) as error:
                 say(logger.warning, "relay_failed", reason=describe(error))

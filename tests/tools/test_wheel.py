@@ -22,7 +22,17 @@ PACKAGE = ("celery_idempotent/", "pytest_celery_idempotent.py")
 HOME = "https://github.com/celery-idempotent/celery-idempotent"
 
 TESTED_BY = (
-    *("ephem", "hypothesis", "logfmtkv", "psutil", "pydantic", "pytest", "pytest-timeout", "python-json-logger"),
+    *(
+        "ephem",
+        "hypothesis",
+        "logfmtkv",
+        "opentelemetry-sdk",
+        "psutil",
+        "pydantic",
+        "pytest",
+        "pytest-timeout",
+        "python-json-logger",
+    ),
     *("pg8000", "psycopg[binary]", "psycopg2-binary", "pymysql"),
 )
 """What the unit tests import beyond the package and its extras, and the drivers that they expect to be installed."""
@@ -144,7 +154,7 @@ def test_metadata_names_the_project_and_its_pages(metadata: Message) -> None:
 @pytest.mark.timeout(600)
 def test_unit_tests_pass_against_the_wheel(wheel: Path, tracked: set[str], tmp_path: Path) -> None:
     """In an environment that has nothing else, beside a checkout without the package."""
-    python = _environment(tmp_path / "environment", f"{wheel}[dynamodb,redis,sql]", *TESTED_BY)
+    python = _environment(tmp_path / "environment", f"{wheel}[dynamodb,otel,redis,sql]", *TESTED_BY)
     checkout = tmp_path / "checkout"
     _copy({path for path in tracked if not path.startswith(PACKAGE)}, checkout)
     imported = _run(str(python), "-c", "import celery_idempotent as it; print(it.__file__)", cwd=checkout)

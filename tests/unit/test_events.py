@@ -56,6 +56,11 @@ def charging(app: Celery, result: Any = None, **policy: Any) -> Task:
     return charge
 
 
+def spoilt(key: str) -> Record:
+    """Read a record that cannot be."""
+    raise damaged(key, ValueError("'DONE'"), store="memory")
+
+
 @pytest.mark.parametrize("mode", ["enforce", "observe"])
 def test_call_without_a_key_is_told_with_what_it_lacks(app: Celery, told: Told, mode: Any) -> None:
     """To receivers, too: a publisher that forgets an argument is somebody's to mend."""
@@ -117,10 +122,7 @@ def test_failure_that_cannot_be_decoded_here_is_told(app: Celery, told: Told) ->
 def test_claim_that_meets_an_unreadable_record_is_no_outage(app: Celery, told: Told, mode: Any) -> None:
     """The store answers; waiting mends nothing."""
 
-    def spoil(record: Record) -> None:
-        raise damaged(record.key, ValueError("'DONE'"), store="memory")
-
-    app.conf.idempotency_store.before_swap = spoil
+    app.conf.idempotency_store.before_swap = lambda record: spoilt(record.key)
     charge = charging(app, mode=mode)
     ended = deliver(charge, "o", task_id="a")
 
@@ -141,10 +143,7 @@ def test_outage_is_no_unreadable_record(app: Celery, told: Told) -> None:
 def test_record_that_a_scan_passes_over_is_told(told: Told) -> None:
     """Nobody knows whose it is: there is no sender, and the key as far as it can be read."""
 
-    def read(key: str) -> Record:
-        raise damaged(key, ValueError("'DONE'"), store="memory")
-
-    assert list(readable(["k"], read, lambda key: key)) == []
+    assert list(readable(["k"], spoilt, str)) == []
 
     ((name, about),) = told
     assert (name, about["sender"], about["key"], about["task_id"]) == ("record_unreadable", None, "k", None)

@@ -55,6 +55,7 @@ PACKAGES: dict[str, set[str]] = {
     "integration": {"billiard", "celery", "click", "kombu"},
     "contrib": set(),
     "contrib.django": {"celery", "django", "sqlalchemy"},
+    "contrib.otel": {"opentelemetry"},
     "testing": {"celery", "kombu", "pytest", "sqlalchemy"},
 }
 """By the longest prefix: the packages beyond the standard library that may be imported. A driver is known to its store

@@ -63,6 +63,7 @@ PUBLIC = {
         "taken_over",
         "verdict_given",
     },
+    "celery_idempotent.contrib.otel": {"instrument", "uninstrument"},
     "celery_idempotent.outbox": {"relay", "send"},
     "celery_idempotent.beat": {"PersistentScheduler", "SchedulerMixin"},
     "celery_idempotent.stores": {

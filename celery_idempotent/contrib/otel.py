@@ -1,0 +1,130 @@
+"""Metrics and span events by the API of OpenTelemetry; where they go, the SDK and the exporter of your choice decide.
+
+Importing this module changes nothing: :func:`instrument` does. Counters and events of spans come from the signals of
+:mod:`celery_idempotent.signals`, so without it no receiver is called and no clock is read.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+
+from celery_idempotent._version import __version__
+from celery_idempotent.engine.heartbeat import heartbeat
+from celery_idempotent.engine.timing import Timed, listen
+from celery_idempotent.integration.backlog import backlog
+from celery_idempotent.integration.keeper import held
+from celery_idempotent.integration.signals import BY_EVENT
+
+__all__ = ["instrument", "uninstrument"]
+
+_PREFIX = "celery_idempotent"
+
+_OF_A_REQUEST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_OF_A_WAIT = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+"""Seconds, the bounds of buckets. An SDK may have others."""
+
+_ON_SPANS = ("key", "label", "fencing_token", "attempt", "done_by", "reason", "observed")
+"""What of a signal is an attribute of a span's event, where it is told."""
+
+
+class _Instruments:
+    """Those of one provider."""
+
+    def __init__(self, provider: MeterProvider | None) -> None:
+        self.provider = provider
+        meter = metrics.get_meter(_PREFIX, __version__, provider)
+        self._events = meter.create_counter(
+            f"{_PREFIX}.events", unit="{event}", description="What happened to operations"
+        )
+        self._wait = meter.create_histogram(
+            f"{_PREFIX}.wait.duration",
+            unit="s",
+            description="From the first postponement of a delivery until it may run or is answered",
+            explicit_bucket_boundaries_advisory=_OF_A_WAIT,
+        )
+        self._latencies = {
+            what: meter.create_histogram(
+                f"{_PREFIX}.{what}.duration",
+                unit="s",
+                description=description,
+                explicit_bucket_boundaries_advisory=_OF_A_REQUEST,
+            )
+            for what, description in (
+                (Timed.CLAIM, "How long the store takes to answer a claim"),
+                (Timed.RENEWAL, "How long the store takes to extend a lease"),
+            )
+        }
+        self._gauge(meter, "in_flight", "{attempt}", "Attempts under way", lambda: heartbeat.in_flight)
+        self._gauge(meter, "messages.held", "{message}", "Messages that a worker holds of its broker", held)
+        self._gauge(meter, "outbox.messages", "{message}", "Messages in the outbox", lambda: backlog.messages)
+        self._gauge(meter, "outbox.age", "s", "Age of the oldest message in the outbox", lambda: backlog.age)
+
+    def _gauge(
+        self, meter: metrics.Meter, name: str, unit: str, description: str, read: Callable[[], float | None]
+    ) -> None:
+        def observe(options: CallbackOptions) -> Iterable[Observation]:
+            value = read() if _current is self else None
+            return () if value is None else (Observation(value),)
+
+        meter.create_observable_gauge(f"{_PREFIX}.{name}", [observe], unit=unit, description=description)
+
+    def receive(self, signal: Any, sender: Any, waited: float | None = None, **about: Any) -> None:
+        """Count an event and the wait that it ends, and note it on the span of the delivery."""
+        whose = {} if sender is None else {"task": sender.name}
+        self._events.add(1, {"event": signal.name, **whose})
+        if waited is not None:
+            self._wait.record(waited, whose)
+        _note_on_span(signal.name, about)
+
+    def time(self, what: Timed, task: str, seconds: float, error: str | None) -> None:
+        """Record how long the store took."""
+        self._latencies[what].record(seconds, {"task": task, **({} if error is None else {"error.type": error})})
+
+
+_current: _Instruments | None = None
+
+_made: dict[MeterProvider | None, _Instruments] = {}
+"""A provider warns of an instrument that is made twice."""
+
+
+def instrument(meter_provider: MeterProvider | None = None) -> None:
+    """Measure and trace in this process from now on; safe to repeat.
+
+    Instruments belong to a process: under prefork call it in each, as ``docs/telemetry.md`` shows. The global provider
+    may also be set later.
+
+    Args:
+        meter_provider: Where metrics go; by default the global provider. Another one takes the place of the first.
+    """
+    global _current
+    if _current is not None and meter_provider in (None, _current.provider):
+        return
+    uninstrument()
+    if meter_provider not in _made:
+        _made[meter_provider] = _Instruments(meter_provider)
+    _current = _made[meter_provider]
+    for signal in BY_EVENT.values():
+        signal.connect(_current.receive, weak=False)
+    listen(_current.time)
+    backlog.is_watched = True
+
+
+def uninstrument() -> None:
+    """Undo :func:`instrument`; safe to repeat."""
+    global _current
+    if _current is None:
+        return
+    for signal in BY_EVENT.values():
+        signal.disconnect(_current.receive)
+    listen(None)
+    backlog.is_watched = False
+    _current = None
+
+
+def _note_on_span(event: str, about: Mapping[str, Any]) -> None:
+    span = trace.get_current_span()
+    if span.is_recording():
+        told = {f"{_PREFIX}.{name}": about[name] for name in _ON_SPANS if about.get(name) not in (None, "")}
+        span.add_event(f"{_PREFIX}.{event}", told)
