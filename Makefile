@@ -6,8 +6,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Programs that are no Python packages. Without them, and without root to install them, tests are skipped on a
 # laptop and fail in CI.
-APT := strace mariadb-server rabbitmq-server chromium chromium-driver
-PROGRAMS := strace mariadbd rabbitmq-server chromium chromedriver
+APT := strace mariadb-server rabbitmq-server chromium chromium-driver prometheus
+PROGRAMS := strace mariadbd rabbitmq-server chromium chromedriver promtool
 SYSTEM := .venv/.system
 
 # A small environment of the demo's own: a fifth of .venv. Another store or broker adds its server to it.

@@ -72,7 +72,8 @@ class _Instruments:
 
     def receive(self, signal: Any, sender: Any, waited: float | None = None, **about: Any) -> None:
         """Count an event and the wait that it ends, and note it on the span of the delivery."""
-        whose = {} if sender is None else {"task": sender.name}
+        task = about.get("task") if sender is None else sender.name
+        whose = {} if task is None else {"task": task}
         self._events.add(1, {"event": signal.name, **whose})
         if waited is not None:
             self._wait.record(waited, whose)

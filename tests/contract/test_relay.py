@@ -289,7 +289,7 @@ def test_two_relays_share_what_fails_and_what_does_not(
 
     assert sum(published) == 60
     assert sorted(_arrived(redis), key=int) == [str(number) for number in range(90) if number % 3]
-    logged = Counter(re.findall("task_id=(refused [0-9]+) ", caplog.text))
+    logged = Counter(re.findall('task_id="(refused [0-9]+)" ', caplog.text))
     assert {each: failures for each, (failures, _) in _waiting(store).items()} == logged
     assert len(logged) == 30
     for app in apps:
