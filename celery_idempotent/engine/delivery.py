@@ -476,6 +476,8 @@ class Delivery:
                 event = Event(name, identity.key, token, reason, label, attempt=number)
             case Record(fencing_token=token, label=label, attempts=number, task_id=done_by):
                 event = Event(name, identity.key, token, reason, label, attempt=number, done_by=done_by)
+            case unreachable:
+                assert_never(unreachable)
         self._tell(replace(event, is_one_of_many=is_one_of_many) if is_one_of_many else event)
 
 

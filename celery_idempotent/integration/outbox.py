@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -110,7 +111,7 @@ class _Look:
         try:
             _publish(self._app, self._codec, taken.message)
         except Exception as error:
-            reason = one_line(f"{type(error).__name__}: {describe(error)}")[:_LONGEST_REASON]
+            reason = one_line(_told(self._app, self._codec, taken.message, error))[:_LONGEST_REASON]
             if _is_of_the_broker(self._app, error):
                 # Tried again at the next look, but after the others: it may be the message's fault all the same.
                 self._outbox.postpone(taken, 0, reason)
@@ -157,6 +158,15 @@ def _publish(app: Celery, codec: Codec, message: OutboxMessage) -> None:
     if not isinstance(fields, dict):
         raise DecodeError("no signature of a task")
     Signature.from_dict(fields, app=app).apply_async(task_id=message.id)
+
+
+def _told(app: Celery, codec: Codec, message: OutboxMessage, error: Exception) -> str:
+    """Why a message was not published: of a task that redacts errors only the type, as the text can quote arguments."""
+    with suppress(Exception):  # what cannot be decoded names no task
+        task = app.tasks[codec.decode(Encoded(message.data, message.content_type))["task"]]
+        if task.idempotency_policy.redact_errors:
+            return type(error).__name__
+    return f"{type(error).__name__}: {describe(error)}"
 
 
 _looking = threading.Lock()

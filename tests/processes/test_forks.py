@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +17,9 @@ from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.claim import Claim, claim, new_nonce
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.integration import outbox
+from celery_idempotent.integration import keeper, outbox
+from celery_idempotent.integration.backlog import backlog
+from celery_idempotent.integration.keeper import Holding
 from celery_idempotent.protocol.circuit import FAILURES
 from celery_idempotent.protocol.operation import Run
 from celery_idempotent.stores.memory import MemoryStore
@@ -93,6 +96,20 @@ def test_child_asks_a_store_that_its_parent_holds_claims_back_from() -> None:
             os._exit(0 if asked.wait(30) else 1)
 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+def test_pool_process_measures_nothing_of_the_main_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held messages and the outbox are the main process's; told by each child, they would be counted often."""
+    holding = Holding(cast(Any, SimpleNamespace(queues=())), everything=True)
+    monkeypatch.setattr(backlog, "is_watched", True)
+    backlog.look(lambda limit: [], lambda: 0)
+    keeper._holdings.add(holding)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if (keeper.held(), backlog.messages, backlog.age) == (None, None, None) else 1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert (keeper.held(), backlog.messages, backlog.age) == (0, 0, 0.0)
+    keeper._holdings.discard(holding)
+    backlog.forget()
 
 
 def test_no_process_is_forked_in_the_middle_of_a_relays_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

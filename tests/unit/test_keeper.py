@@ -16,7 +16,7 @@ from click import ClickException
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError
 from celery_idempotent.integration.extenders import Missing, Refused
-from celery_idempotent.integration.keeper import Holding, Keeper, check_celery
+from celery_idempotent.integration.keeper import Holding, Keeper, check_celery, held
 from celery_idempotent.integration.settings import runtime_of
 from tests.support.deliveries import an_app
 from tests.support.waiting import wait_until
@@ -456,6 +456,20 @@ class TestKeeper:
         task_received.send(sender=consumer, request=FakeRequest(request.task, "late"))
         assert step._holding is not None
         assert list(step._holding._messages) == ["b"]
+
+    def test_counts_what_the_workers_of_the_process_hold(self, app: Celery, stopping: list[Any]) -> None:
+        """For gauges; None is no count, as where nothing is held, or the worker is gone."""
+        assert held() is None
+        consumers = [a_consumer(app, "redis", RedisChannel()) for _ in range(2)]
+        steps = [self.start(stopping, consumer) for consumer in consumers]
+        requests = [FakeRequest(app.tasks["shop.charge"], tag) for tag in "ab"]
+        for consumer, request in zip(consumers, requests, strict=True):
+            task_received.send(sender=consumer, request=request)
+        assert held() == 2
+        steps[0].shutdown(consumers[0])
+        assert held() == 1
+        steps[1].shutdown(consumers[1])
+        assert held() is None
 
     def test_lets_a_worker_on_sqs_outlive_expired_receipts(self, app: Celery, stopping: list[Any]) -> None:
         """On each channel of its consumer's."""

@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import Engine, case, create_engine, update
 from sqlalchemy.orm import Session
 
-from celery_idempotent import IdempotentTask, PolicyError, StoreUnavailable
+from celery_idempotent import IdempotentTask, Policy, PolicyError, StoreUnavailable
 from celery_idempotent.integration import outbox
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.settings import runtime_of
@@ -101,6 +101,25 @@ def _enqueued(engine: Engine, store: SQLStore, *messages: OutboxMessage) -> None
         for message in messages:
             store.enqueue(message, session)
         session.commit()
+
+
+def test_reason_of_a_task_that_redacts_errors_is_a_type(
+    app: Celery, engine: Engine, store: SQLStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the database and in the log: an error of publishing can quote an argument."""
+
+    @app.task(base=IdempotentTask, name="cards", shared=False, idempotent=Policy(redact_errors=True))
+    def cards(card: str) -> None: ...
+
+    signature = '{"task": "cards", "args": ["o"], "kwargs": {}, "options": {"serializer": "4111-1111"}}'
+    _enqueued(engine, store, OutboxMessage("a", signature, "application/json"))
+
+    outbox.relay(app)
+
+    (told,) = store.waiting(10)
+    assert told.reason == "SerializerNotInstalled"
+    assert "failures=1 pause=1 reason=SerializerNotInstalled\n" in caplog.text
+    assert "4111" not in caplog.text
 
 
 DAMAGED = [
