@@ -182,6 +182,7 @@ print(deliver(charge).state, *(name for name in sys.modules if name.startswith("
     assert ended.stdout.split() == ["SUCCESS"], ended.stderr
 
 
+JSON_LOG = next(text for _, text in code(PAGE, "python") if "pythonjsonlogger" in text)
 RECIPE = next(text for _, text in code(PAGE, "python") if "worker_process_init" in text)
 APP = """
 from pathlib import Path
@@ -193,6 +194,8 @@ from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.outbox import send
 
 HERE = Path(__file__).parent
+handler.setStream((HERE / "log.json").open("a", buffering=1))
+logger.propagate = False
 BROKER = os.environ["BROKER"]
 app = Celery("shop", broker=BROKER, backend=BROKER)
 app.conf.update(
@@ -281,7 +284,7 @@ def _free_ports() -> int:
 @pytest.fixture
 def shop(redis_server: EmbeddedRedis, tmp_path: Path) -> Iterator[Shop]:
     """The recipe of the page, word for word, in a worker."""
-    (tmp_path / "shop.py").write_text(RECIPE + APP)
+    (tmp_path / "shop.py").write_text(JSON_LOG + RECIPE + APP)
     port, queue = _free_ports(), tmp_path.name
     app = Celery("shop", broker=redis_server.url, backend=redis_server.url, set_as_current=False)
     app.conf.task_default_queue = queue
@@ -343,6 +346,19 @@ def _scraped(shop: Shop, number: int) -> float:
         return shop.told("events_total", number)
     except (URLError, ConnectionError):
         return 1
+
+
+@pytest.mark.timeout(300)
+def test_worker_writes_json_by_the_formatter_of_the_page(shop: Shop) -> None:
+    """Celery sets up its own logging before and after, and each line is written once."""
+    results = [shop.charge("o-1") for _ in range(2)]
+    for each in results:
+        each.get(timeout=60)
+    lines = [json.loads(line) for line in (shop.folder / "log.json").read_text().splitlines()]
+
+    (replayed,) = (each for each in lines if each.get("idempotency_event") == "idempotency.replayed")
+    assert {replayed["idempotency_task_id"], replayed["idempotency_done_by"]} == {each.id for each in results}
+    assert "idempotency.replayed" not in (shop.folder / "log").read_text()
 
 
 @pytest.mark.timeout(300)
