@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from celery_idempotent.engine.claim import Clock
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import say
 from celery_idempotent.protocol import circuit as decisions
 from celery_idempotent.protocol.circuit import CLOSED, Circuit, Closed, Open
 
@@ -81,17 +81,25 @@ class Breaker:
         now, draw = self._clock.monotonic(), random.random()  # noqa: S311 - it keeps no secret
         before, after = self._change(lambda circuit: decisions.failed(circuit, now, is_trial=is_trial, draw=draw))
         if isinstance(before, Closed) and isinstance(after, Open):
-            logger.warning(
-                "idempotency.store_circuit_opened store=%s failures=%d next_try_in=%.1f reason=%s",
-                *(one_line(self._store), decisions.FAILURES, after.trial_at - now, one_line(error.reason)),
+            say(
+                logger.warning,
+                "store_circuit_opened",
+                store=self._store,
+                failures=decisions.FAILURES,
+                next_try_in=round(after.trial_at - now, 1),
+                reason=error.reason,
             )
 
     def _answered(self) -> None:
         before, _ = self._change(lambda circuit: CLOSED)
         if isinstance(before, Open):
-            logger.warning(
-                "idempotency.store_circuit_closed store=%s seconds=%.1f postponed=%d",
-                *(one_line(self._store), self._clock.monotonic() - before.since, before.unanswered),
+            seconds = round(self._clock.monotonic() - before.since, 1)
+            say(
+                logger.warning,
+                "store_circuit_closed",
+                store=self._store,
+                seconds=seconds,
+                postponed=before.unanswered,
             )
 
     def _change(self, change: Callable[[Circuit], Circuit]) -> tuple[Circuit, Circuit]:

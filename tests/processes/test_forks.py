@@ -96,6 +96,8 @@ def test_child_asks_a_store_that_its_parent_holds_claims_back_from() -> None:
             os._exit(0 if asked.wait(30) else 1)
 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_pool_process_measures_nothing_of_the_main_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Held messages and the outbox are the main process's; told by each child, they would be counted often."""
     holding = Holding(cast(Any, SimpleNamespace(queues=())), everything=True)

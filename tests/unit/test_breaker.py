@@ -114,7 +114,7 @@ class TestBreaker:
         assert claims.sent == FAILURES
         assert claims.breaker.is_open
         (line,) = caplog.messages
-        assert line.startswith("idempotency.store_circuit_opened store=memory:// failures=5 next_try_in=")
+        assert line.startswith("event=idempotency.store_circuit_opened store=memory:// failures=5 next_try_in=")
         assert line.endswith("reason=down")
 
     def test_an_answer_to_a_trial_closes_it(self, claims: Claims, caplog: pytest.LogCaptureFixture) -> None:
@@ -127,7 +127,7 @@ class TestBreaker:
         caplog.clear()
         assert claims.ask() == "an answer"
         assert not claims.breaker.is_open
-        assert caplog.messages == ["idempotency.store_circuit_closed store=memory:// seconds=3.0 postponed=11"]
+        assert caplog.messages == ["event=idempotency.store_circuit_closed store=memory:// seconds=3.0 postponed=11"]
         assert claims.sent == FAILURES + 2
 
     def test_an_answer_begins_the_count_anew(self, claims: Claims) -> None:

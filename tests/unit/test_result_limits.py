@@ -50,7 +50,7 @@ class TestKeepResult:
         task = _task(Policy("order_id", keep_result=False), lambda order_id: object(), result_serializer="json")
         deliver(task, "o")
         assert deliver(task, "o").value is None
-        assert "result lost" not in caplog.text
+        assert "result_dropped" not in caplog.text
 
     @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
     def test_none_is_kept_in_every_serialiser(self, serializer: str) -> None:
@@ -130,7 +130,7 @@ class TestMaxResult:
     def test_a_loss_is_a_warning(self, caplog: pytest.LogCaptureFixture) -> None:
         """As one that the store causes: people hear of it before a duplicate does."""
         deliver(_task(Policy("order_id", max_result=10)), "o")
-        (line,) = (each for each in caplog.records if "result lost: 302 bytes, over 10" in each.getMessage())
+        (line,) = (each for each in caplog.records if "result_dropped" in each.getMessage())
         assert line.levelno == logging.WARNING
 
     def test_what_cannot_be_encoded_is_lost_for_that_reason(self) -> None:
