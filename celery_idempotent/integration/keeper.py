@@ -130,7 +130,7 @@ class Holding:
             if message.is_over():
                 self._messages.pop(tag, None)
             elif message.is_late(self._clock()):
-                self._tell(tag, "idempotency.hold_ended task=%s task_id=%s reason=%s", "its body is past its deadline")
+                self._tell(tag, "hold_ended", "its body is past its deadline")
                 self._messages.pop(tag, None)
             else:
                 by_queue[message.held.queue].append(message.held)

@@ -209,7 +209,7 @@ class TestHolding:
                 holding.look()
         assert extender.extended == [{"a": 60}] * 5, "the last when it had been running for 80 seconds"
         assert caplog.messages == [
-            "idempotency.hold_ended task=shop.charge task_id=id of a reason=its body is past its deadline"
+            'event=idempotency.hold_ended task=shop.charge task_id="id of a" reason="its body is past its deadline"'
         ]
 
     @pytest.mark.parametrize(
