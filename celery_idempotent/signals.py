@@ -3,9 +3,9 @@
 Receivers get the task as ``sender``, and as keyword arguments ``key``, ``label`` (empty where the policy has none),
 ``fencing_token`` and ``attempt`` (which one, from 1; None where there is none), ``task_id``, ``reason``, ``observed``
 (True in ``mode="observe"``), ``done_by`` (where a record answers the delivery: the task id of the delivery that wrote
-it) and ``waited`` (seconds since the delivery was first postponed; None if it never was, or is postponed again). Take
-``**kwargs``. They never get arguments or results, save by the policy's ``label``, and what they raise is logged by
-Celery and goes no further.
+it), ``trace`` (likewise its W3C trace context, where telemetry is on) and ``waited`` (seconds since the delivery was
+first postponed; None if it never was, or is postponed again). Take ``**kwargs``. They never get arguments or results,
+save by the policy's ``label``, and what they raise is logged by Celery and goes no further.
 
 All are sent by the thread that executes the task; of a publisher's, by the thread that publishes; a verdict's, where it
 is given: by the command, the page or the process that called ``resolve()``; and ``deadline_exceeded``, if the body does

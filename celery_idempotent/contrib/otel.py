@@ -9,10 +9,12 @@ from typing import Any
 
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from celery_idempotent._version import __version__
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.timing import Timed, listen
+from celery_idempotent.integration import traces
 from celery_idempotent.integration.backlog import backlog
 from celery_idempotent.integration.keeper import held
 from celery_idempotent.integration.signals import BY_EVENT
@@ -84,6 +86,9 @@ class _Instruments:
         self._latencies[what].record(seconds, {"task": task, **({} if error is None else {"error.type": error})})
 
 
+_W3C = TraceContextTextMapPropagator()
+_TRACEPARENT = "traceparent"
+
 _current: _Instruments | None = None
 
 _made: dict[MeterProvider | None, _Instruments] = {}
@@ -109,6 +114,7 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
     for signal in BY_EVENT.values():
         signal.connect(_current.receive, weak=False)
     listen(_current.time)
+    traces.ask(_traceparent)
     backlog.is_watched = True
 
 
@@ -120,6 +126,7 @@ def uninstrument() -> None:
     for signal in BY_EVENT.values():
         signal.disconnect(_current.receive)
     listen(None)
+    traces.ask(None)
     backlog.is_watched = False
     _current = None
 
@@ -129,3 +136,12 @@ def _note_on_span(event: str, about: Mapping[str, Any]) -> None:
     if span.is_recording():
         told = {f"{_PREFIX}.{name}": about[name] for name in _ON_SPANS if about.get(name) not in (None, "")}
         span.add_event(f"{_PREFIX}.{event}", told)
+        did_it = trace.get_current_span(_W3C.extract({_TRACEPARENT: about.get("trace") or ""})).get_span_context()
+        if did_it.is_valid:
+            span.add_link(did_it, {f"{_PREFIX}.event": event})
+
+
+def _traceparent() -> str:
+    carrier: dict[str, str] = {}
+    _W3C.inject(carrier)
+    return carrier.get(_TRACEPARENT, "")

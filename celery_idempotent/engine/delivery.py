@@ -90,6 +90,7 @@ class Event:
         is_one_of_many: Whether people have been told already.
         attempt: Which attempt of the operation it is about, from 1; None where there is none.
         done_by: Where the delivery is answered by what is recorded: the task id of the delivery that recorded it.
+        trace: Likewise its trace context, where telemetry is on.
     """
 
     name: EventName
@@ -100,6 +101,7 @@ class Event:
     is_one_of_many: bool = False
     attempt: int | None = None
     done_by: str | None = None
+    trace: str = ""
 
 
 def event_of(error: StoreUnavailable) -> EventName:
@@ -474,8 +476,8 @@ class Delivery:
                 event = Event(name, identity.key, None, reason, identity.label)
             case Claim(fencing_token=token, label=label, number=number):
                 event = Event(name, identity.key, token, reason, label, attempt=number)
-            case Record(fencing_token=token, label=label, attempts=number, task_id=done_by):
-                event = Event(name, identity.key, token, reason, label, attempt=number, done_by=done_by)
+            case Record(fencing_token=token, label=label, attempts=number, task_id=done_by, trace=trace):
+                event = Event(name, identity.key, token, reason, label, attempt=number, done_by=done_by, trace=trace)
             case unreachable:
                 assert_never(unreachable)
         self._tell(replace(event, is_one_of_many=is_one_of_many) if is_one_of_many else event)

@@ -81,6 +81,7 @@ def _send(task: Task | None, task_id: str | None, event: Event, observed: bool, 
             observed=observed,
             attempt=event.attempt,
             done_by=event.done_by,
+            trace=event.trace,
             waited=_waited(event, headers),
         )
 
@@ -120,6 +121,7 @@ def report_verdict(app: Celery, record: Record) -> None:
         observed=False,
         attempt=record.attempts,
         done_by=record.task_id,
+        trace=record.trace,
         waited=None,
         action=action,
         by=by,

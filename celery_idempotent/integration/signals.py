@@ -4,7 +4,10 @@ from celery.utils.dispatch import Signal
 
 from celery_idempotent.engine.delivery import EventName
 
-_ARGUMENTS = {"key", "label", "fencing_token", "task_id", "reason", "observed", "attempt", "done_by", "waited"}
+_ARGUMENTS = {
+    *("key", "label", "fencing_token", "task_id", "reason", "observed"),
+    *("attempt", "done_by", "trace", "waited"),
+}
 
 claimed = Signal(name="claimed", providing_args=_ARGUMENTS)
 """An attempt owns the key; its body runs next."""

@@ -33,6 +33,7 @@ from celery_idempotent.integration.recovery import recover_at_start
 from celery_idempotent.integration.reports import report
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, runtime_of
 from celery_idempotent.integration.startup import check_at_start
+from celery_idempotent.integration.traces import current_trace
 from celery_idempotent.integration.versions import KeepsRequest
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.keys import Identity, identify
@@ -388,6 +389,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             app=self.app.main or "",
             process=this_process(),
             announced=messages.announced(request.headers or {}, self.name, request.id or ""),
+            trace=current_trace(),
         )
         report = partial(_report, self, request, observed)
         return Delivery(

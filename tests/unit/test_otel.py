@@ -323,6 +323,40 @@ def test_uninstrumenting_leaves_nothing_and_can_be_undone(
     assert [each.message for each in caplog.records if each.name.startswith("opentelemetry")] == []
 
 
+def test_replay_links_to_the_trace_that_did_the_work(app: Celery, meters: Meters) -> None:
+    """The record carries the context of the first delivery's span, and the duplicate's span a link to it."""
+    charge = charging(app)
+    tracer = TracerProvider().get_tracer("test")
+    with tracer.start_as_current_span("the first") as first:
+        deliver(charge, "o", task_id="first")
+    with tracer.start_as_current_span("the duplicate") as duplicate:
+        deliver(charge, "o", task_id="second")
+
+    assert isinstance(first, ReadableSpan)
+    assert isinstance(duplicate, ReadableSpan)
+    assert list(first.links) == []
+    (link,) = duplicate.links
+    context = first.get_span_context()
+    assert (link.context.trace_id, link.context.span_id) == (context.trace_id, context.span_id)
+    assert dict(link.attributes or {}) == {"celery_idempotent.event": "replayed"}
+
+
+@pytest.mark.parametrize("trace", ["", "of another kind", "00-0-0-0"])
+def test_a_trace_that_is_none_is_no_link(app: Celery, meters: Meters, trace: str) -> None:
+    """Whatever stands in a record, the delivery is answered."""
+    charge = charging(app)
+    deliver(charge, "o")
+    store = app.conf.idempotency_store
+    recorded = store.get(charge.idempotency_key_for("o"))
+    store.swap(recorded.but(trace=trace, revision="r"), recorded.revision)
+    with TracerProvider().get_tracer("test").start_as_current_span("the duplicate") as duplicate:
+        assert deliver(charge, "o").state == "SUCCESS"
+
+    assert isinstance(duplicate, ReadableSpan)
+    assert [event.name for event in duplicate.events] == ["celery_idempotent.replayed"]
+    assert list(duplicate.links) == []
+
+
 def test_replay_on_a_span_names_who_did_the_work(app: Celery, meters: Meters) -> None:
     """From the trace of a duplicate to the task id whose trace has the effect."""
     charge = charging(app)

@@ -625,8 +625,19 @@ def test_signals_tell_task_key_token_and_reason(app: Celery) -> None:
 
     assert [each["signal"].name for each in received] == ["claimed", "completed"]
     for each in received:
-        about = {"key", "label", "fencing_token", "attempt", "task_id", "done_by", "reason", "observed", "waited"}
-        assert set(each) == {"signal", "sender", *about}
+        about = {
+            "key",
+            "label",
+            "fencing_token",
+            "attempt",
+            "task_id",
+            "done_by",
+            "trace",
+            "reason",
+            "observed",
+            "waited",
+        }
+        assert set(each) == {"signal", "sender", "observed", *about}
         assert (each["attempt"], each["done_by"], each["waited"]) == (1, None, None)
         assert each["sender"] == charge
         assert each["key"] == charge.idempotency_key_for(1)
