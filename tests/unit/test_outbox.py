@@ -358,7 +358,7 @@ def test_command_looks_again_until_it_is_interrupted(
             raise KeyboardInterrupt
         _waiting(app, engine, f"o-{len(pauses)}")
 
-    monkeypatch.setattr("celery_idempotent.integration.cli.time.sleep", pause)
+    monkeypatch.setattr("celery_idempotent.integration.cli.relaying.time.sleep", pause)
     result = _command(app, "--every", "7")
 
     assert result.output.startswith("published 1\npublished 1\n")

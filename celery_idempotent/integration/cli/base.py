@@ -1,0 +1,74 @@
+"""What every command has in common: the group, the app and its store, and errors as sentences."""
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from celery import Celery
+
+from celery_idempotent.errors import IdempotencyError, IdempotencyWarning
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.store import Store
+
+
+@click.group(name="idempotency")
+@click.pass_context
+def idempotency(context: click.Context) -> None:
+    """Set up, check and inspect the idempotency store."""
+    context.with_resource(_warnings_as_sentences())
+
+
+@contextmanager
+def _warnings_as_sentences() -> Iterator[None]:
+    """Print this library's warnings without the line of code that gave them: they are about settings of the app."""
+    with warnings.catch_warnings():
+        shown, told = warnings.showwarning, set[str]()
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **keywords: Any) -> None:
+            if not issubclass(category, IdempotencyWarning):
+                shown(message, category, *place, **keywords)
+            elif (sentence := one_line(message)) not in told:  # Celery binds a task twice
+                told.add(sentence)
+                click.echo(f"Warning: {sentence}", err=True)
+
+        warnings.showwarning = show
+        yield
+
+
+def json_value(option: str, text: str, wanted: type = object) -> Any:
+    """The value that an option's text is, as JSON."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        reason = f"{text!r} is not JSON: {error}; a text has quotes of its own: '\"ch_1\"'"
+        raise click.BadParameter(reason, param_hint=option) from error
+    if not isinstance(value, wanted):
+        raise click.BadParameter(f"{text!r} is not a JSON {wanted.__name__}", param_hint=option)
+    return value
+
+
+def app_of(context: click.Context) -> Celery:
+    """The app, with all its modules imported."""
+    app = context.obj.app
+    with readable_errors():
+        app.loader.import_default_modules()
+    return app
+
+
+def store_of(context: click.Context) -> Store:
+    """The store of the app."""
+    with readable_errors():
+        return runtime_of(app_of(context)).store
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Within the block, what this library raises is one line on the terminal."""
+    try:
+        yield
+    except IdempotencyError as error:
+        raise click.ClickException(str(error)) from error
