@@ -4,6 +4,7 @@ Every write after the first expects the revision that this attempt wrote last. W
 win, :func:`celery_idempotent.protocol.operation.settle` says what that means; nothing here decides anything.
 """
 
+import logging
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from math import inf
 from typing import Any, Protocol, TypeVar, assert_never
 
 from celery_idempotent.errors import DeadlineExceeded, IdempotencyError, LeaseLost, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import Encoded, Kept
 from celery_idempotent.protocol.operation import (
     Answer,
@@ -40,6 +42,8 @@ from celery_idempotent.protocol.publishing import announcement
 from celery_idempotent.protocol.record import Record, Status, damaged
 from celery_idempotent.protocol.steps import Begun, Finished, from_plain, to_plain
 from celery_idempotent.protocol.store import CommittingStore, RecordTooLarge, Store, Transaction, WriteFailed
+
+logger = logging.getLogger(__name__)
 
 MAX_RACES = 100
 """Lost races before a claim gives up. Every one of them means that another delivery advanced the record, so
@@ -415,22 +419,35 @@ class Claim:
         return lambda record: ended(record, status, self.store.now(), self._retain, revision, encoded, error)
 
     def _until_certain(self, write: Callable[[], Written | Superseded | Lost]) -> Written | Superseded:
-        give_up_at = self._clock.monotonic() + self.patience
-        pause = _FIRST_PAUSE
+        asked_at = self._clock.monotonic()
+        pause, is_told = _FIRST_PAUSE, False
         while True:
             try:
                 settlement = self.unstruck(write)
                 break
             except StoreMisconfigured:
                 raise
-            except StoreUnavailable:
-                if self._clock.monotonic() >= give_up_at:
+            except StoreUnavailable as error:
+                if self._clock.monotonic() >= asked_at + self.patience:
                     raise
+                if not is_told:
+                    self.unstruck(partial(self._tell_waiting, error))
+                is_told = True
             self.unstruck(partial(self._clock.sleep, pause))
             pause = min(pause * 2, _LONGEST_PAUSE)
         if isinstance(settlement, Lost):
             raise LeaseLost(self.key, self.fencing_token)
+        if is_told and isinstance(settlement, Written):
+            self.unstruck(partial(self._tell_recorded, self._clock.monotonic() - asked_at))
         return settlement
+
+    def _tell_waiting(self, error: StoreUnavailable) -> None:
+        """Say, once for each write, that what has happened is not recorded yet: until it is, nobody may be told."""
+        label = self.label or None
+        say(logger.warning, "result_waits", key=self.key, label=label, seconds=self.patience, reason=error)
+
+    def _tell_recorded(self, seconds: float) -> None:
+        say(logger.warning, "result_recorded", key=self.key, label=self.label or None, seconds=round(seconds, 1))
 
     def unstruck(self, act: Callable[[], T]) -> T:
         """``act()``, again when a signal or a timeout of somebody else's strikes in it.

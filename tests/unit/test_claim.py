@@ -1,5 +1,6 @@
 """The claim: asked for, renewed and ended over a store that loses requests and replies."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -229,6 +230,63 @@ def test_completion_is_tried_until_the_store_is_back(store: FaultyStore, clock: 
 
     assert attempt.complete(ONE) == Written()
     assert _stored(store).status is Status.COMPLETED
+
+
+def test_log_says_that_a_result_waits_and_when_it_was_recorded(
+    store: FaultyStore, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once each, however often the store is asked; and nothing where the second request of a try is answered."""
+    attempt = _claimed(store, clock)
+    store.faults.append("request lost")
+    attempt.finish_step("charge", Finished(ONE))
+    assert caplog.messages == []
+
+    store.faults.extend(["request lost"] * 20)
+    attempt.complete(ONE)
+
+    waits, recorded = caplog.records
+    assert (waits.levelname, recorded.levelname) == ("WARNING", "WARNING")
+    assert waits.getMessage().startswith("event=idempotency.result_waits key=k seconds=600.0 reason=")
+    assert re.fullmatch(r"event=idempotency.result_recorded key=k seconds=1\d\.\d", recorded.getMessage())
+
+
+def test_limit_that_strikes_while_the_log_is_written_does_not_lose_the_result(
+    store: FaultyStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The effect has happened; the limit is raised once that is recorded."""
+    attempt = _claimed(store, clock)
+    store.faults.extend(["request lost"] * 4)
+    strikes = [TimeoutError(), TimeoutError()]
+
+    def strike(text: str, event: str, *_: object, **__: object) -> None:
+        if len(strikes) == ("waits" in event) + 1:
+            raise strikes.pop()
+
+    monkeypatch.setattr("celery_idempotent.engine.claim.logger.warning", strike)
+
+    assert attempt.complete(ONE) == Written()
+    assert (_stored(store).status, strikes) == (Status.COMPLETED, [])
+    with pytest.raises(TimeoutError):
+        attempt.raise_struck()
+
+
+def test_log_does_not_say_that_a_lost_result_was_recorded(
+    store: FaultyStore, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody took over in the outage."""
+    attempt = _claimed(store, clock)
+    store.faults.extend(["request lost"] * 2)
+
+    def take_over(seconds: float) -> None:
+        clock.on_sleep = lambda seconds: None
+        clock.advance(LEASE + 1_000)
+        assert isinstance(claim(store, _operation()), Run)
+
+    clock.on_sleep = take_over
+    with pytest.raises(LeaseLost):
+        attempt.complete(ONE)
+
+    assert [each.partition(" ")[0] for each in caplog.messages] == ["event=idempotency.result_waits"]
 
 
 def test_heartbeat_keeps_the_lease_while_a_completion_waits(store: FaultyStore, clock: FakeClock) -> None:
