@@ -40,6 +40,11 @@ def is_protected(task: Any) -> bool:
     return is_idempotent(task) and task.idempotency_policy.mode != "off"
 
 
+def is_enforced(task: Any) -> bool:
+    """Whether duplicates of the task are suppressed; under ``mode="observe"`` they are only reported."""
+    return is_idempotent(task) and task.idempotency_policy.mode == "enforce"
+
+
 @contextmanager
 def named(task: str) -> Iterator[None]:
     """Within the block, what is refused names the task: an app has many."""
@@ -224,8 +229,18 @@ def check_policy(policy: Policy, signature: inspect.Signature) -> None:
 
 def warn_about_delivery(cls: type[Task], app: Celery) -> None:
     """Warn where Celery's or the broker's settings make the promise weaker than it looks."""
+    problems = problems_of_delivery(cls, app)
+    told = vars(cls).get("_told", frozenset())
+    cls._told = told | set(problems)  # Celery binds a task more than once
+    for problem in problems:
+        if problem not in told:
+            _warn(cls, f"{cls.name}: {problem}")
+
+
+def problems_of_delivery(cls: type[Task], app: Celery) -> list[str]:
+    """How the settings make the promise of an idempotent task weaker than it looks."""
     if cls.idempotent is not None and cls.idempotent.mode == "off":
-        return
+        return []
     problems = [*_losses(cls, app)]
     runtime = runtime_of(app)
     policy = cls.idempotent or runtime.default_policy
@@ -241,11 +256,7 @@ def warn_about_delivery(cls: type[Task], app: Celery) -> None:
             "autoretry_for turns exceptions into retries, and a retry runs the body again although on_takeover is "
             "'refuse'; list only exceptions that prove that no effect had begun, or raise SafeToRetry and list that"
         )
-    told = vars(cls).get("_told", frozenset())
-    cls._told = told | set(problems)  # Celery binds a task more than once
-    for problem in problems:
-        if problem not in told:
-            _warn(cls, f"{cls.name}: {problem}")
+    return problems
 
 
 def _losses(cls: type[Task], app: Celery) -> Iterator[str]:

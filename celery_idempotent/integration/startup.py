@@ -24,6 +24,7 @@ from celery_idempotent.integration.binding import (
     check_policy,
     idempotent_tasks,
     is_builtin,
+    is_enforced,
     is_protected,
     named,
 )
@@ -54,6 +55,23 @@ class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
                 raise click.ClickException(f"celery-idempotent: {error}") from error
             # Starting is right: tasks are postponed until the store is back, as in any later outage.
             say(logger.error, "store_unavailable", reason=error)
+        _tell(parent.app)
+
+
+def _tell(app: Celery) -> None:
+    """One line on what a worker protects, and what not."""
+    protected, unprotected = protected_tasks(app)
+    store = runtime_of(app).store
+    say(logger.info, "started", store=store, protected=",".join(protected), unprotected=",".join(unprotected))
+
+
+def protected_tasks(app: Celery) -> tuple[list[str], list[str]]:
+    """The names of the app's tasks that are protected, and of those that are not, without Celery's own."""
+    names: tuple[list[str], list[str]] = ([], [])
+    for name, task in sorted(app.tasks.items()):
+        if not is_builtin(type(task)):
+            names[0 if is_enforced(task) else 1].append(name)
+    return names
 
 
 def check(app: Celery, pool: str) -> list[Hint]:

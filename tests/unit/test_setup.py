@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import re
 import threading
 import warnings
@@ -30,6 +31,7 @@ from celery_idempotent import (
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.startup import StoreCheck
+from celery_idempotent.printable import one_line
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_record
@@ -189,6 +191,31 @@ def test_worker_with_a_store_that_cannot_work_does_not_start(store: Any) -> None
     """A missing table, permission or setting stops the worker with a readable message."""
     with pytest.raises(click.ClickException, match="celery-idempotent: "):
         _start(store)
+
+
+@pytest.mark.parametrize("store", [_Checked(), _Checked(StoreUnavailable("s", "PutItem", "timed out"))])
+def test_worker_says_what_it_protects(store: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """One line: its store, its tasks that are protected, and those that are not; without Celery's own."""
+    app = _with(store)
+
+    def body() -> None: ...
+
+    for name, options in (
+        ("orders.charge", {"base": IdempotentTask}),
+        ("orders.watch", {"base": IdempotentTask, "idempotent": Policy(mode="observe")}),
+        ("orders.report", {}),
+    ):
+        app.task(name=name, shared=False, **options)(body)
+    caplog.set_level(logging.INFO, "celery_idempotent")
+
+    StoreCheck(None).create(_Worker(app))
+
+    (line,) = [each for each in caplog.records if each.getMessage().startswith("event=idempotency.started ")]
+    assert line.levelno == logging.INFO
+    told, unprotected = line.getMessage().split(" unprotected=")
+    assert told == f'event=idempotency.started store="{one_line(store)}" protected=orders.charge'
+    # Plugins of pytest have shared tasks, which every app gets.
+    assert {"orders.report", "orders.watch"} == {each for each in unprotected.split(",") if "pytest" not in each}
 
 
 def test_worker_starts_during_an_outage(caplog: pytest.LogCaptureFixture) -> None:
