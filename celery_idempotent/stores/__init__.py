@@ -75,6 +75,10 @@ def open_store(url: str | Store) -> Store:
         return url
     scheme = url.partition(":")[0].lower()
     built_in = _BUILT_IN.get(scheme) or _SQL.get(scheme.partition("+")[0])
+    if scheme in _BUILT_IN and scheme not in _SQL and not url.partition(":")[2].startswith("//"):  # SQL says so itself
+        raise PolicyError(
+            "idempotency_store", scheme_of(url), f"behind the scheme a URL has ://, so write {scheme}://..."
+        )
     if built_in:
         return _open_built_in(url, *built_in)
     registered = {each.name: each for each in entry_points(group="celery_idempotent.stores")}

@@ -116,7 +116,14 @@ def test_missing_store_names_the_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "remedy"), [("nosuch://x", "dynamodb, .*memory, .*redis"), ("table", "no store has this scheme")]
+    ("url", "remedy"),
+    [
+        ("nosuch://x", "dynamodb, .*memory, .*redis"),
+        ("table", "no store has this scheme"),
+        ("postgres://h/d", "the scheme is called postgresql: write postgresql://"),
+        ("postgres+psycopg://h/d", "the scheme is called postgresql: write postgresql://"),
+        ("rediss:/localhost", "behind the scheme a URL has ://, so write rediss://..."),
+    ],
 )
 def test_unknown_scheme_lists_the_known_ones(url: str, remedy: str) -> None:
     """A typo in the scheme is answered with what there is."""
