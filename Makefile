@@ -84,8 +84,8 @@ covered: $(SYSTEM)
 	@# Python 3.11 may end a thread that begins under coverage (tests/unit/conftest.py).
 	$(PYTEST) $(WORKERS) tests/unit tests/docs tests/processes --cov --cov-report=
 	$(PYTEST) $(WORKERS) tests/contract tests/django --ignore=tests/django/live --cov --cov-append --cov-report=
-	@# Left out: what runs in forked children, or draws on a terminal, which coverage does not see.
-	$(BIN)/coverage report --skip-covered --fail-under=100 --omit="*/testing/*,*/cli/*"
+	@# Left out: what runs in forked children, which coverage does not see.
+	$(BIN)/coverage report --skip-covered --fail-under=100 --omit="*/testing/*"
 
 evidence: $(SYSTEM)
 	$(PYTEST) $(WORKERS) tests/tools tests/proof

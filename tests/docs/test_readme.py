@@ -440,7 +440,7 @@ def test_nothing_is_documented_that_does_not_exist(document: Path) -> None:
             assert name.lower() in known_words, word
         for name in re.findall(r'^(\w+)="', word):
             assert name in _keywords(), word
-        for name in re.findall(r"-A \w+ idempotency (\w+)", word):
+        for name in re.findall(r"-A \w+ idempotency ([\w-]+)", word):
             assert name in idempotency.commands, word
 
 
@@ -455,9 +455,9 @@ def test_shell_blocks_use_what_exists() -> None:
                 assert f"\n{name}:" in makefile, line
             for name in re.findall(r"celery-idempotent\[(\w+)\]", command):
                 assert re.search(rf"^{name} =$", setup, re.MULTILINE), line
-            for name, rest in re.findall(r"celery -A \w+ idempotency (\w+)(.*)", command):
+            for name, rest in re.findall(r"celery -A \w+ idempotency ([\w-]+)(.*)", command):
                 options = {option for each in idempotency.commands[name].params for option in each.opts}
-                assert set(re.findall(r"--\w+", rest)) <= options, line
+                assert set(re.findall(r"--[\w-]+", rest)) <= options, line
             for name in re.findall(r"--template-file (\S+)", command):
                 assert (ROOT / name).is_file(), line
 

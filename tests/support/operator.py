@@ -18,8 +18,8 @@ from celery_idempotent.protocol.store import Store, TransactionalStore
 from celery_idempotent.testing.contract import a_completion, a_record
 from tests.support.deliveries import an_app
 
-ELSEWHERE = {"provision"}
-"""Commands with permissions of their own."""
+ELSEWHERE = {"provision", "watch"}
+"""Commands with permissions of their own, or those of another, without an end."""
 
 
 def operate(theirs: Store, ours: Store) -> dict[tuple[str, ...], Result]:
@@ -62,10 +62,13 @@ def _commands(store: Store) -> Iterator[tuple[str, ...]]:
     yield ("key", "orders.charge")
     yield ("show", unknown)
     yield ("list",)
-    yield ("list", "--status", "UNKNOWN", "--task", "orders.charge")
+    yield ("list", "--status", "UNKNOWN", "--task", "orders.charge", "--label", "acme/1001", "--older-than", "1s")
+    yield ("effect-key", unknown, "charge")
+    yield ("stats",)
     yield ("resolve", unknown, "--completed", "1", "--yes")
     yield ("resolve", doubtful, "--rerun", "--yes")
     yield ("release", abandoned, "--yes")
+    yield ("forget", abandoned, "--yes")
     yield ("ddl", "--dialect", "postgresql")
     yield ("purge", "--released-before", "1")
 

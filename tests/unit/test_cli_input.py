@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from celery_idempotent import IdempotentTask, Policy, Record, Status
 from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.integration.cli.views import time_text
 from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import an_app
 
@@ -80,15 +81,17 @@ def test_status_is_taken_in_any_case(app: Celery, status: str) -> None:
     assert completed.key not in listed
 
 
+NOTHING = "nothing is recorded under it, and it is no record's task id or label"
+
 RESOLVE, RELEASE = ("resolve", "k", "--rerun"), ("release", "k")
 
 
 @pytest.mark.parametrize(
     ("command", "status", "reason"),
     [
-        (RESOLVE, None, "nothing is recorded under it"),
+        (RESOLVE, None, NOTHING),
         (RESOLVE, Status.RELEASED, "only an UNKNOWN outcome takes a verdict; it is RELEASED"),
-        (RELEASE, None, "nothing is recorded under it"),
+        (RELEASE, None, NOTHING),
         (RELEASE, Status.COMPLETED, "only what is IN_PROGRESS can be released; it is COMPLETED"),
     ],
 )
@@ -115,9 +118,13 @@ def test_record_is_shown_before_a_verdict_is_asked_for(app: Celery, command: tup
     shown, question = result.output.split("Did you check", 1)
     assert shown.splitlines() == [
         f"        status  {status}",
+        "           key  k",
+        f"         label  {record.label}",
         f"          task  {record.task}",
         f"       task_id  {record.task_id}",
         f"        worker  {record.worker}",
+        f"      attempts  {record.attempts}",
+        f"    created_at  {time_text(record.created_at)}",
         "    updated_at  2027-01-15T08:00:00.000Z",
         "         error  it stalled",
     ]

@@ -240,8 +240,9 @@ def test_a_worker_logs_what_nobody_wrote(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.filterwarnings("default")
-def test_check_says_both() -> None:
+def test_check_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
     """What somebody wrote as a warning, and what nobody wrote as advice; it succeeds all the same."""
+    monkeypatch.setattr("kombu.Connection.connect", lambda self: None)
     app = _app(SQS, broker_transport_options={"visibility_timeout": 1800})
     told = CliRunner().invoke(idempotency, ["check"], obj=SimpleNamespace(app=app))
 

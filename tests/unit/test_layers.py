@@ -53,6 +53,7 @@ PACKAGES: dict[str, set[str]] = {
     "stores.redis": {"redis"},
     "stores.sql": {"psycopg", "sqlalchemy"},
     "integration": {"billiard", "celery", "click", "kombu"},
+    "integration.cli": {"celery", "click", "kombu", "rich"},
     "contrib": set(),
     "contrib.django": {"celery", "django", "sqlalchemy"},
     "contrib.otel": {"opentelemetry"},

@@ -344,6 +344,36 @@ def test_command_publishes_what_waits(app: Celery, engine: Engine) -> None:
     result = _command(app, "--once")
 
     assert (result.exit_code, result.output) == (0, "published 1\n")
+    assert _command(app, "--once").output == "the outbox is empty\n"
+
+
+def test_command_says_what_it_leaves(app: Celery, engine: Engine, store: SQLStore) -> None:
+    """What cannot be published waits on; and the same for programs, who are told of all in one object."""
+    _waiting(app, engine, "o-1")
+    _enqueued(engine, store, DAMAGED[0])
+
+    told = _command(app, "--once")
+    assert told.output.startswith("published 1\n")
+    assert told.stdout.endswith("1 still wait; 'outbox' says why\n")
+
+    _waiting(app, engine, "o-2", "o-3")
+    assert json.loads(_command(app, "--once", "--json").stdout) == {"published": 2, "waiting": 1}
+    listed = CliRunner().invoke(idempotency, ["outbox", "--json"], obj=SimpleNamespace(app=app)).stdout
+    ((message),) = json.loads(listed)
+    assert (message["task_id"], message["failures"]) == ("damaged", 1)
+    assert message["reason"].startswith("DecodeError: ")
+    assert message["created_at"] < message["next_try"]
+
+
+def test_command_looks_again_for_programs(app: Celery, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each look that published something."""
+    _waiting(app, engine, "o-1")
+
+    def pause(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("celery_idempotent.integration.cli.relaying.time.sleep", pause)
+    assert json.loads(_command(app, "--json").stdout) == {"published": 1}
 
 
 def test_command_looks_again_until_it_is_interrupted(

@@ -96,7 +96,10 @@ def test_rows_of_the_command_line_cannot_be_forged() -> None:
     record = replace(record, steps={FORGED: {"lost": FORGED}})
     app.conf.idempotency_store.swap(record, None)
 
-    for arguments, lines in ((("list",), 2), (("show", record.key), len(record.to_fields()))):
+    for arguments, lines in (
+        (("list",), 2),
+        (("show", record.key), len(record.to_fields()) + 1),
+    ):  # and the effect key of the step
         result = CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=app))
         shown = result.stdout.removesuffix("\n").split("\n")
         assert len(shown) == lines

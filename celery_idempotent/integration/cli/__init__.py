@@ -4,7 +4,7 @@ The commands read the store itself, so they work with every broker; Celery's rem
 workers on SQS.
 """
 
-from celery_idempotent.integration.cli import gate, records, relaying, setting_up, verdicts  # noqa: F401 - its commands
+from celery_idempotent.integration.cli import gate, numbers, records, relaying, setting_up, verdicts  # noqa: F401
 from celery_idempotent.integration.cli.base import idempotency
 
 __all__ = ["idempotency"]

@@ -1,6 +1,7 @@
-"""What every command has in common: the group, the app and its store, and errors as sentences."""
+"""What every command has in common: the group, the app and its store, JSON, and what goes wrong as sentences."""
 
 import json
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,34 +10,75 @@ from typing import Any
 import click
 from celery import Celery
 
+from celery_idempotent.engine.delivery import EventName
 from celery_idempotent.errors import IdempotencyError, IdempotencyWarning
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.store import Store
+
+_TOLD = "celery_idempotent.told"
 
 
 @click.group(name="idempotency")
 @click.pass_context
 def idempotency(context: click.Context) -> None:
     """Set up, check and inspect the idempotency store."""
-    context.with_resource(_warnings_as_sentences())
+    context.with_resource(_warnings_as_sentences(context.meta.setdefault(_TOLD, [])))
+    context.with_resource(_log_as_sentences())
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs; times are ISO 8601 in UTC.")
+
+
+def echo_json(value: Any, *, indent: int | None = 2) -> None:
+    """Print ``value`` as JSON in ASCII, with nothing in it that a terminal obeys."""
+    click.echo(json.dumps(value, indent=indent, default=str).replace("\x7f", "\\u007f"))
+
+
+def told_in(context: click.Context) -> list[str]:
+    """The warnings that this command has printed so far."""
+    told: list[str] = context.meta[_TOLD]
+    return told
+
+
+def advise(sentence: str) -> None:
+    """Tell what may be a slip and is no error."""
+    click.echo(f"Advice: {one_line(sentence)}", err=True)
 
 
 @contextmanager
-def _warnings_as_sentences() -> Iterator[None]:
+def _warnings_as_sentences(told: list[str]) -> Iterator[None]:
     """Print this library's warnings without the line of code that gave them: they are about settings of the app."""
     with warnings.catch_warnings():
-        shown, told = warnings.showwarning, set[str]()
+        shown = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *place: Any, **keywords: Any) -> None:
             if not issubclass(category, IdempotencyWarning):
                 shown(message, category, *place, **keywords)
             elif (sentence := one_line(message)) not in told:  # Celery binds a task twice
-                told.add(sentence)
+                told.append(sentence)
                 click.echo(f"Warning: {sentence}", err=True)
 
         warnings.showwarning = show
         yield
+
+
+class _Sentences(logging.Handler):
+    """What is logged where nobody has configured logging, but for verdicts: the command tells what became of those."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = one_line(record.getMessage())
+        if EventName.VERDICT_GIVEN not in line.partition(" ")[0]:
+            click.echo(f"Warning: {line}", err=True)
+
+
+@contextmanager
+def _log_as_sentences() -> Iterator[None]:
+    before, logging.lastResort = logging.lastResort, _Sentences(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.lastResort = before
 
 
 def json_value(option: str, text: str, wanted: type = object) -> Any:

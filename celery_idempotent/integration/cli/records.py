@@ -1,71 +1,182 @@
 """Commands that look records up."""
 
-import sys
+import re
+from collections.abc import Sequence
 from itertools import islice
 
 import click
 
-from celery_idempotent.integration.cli.base import app_of, idempotency, json_value, readable_errors, store_of
-from celery_idempotent.integration.cli.screen import table
-from celery_idempotent.integration.cli.views import HEADS, fields_text, rows_of, status_of
+from celery_idempotent.engine.claim import effect_key
+from celery_idempotent.engine.search import looked_up
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.integration.cli import screen
+from celery_idempotent.integration.cli.asked import Asked, Count, filters
+from celery_idempotent.integration.cli.base import (
+    advise,
+    app_of,
+    as_json,
+    echo_json,
+    idempotency,
+    json_value,
+    readable_errors,
+    store_of,
+)
+from celery_idempotent.integration.cli.screen import Column
+from celery_idempotent.integration.cli.views import (
+    age_text,
+    brief,
+    everything,
+    names_of_effects,
+    short,
+    status_of,
+    time_text,
+    whole,
+)
+from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.integration.task import IdempotentMixin
-from celery_idempotent.protocol.record import Status
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.record import Record
 
 
 @idempotency.command()
 @click.argument("task")
 @click.option("--args", "arguments", default="[]", help="Positional arguments, as a JSON list.")
 @click.option("--kwargs", "keywords", default="{}", help="Keyword arguments, as a JSON object.")
+@as_json
 @click.pass_context
-def key(context: click.Context, task: str, arguments: str, keywords: str) -> None:
+def key(context: click.Context, task: str, arguments: str, keywords: str, as_json: bool) -> None:
     """Print the idempotency key that a call of TASK would have."""
+    args, kwargs = json_value("--args", arguments, list), json_value("--kwargs", keywords, dict)
     app = app_of(context)
     if task not in app.tasks:
         raise click.BadParameter(f"this app has no task {task}; it has: {', '.join(sorted(app.tasks))}")
     if not isinstance(app.tasks[task], IdempotentMixin):
         raise click.BadParameter(f"{task} is not idempotent: its base is not IdempotentTask")
-    args, kwargs = json_value("--args", arguments, list), json_value("--kwargs", keywords, dict)
     with readable_errors():
         try:
-            click.echo(app.tasks[task].idempotency_key_for(*args, **kwargs))
+            found = app.tasks[task].idempotency_key_for(*args, **kwargs)
         except TypeError as error:
             raise click.UsageError(f"{task} does not take these arguments: {error}") from error
+    if as_json:
+        echo_json({"task": task, "key": found})
+    else:
+        click.echo(found)
 
 
 @idempotency.command()
 @click.argument("key")
+@as_json
 @click.pass_context
-def show(context: click.Context, key: str) -> None:
-    """Print all that is recorded under KEY."""
+def show(context: click.Context, key: str, as_json: bool) -> None:
+    """Print all that is recorded under KEY.
+
+    KEY may also be the beginning of a key or of its hash, a task id, or a label. For these the whole store is read.
+    """
+    runtime = runtime_of(app_of(context))
     with readable_errors():
-        store = store_of(context)
-        record = store.get(key)
-        if record is None:
-            raise click.ClickException(f"nothing is recorded under {key}")
-        click.echo(fields_text({**record.to_fields(), "status": status_of(record, store.now())}))
+        store = runtime.store
+        record = looked_up(store, key)
+        now, policy = store.now(), runtime.policy_of(record)
+        if as_json:
+            echo_json(whole(record, now, policy))
+        else:
+            screen.lines(everything(record, now, policy))
+
+
+@idempotency.command("effect-key")
+@click.argument("key")
+@click.argument("name")
+@as_json
+@click.pass_context
+def print_effect_key(context: click.Context, key: str, name: str, as_json: bool) -> None:
+    """Print the key by which the operation KEY calls a receiver.
+
+    NAME is that of the step, or what the body gave to attempt.effect_key(). KEY is as for show; a whole key need not be
+    recorded any more.
+    """
+    runtime = runtime_of(app_of(context))
+    with readable_errors():
+        full = _full_key(runtime, key, name)
+    if as_json:
+        echo_json({"key": full, "name": name, "effect_key": effect_key(full, name)})
+    else:
+        click.echo(effect_key(full, name))
+
+
+def _full_key(runtime: Runtime, key: str, name: str) -> str:
+    try:
+        record = looked_up(runtime.store, key)
+    except PolicyError:
+        if _WHOLE.fullmatch(key) is None:
+            raise
+        return key
+    known = names_of_effects(record, runtime.policy_of(record))
+    if known and name not in known:
+        advise(f"nothing is known of an effect called {name}; known are: {', '.join(known)}")
+    return record.key
+
+
+_WHOLE = re.compile(".+:[0-9a-f]{64}", re.DOTALL)
+"""What every derived key looks like."""
 
 
 @idempotency.command(name="list")
-@click.option(
-    "--status",
-    type=click.Choice([str(each) for each in Status], case_sensitive=False),
-    metavar="STATUS",
-    help=f"Only records in this status: {', '.join(Status)}; upper or lower case.",
-)
-@click.option("--task", metavar="TASK", help="Only records of this task.")
-@click.option("--limit", default=100, show_default=True, metavar="N", help="At most that many records.")
+@filters
+@click.option("--limit", default=100, show_default=True, type=Count(), metavar="N", help="At most that many records.")
+@as_json
 @click.pass_context
-def list_records(context: click.Context, status: str | None, task: str | None, limit: int) -> None:
-    """List records, oldest write first. Reads the whole store: mind the cost of a large table."""
+def list_records(context: click.Context, asked: Asked, limit: int, as_json: bool) -> None:
+    """List records, oldest write first.
+
+    Reads the whole store unless that has an index for what is asked: mind the cost of a large table. A terminal shows a
+    page at a time, and of each key what show, resolve, release and forget take for it.
+    """
     store = store_of(context)
-    records = store.scan(status=Status(status) if status else None, task=task)
-    with (
-        readable_errors(),
-        click.progressbar(islice(records, limit), length=limit, label="reading", file=sys.stderr) as bar,
-    ):
-        found = list(bar)
+    with readable_errors():
+        records = asked.meant(store)
+        listed = sorted(screen.counted("reading", islice(records, limit)), key=lambda record: record.updated_at)
         is_all = next(records, None) is None
-        rows = rows_of(sorted(found, key=lambda record: record.updated_at), store.now())
-    click.echo(table(rows, last=HEADS.index("KEY")))
+        now = store.now()
+    if as_json:
+        echo_json([brief(each, now) for each in listed])
+    else:
+        print_records(listed, now)
     if not is_all:
-        click.echo(f"there are more than these {limit}; give --limit", err=True)
+        click.echo(f"Warning: there are more than these {limit}; ask for fewer, or give --limit", err=True)
+    if not listed:
+        asked.advise(app_of(context))
+
+
+def print_records(records: Sequence[Record], now: int) -> None:
+    """Print a table of records; a column for labels only where there is one."""
+    is_narrow = (width := screen.width()) is not None and width < screen.NARROW
+    columns = [Column("STATUS"), Column("AGE" if is_narrow else "UPDATED")]
+    columns += [] if is_narrow else [Column("ATTEMPTS", is_number=width is not None)]
+    columns += [Column("TASK", is_cut=True)]
+    columns += [Column("LABEL", is_cut=True)] if any(each.label for each in records) else []
+    columns += [Column("KEY")]
+    columns += [] if is_narrow else [Column("WORKER", is_cut=True)]
+    rows = [[_cell(record, each.head, now) for each in columns] for record in records]
+    if width is not None and not _fit(columns, rows, width):
+        key = [each.head for each in columns].index("KEY")
+        rows = [[*row[:key], short(record.key), *row[key + 1 :]] for row, record in zip(rows, records, strict=True)]
+    screen.table(columns, rows)
+
+
+def _fit(columns: Sequence[Column], rows: Sequence[Sequence[object]], width: int) -> bool:
+    """Whether whole keys leave every cell its room."""
+    heads = [each.head for each in columns]
+    longest = [max(len(one_line(each)) for each in column) for column in zip(heads, *rows, strict=True)]
+    return sum(longest) + 2 * len(longest) <= width
+
+
+def _cell(record: Record, head: str, now: int) -> object:
+    match head:
+        case "STATUS":
+            return status_of(record, now)
+        case "AGE":
+            return age_text(now - record.updated_at)
+        case "UPDATED":
+            return time_text(record.updated_at, "seconds")
+        case _:
+            return getattr(record, head.lower())

@@ -6,41 +6,75 @@ import click
 from kombu.exceptions import OperationalError
 
 from celery_idempotent.integration import outbox
-from celery_idempotent.integration.cli.base import app_of, idempotency, readable_errors, store_of
-from celery_idempotent.integration.cli.screen import table
-from celery_idempotent.integration.cli.views import duration_text
+from celery_idempotent.integration.cli import screen
+from celery_idempotent.integration.cli.asked import Amount, Count
+from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
+from celery_idempotent.integration.cli.screen import Column
+from celery_idempotent.integration.cli.views import duration_text, time_text
+from celery_idempotent.protocol.store import WaitingMessage
+
+MOST_COUNTED = 100_000
+"""Messages that wait; where there are more, nobody needs to know how many."""
 
 
 @idempotency.command()
 @click.option("--once", is_flag=True, help="Publish what waits now, and end.")
-@click.option("--every", default=1.0, show_default=True, metavar="SECONDS", help="Pause between two looks.")
+@click.option(
+    "--every",
+    default=1.0,
+    show_default=True,
+    type=Amount("seconds"),
+    metavar="SECONDS",
+    help="Pause between two looks.",
+)
+@as_json
 @click.pass_context
-def relay(context: click.Context, once: bool, every: float) -> None:
+def relay(context: click.Context, once: bool, every: float, as_json: bool) -> None:
     """Publish messages that wait in the outbox of an SQL store.
 
     Workers do so, too, by idempotency_relay.
     """
     app = app_of(context)
     with readable_errors():
+        waiting = outbox.outbox_of(app)
+        total = 0
         while True:
             try:
                 published = outbox.relay(app)
             except OperationalError as error:
                 raise click.ClickException(f"the broker did not answer: {error}") from error
-            if published:
-                click.echo(f"published {published}")
+            total += published
+            if published and not (once and as_json):
+                _tell_published(published, as_json)
             elif once:
+                _tell_end(total, waiting.waiting(MOST_COUNTED), as_json)
                 return
             else:
                 time.sleep(every)
 
 
+def _tell_published(count: int, as_json: bool) -> None:
+    if as_json:
+        echo_json({"published": count}, indent=None)
+    else:
+        click.echo(f"published {count}")
+
+
+def _tell_end(published: int, waiting: list[WaitingMessage], as_json: bool) -> None:
+    """What was found by a relay that ends, and what is left: messages that could not be published, or are taken."""
+    if as_json:
+        echo_json({"published": published, "waiting": len(waiting)})
+    elif waiting:
+        click.echo(f"{len(waiting)} still wait; 'outbox' says why")
+    elif not published:
+        click.echo("the outbox is empty")
+
+
 @idempotency.command(name="outbox")
-@click.option(
-    "--limit", default=100, show_default=True, type=click.IntRange(1), metavar="N", help="At most that many messages."
-)
+@click.option("--limit", default=100, show_default=True, type=Count(), metavar="N", help="At most that many messages.")
+@as_json
 @click.pass_context
-def list_outbox(context: click.Context, limit: int) -> None:
+def list_outbox(context: click.Context, limit: int, as_json: bool) -> None:
     """List messages that wait in the outbox, the oldest first.
 
     How often and why they failed, and when they are tried next.
@@ -49,8 +83,28 @@ def list_outbox(context: click.Context, limit: int) -> None:
     with readable_errors():
         waiting = outbox.outbox_of(app_of(context)).waiting(limit)
     now = store.now()
-    rows = [("TASK ID", "AGE", "FAILURES", "NEXT TRY", "REASON")]
-    for each in waiting:
-        next_try = f"in {duration_text(each.next_try - now)}" if each.next_try > now else "now"
-        rows.append((each.id, duration_text(now - each.created_at), str(each.failures), next_try, each.reason or ""))
-    click.echo(table(rows, last=rows[0].index("REASON")))
+    if as_json:
+        echo_json([_plain(each) for each in waiting])
+        return
+    columns = [Column("TASK ID"), Column("AGE"), Column("FAILURES"), Column("NEXT TRY"), Column("REASON", is_cut=True)]
+    screen.table(
+        columns,
+        [
+            (each.id, duration_text(now - each.created_at), each.failures, _next_try(each, now), each.reason or "")
+            for each in waiting
+        ],
+    )
+
+
+def _next_try(message: WaitingMessage, now: int) -> str:
+    return f"in {duration_text(message.next_try - now)}" if message.next_try > now else "now"
+
+
+def _plain(message: WaitingMessage) -> dict[str, object]:
+    return {
+        "task_id": message.id,
+        "created_at": time_text(message.created_at),
+        "failures": message.failures,
+        "next_try": time_text(message.next_try) if message.next_try else None,
+        "reason": message.reason,
+    }

@@ -1,26 +1,170 @@
-"""What is drawn on a terminal."""
+"""What is drawn on a terminal, by rich; for a pipe, plain lines that are never cut.
 
-import shutil
+rich is imported where a terminal is there: a worker imports the commands, too, and draws nothing. What is shown was
+written by others, so it goes through ``one_line``, and never through rich's markup.
+"""
+
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from celery_idempotent.integration import tables
 from celery_idempotent.printable import one_line
 
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
 
-def table(rows: Iterable[Sequence[object]], *, last: int) -> str:
-    """``rows`` in columns; the first one is the heads, and ``last`` the column that is never cut."""
-    cells: list[tables.Row] = [tuple(map(one_line, row)) for row in rows]
-    return tables.table(cells, last=last, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+T = TypeVar("T")
+
+NARROW = 120
+"""Columns of a terminal below which a list leaves out what is least asked for."""
+
+_STYLES = {
+    "UNKNOWN": "bold red",
+    "FAILED": "red",
+    "IN_PROGRESS": "yellow",
+    "COMPLETED": "green",
+    "RELEASED": "cyan",
+    "FORGOTTEN": "dim",
+}
 
 
-def counted(label: str, totals: Iterator[int]) -> int:
-    """The last of ``totals``, which are shown while they grow."""
-    with click.progressbar(totals, label=label, item_show_func=_shown, show_percent=False, file=sys.stderr) as bar:
-        return max(bar, default=0)
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Args:
+        head: Its head.
+        is_cut: Whether its cells may be cut, where the terminal is too narrow for all.
+        is_number: Whether its cells stand on the right.
+    """
+
+    head: str
+    is_cut: bool = False
+    is_number: bool = False
 
 
-def _shown(total: int | None) -> str:
-    return str(total or 0)
+def is_terminal(*, err: bool = False) -> bool:
+    """Whether somebody sees what is printed."""
+    return (sys.stderr if err else sys.stdout).isatty()
+
+
+def is_conversation() -> bool:
+    """Whether somebody is there to be asked."""
+    return sys.stdin.isatty() and is_terminal()
+
+
+def width() -> int | None:
+    """Characters in a line of the terminal; None where there is none, and a line may be of any length."""
+    return _console().width if is_terminal() else None
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows: in a terminal, each on one line of it, by a pager where there are more than it has lines."""
+    cells = [[one_line(each) for each in row] for row in rows]
+    if not is_terminal():
+        click.echo(_aligned([[each.head for each in columns], *cells]))
+        return
+    console = _console()
+    with console.capture() as captured:
+        console.print(drawn(columns, cells))
+    if len(cells) + 2 > console.height:
+        click.echo_via_pager(captured.get(), color=True)
+    else:
+        click.echo(captured.get(), nl=False)
+
+
+def drawn(columns: Sequence[Column], cells: Iterable[Sequence[str]]) -> "Table":
+    """A table for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for each in columns:
+        made.add_column(
+            Text(each.head), no_wrap=not each.is_cut, overflow="ellipsis", justify="right" if each.is_number else "left"
+        )
+    for row in cells:
+        styles = [
+            _STYLES.get(cell.partition(",")[0], "") if column.head == "STATUS" else ""
+            for column, cell in zip(columns, row, strict=True)
+        ]
+        made.add_row(
+            *(Text(cell, style, no_wrap=True, overflow="ellipsis") for cell, style in zip(row, styles, strict=True))
+        )
+    return made
+
+
+def lines(pairs: Iterable[tuple[str, object]]) -> None:
+    """Print names with what is behind them."""
+    shown = [(name, one_line(value)) for name, value in pairs]
+    if not is_terminal():
+        click.echo("\n".join(f"{name:>14}  {text}" for name, text in shown))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table.grid(padding=(0, 2, 0, 0))
+    made.add_column(justify="right", min_width=14, no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, text in shown:
+        made.add_row(Text(name, "dim"), Text(text, _STYLES.get(text.partition(",")[0], "") if name == "status" else ""))
+    _console().print(made)
+
+
+def counted(label: str, items: Iterable[T], *, total: int | None = None) -> Iterator[T]:
+    """``items``, while a terminal is told how many there were, and of how many if that is known; a pipe is not."""
+    with _progress(label, total) as tell:
+        for number, each in enumerate(items, 1):
+            yield each
+            tell(number)
+
+
+def grown(label: str, totals: Iterable[int]) -> int:
+    """The last of ``totals``, which a terminal is told while they grow."""
+    last = 0
+    with _progress(label, None) as tell:
+        for last in totals:
+            tell(last)
+    return last
+
+
+@contextmanager
+def _progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    if not is_terminal(err=True):
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+    known: list[Any] = (
+        [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()] if total else [TextColumn("{task.completed:,}")]
+    )
+    with Progress(
+        SpinnerColumn(), TextColumn(label), *known, console=_console(stderr=True), transient=True
+    ) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+@contextmanager
+def live() -> Iterator[Callable[["RenderableType"], None]]:
+    """Within the block, what is given to the function is drawn in place of what was drawn before."""
+    from rich.live import Live
+
+    with Live(console=_console(), auto_refresh=False) as shown:
+        yield lambda made: shown.update(made, refresh=True)
+
+
+def _console(*, stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, force_terminal=True)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -2,67 +2,90 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import click
 
-from celery_idempotent.integration.cli.base import app_of, idempotency, readable_errors, store_of
-from celery_idempotent.integration.cli.screen import counted
+from celery_idempotent.errors import StoreMisconfigured
+from celery_idempotent.integration.cli import screen
+from celery_idempotent.integration.cli.asked import Amount, Count
+from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
+from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Status
-from celery_idempotent.protocol.store import PurgeableStore, Store
+from celery_idempotent.protocol.store import PurgeableStore, Store, VerifiableStore
 
 _DIALECTS = ["postgresql", "mysql", "mariadb", "sqlite"]
 
 
 @idempotency.command()
+@as_json
 @click.pass_context
-def provision(context: click.Context) -> None:
+def provision(context: click.Context, as_json: bool) -> None:
     """Create the table or schema if it is missing; safe to repeat."""
     store = store_of(context)
     with readable_errors():
+        lacking = _lacking(store)
         store.provision()
-    click.echo(f"{store!r} is ready")
+    if as_json:
+        echo_json({"store": repr(store), "lacked": lacking})
+    else:
+        click.echo(f"{store!r} is ready; {f'before: {lacking}' if lacking else 'nothing was missing'}")
+
+
+def _lacking(store: Store) -> str | None:
+    """What keeps the store from being used as it is; None if nothing does."""
+    try:
+        if isinstance(store, VerifiableStore):
+            store.verify()
+    except StoreMisconfigured as error:
+        return str(error)
+    return None
 
 
 @idempotency.command()
 @click.option(
-    "--batch",
-    default=1000,
-    show_default=True,
-    type=click.IntRange(1, 10_000),
-    metavar="N",
-    help="Delete N at a time.",
+    "--batch", default=1000, show_default=True, type=Count(most=10_000), metavar="N", help="Delete N at a time."
 )
-@click.option("--max", "most", default=sys.maxsize, type=click.IntRange(1), metavar="N", help="Stop after N.")
+@click.option("--max", "most", default=sys.maxsize, type=Count(), metavar="N", help="Stop after N.")
 @click.option(
     "--released-before",
     "days",
-    type=click.FloatRange(0, min_open=True),
+    type=Amount("days"),
     metavar="DAYS",
     help="Delete RELEASED records, too, that were not touched for DAYS. They never expire by themselves, as they hold "
     "the finished steps and the fingerprint of an operation that may be delivered again; both are forgotten then.",
 )
+@as_json
 @click.pass_context
-def purge(context: click.Context, batch: int, most: int, days: float | None) -> None:
+def purge(context: click.Context, batch: int, most: int, days: float | None, as_json: bool) -> None:
     """Delete outcomes that are no longer kept.
 
     Run it once a day; workers do not mind. Some stores delete them by themselves. With --released-before the whole
     store is read.
     """
     store = store_of(context)
+    found = _Released()
     with readable_errors():
-        purged = (
-            counted("deleting outcomes", _purging(store, batch, most)) if isinstance(store, PurgeableStore) else None
-        )
-        released = None if days is None else counted("deleting released", _deleting_released(store, days, most))
+        purged = None
+        if isinstance(store, PurgeableStore):
+            purged = screen.grown("deleting outcomes", _purging(store, batch, most))
+        if days is not None:
+            screen.grown("deleting released", _deleting_released(store, days, most, found))
+    if as_json:
+        deleted = None if days is None else found.deleted
+        echo_json({"store": repr(store), "outcomes": purged, "released": deleted})
+        return
     click.echo(f"{store!r} deletes outcomes by itself" if purged is None else f"{purged} outcomes deleted")
-    if released is not None:
-        click.echo(f"{released} released records deleted")
+    if days is not None:
+        kept = "" if found.deleted == most else f"; {found.kept} others are younger, or were claimed meanwhile"
+        click.echo(f"{found.deleted} released records deleted{kept}")
 
 
 @idempotency.command()
 @click.option("--dialect", type=click.Choice(_DIALECTS), help="For which database; default: that of the store.")
+@as_json
 @click.pass_context
-def ddl(context: click.Context, dialect: str | None) -> None:
+def ddl(context: click.Context, dialect: str | None, as_json: bool) -> None:
     """Print the statements that create the tables of an SQL store.
 
     Needs no database.
@@ -79,7 +102,14 @@ def ddl(context: click.Context, dialect: str | None) -> None:
     dialect = dialect or (store.dialect if isinstance(store, SQLStore) else None)
     if dialect is None:
         raise click.UsageError(f"idempotency_store is not an SQL store; give --dialect: {', '.join(_DIALECTS)}")
-    click.echo(printed(dialect, *tables), nl=False)
+    statements, whose = (
+        printed(dialect, *tables),
+        repr(store) if tables else "idempotency_store, where it names no others",
+    )
+    if as_json:
+        echo_json({"dialect": dialect, "store": repr(store) if tables else None, "sql": statements})
+    else:
+        click.echo(f"-- for {dialect}: the tables of {one_line(whose)}\n{statements}", nl=False)
 
 
 def _purging(store: PurgeableStore, batch: int, most: int) -> Iterator[int]:
@@ -90,12 +120,22 @@ def _purging(store: PurgeableStore, batch: int, most: int) -> Iterator[int]:
         yield total
 
 
-def _deleting_released(store: Store, days: float, most: int) -> Iterator[int]:
+@dataclass(slots=True)
+class _Released:
+    """How many released records were deleted, and how many were not: too young, or claimed meanwhile."""
+
+    deleted: int = 0
+    kept: int = 0
+
+
+def _deleting_released(store: Store, days: float, most: int, found: _Released) -> Iterator[int]:
     """How many are deleted so far, one by one."""
-    total, before = 0, store.now() - round(days * 86_400_000)
+    before = store.now() - round(days * 86_400_000)
     for record in store.scan(status=Status.RELEASED):
         if record.updated_at < before and store.delete(record.key, record.revision):
-            total += 1
-            yield total
-            if total == most:
+            found.deleted += 1
+            yield found.deleted
+            if found.deleted == most:
                 return
+        else:
+            found.kept += 1

@@ -1,0 +1,160 @@
+"""Options of several commands: numbers, ages, and which records are meant."""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import click
+from celery import Celery
+
+from celery_idempotent.engine.search import FORGOTTEN, Filter, found
+from celery_idempotent.integration.binding import idempotent_tasks
+from celery_idempotent.integration.cli.base import advise
+from celery_idempotent.protocol.operation import is_forgotten
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import Store
+
+if TYPE_CHECKING:
+    _Whole: TypeAlias = click.ParamType[int]
+    _Real: TypeAlias = click.ParamType[float]
+else:
+    _Whole = _Real = click.ParamType  # not generic before click 8.5
+
+
+class Count(_Whole):
+    """A whole number from 1 on."""
+
+    name = "count"
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number that ``value`` is."""
+        try:
+            number = int(value)
+        except ValueError:
+            number = 0
+        if not 1 <= number <= (self._most or number):
+            upto = f" to {self._most}" if self._most else " on"
+            self.fail(f"must be a whole number from 1{upto}, and is {str(value)!r}", param, ctx)
+        return number
+
+
+class Amount(_Real):
+    """A number above 0 of some ``unit``."""
+
+    name = "amount"
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number that ``value`` is."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            self.fail(f"must be {self._unit}, a number above 0, and is {str(value)!r}", param, ctx)
+        return number
+
+
+class Age(_Whole):
+    """An age such as ``2d``, in milliseconds."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The milliseconds that ``value`` is."""
+        written = _AGE.fullmatch(str(value))
+        if written is None:
+            self.fail(f"must be an age such as 30m, 1h or 2d (s, m, h, d, w), and is {str(value)!r}", param, ctx)
+        return round(float(written[1]) * _UNITS[written[2].lower()])
+
+
+_AGE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])", re.IGNORECASE)
+_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+_FINAL = (Status.COMPLETED, Status.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which records are meant; what is None is not asked about. ``status`` is as people are shown it."""
+
+    status: str | None
+    task: str | None
+    label: str | None
+    worker: str | None
+    older_than: int | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is asked about."""
+        return all(getattr(self, each.name) is None for each in fields(self))
+
+    def meant(self, store: Store, *, status: Status | None = None) -> Iterator[Record]:
+        """The records that are meant, in no order; ``status`` counts where none was asked about."""
+        now = store.now()
+        asked = self.status or status
+        wanted = Filter(
+            status=None if asked in (None, FORGOTTEN) else Status(asked),
+            task=self.task,
+            label=self.label,
+            worker=self.worker,
+            before=None if self.older_than is None else now - self.older_than,
+        )
+        for each in found(store, wanted):
+            is_past = is_forgotten(each, now)
+            if asked is None or is_past == (asked == FORGOTTEN):
+                yield each
+
+    def advise(self, app: Celery) -> None:
+        """Tell which tasks there are, where the app has none of this name; its records may still be there."""
+        if self.task is None or self.task in app.tasks:
+            return
+        known = sorted(each.name for each in idempotent_tasks(app))
+        nearest = get_close_matches(self.task, known, n=1)
+        advise(
+            f"this app has no task {self.task}{f'; did you mean {nearest[0]}?' if nearest else ''}; "
+            f"its idempotent tasks: {', '.join(known) or 'none'}"
+        )
+
+
+_OPTIONS = (
+    click.option(
+        "--status",
+        type=click.Choice([*map(str, Status), FORGOTTEN], case_sensitive=False),
+        metavar="STATUS",
+        help=f"Only in this status: {', '.join([*Status, FORGOTTEN])}; upper or lower case.",
+    ),
+    click.option("--task", metavar="TASK", help="Only of this task."),
+    click.option("--label", metavar="LABEL", help="Only with this label; 'acme/*' stands for all that begin so."),
+    click.option("--worker", metavar="NAME", help="Only those whose last attempt ran there."),
+    click.option("--older-than", type=Age(), metavar="AGE", help="Only those last written so long ago: 30m, 1h, 2d."),
+)
+
+
+def filters(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say which records are meant, as one argument: ``asked``."""
+
+    @wraps(command)
+    def gathered(
+        *args: Any,
+        status: str | None,
+        task: str | None,
+        label: str | None,
+        worker: str | None,
+        older_than: int | None,
+        **kwargs: Any,
+    ) -> None:
+        command(*args, asked=Asked(status, task, label, worker, older_than), **kwargs)
+
+    for option in reversed(_OPTIONS):
+        gathered = option(gathered)
+    return gathered
