@@ -158,9 +158,15 @@ def refuse_unsupported_body(cls: type) -> None:
         body = body.__wrapped__
     for each in (body, getattr(body, "__call__", None)):  # noqa: B004 - an object's own, to look at
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
-            raise PolicyError("base", cls.__name__, f"an async body {_LATE}; {_AWAIT}")
+            raise PolicyError("body", f"async def {cls.__name__}", f"{_place(body)}an async body {_LATE}; {_AWAIT}")
         if inspect.isgeneratorfunction(each):
-            raise PolicyError("base", cls.__name__, f"a generator {_LATE}; {_ITERATE}")
+            raise PolicyError("body", f"def {cls.__name__}", f"{_place(body)}a generator {_LATE}; {_ITERATE}")
+
+
+def _place(body: Any) -> str:
+    """Where a body was written: it is refused wherever its app is used first, with that place in the traceback."""
+    code = getattr(body, "__code__", None)
+    return f"{code.co_filename}, line {code.co_firstlineno}: " if code else ""
 
 
 def refuse_unfinished(value: Any, task: str) -> None:
@@ -177,9 +183,7 @@ def refuse_unfinished(value: Any, task: str) -> None:
             value.close()
     if isinstance(value, Awaitable | Generator | AsyncGenerator):
         remedy = _AWAIT if isinstance(value, Awaitable) else _ITERATE
-        raise PolicyError(
-            "base", task, f"its body returned an unfinished {type(value).__name__}, which {_LATE}; {remedy}"
-        )
+        raise PolicyError("body", task, f"it returned an unfinished {type(value).__name__}, which {_LATE}; {remedy}")
 
 
 _FINISHED = {type(None), bool, int, float, str, bytes, list, tuple, dict}

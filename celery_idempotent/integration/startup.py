@@ -26,7 +26,6 @@ from celery_idempotent.integration.binding import (
     is_builtin,
     is_enforced,
     is_protected,
-    named,
 )
 from celery_idempotent.integration.hints import Hint, hints, setup_of
 from celery_idempotent.integration.settings import runtime_of
@@ -123,8 +122,14 @@ def _check_tasks(app: Celery, default: Policy) -> None:
         )
     for task in tasks:
         if task.idempotent is None:
-            with named(task.name):
+            try:
                 check_policy(default, body_signature(type(task)))
+            except PolicyError as error:
+                raise PolicyError(
+                    "idempotency_policy",
+                    f"Policy({error.option}={error.value})",
+                    f"{task.name}: {error.remedy}; a task can have a policy of its own: idempotent=Policy(...)",
+                ) from error
 
 
 def check_at_start(app: Celery) -> None:

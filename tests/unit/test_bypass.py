@@ -698,7 +698,8 @@ def test_policy_of_an_app_that_does_not_fit_a_task_stops_its_worker() -> None:
     name = _name()
     app.task(name=name, shared=False, base=IdempotentTask)(charge)
 
-    with pytest.raises(PolicyError, match=f"{name}: the task has no argument 'order_id'"):
+    told = rf"^idempotency_policy=Policy\(key='order_id'\): {name}: the task has no argument 'order_id'"
+    with pytest.raises(PolicyError, match=told):
         check(app, "celery.concurrency.solo")
 
 
