@@ -387,10 +387,10 @@ def _rights(who: str, place: str) -> list[str]:
 
 def test_operator_needs_the_documented_rights_and_no_more(served: Database) -> None:
     """For every command: what the page says of it is enough, and less is not."""
-    looks, purges = "`check`, `show`, `list`, `resolve`, `release`", "`purge`"
+    looks, purges = "`check`, `show`, `effect-key`, `list`, `resolve`, `release`, `forget`", "`purge`"
     records, outbox = "on the table of records", "on the outbox"
     cases = [
-        (_rights(looks, records), [], {"purge", "outbox", "relay"}),
+        (_rights(looks, records), [], {"purge", "stats", "outbox", "relay"}),
         ([*_rights(looks, records), *_rights(purges, records)], _rights("`outbox`", outbox), {"relay"}),
         ([*_rights(looks, records), *_rights(purges, records)], _rights("`relay`", outbox), set()),
     ]

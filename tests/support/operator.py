@@ -54,7 +54,7 @@ def refused(done: dict[tuple[str, ...], Result]) -> set[str]:
 
 def _commands(store: Store) -> Iterator[tuple[str, ...]]:
     unknown, doubtful = _keep(store, status=Status.UNKNOWN), _keep(store, status=Status.UNKNOWN)
-    abandoned = _keep(store, lease_until=1)
+    abandoned = _keep(store, lease_until=1, fencing_token=1)
     _keep(store, status=Status.RELEASED, updated_at=1)
     outcome = replace(a_completion(a_record()), expires_at=store.now() // 1000 - 60)
     store.swap(outcome, None)
