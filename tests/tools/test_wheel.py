@@ -32,6 +32,7 @@ TESTED_BY = (
         "pytest",
         "pytest-timeout",
         "python-json-logger",
+        "pyyaml",
     ),
     *("pg8000", "psycopg[binary]", "psycopg2-binary", "pymysql"),
 )
