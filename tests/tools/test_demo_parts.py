@@ -323,7 +323,7 @@ BROUGHT_BY = {
     "celery": "install_requires",
     "click": "install_requires",  # of celery
     "kombu": "install_requires",
-    "rich": "demo",
+    "rich": "install_requires",
     "sqlalchemy": "sql",
 }
 
