@@ -25,7 +25,7 @@ else:
     _Whole = _Real = click.ParamType  # not generic before click 8.5
 
 
-class Count(_Whole):
+class WholeNumber(_Whole):
     """A whole number from 1 on."""
 
     name = "count"

@@ -10,7 +10,7 @@ from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.engine.search import looked_up
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.asked import Asked, Count, filters
+from celery_idempotent.integration.cli.asked import Asked, WholeNumber, filters
 from celery_idempotent.integration.cli.base import (
     advise,
     app_of,
@@ -122,7 +122,9 @@ _WHOLE = re.compile(".+:[0-9a-f]{64}", re.DOTALL)
 
 @idempotency.command(name="list")
 @filters
-@click.option("--limit", default=100, show_default=True, type=Count(), metavar="N", help="At most that many records.")
+@click.option(
+    "--limit", default=100, show_default=True, type=WholeNumber(), metavar="N", help="At most that many records."
+)
 @as_json
 @click.pass_context
 def list_records(context: click.Context, asked: Asked, limit: int, as_json: bool) -> None:

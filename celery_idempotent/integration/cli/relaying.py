@@ -7,7 +7,7 @@ from kombu.exceptions import OperationalError
 
 from celery_idempotent.integration import outbox
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.asked import Amount, Count
+from celery_idempotent.integration.cli.asked import Amount, WholeNumber
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.cli.views import duration_text, time_text
@@ -71,7 +71,9 @@ def _tell_end(published: int, waiting: list[WaitingMessage], as_json: bool) -> N
 
 
 @idempotency.command(name="outbox")
-@click.option("--limit", default=100, show_default=True, type=Count(), metavar="N", help="At most that many messages.")
+@click.option(
+    "--limit", default=100, show_default=True, type=WholeNumber(), metavar="N", help="At most that many messages."
+)
 @as_json
 @click.pass_context
 def list_outbox(context: click.Context, limit: int, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import click
 
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.asked import Amount, Count
+from celery_idempotent.integration.cli.asked import Amount, WholeNumber
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Status
@@ -44,9 +44,9 @@ def _lacking(store: Store) -> str | None:
 
 @idempotency.command()
 @click.option(
-    "--batch", default=1000, show_default=True, type=Count(most=10_000), metavar="N", help="Delete N at a time."
+    "--batch", default=1000, show_default=True, type=WholeNumber(most=10_000), metavar="N", help="Delete N at a time."
 )
-@click.option("--max", "most", default=sys.maxsize, type=Count(), metavar="N", help="Stop after N.")
+@click.option("--max", "most", default=sys.maxsize, type=WholeNumber(), metavar="N", help="Stop after N.")
 @click.option(
     "--released-before",
     "days",
