@@ -270,21 +270,27 @@ def test_limit_that_strikes_while_the_log_is_written_does_not_lose_the_result(
         attempt.raise_struck()
 
 
+@pytest.mark.parametrize("completes", [False, True])
 def test_log_does_not_say_that_a_lost_result_was_recorded(
-    store: FaultyStore, clock: FakeClock, caplog: pytest.LogCaptureFixture
+    store: FaultyStore, clock: FakeClock, caplog: pytest.LogCaptureFixture, completes: bool
 ) -> None:
-    """Somebody took over in the outage."""
+    """Somebody took over in the outage, and perhaps has a result, which counts instead."""
     attempt = _claimed(store, clock)
     store.faults.extend(["request lost"] * 2)
 
     def take_over(seconds: float) -> None:
         clock.on_sleep = lambda seconds: None
         clock.advance(LEASE + 1_000)
-        assert isinstance(claim(store, _operation()), Run)
+        successor = _claimed(store, clock)
+        if completes:
+            successor.complete(ONE)
 
     clock.on_sleep = take_over
-    with pytest.raises(LeaseLost):
-        attempt.complete(ONE)
+    if completes:
+        assert isinstance(attempt.complete(ONE), Superseded)
+    else:
+        with pytest.raises(LeaseLost):
+            attempt.complete(ONE)
 
     assert [each.partition(" ")[0] for each in caplog.messages] == ["event=idempotency.result_waits"]
 

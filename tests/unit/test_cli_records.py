@@ -237,7 +237,7 @@ def _with_steps(app: Celery) -> Record:
         task="shop.charge",
         steps={
             "paid": to_plain(Finished(Encoded('{"id": "ch_1"}', "application/json"))),
-            "packed": to_plain(Finished(Encoded(b"\x80", "application/x-python-serialize"))),
+            "packed": to_plain(Finished(Encoded(b"7", "application/x-python-serialize"))),
             "odd": to_plain(Finished(Encoded("{", "application/json"))),
             "lost": to_plain(Finished(None, "too large")),
             "text bob": to_plain(Begun(1_800_000_000_000, 2)),

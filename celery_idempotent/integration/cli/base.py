@@ -32,7 +32,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for 
 
 def echo_json(value: Any, *, indent: int | None = 2) -> None:
     """Print ``value`` as JSON in ASCII, with nothing in it that a terminal obeys."""
-    click.echo(json.dumps(value, indent=indent, default=str).replace("\x7f", "\\u007f"))
+    click.echo(json.dumps(value, indent=indent))
 
 
 def told_in(context: click.Context) -> list[str]:
