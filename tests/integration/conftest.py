@@ -34,8 +34,10 @@ from tests.integration.cluster import (
     SqsBroker,
     WorkerOptions,
 )
+from tests.support import previous as previous_module
 from tests.support.ledger import Ledger
 from tests.support.local_docker import ROOT, LocalDockerClient, missing_packages
+from tests.support.previous import Previous
 from tests.support.tcp_proxy import TcpProxy
 
 if os.environ.get("CI_RUNTIME", "process") == "process":
@@ -54,16 +56,16 @@ if os.environ.get("CI_RUNTIME", "process") == "process":
             client.close()
 
 
-def worker_container() -> Any:
-    """A fixture that starts one worker."""
+def worker_container(version: str = "default") -> Any:
+    """A fixture that starts one worker, by the fixtures with the environment and the command of its version."""
     return container(
         image="{celery_base_worker_image.id}",
-        environment=fxtr("default_worker_env"),
+        environment=fxtr(f"{version}_worker_env"),
         network="{default_pytest_celery_network.name}",
         volumes={"{default_worker_volume.name}": {"bind": "/app", "mode": "rw"}},
         wrapper_class=IdempotentWorkerContainer,
         timeout=60,
-        command=fxtr("default_worker_command"),
+        command=fxtr(f"{version}_worker_command"),
     )
 
 
@@ -235,3 +237,10 @@ def canvas(
 def of() -> str:
     """A name that no other test uses: what bodies wrote for this one is found by it."""
     return uuid4().hex
+
+
+@pytest.fixture(scope="session")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Previous:
+    """The version before this one."""
+    own = tmp_path_factory.getbasetemp()
+    return previous_module.shared(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
