@@ -31,7 +31,7 @@ EMPTY :=
 INTERPRETERS := $(subst $(EMPTY) $(EMPTY),:,$(wildcard $(HOME)/.pyenv/versions/3.*/bin))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example fast compat oldest test lint types pure covered evidence integration prove soak bench clean
+.PHONY: help demo example fast compat oldest test lint types pure covered evidence integration prove soak bench capacity clean
 
 help:  ## list the targets; variables follow: make demo STORE=redis
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-8s %s\n", $$1, $$2}'
@@ -108,6 +108,9 @@ soak: $(SYSTEM)  ## real workers under fire: MINUTES=5 SEED=1 STORE=redis BROKER
 
 bench: $(SYSTEM)  ## what it costs, on each store and beside peers; PART=stores: one part
 	$(BIN)/python -m lab.benchmarks $(PART)
+
+capacity: $(INSTALLED)  ## what a load asks of a store, and what that costs, simulated: SEED=1
+	$(BIN)/python -m lab.capacity --seed $(or $(SEED),1)
 
 clean:
 	rm -rf .venv .venv-demo .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
