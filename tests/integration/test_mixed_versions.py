@@ -76,6 +76,12 @@ def shop(url: str, previous: Previous, tmp_path: Path) -> Iterator[Shop]:
     store.close()
 
 
+def test_what_is_frozen_is_what_the_previous_version_says(previous: Previous) -> None:
+    """The unit tests hold this version against a list; the list is held against that version here."""
+    frozen = json.loads((ROOT / "tests" / "unit" / "previous_version.json").read_text())
+    assert json.loads(previous.run("-m", "tests.support.wire_names")) == frozen
+
+
 def test_an_outcome_of_either_version_is_replayed_by_the_other(shop: Shop) -> None:
     """The same key, fingerprint and encoding of results; what the other one does not know is not missed."""
     first = shop.charged_now()
