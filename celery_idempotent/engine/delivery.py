@@ -45,7 +45,7 @@ from celery_idempotent.protocol.operation import (
     Written,
     ending,
 )
-from celery_idempotent.protocol.record import Record, RecordUnreadable, process_of
+from celery_idempotent.protocol.record import Record, RecordUnreadable, process_of, trace_of
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 
 T = TypeVar("T")
@@ -476,7 +476,8 @@ class Delivery:
                 event = Event(name, identity.key, None, reason, identity.label)
             case Claim(fencing_token=token, label=label, number=number):
                 event = Event(name, identity.key, token, reason, label, attempt=number)
-            case Record(fencing_token=token, label=label, attempts=number, task_id=done_by, trace=trace):
+            case Record(fencing_token=token, label=label, attempts=number, task_id=done_by):
+                trace = trace_of(bearer)
                 event = Event(name, identity.key, token, reason, label, attempt=number, done_by=done_by, trace=trace)
             case unreachable:
                 assert_never(unreachable)

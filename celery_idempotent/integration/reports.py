@@ -12,7 +12,7 @@ from celery_idempotent.engine.delivery import Event, EventName
 from celery_idempotent.integration import signals
 from celery_idempotent.integration.messages import waiting_since
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.record import Record, bounded
+from celery_idempotent.protocol.record import Record, bounded, trace_of
 from celery_idempotent.stores import reading
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def report_verdict(app: Celery, record: Record) -> None:
         observed=False,
         attempt=record.attempts,
         done_by=record.task_id,
-        trace=record.trace,
+        trace=trace_of(record),
         waited=None,
         action=action,
         by=by,

@@ -180,7 +180,7 @@ def _claimed(operation: Operation, now: int, owner: str, revision: str) -> Recor
         app=bounded(operation.app),
         process=bounded(marked(operation.process, owner)),
         label=operation.identity.label,
-        trace=operation.trace,
+        trace=marked(operation.trace, owner),
     )
 
 

@@ -64,7 +64,7 @@ class Record:
     process: str = ""
     #: What the policy's ``label`` says of the first call, in clear; for people.
     label: str = ""
-    #: The W3C trace context (``traceparent``) of the attempt, where telemetry is on.
+    #: The W3C trace context (``traceparent``) of the attempt, where telemetry is on; with its owner's mark.
     trace: str = ""
     #: Finished and started steps of the operation.
     steps: Mapping[str, Any] = field(default_factory=dict)
@@ -242,18 +242,28 @@ ITEM = "[]"
 """How the task id of an item of ``map`` or ``starmap`` ends: what stands before it is the id of the whole list."""
 
 
-def marked(process: str, owner: str) -> str:
-    """``process`` as a claim of ``owner`` names it."""
-    return f"{process}#{owner[:_MARK]}" if process else ""
+def marked(text: str, owner: str) -> str:
+    """``text``, a process or a trace, as a claim of ``owner`` writes it."""
+    return f"{text}#{owner[:_MARK]}" if text else ""
 
 
 def process_of(record: Record) -> str:
-    """The process that the record's owner, or its publisher, has named; empty where that has not named one.
+    """The process that the record's owner, or its publisher, has named; empty where that has not named one."""
+    return _by_owner(record.process, record)
+
+
+def trace_of(record: Record) -> str:
+    """The trace context of the attempt that owns or owned the record; empty where that has not told one."""
+    return _by_owner(record.trace, record)
+
+
+def _by_owner(text: str, record: Record) -> str:
+    """What ``marked`` was given, if by the record's owner.
 
     A worker of a version that does not know the field claims without it, and leaves what an earlier owner wrote there.
     """
-    process, _, owner = record.process.partition("#")
-    return process if owner == record.owner[:_MARK] else ""
+    value, _, owner = text.partition("#")
+    return value if owner == record.owner[:_MARK] else ""
 
 
 _MARK = 8

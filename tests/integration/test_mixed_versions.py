@@ -12,6 +12,7 @@ import pytest
 
 from celery_idempotent import Record, Status, StoreUnavailable, open_store
 from celery_idempotent.engine import operator
+from celery_idempotent.protocol.record import marked, trace_of
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.protocol.verdicts import history
 from tests.integration.rolling_shop import act, app
@@ -33,6 +34,11 @@ class Shop:
     store: Store
     previous: Previous
     folder: Path
+
+    @property
+    def is_sql(self) -> bool:
+        """Whether a row keeps what the previous version does not know."""
+        return self.url.startswith("postgres")
 
     def before(self, *arguments: str) -> str:
         """What the previous version prints."""
@@ -112,6 +118,8 @@ def test_a_forgotten_operation_is_a_new_one_for_the_previous_version(shop: Shop)
     forgotten = operator.forget(shop.store, KEY, by="ann", reason="asked for by the customer")
     second = shop.charged_before()
     assert second["ran"] == [ORDER]
+    assert shop.record().label == ""
+    assert shop.record().verdict == (forgotten.verdict if shop.is_sql else {})
     assert second["result"]["token"] > max(first["token"], forgotten.fencing_token)
     assert shop.charged_now() == {"result": second["result"], "ran": []}
 
@@ -127,8 +135,8 @@ def test_a_verdict_of_this_version_is_obeyed_by_the_previous_one(shop: Shop) -> 
     assert (record.status, record.attempts, record.created_at) == (Status.COMPLETED, seen.attempts + 1, seen.created_at)
     assert record.fencing_token == told["result"]["token"] > seen.fencing_token
     kept = (record.label, record.trace, record.verdict)
-    is_sql = shop.url.startswith("postgres")
-    assert kept == ((released.label, released.trace, released.verdict) if is_sql else ("", "", {}))
+    assert kept == ((released.label, released.trace, released.verdict) if shop.is_sql else ("", "", {}))
+    assert trace_of(record) == "", "it is not that of the attempt that did the work"
 
 
 @pytest.mark.parametrize("url", ["redis"], indirect=True)  # what commands show depends on no store
@@ -169,7 +177,7 @@ def in_doubt(now: int) -> Record:
         task_id="t-1",
         worker="worker@host",
         label="o-1",
-        trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        trace=marked("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "2" * 32),
         verdict={"action": "release", "by": "bob", "reason": "", "at": now, "status": "IN_PROGRESS", "attempt": 2},
         error="nobody knows",
     )

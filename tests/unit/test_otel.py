@@ -20,6 +20,7 @@ from celery_idempotent.engine.timing import Timed, timed
 from celery_idempotent.integration import keeper
 from celery_idempotent.integration.backlog import MOST, Backlog, backlog
 from celery_idempotent.integration.signals import BY_EVENT
+from celery_idempotent.protocol.record import marked
 from celery_idempotent.protocol.store import WaitingMessage
 from celery_idempotent.stores import readable
 from celery_idempotent.testing import FaultyStore
@@ -348,7 +349,7 @@ def test_a_trace_that_is_none_is_no_link(app: Celery, meters: Meters, trace: str
     deliver(charge, "o")
     store = app.conf.idempotency_store
     recorded = store.get(charge.idempotency_key_for("o"))
-    store.swap(recorded.but(trace=trace, revision="r"), recorded.revision)
+    store.swap(recorded.but(trace=marked(trace, recorded.owner), revision="r"), recorded.revision)
     with TracerProvider().get_tracer("test").start_as_current_span("the duplicate") as duplicate:
         assert deliver(charge, "o").state == "SUCCESS"
 

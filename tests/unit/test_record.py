@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import StoreMisconfigured
-from celery_idempotent.protocol.record import Record, Status, bounded, message_of
+from celery_idempotent.protocol.record import Record, Status, bounded, marked, message_of, trace_of
 from celery_idempotent.testing.contract import a_record
 
 BARE = Record(
@@ -81,3 +81,11 @@ def test_name_with_the_mark_of_a_cut_is_one_that_was_not_cut() -> None:
     """Only together with the length of a cut one does it tell."""
     name = f"{'x' * 238}…short"
     assert message_of(BARE.but(task_id=name)) == name
+
+
+def test_a_trace_is_that_of_the_owner_or_none() -> None:
+    """A worker that does not know the field claims without it, and in an SQL row an earlier owner's stays."""
+    told = replace(a_record(), owner="1" * 32, trace=marked("00-1-2-01", "1" * 32))
+    assert trace_of(told) == "00-1-2-01"
+    assert trace_of(replace(told, owner="2" * 32)) == ""
+    assert trace_of(replace(told, trace="")) == ""
