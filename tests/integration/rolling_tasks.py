@@ -14,7 +14,7 @@ from celery_idempotent import IdempotentTask, Policy, current_attempt
 from tests.support.ledger import record, wait_at
 
 GUARDED: dict[str, Any] = {"base": IdempotentTask, "bind": True, "acks_late": True, "reject_on_worker_lost": True}
-QUICK: dict[str, Any] = {"key": "order_id", "lease": 2, "grace": 0.2, "backoff": 0.2, "backoff_max": 0.5}
+QUICK: dict[str, Any] = {"key": "order_id", "lease": 4, "grace": 0.2, "backoff": 0.2, "backoff_max": 0.5}
 SINCE: dict[str, Any] = {"label": "order_id"}
 """Options that the present version has and the previous one has not."""
 NAMED: dict[str, Any] = {name: value for name, value in SINCE.items() if name in {each.name for each in fields(Policy)}}
