@@ -22,11 +22,12 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 
-from celery_idempotent.contrib.django import display, project
+from celery_idempotent.contrib.django import project
 from celery_idempotent.contrib.django.forms import ForgetForm, ReleaseForm, ResolveForm, VerdictForm
 from celery_idempotent.contrib.django.models import IdempotencyRecord
 from celery_idempotent.engine import operator
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.integration import display
 from celery_idempotent.integration.reports import report_verdict
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.publishing import shown_status
