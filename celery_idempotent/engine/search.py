@@ -1,7 +1,7 @@
 """Records as an operator looks for them: by status, task, label, worker and age, or one by whatever is known of it."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -24,6 +24,7 @@ class Filter:
         label: With this label; a star at its end stands for any rest, as in ``"acme/*"``.
         worker: Whose last attempt ran there.
         before: Written last before this time, in milliseconds on the store's clock.
+        key: With this key, or task id, or beginning of a key or of a key's hash.
     """
 
     status: Status | None = None
@@ -31,6 +32,7 @@ class Filter:
     label: str | None = None
     worker: str | None = None
     before: int | None = None
+    key: str | None = None
 
     def matches(self, record: Record) -> bool:
         """Whether ``record`` is meant."""
@@ -40,6 +42,7 @@ class Filter:
             and self.worker in (None, record.worker)
             and (self.before is None or record.updated_at < self.before)
             and (self.label is None or self._has_label(record.label))
+            and (self.key is None or _is_named(record, self.key))
         )
 
     @property
@@ -83,9 +86,13 @@ def looked_up(store: Store, text: str) -> Record:
 
 
 def _fits(record: Record, text: str) -> bool:
-    hashed = record.key.rpartition(":")[2]
     is_name = text != "" and text in (record.task_id, record.label)
-    return is_name or (len(text) >= _SHORTEST and (record.key.startswith(text) or hashed.startswith(text)))
+    return is_name or (len(text) >= _SHORTEST and _is_named(record, text))
+
+
+def _is_named(record: Record, text: str) -> bool:
+    hashed = record.key.rpartition(":")[2]
+    return text == record.task_id or record.key.startswith(text) or hashed.startswith(text)
 
 
 _SHORTEST = 4
@@ -113,11 +120,15 @@ FORGOTTEN = "FORGOTTEN"
 
 def summary(store: Store) -> Summary:
     """Count all records; reads the whole store."""
+    return summarised(store.scan(), store.now())
+
+
+def summarised(records: Iterable[Record], now: int) -> Summary:
+    """Count ``records``."""
     by_status: Counter[str] = Counter()
     by_task: dict[str, Counter[str]] = {}
     oldest: dict[str, int] = {}
-    now = store.now()
-    for record in store.scan():
+    for record in records:
         status = FORGOTTEN if is_forgotten(record, now) else str(record.status)
         by_status[status] += 1
         by_task.setdefault(record.task, Counter())[status] += 1

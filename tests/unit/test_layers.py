@@ -31,8 +31,9 @@ FACES = {
 }
 """Modules at the root that hand on what is public and define nothing."""
 
-PLUGGED_IN = {"stores.__init__": {"contrib.django.store"}}
-"""By module, what it opens by name though it stands above: a store that a URL's scheme names, as a third party's is."""
+PLUGGED_IN = {"stores.__init__": {"contrib.django.store"}, "integration.cli.__init__": {"contrib.web.command"}}
+"""By module, what it opens by name though it stands above: a store that a URL's scheme names, as a third party's is; a
+command beside the others."""
 
 PACKAGES: dict[str, set[str]] = {
     "errors": set(),
@@ -57,6 +58,7 @@ PACKAGES: dict[str, set[str]] = {
     "contrib": set(),
     "contrib.django": {"celery", "django", "sqlalchemy"},
     "contrib.otel": {"opentelemetry"},
+    "contrib.web": {"celery", "click", "jinja2", "markupsafe", "starlette", "uvicorn"},
     "testing": {"celery", "kombu", "pytest", "sqlalchemy"},
 }
 """By the longest prefix: the packages beyond the standard library that may be imported. A driver is known to its store

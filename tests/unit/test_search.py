@@ -32,12 +32,14 @@ def _stored(store: MemoryStore, **changes: Any) -> Record:
         Filter(label="acme/*"),
         Filter(worker="here"),
         Filter(before=100),
+        *(Filter(key=key) for key in ("mine:1:abcdef", "mine:1:a", "abc", "my task id")),
         Filter(status=Status.UNKNOWN, task="mine", label="acme/1", worker="here", before=100),
     ],
 )
 def test_a_filter_finds_what_it_names_and_nothing_else(store: MemoryStore, wanted: Filter) -> None:
     """Of two records that differ in everything, one fits."""
-    mine = _stored(store, status=Status.UNKNOWN, task="mine", label="acme/1", worker="here", updated_at=99)
+    named = {"key": "mine:1:abcdef", "task_id": "my task id"}
+    mine = _stored(store, status=Status.UNKNOWN, task="mine", label="acme/1", worker="here", updated_at=99, **named)
     _stored(store, task="other", label="shop/1", worker="there", updated_at=100)
 
     assert list(found(store, wanted)) == [mine]

@@ -1,0 +1,68 @@
+"""``celery -A your_app idempotency web``: serve the page from this machine."""
+
+import ipaddress
+import secrets
+import socket
+
+import click
+
+from celery_idempotent.contrib.web import create_app, not_installed
+from celery_idempotent.errors import IdempotencyError
+
+
+@click.command()
+@click.option("--bind", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
+@click.option("--port", default=5557, show_default=True, type=click.IntRange(0, 65535), metavar="N", help="0: any.")
+@click.option("--write", is_flag=True, help="Let people give verdicts; without, they may only look.")
+@click.option(
+    "--token",
+    envvar="IDEMPOTENCY_WEB_TOKEN",
+    metavar="TOKEN",
+    help="What people must know to come in; default: the variable IDEMPOTENCY_WEB_TOKEN, or else one that is drawn "
+    "and printed. Others on the machine can read a command line, and not a variable.",
+)
+@click.pass_context
+def web(context: click.Context, bind: str, port: int, write: bool, token: str | None) -> None:
+    """Serve a page on which people see every operation.
+
+    The page of one process, for those who have its token. An address that others can reach needs a token of your own: a
+    drawn one stands in the log, which others may read, and is another one after each start.
+    """
+    if token is None and not _is_local(bind):
+        raise click.UsageError(
+            f"{bind} can be reached by others; set IDEMPOTENCY_WEB_TOKEN, and put a proxy with TLS before the page"
+        )
+    drawn = token is None
+    token = token or secrets.token_urlsafe(24)
+    try:
+        import uvicorn
+
+        page = create_app(context.obj.app, token=token, write=write)
+    except ModuleNotFoundError as error:
+        raise click.ClickException(not_installed(error)) from error
+    except (IdempotencyError, ImportError) as error:
+        raise click.ClickException(str(error)) from error
+    with _listening(bind, port) as listener:
+        host, port = listener.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        click.echo(f"{address}?token={token}" if drawn else f"{address} (log in with your token)")
+        if not _is_local(bind):
+            click.echo("Warning: without TLS before it, others on the way can read the token.", err=True)
+        config = uvicorn.Config(page, access_log=False, log_level="warning", server_header=False)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _is_local(bind: str) -> bool:
+    """Whether nobody from another machine can come."""
+    try:
+        return ipaddress.ip_address(bind).is_loopback
+    except ValueError:
+        return bind == "localhost"
+
+
+def _listening(bind: str, port: int) -> socket.socket:
+    try:
+        family, *_, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {bind}, port {port}: {error}") from error

@@ -1,0 +1,207 @@
+"""Who gets to see a page: whoever knows the token, as a bearer or by a cookie that only this app can have signed.
+
+A cookie is sent by browsers whoever has written the form. So what it may do also takes a token that stands in the
+page's own forms, and a request that comes from the page itself.
+"""
+
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from http import HTTPStatus
+from urllib.parse import parse_qsl, quote, urlencode
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    # Not no-referrer, under which browsers call the origin of the page's own forms null.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+_SESSION = 12 * 3600
+"""Seconds for which a cookie counts."""
+
+_LONGEST_QUERY = 8192
+"""Bytes; a key has up to 2048, each of which may be written as three."""
+
+_LARGEST_BODY = 2**20
+_MOST_FIELDS = 200
+
+
+def with_headers(app: ASGIApp) -> ASGIApp:
+    """``app``, with the headers of every answer by which browsers refuse what nobody here has written."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        await app(scope, receive, send_with_headers)
+
+    return guarded
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Cookies that stand for the token, and what is signed with it."""
+
+    token: str
+    clock: Callable[[], float] = time.time
+
+    @property
+    def cookie(self) -> str:
+        """The cookie's name: browsers share cookies between the ports of a machine, and another shop has another."""
+        return f"idempotency_{self._signed('name')[:8]}"
+
+    def knows(self, token: str) -> bool:
+        """Whether ``token`` is the right one, in a time that does not tell how much of it is."""
+        return hmac.compare_digest(_bytes(token), _bytes(self.token))
+
+    def begun(self) -> str:
+        """The cookie of a new session."""
+        session = f"{int(self.clock()):x}.{secrets.token_hex(16)}"
+        return f"{session}.{self._signed('session', session)}"
+
+    def is_valid(self, cookie: str) -> bool:
+        """Whether this app has signed ``cookie``, and not too long ago."""
+        session, _, signature = cookie.rpartition(".")
+        if not hmac.compare_digest(_bytes(signature), _bytes(self._signed("session", session))):
+            return False
+        return self.clock() - int(session.partition(".")[0], 16) < _SESSION
+
+    def form_token(self, cookie: str) -> str:
+        """What a form of this session must carry."""
+        return self._signed("form", cookie)
+
+    def _signed(self, *what: str) -> str:
+        return hmac.new(sha256(_bytes(self.token)).digest(), _bytes(":".join(what)), sha256).hexdigest()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
+
+
+class Refused(Exception):
+    """The request is answered with an error, and a sentence that says why."""
+
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Guard:
+    """Lets a request through to ``app`` if it may come; the form of one that writes is in its ``state``.
+
+    Args:
+        app: What is guarded.
+        sessions: Who may come.
+        refuse: Makes the answer to everybody else.
+    """
+
+    def __init__(self, app: ASGIApp, sessions: Sessions, refuse: Callable[[Request, Refused], Response]) -> None:
+        self._app = app
+        self._sessions = sessions
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request, or hand it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)  # which knows nothing else, and closes it
+            return
+        request = Request(scope, receive)
+        try:
+            answer = await self._admitted(request)
+        except Refused as refused:
+            answer = self._refuse(request, refused)
+        await (answer or self._app)(scope, receive, send)
+
+    async def _admitted(self, request: Request) -> Response | None:
+        """None if ``request`` may go on; a redirect if it had to bring its token first."""
+        if len(request.scope["query_string"]) > _LONGEST_QUERY:
+            raise Refused(HTTPStatus.REQUEST_URI_TOO_LONG, "The address is too long.")
+        if request.method not in ("GET", "HEAD", "POST"):
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "A page is read or sent, and nothing else.")
+        if request.method != "POST" and "token" in request.query_params:
+            rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
+            return self._entered(request, request.query_params["token"], request.scope["path"], rest)
+        form = await self._form(request) if request.method == "POST" else {}
+        if "token" in form:
+            return self._entered(request, form["token"][-1], f"{request.scope['root_path']}/", [])
+        request.state.form, request.state.form_token = form, self._form_token(request)
+        given = form.get("form_token", [""])[-1]
+        if request.method == "POST" and not hmac.compare_digest(_bytes(given), _bytes(request.state.form_token)):
+            raise Refused(HTTPStatus.FORBIDDEN, "This form is of another session. Load its page again, and repeat.")
+        return None
+
+    def _entered(self, request: Request, token: str, path: str, query: list[tuple[str, str]]) -> Response:
+        """To the page that was asked for, by an address that can be shown to others, with a cookie."""
+        if not self._sessions.knows(token):
+            raise Refused(HTTPStatus.UNAUTHORIZED, "This is not the token.")
+        # Of several slashes at the beginning, browsers would take what follows for another host.
+        address = f"/{quote(path.lstrip('/'))}{f'?{urlencode(query)}' if query else ''}"
+        answer = RedirectResponse(address, HTTPStatus.SEE_OTHER)
+        set_cookie(request, answer, self._sessions.cookie, self._sessions.begun())
+        return answer
+
+    def _form_token(self, request: Request) -> str:
+        """What this session's forms must carry; empty for a bearer, whom no other site can make send anything."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._sessions.knows(token.strip()):
+            return ""
+        cookie = request.cookies.get(self._sessions.cookie, "")
+        if scheme.lower() == "bearer" or not self._sessions.is_valid(cookie):
+            raise Refused(HTTPStatus.UNAUTHORIZED, "A session lasts twelve hours, and then asks again.")
+        return self._sessions.form_token(cookie)
+
+    async def _form(self, request: Request) -> Mapping[str, list[str]]:
+        if not _is_of_this_page(request):
+            raise Refused(HTTPStatus.FORBIDDEN, "Another site has sent this form.")
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _LARGEST_BODY:
+                raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
+        try:
+            pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+        except ValueError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, "The form cannot be read.") from error
+        form: dict[str, list[str]] = {}
+        for name, value in pairs:
+            form.setdefault(name, []).append(value)
+        return form
+
+
+def set_cookie(request: Request, answer: Response, name: str, value: str) -> None:
+    """A cookie that no script reads, and that browsers send to this app from its own pages alone."""
+    answer.set_cookie(
+        name,
+        value,
+        max_age=_SESSION,
+        path=request.scope["root_path"] or "/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def _is_of_this_page(request: Request) -> bool:
+    """Whether a browser says so; a program says nothing, and has no cookie either."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site in ("same-origin", "none")
+    origin = request.headers.get("origin")
+    return origin is None or origin.partition("://")[2] == request.headers.get("host")

@@ -1,0 +1,138 @@
+"""Verdicts of people who look at records: which ones fit, how a form says them, and what became of each."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from celery import Celery
+
+from celery_idempotent.engine import operator as rules
+from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.integration import operator
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import RecordTooLarge
+from celery_idempotent.protocol.verdicts import Action
+
+CHOICES: Mapping[Action, tuple[str, str]] = {
+    Action.COMPLETED: ("It happened", "Every later delivery is answered with the result below."),
+    Action.RERUN: ("It did not happen", "The next delivery runs the task. There must be one: publish it again."),
+    Action.RELEASE: (
+        "Give the claim back",
+        "The attempt is gone and had no effect, or may have it again. The next delivery runs the task.",
+    ),
+    Action.FORGET: (
+        "Forget the outcome",
+        "The next delivery is a new operation, and runs the task again. Nothing of this one stays.",
+    ),
+}
+"""By verdict, what a person is asked, and what follows from it."""
+
+
+def fitting(record: Record, policy: Policy, now: int) -> Iterator[Action]:
+    """The verdicts that the record can take now."""
+    refusals = (
+        ((Action.COMPLETED, Action.RERUN), rules.require_unknown),
+        ((Action.RELEASE,), partial(rules.require_abandoned, grace=policy.grace_ms, now=now)),
+        ((Action.FORGET,), partial(rules.require_forgettable, now=now)),
+    )
+    for actions, refuse in refusals:
+        with suppress(PolicyError):
+            refuse(record)
+            yield from actions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What a person has filled in; ``errors`` by field, where that cannot be a verdict."""
+
+    action: Action | None = None
+    by: str = ""
+    reason: str = ""
+    text: str = ""
+    result: Any = None
+    checked: bool = False
+    errors: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sent: Mapping[str, Sequence[str]]) -> "Form":
+        """As it was sent."""
+
+        def value(name: str) -> str:
+            return sent.get(name, [""])[-1].strip()
+
+        errors = {}
+        action = next((each for each in Action if each == value("action")), None)
+        if action is None:
+            errors["action"] = "Choose a verdict."
+        by, reason = (one_line(" ".join(value(name).split())) for name in ("by", "reason"))
+        if not by:
+            errors["by"] = "Say who you are."
+        if not reason:
+            errors["reason"] = "Say why, such as what the receiver told you, or the number of a ticket."
+        result = None
+        if action is Action.COMPLETED:
+            try:
+                result = json.loads(value("result"), parse_constant=_refuse_constant)
+            except (ValueError, RecursionError):
+                errors["result"] = 'Write JSON: "ch_1" with its quotes, 7, {"id": 7} or null.'
+        checked = value("checked") == "yes"
+        if not checked:
+            errors["checked"] = "Check the receiver first; then say so."
+        return cls(
+            action=action,
+            by=by,
+            reason=reason,
+            text=value("result"),
+            result=result,
+            checked=checked,
+            errors=errors,
+        )
+
+    def judge(self, app: Celery, key: str, revision: str) -> Record:
+        """Give this verdict on what the person saw. Raises as :mod:`celery_idempotent.integration.operator` does."""
+        told: Any = {"by": self.by, "reason": self.reason, "app": app, "seen_revision": revision}
+        try:
+            match self.action:
+                case Action.COMPLETED:
+                    return operator.resolve(key, completed=self.result, **told)
+                case Action.RERUN:
+                    return operator.resolve(key, rerun=True, **told)
+                case Action.RELEASE:
+                    return operator.release(key, **told)
+                case _:
+                    return operator.forget(key, **told)
+        except RecordTooLarge as error:
+            raise PolicyError("result", "JSON", "the store has no room for so large a record") from error
+        except StoreMisconfigured as error:
+            raise PolicyError("key", repr(key), str(error)) from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one verdict: ``refusal`` is empty where it was given."""
+
+    key: str
+    refusal: str = ""
+
+
+def judged_each(app: Celery, form: Form, seen: Iterable[tuple[str, str]]) -> Iterator[Outcome]:
+    """Give the verdict of ``form`` on each key as a person saw it, until the store does not answer."""
+    for key, revision in seen:
+        try:
+            form.judge(app, key, revision)
+        except PolicyError as error:
+            yield Outcome(key, error.remedy)
+        except StoreUnavailable as error:
+            yield Outcome(key, f"nobody knows: {error}. Look at it before you repeat; those below were not tried")
+            return
+        else:
+            yield Outcome(key)

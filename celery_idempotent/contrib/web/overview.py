@@ -1,0 +1,167 @@
+"""What the whole store holds, counted beside the views: a count reads every record, and a view must not wait for it."""
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from heapq import heappush, heappushpop
+from threading import Lock, Thread
+
+from celery_idempotent.engine import operator, search
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.integration.settings import Runtime
+from celery_idempotent.protocol.record import Record, Status
+
+MOST_NAMED = 10
+"""Records of each kind that are named as waiting for a person."""
+
+_FRESH = 5.0
+"""Seconds for which a count is shown without another; longer where it takes long, so that counting never becomes all
+that a store does."""
+
+_FRESH_FOR_EACH_SECOND = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Oldest:
+    """How many records there are of a kind, and those that were not written for longest, the oldest first."""
+
+    count: int
+    records: list[Record]
+
+    def without(self, keys: Collection[str]) -> "Oldest":
+        """Apart from those under ``keys``."""
+        left = [each for each in self.records if each.key not in keys]
+        return Oldest(self.count - len(self.records) + len(left), left)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The records of one moment: their summary, and who waits for a person."""
+
+    summary: search.Summary
+    unknown: Oldest
+    abandoned: Oldest
+
+
+@dataclass(slots=True)
+class _Collector:
+    count: int = 0
+    heap: list[tuple[int, str, Record]] = field(default_factory=list)
+
+    def add(self, record: Record) -> None:
+        self.count += 1
+        (heappush if len(self.heap) < MOST_NAMED else heappushpop)(self.heap, (-record.updated_at, record.key, record))
+
+    def oldest(self) -> Oldest:
+        return Oldest(self.count, [each for *_, each in sorted(self.heap, reverse=True)])
+
+
+def is_abandoned(runtime: Runtime, record: Record, now: int) -> bool:
+    """Whether the record's attempt never ended, and nobody has taken over since."""
+    try:
+        operator.require_abandoned(record, grace=runtime.policy_of(record).grace_ms, now=now)
+    except PolicyError:
+        return False
+    return True
+
+
+def counted(runtime: Runtime, read: Callable[[int], object] = lambda count: None) -> Counted:
+    """Reads the whole store once; ``read`` is told now and then how many records it was."""
+    store = runtime.store
+    now, unknown, abandoned = store.now(), _Collector(), _Collector()
+
+    def sorted_out() -> Iterator[Record]:
+        for number, record in enumerate(store.scan(), 1):
+            if record.status is Status.UNKNOWN:
+                unknown.add(record)
+            elif record.status is Status.IN_PROGRESS and is_abandoned(runtime, record, now):
+                abandoned.add(record)
+            if number % 1000 == 0:
+                read(number)
+            yield record
+
+    return Counted(search.summarised(sorted_out(), now), unknown.oldest(), abandoned.oldest())
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What can be shown now.
+
+    Args:
+        counted: The last count; None if the first is not over.
+        age: Seconds since it was over.
+        so_far: Records that the next count has read; None if none is under way.
+    """
+
+    counted: Counted | None
+    age: float
+    so_far: int | None
+
+
+class Overview:
+    """The last count, and one thread that makes the next.
+
+    Args:
+        runtime: Whose store.
+        clock: Seconds, growing.
+    """
+
+    def __init__(self, runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> None:
+        self._runtime = runtime
+        self._clock = clock
+        self._lock = Lock()
+        self._last: tuple[Counted, float] | None = None
+        self._stale_at = clock()
+        self._under_way: Future[Counted] | None = None
+        self._so_far = 0
+
+    def look(self, patience: float) -> Look:
+        """The last count, or the next if it is over within ``patience`` seconds. Raises what the count has raised."""
+        with self._lock:
+            if self._under_way is None and self._clock() >= self._stale_at:
+                self._under_way = self._begun()
+            under_way = self._under_way
+        if under_way is not None and wait([under_way], patience).done:
+            under_way.result()
+        with self._lock:
+            so_far = None if self._under_way is None else self._so_far
+            if self._last is None:
+                return Look(None, 0, so_far)
+            return Look(self._last[0], self._clock() - self._last[1], so_far)
+
+    def judged(self, keys: Collection[str]) -> None:
+        """Records under ``keys`` wait no longer; count again at the next look."""
+        with self._lock:
+            self._stale_at = self._clock()
+            if self._last is not None:
+                last, at = self._last
+                changed = replace(last, unknown=last.unknown.without(keys), abandoned=last.abandoned.without(keys))
+                self._last = changed, at
+
+    def _begun(self) -> "Future[Counted]":
+        future: Future[Counted] = Future()
+        self._so_far = 0
+        # Nobody waits for it at the end of the process.
+        Thread(target=self._count, args=(future,), name="idempotency-overview", daemon=True).start()
+        return future
+
+    def _count(self, future: "Future[Counted]") -> None:
+        began = self._clock()
+        try:
+            found = counted(self._runtime, self._read)
+        except BaseException as error:  # noqa: BLE001 - whoever looks raises it
+            self._end(None, 0)
+            future.set_exception(error)
+        else:
+            self._end(found, self._clock() - began)
+            future.set_result(found)
+
+    def _read(self, count: int) -> None:
+        self._so_far = count
+
+    def _end(self, found: Counted | None, took: float) -> None:
+        with self._lock:
+            now, self._under_way = self._clock(), None
+            if found is not None:
+                self._last, self._stale_at = (found, now), now + max(_FRESH, took * _FRESH_FOR_EACH_SECOND)

@@ -1,0 +1,267 @@
+"""The pages: each reads what it shows, in a thread, as a store may take its time."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from http import HTTPStatus
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote, unquote, urlencode
+
+from celery import Celery
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
+
+from celery_idempotent.contrib.web.guard import Guard, Refused, Sessions, set_cookie, with_headers
+from celery_idempotent.contrib.web.judging import CHOICES, Form, fitting, judged_each
+from celery_idempotent.contrib.web.overview import Overview, is_abandoned
+from celery_idempotent.contrib.web.searching import AGES, PAGE, Search, answer
+from celery_idempotent.contrib.web.timeline import ago, timeline
+from celery_idempotent.engine.search import FORGOTTEN
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.integration import binding, display
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.operation import is_forgotten
+from celery_idempotent.protocol.publishing import shown_status
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.verdicts import Action
+
+_PATIENCE = 1.0
+"""Seconds that a view waits for a count that is under way."""
+
+_STATUSES = ("UNKNOWN", "IN_PROGRESS", "FAILED", "RELEASED", "COMPLETED", FORGOTTEN)
+"""In the order in which they need somebody."""
+
+_STATIC = {"style.css": "text/css", "icon.svg": "image/svg+xml"}
+
+_WHO = "idempotency_who"
+"""The cookie that remembers who gives the verdicts, so that the next form need not ask."""
+
+
+def served(app: Celery, token: str, *, write: bool) -> ASGIApp:
+    """The ASGI app: files that everybody may have, and pages behind a guard."""
+    pages = _Pages(app, write)
+    guard = Middleware(Guard, sessions=Sessions(token), refuse=pages.refused)
+    views = [
+        Route("/", pages.overview),
+        Route("/records", pages.records),
+        Route("/record", pages.record),
+        Route("/judge", pages.judge, methods=["POST"]),
+    ]
+    return with_headers(
+        Starlette(
+            routes=[
+                *(Route(f"/static/{name}", partial(_file, name, kind)) for name, kind in _STATIC.items()),
+                Mount("", routes=views, middleware=[guard]),
+            ],
+            exception_handlers={
+                HTTPException: pages.not_found,
+                IdempotencyError: pages.failed,
+            },
+        )
+    )
+
+
+def _file(name: str, kind: str, request: Request) -> Response:
+    return Response(files(__package__).joinpath("static", name).read_bytes(), media_type=kind)
+
+
+def _printed(value: Any) -> Any:
+    """Whatever a template prints, in which somebody else may have put what a browser or a person would obey."""
+    return value if isinstance(value, Markup) else one_line(value)
+
+
+def _lines(text: str) -> Markup:
+    """Several lines, each printed as such."""
+    return Markup("\n").join(escape(one_line(line)) for line in text.split("\n"))
+
+
+class _Pages:
+    def __init__(self, app: Celery, write: bool) -> None:
+        self._app = app
+        self._write = write
+        self._runtime = runtime_of(app)
+        self._overview = Overview(self._runtime)
+        self._store = self._runtime.store
+        self._templates = Environment(
+            loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined, finalize=_printed,
+            trim_blocks=True, lstrip_blocks=True,
+        )  # fmt: skip
+        self._templates.filters.update(
+            utc=display.utc, utc_short=display.utc_short, key=display.short_key, duration=display.duration, lines=_lines
+        )
+        self._templates.globals.update(seen=_seen, FORGOTTEN=FORGOTTEN, Status=Status, statuses=_STATUSES)
+
+    # -- what people look at
+
+    def overview(self, request: Request) -> Response:
+        """How many there are of what, and who waits for a person."""
+        return self._page(request, "overview.html", look=self._overview.look(_PATIENCE))
+
+    def records(self, request: Request) -> Response:
+        """The records that a search finds."""
+        try:
+            search = Search.of(request.query_params)
+        except ValueError as error:
+            return self._message(request, HTTPStatus.BAD_REQUEST, "This search cannot be understood", str(error))
+        records, more = answer(self._store, search)
+        return self._page(
+            request,
+            "records.html",
+            search=search,
+            records=records,
+            more=more,
+            ages=AGES,
+            page_size=PAGE,
+            all_chosen="all" in request.query_params,
+            tasks=sorted(each.name for each in binding.idempotent_tasks(self._app)),
+        )
+
+    def record(self, request: Request) -> Response:
+        """All that is known of one operation."""
+        record = self._store.get(request.query_params.get("key", ""))
+        if record is None:
+            return self._message(
+                request, HTTPStatus.NOT_FOUND, "Nothing is recorded here", "It may have been forgotten, and deleted."
+            )
+        policy, now = self._runtime.policy_of(record), self._store.now()
+        return self._page(
+            request,
+            "record.html",
+            record=record,
+            guarantee=policy.guarantee(record.task).split("\n"),
+            is_known=record.task in self._app.tasks,
+            timeline=timeline(record, now),
+            outcome=None if record.result is None else display.outcome(record.result, record.content_type),
+            size=display.size(record.result),
+            actions=list(fitting(record, policy, now)) if self._write else [],
+        )
+
+    # -- verdicts
+
+    def judge(self, request: Request) -> Response:
+        """Ask for a verdict on what was chosen; once it is complete, give it."""
+        if not self._write:
+            return self._message(
+                request, HTTPStatus.FORBIDDEN, "This page only shows", "No verdicts can be given here; see --write."
+            )
+        sent: Mapping[str, list[str]] = request.state.form
+        seen = _read(sent.get("seen", []))
+        if not 0 < len(seen) <= PAGE:
+            return self._message(
+                request, HTTPStatus.BAD_REQUEST, "No verdict", f"Choose at least one record, and at most {PAGE}."
+            )
+        asked = "action" in sent or "by" in sent
+        form = Form.of(sent) if asked else Form(by=unquote(request.cookies.get(_WHO, "")))
+        if not asked or form.errors:
+            return self._asked(request, form, seen)
+        outcomes = list(judged_each(self._app, form, seen.items()))
+        self._overview.judged([each.key for each in outcomes])
+        page = self._page(
+            request, "judged.html", outcomes=outcomes, total=len(seen), choice=CHOICES[form.action or Action.FORGET]
+        )
+        set_cookie(request, page, _WHO, quote(form.by))
+        return page
+
+    def _asked(self, request: Request, form: Form, seen: Mapping[str, str]) -> Response:
+        found = [self._store.get(key) for key in seen]
+        records = [each for each in found if each is not None and each.revision == seen[each.key]]
+        now = self._store.now()
+        fits = [action for each in records for action in fitting(each, self._runtime.policy_of(each), now)]
+        return self._page(
+            request,
+            "judge.html",
+            HTTPStatus.UNPROCESSABLE_ENTITY if form.errors else HTTPStatus.OK,
+            records=records,
+            changed=[key for key in seen if key not in {each.key for each in records}],
+            choices=[(action, *texts, fits.count(action)) for action, texts in CHOICES.items() if action in fits],
+            form=form,
+        )
+
+    # -- what went wrong
+
+    def refused(self, request: Request, refused: Refused) -> Response:
+        """The page for whoever may not come in, or not so; to whom the token is unknown, the form for it."""
+        if refused.status is not HTTPStatus.UNAUTHORIZED:
+            return self._message(request, refused.status, "Refused", str(refused))
+        is_link = request.method == "GET" and "token" not in request.query_params
+        # Browsers bring no cookie where another site's link leads here; on this page's own link they do.
+        again = f"?{request.url.query}" if is_link else None
+        answer = self._message(request, refused.status, "Log in", str(refused), login=True, again=again)
+        answer.headers["WWW-Authenticate"] = "Bearer"
+        return answer
+
+    def not_found(self, request: Request, error: Exception) -> Response:
+        """The page for an address that leads nowhere."""
+        assert isinstance(error, HTTPException)
+        return self._message(request, HTTPStatus(error.status_code), "There is no such page", "Start at the overview.")
+
+    def failed(self, request: Request, error: Exception) -> Response:
+        """The page for a store that does not answer, or cannot be read."""
+        return self._message(request, HTTPStatus.SERVICE_UNAVAILABLE, "This cannot be shown", str(error))
+
+    def _message(
+        self,
+        request: Request,
+        status: HTTPStatus,
+        title: str,
+        text: str,
+        *,
+        login: bool = False,
+        again: str | None = None,
+    ) -> Response:
+        return self._page(request, "message.html", status, title=title, text=text, login=login, again=again)
+
+    def _page(self, request: Request, template: str, status: HTTPStatus = HTTPStatus.OK, **context: Any) -> Response:
+        now = self._store.now()
+        return HTMLResponse(
+            self._templates.get_template(template).render(
+                link=partial(_link, request.scope["root_path"]),
+                path=request.scope["path"].removeprefix(request.scope["root_path"]),
+                ago=partial(ago, now=now),
+                state=partial(self._state, now),
+                store=repr(self._store),
+                app_name=self._app.main or "celery",
+                write=self._write,
+                form_token=getattr(request.state, "form_token", None),
+                **context,
+            ),
+            status,
+        )
+
+    def _state(self, now: int, record: Record) -> str:
+        """The status as people read it."""
+        if is_forgotten(record, now):
+            return FORGOTTEN
+        if record.status is Status.IN_PROGRESS and is_abandoned(self._runtime, record, now):
+            return f"{record.status}, lease over"
+        return shown_status(record.status, record.owner, record.lease_until, now)
+
+
+def _seen(record: Record) -> str:
+    """What a form says of a record that a person looked at: its revision, and its key."""
+    return " ".join(quote(each, errors=_ANY) for each in (record.revision, record.key))
+
+
+def _read(seen: Sequence[str]) -> Mapping[str, str]:
+    """By key, the revision of it that a person looked at; empty if that is not what :func:`_seen` has said."""
+    try:
+        pairs = [[unquote(part, errors=_ANY) for part in each.split(" ", 1)] for each in seen]
+    except UnicodeDecodeError:
+        return {}
+    return {pair[-1]: pair[0] for pair in pairs}
+
+
+_ANY = "surrogatepass"
+"""For the errors of encoding: a store in memory has keys that are no UTF-8."""
+
+
+def _link(root: str, path: str, query: Mapping[str, object] | None = None) -> str:
+    return f"{root}{path}{f'?{urlencode(query, errors=_ANY)}' if query else ''}"

@@ -1,0 +1,135 @@
+"""What a record tells of its operation, in the order in which it happened."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery_idempotent.integration import display
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.steps import Begun, from_plain
+from celery_idempotent.protocol.verdicts import history
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, or will.
+
+    Args:
+        at: When, in milliseconds; None where no record tells.
+        kind: For its colour: ``claim``, ``step``, ``verdict``, ``later`` or the name of a status.
+        title: What.
+        details: More of it, each a line.
+    """
+
+    at: int | None
+    kind: str
+    title: str
+    details: tuple[str, ...] = ()
+
+
+def timeline(record: Record, now: int) -> list[Event]:
+    """The events of ``record``, the oldest first; a step whose end has no time stands behind the last claim."""
+    steps = [_step(name, plain) for name, plain in record.steps.items()]
+    timed = [*_verdicts(record), *(each for each in steps if each.at is not None)]
+    claims, ended = list(_claims(record)), [each for each in steps if each.at is None]
+    # Sorting keeps the order of what has one time.
+    keyed = [(each.at or claims[-1].at or 0, each) for each in [*claims, *ended, *timed]]
+    ordered = [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
+    return [*ordered, *_state(record), *_expected(record, now)]
+
+
+def _claims(record: Record) -> Iterator[Event]:
+    if not record.attempts:
+        yield Event(record.created_at, "claim", "Recorded by a publisher", (f"task id {record.task_id}",))
+        return
+    by = tuple(
+        f"{name} {value}"
+        for name, value in (("on", record.worker), ("task id", record.task_id), ("process", record.process))
+        if value
+    )
+    if record.attempts == 1:
+        yield Event(record.created_at, "claim", "Attempt 1 claimed it", by)
+        return
+    yield Event(record.created_at, "claim", "First recorded", _earlier(record.attempts - 1))
+    # A token is the time of its claim, unless a clock went back.
+    how = f"took over, as {_times(record.takeovers)} an attempt had not ended" if record.takeovers else "claimed it"
+    yield Event(record.fencing_token, "claim", f"Attempt {record.attempts} {how}", by)
+
+
+def _earlier(count: int) -> tuple[str, ...]:
+    return (f"{count} earlier {'attempt is' if count == 1 else 'attempts are'} counted, but not kept",)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times in a row"
+
+
+def _step(name: str, plain: Any) -> Event:
+    try:
+        state = from_plain(plain)
+    except ValueError:
+        return Event(None, "step", f"Step {name}", ("not readable by this version",))
+    if isinstance(state, Begun):
+        return Event(state.at, "UNKNOWN", f"Step {name} began", (f"in attempt {state.attempt}; no end is recorded",))
+    return Event(None, "step", f"Step {name} ended", ("its result is recorded, and it is not made again",))
+
+
+def _verdicts(record: Record) -> Iterator[Event]:
+    for each in history(record):
+        if isinstance(each, Mapping):
+            at = each.get("at")
+            judged = f"it was {each.get('status', '?')}, attempt {each.get('attempt', '?')}"
+            yield Event(
+                at if isinstance(at, int) else None,
+                "verdict",
+                f"Verdict: {_MEANINGS.get(str(each.get('action')), each.get('action', '?'))}",
+                tuple(
+                    f"{name}: {value}"
+                    for name, value in (
+                        ("by", each.get("by")),
+                        ("why", each.get("reason")),
+                        ("judged", judged),
+                        ("its error", each.get("error")),
+                    )
+                    if value
+                ),
+            )
+
+
+_MEANINGS: Mapping[str, str] = {
+    "completed": "it happened",
+    "rerun": "it did not happen",
+    "release": "the claim is given back",
+    "forget": "forgotten on purpose",
+}
+
+
+def _state(record: Record) -> Iterator[Event]:
+    """Where the operation stands since the last write."""
+    is_announced = record.status is Status.RELEASED and not record.attempts
+    if is_announced or (record.verdict.get("action") == "forget" and record.verdict.get("at") == record.updated_at):
+        return  # that is told already
+    titles = {
+        Status.IN_PROGRESS: "Last sign of life",
+        Status.COMPLETED: "Completed",
+        Status.FAILED: "Failed",
+        Status.RELEASED: "Given back, to be run by the next delivery",
+        Status.UNKNOWN: "Nobody can tell whether the effect happened",
+    }
+    error = (record.error,) if record.error else ()
+    yield Event(record.updated_at, str(record.status), titles[record.status], error)
+
+
+def _expected(record: Record, now: int) -> Iterator[Event]:
+    if record.status is Status.IN_PROGRESS:
+        over = record.lease_until <= now
+        yield Event(record.lease_until, "later", "The lease was over" if over else "The lease ends, unless renewed")
+    if record.expires_at is not None:
+        forgotten = record.expires_at * 1000 <= now
+        yield Event(record.expires_at * 1000, "later", "Forgotten" if forgotten else "The outcome will be forgotten")
+
+
+def ago(at: int, now: int) -> str:
+    """How long ago, or in how long."""
+    length = display.duration(abs(now - at))
+    return f"{length} ago" if at <= now else f"in {length}"
