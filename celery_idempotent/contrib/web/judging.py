@@ -19,7 +19,7 @@ from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.protocol.verdicts import Action
 
 CHOICES: Mapping[Action, tuple[str, str]] = {
-    Action.COMPLETED: ("It happened", "Every later delivery is answered with the result below."),
+    Action.COMPLETED: ("It happened", "Every later delivery is answered with the result that you state."),
     Action.RERUN: ("It did not happen", "The next delivery runs the task. There must be one: publish it again."),
     Action.RELEASE: (
         "Give the claim back",
@@ -121,6 +121,7 @@ class Outcome:
     """What became of one verdict: ``refusal`` is empty where it was given."""
 
     key: str
+    label: str = ""
     refusal: str = ""
 
 
@@ -128,11 +129,9 @@ def judged_each(app: Celery, form: Form, seen: Iterable[tuple[str, str]]) -> Ite
     """Give the verdict of ``form`` on each key as a person saw it, until the store does not answer."""
     for key, revision in seen:
         try:
-            form.judge(app, key, revision)
+            yield Outcome(key, form.judge(app, key, revision).label)
         except PolicyError as error:
-            yield Outcome(key, error.remedy)
+            yield Outcome(key, refusal=error.remedy)
         except StoreUnavailable as error:
-            yield Outcome(key, f"nobody knows: {error}. Look at it before you repeat; those below were not tried")
+            yield Outcome(key, refusal=f"nobody knows: {error}. Look at it before you repeat; the rest was not tried")
             return
-        else:
-            yield Outcome(key)

@@ -1,8 +1,6 @@
 """The admin page in a real browser: a person logs in, looks, and gives verdicts."""
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,6 @@ from uuid import uuid4
 import pytest
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.remote.webelement import WebElement
@@ -25,29 +22,17 @@ from celery_idempotent.testing.contract import a_record
 from lab.embedded.server import HOST, accepts, free_port
 from tests.django.databases import migrated, sqlite
 from tests.django.live.shop import Shop
+from tests.support.browser import a_window
 from tests.support.waiting import wait_until
 
 PASSWORD = "for a shop that sells nothing"
-PROGRAMS = ("chromium", "chromedriver")
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
     """Chromium without a screen."""
-    if missing := [each for each in PROGRAMS if shutil.which(each) is None]:
-        verdict = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        verdict(f"not installed: {', '.join(missing)}; run: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(shutil.which("chromium"))
-    profile = tmp_path_factory.mktemp("profile")
-    for argument in (
-        *("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1400,1000"),
-        *("--lang=en", f"--user-data-dir={profile}"),
-    ):
-        options.add_argument(argument)
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
+    with a_window(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="module")
