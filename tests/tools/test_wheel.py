@@ -24,6 +24,7 @@ HOME = "https://github.com/celery-idempotent/celery-idempotent"
 TESTED_BY = (
     *(
         "ephem",
+        "httpx2",
         "hypothesis",
         "logfmtkv",
         "opentelemetry-sdk",
@@ -105,6 +106,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, tracked: set[
         "celery_idempotent/stores/redis/swap.lua",
         "celery_idempotent/contrib/django/migrations/0001_initial.py",
         "celery_idempotent/contrib/django/templates/celery_idempotent/admin/record.html",
+        "celery_idempotent/contrib/web/templates/record.html",
+        "celery_idempotent/contrib/web/static/style.css",
     ],
 )
 def test_the_wheel_holds_what_is_no_module(wheel: Path, needed: str) -> None:

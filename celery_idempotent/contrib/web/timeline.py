@@ -11,7 +11,7 @@ from celery_idempotent.protocol.verdicts import history
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Moment:
     """Something that happened, or will.
 
     Args:
@@ -27,8 +27,8 @@ class Event:
     details: tuple[str, ...] = ()
 
 
-def timeline(record: Record, now: int) -> list[Event]:
-    """The events of ``record``, the oldest first; a step whose end has no time stands behind the last claim."""
+def timeline(record: Record, now: int) -> list[Moment]:
+    """The moments of ``record``, the oldest first; a step whose end has no time stands behind the last claim."""
     steps = [_step(name, plain) for name, plain in record.steps.items()]
     timed = [*_verdicts(record), *(each for each in steps if each.at is not None)]
     claims, ended = list(_claims(record)), [each for each in steps if each.at is None]
@@ -38,9 +38,9 @@ def timeline(record: Record, now: int) -> list[Event]:
     return [*ordered, *_state(record), *_expected(record, now)]
 
 
-def _claims(record: Record) -> Iterator[Event]:
+def _claims(record: Record) -> Iterator[Moment]:
     if not record.attempts:
-        yield Event(record.created_at, "claim", "Recorded by a publisher", (f"task id {record.task_id}",))
+        yield Moment(record.created_at, "claim", "Recorded by a publisher", (f"task id {record.task_id}",))
         return
     by = tuple(
         f"{name} {value}"
@@ -48,12 +48,12 @@ def _claims(record: Record) -> Iterator[Event]:
         if value
     )
     if record.attempts == 1:
-        yield Event(record.created_at, "claim", "Attempt 1 claimed it", by)
+        yield Moment(record.created_at, "claim", "Attempt 1 claimed it", by)
         return
-    yield Event(record.created_at, "claim", "First recorded", _earlier(record.attempts - 1))
+    yield Moment(record.created_at, "claim", "First recorded", _earlier(record.attempts - 1))
     # A token is the time of its claim, unless a clock went back.
     how = f"took over, as {_times(record.takeovers)} an attempt had not ended" if record.takeovers else "claimed it"
-    yield Event(record.fencing_token, "claim", f"Attempt {record.attempts} {how}", by)
+    yield Moment(record.fencing_token, "claim", f"Attempt {record.attempts} {how}", by)
 
 
 def _earlier(count: int) -> tuple[str, ...]:
@@ -64,22 +64,22 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times in a row"
 
 
-def _step(name: str, plain: Any) -> Event:
+def _step(name: str, plain: Any) -> Moment:
     try:
         state = from_plain(plain)
     except ValueError:
-        return Event(None, "step", f"Step {name}", ("not readable by this version",))
+        return Moment(None, "step", f"Step {name}", ("not readable by this version",))
     if isinstance(state, Begun):
-        return Event(state.at, "UNKNOWN", f"Step {name} began", (f"in attempt {state.attempt}; no end is recorded",))
-    return Event(None, "step", f"Step {name} ended", ("its result is recorded, and it is not made again",))
+        return Moment(state.at, "UNKNOWN", f"Step {name} began", (f"in attempt {state.attempt}; no end is recorded",))
+    return Moment(None, "step", f"Step {name} ended", ("its result is recorded, and it is not made again",))
 
 
-def _verdicts(record: Record) -> Iterator[Event]:
+def _verdicts(record: Record) -> Iterator[Moment]:
     for each in history(record):
         if isinstance(each, Mapping):
             at = each.get("at")
             judged = f"it was {each.get('status', '?')}, attempt {each.get('attempt', '?')}"
-            yield Event(
+            yield Moment(
                 at if isinstance(at, int) else None,
                 "verdict",
                 f"Verdict: {_MEANINGS.get(str(each.get('action')), each.get('action', '?'))}",
@@ -104,7 +104,7 @@ _MEANINGS: Mapping[str, str] = {
 }
 
 
-def _state(record: Record) -> Iterator[Event]:
+def _state(record: Record) -> Iterator[Moment]:
     """Where the operation stands since the last write."""
     is_announced = record.status is Status.RELEASED and not record.attempts
     if is_announced or (record.verdict.get("action") == "forget" and record.verdict.get("at") == record.updated_at):
@@ -117,16 +117,16 @@ def _state(record: Record) -> Iterator[Event]:
         Status.UNKNOWN: "Nobody can tell whether the effect happened",
     }
     error = (record.error,) if record.error else ()
-    yield Event(record.updated_at, str(record.status), titles[record.status], error)
+    yield Moment(record.updated_at, str(record.status), titles[record.status], error)
 
 
-def _expected(record: Record, now: int) -> Iterator[Event]:
+def _expected(record: Record, now: int) -> Iterator[Moment]:
     if record.status is Status.IN_PROGRESS:
         over = record.lease_until <= now
-        yield Event(record.lease_until, "later", "The lease was over" if over else "The lease ends, unless renewed")
+        yield Moment(record.lease_until, "later", "The lease was over" if over else "The lease ends, unless renewed")
     if record.expires_at is not None:
         forgotten = record.expires_at * 1000 <= now
-        yield Event(record.expires_at * 1000, "later", "Forgotten" if forgotten else "The outcome will be forgotten")
+        yield Moment(record.expires_at * 1000, "later", "Forgotten" if forgotten else "The outcome will be forgotten")
 
 
 def ago(at: int, now: int) -> str:
