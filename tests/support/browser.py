@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
-from selenium.webdriver.remote.webdriver import WebDriver
+from selenium.webdriver.chrome.webdriver import WebDriver
 
 PROGRAMS = ("chromium", "chromedriver")
 

@@ -7,6 +7,7 @@ from celery import Celery
 from starlette.testclient import TestClient
 
 from celery_idempotent import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.contrib.web.judging import Form
 from celery_idempotent.contrib.web.searching import PAGE
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
@@ -121,7 +122,7 @@ def test_first_step_asks_for_what_fits(app: Celery, person: TestClient) -> None:
         assert [each for each in ("completed", "rerun", "release", "forget") if f'value="{each}"' in html] == choices
         assert ("Result to replay" in html) is ("completed" in choices)
         assert "fits" not in html
-        assert "Changed since" not in html
+        assert "Changed or gone" not in html
     assert text_of(person.post("/judge", data=_seen(unknown, abandoned, done)).text).count("fits 1 of 3") == 4
 
 
@@ -154,10 +155,26 @@ def test_many_are_judged_at_once(app: Celery, person: TestClient) -> None:
 
     shown = text_of(answer.text)
     assert "3 of 6 judged" in shown
-    assert f"{done.key} : only an UNKNOWN outcome takes a verdict; it is COMPLETED" in shown
-    assert f"{gone.key} : nothing is recorded under it" in shown
-    assert f"{changed.key} : somebody else changed the record meanwhile; look again" in shown
+    assert "only an UNKNOWN outcome takes a verdict; it is COMPLETED" in shown
+    assert f"left out. Look again: {gone.key} {changed.key}" in shown
     assert [now_of(app, each).status for each in unknown] == [Status.RELEASED] * 3
+
+
+def test_record_that_changes_at_the_last_moment_keeps_its_change(
+    app: Celery, person: TestClient, store: _Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it was looked up, too: the verdict is on the revision that the person saw."""
+    record = a_written(app)
+    judge = Form.judge
+
+    def judged_late(form: Form, app: Celery, seen: Record) -> Record:
+        store.swap(record.but(revision="new"), record.revision)
+        return judge(form, app, seen)
+
+    monkeypatch.setattr(Form, "judge", judged_late)
+    shown = text_of(person.post("/judge", data=a_verdict(record)).text)
+    assert "somebody else changed the record meanwhile" in shown
+    assert now_of(app, record).revision == "new"
 
 
 def test_record_that_changed_is_judged_by_nobody_who_has_not_seen_it(app: Celery, person: TestClient) -> None:
@@ -165,7 +182,7 @@ def test_record_that_changed_is_judged_by_nobody_who_has_not_seen_it(app: Celery
     record = a_written(app)
     app.conf.idempotency_store.swap(record.but(revision="new"), record.revision)
     html = person.post("/judge", data=_seen(record)).text
-    assert "Changed since you looked" in html
+    assert "Changed or gone since you looked" in html
     assert 'name="seen"' not in html
 
 
@@ -177,14 +194,14 @@ def test_nothing_or_too_much_is_not_judged(person: TestClient, seen: list[str]) 
 
 def test_outage_in_the_midst_is_told(app: Celery, person: TestClient, store: _Store) -> None:
     """What is judged, what nobody knows, and that the others were not tried."""
-    first, second, third = (a_written(app) for _ in range(3))
+    first, second, third = (a_written(app, label=label) for label in ("first one", "second", "third"))
     store.failing = (second.key, StoreUnavailable("memory://", "swap", "gone"))
 
     shown = text_of(person.post("/judge", data=a_verdict(first, second, third)).text)
 
     assert "1 of 3 judged" in shown
-    assert f"{second.key} : nobody knows" in shown
-    assert third.key not in shown
+    first_of_these = shown.index("Nobody knows whether the first of these is judged")
+    assert first_of_these < shown.index("second") < shown.index("third") < shown.index("first one")
     assert [now_of(app, each).status for each in (first, third)] == [Status.COMPLETED, Status.UNKNOWN]
 
 

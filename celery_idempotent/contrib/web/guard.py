@@ -95,7 +95,7 @@ def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
 
 
-class Refused(Exception):
+class Denied(Exception):
     """The request is answered with an error, and a sentence that says why."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
@@ -112,7 +112,7 @@ class Guard:
         refuse: Makes the answer to everybody else.
     """
 
-    def __init__(self, app: ASGIApp, sessions: Sessions, refuse: Callable[[Request, Refused], Response]) -> None:
+    def __init__(self, app: ASGIApp, sessions: Sessions, refuse: Callable[[Request, Denied], Response]) -> None:
         self._app = app
         self._sessions = sessions
         self._refuse = refuse
@@ -125,16 +125,16 @@ class Guard:
         request = Request(scope, receive)
         try:
             answer = await self._admitted(request)
-        except Refused as refused:
+        except Denied as refused:
             answer = self._refuse(request, refused)
         await (answer or self._app)(scope, receive, send)
 
     async def _admitted(self, request: Request) -> Response | None:
         """None if ``request`` may go on; a redirect if it had to bring its token first."""
         if len(request.scope["query_string"]) > _LONGEST_QUERY:
-            raise Refused(HTTPStatus.REQUEST_URI_TOO_LONG, "The address is too long.")
+            raise Denied(HTTPStatus.REQUEST_URI_TOO_LONG, "The address is too long.")
         if request.method not in ("GET", "HEAD", "POST"):
-            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "A page is read or sent, and nothing else.")
+            raise Denied(HTTPStatus.METHOD_NOT_ALLOWED, "A page is read or sent, and nothing else.")
         if request.method != "POST" and "token" in request.query_params:
             rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
             return self._entered(request, request.query_params["token"], request.scope["path"], rest)
@@ -144,13 +144,13 @@ class Guard:
         request.state.form, request.state.form_token = form, self._form_token(request)
         given = form.get("form_token", [""])[-1]
         if request.method == "POST" and not hmac.compare_digest(_bytes(given), _bytes(request.state.form_token)):
-            raise Refused(HTTPStatus.FORBIDDEN, "This form is of another session. Load its page again, and repeat.")
+            raise Denied(HTTPStatus.FORBIDDEN, "This form is of another session. Load its page again, and repeat.")
         return None
 
     def _entered(self, request: Request, token: str, path: str, query: list[tuple[str, str]]) -> Response:
         """To the page that was asked for, by an address that can be shown to others, with a cookie."""
         if not self._sessions.knows(token):
-            raise Refused(HTTPStatus.UNAUTHORIZED, "This is not the token.")
+            raise Denied(HTTPStatus.UNAUTHORIZED, "This is not the token.")
         # Of several slashes at the beginning, browsers would take what follows for another host.
         address = f"/{quote(path.lstrip('/'))}{f'?{urlencode(query)}' if query else ''}"
         answer = RedirectResponse(address, HTTPStatus.SEE_OTHER)
@@ -164,21 +164,21 @@ class Guard:
             return ""
         cookie = request.cookies.get(self._sessions.cookie, "")
         if scheme.lower() == "bearer" or not self._sessions.is_valid(cookie):
-            raise Refused(HTTPStatus.UNAUTHORIZED, "A session lasts twelve hours, and then asks again.")
+            raise Denied(HTTPStatus.UNAUTHORIZED, "A session lasts twelve hours, and then asks again.")
         return self._sessions.form_token(cookie)
 
     async def _form(self, request: Request) -> Mapping[str, list[str]]:
         if not _is_of_this_page(request):
-            raise Refused(HTTPStatus.FORBIDDEN, "Another site has sent this form.")
+            raise Denied(HTTPStatus.FORBIDDEN, "Another site has sent this form.")
         body = b""
         async for chunk in request.stream():
             body += chunk
             if len(body) > _LARGEST_BODY:
-                raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
+                raise Denied(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
         try:
             pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
         except ValueError as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, "The form cannot be read.") from error
+            raise Denied(HTTPStatus.BAD_REQUEST, "The form cannot be read.") from error
         form: dict[str, list[str]] = {}
         for name, value in pairs:
             form.setdefault(name, []).append(value)

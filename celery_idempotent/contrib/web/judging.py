@@ -1,7 +1,7 @@
 """Verdicts of people who look at records: which ones fit, how a form says them, and what became of each."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,9 +93,10 @@ class Form:
             errors=errors,
         )
 
-    def judge(self, app: Celery, key: str, revision: str) -> Record:
+    def judge(self, app: Celery, seen: Record) -> Record:
         """Give this verdict on what the person saw. Raises as :mod:`celery_idempotent.integration.operator` does."""
-        told: Any = {"by": self.by, "reason": self.reason, "app": app, "seen_revision": revision}
+        key = seen.key
+        told: Any = {"by": self.by, "reason": self.reason, "app": app, "seen_revision": seen.revision}
         try:
             match self.action:
                 case Action.COMPLETED:
@@ -116,22 +117,15 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one verdict: ``refusal`` is empty where it was given."""
+def judged_each(app: Celery, form: Form, records: Sequence[Record]) -> tuple[list[operator.Judged], str]:
+    """Give the verdict of ``form`` on each of ``records``, as a person saw them, until the store does not answer.
 
-    key: str
-    label: str = ""
-    refusal: str = ""
-
-
-def judged_each(app: Celery, form: Form, seen: Iterable[tuple[str, str]]) -> Iterator[Outcome]:
-    """Give the verdict of ``form`` on each key as a person saw it, until the store does not answer."""
-    for key, revision in seen:
-        try:
-            yield Outcome(key, form.judge(app, key, revision).label)
-        except PolicyError as error:
-            yield Outcome(key, refusal=error.remedy)
-        except StoreUnavailable as error:
-            yield Outcome(key, refusal=f"nobody knows: {error}. Look at it before you repeat; the rest was not tried")
-            return
+    Returns:
+        What became of those that were judged or refused, and what the store said of the next one; else empty.
+    """
+    judged: list[operator.Judged] = []
+    try:
+        judged.extend(operator.judge_each(records, lambda seen: form.judge(app, seen)))
+    except StoreUnavailable as error:
+        return judged, str(error)
+    return judged, ""

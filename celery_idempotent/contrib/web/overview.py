@@ -85,7 +85,7 @@ def counted(runtime: Runtime, read: Callable[[int], object] = lambda count: None
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class View:
     """What can be shown now.
 
     Args:
@@ -116,7 +116,7 @@ class Overview:
         self._under_way: Future[Counted] | None = None
         self._so_far = 0
 
-    def look(self, patience: float) -> Look:
+    def look(self, patience: float) -> View:
         """The last count, or the next if it is over within ``patience`` seconds. Raises what the count has raised."""
         with self._lock:
             if self._under_way is None and self._clock() >= self._stale_at:
@@ -127,8 +127,8 @@ class Overview:
         with self._lock:
             so_far = None if self._under_way is None else self._so_far
             if self._last is None:
-                return Look(None, 0, so_far)
-            return Look(self._last[0], self._clock() - self._last[1], so_far)
+                return View(None, 0, so_far)
+            return View(self._last[0], self._clock() - self._last[1], so_far)
 
     def judged(self, keys: Collection[str]) -> None:
         """Records under ``keys`` wait no longer; count again at the next look."""

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from celery_idempotent.contrib.web.guard import Guard, Refused, Sessions, set_cookie, with_headers
+from celery_idempotent.contrib.web.guard import Denied, Guard, Sessions, set_cookie, with_headers
 from celery_idempotent.contrib.web.judging import CHOICES, Form, fitting, judged_each
 from celery_idempotent.contrib.web.overview import Overview, is_abandoned
 from celery_idempotent.contrib.web.searching import AGES, PAGE, Search, answer
@@ -158,21 +158,30 @@ class _Pages:
             return self._message(
                 request, HTTPStatus.BAD_REQUEST, "No verdict", f"Choose at least one record, and at most {PAGE}."
             )
-        asked = "action" in sent or "by" in sent
-        form = Form.of(sent) if asked else Form(by=unquote(request.cookies.get(_WHO, "")))
-        if not asked or form.errors:
-            return self._asked(request, form, seen)
-        outcomes = list(judged_each(self._app, form, seen.items()))
-        self._overview.judged([each.key for each in outcomes])
+        found = [self._store.get(key) for key in seen]
+        records = [each for each in found if each is not None and each.revision == seen[each.key]]
+        left_out = [key for key in seen if key not in {each.key for each in records}]
+        form = Form.of(sent) if "by" in sent else None
+        if form is None or form.errors:
+            form = form or Form(by=unquote(request.cookies.get(_WHO, "")))
+            return self._asked(request, form, records, left_out)
+        judged, outage = judged_each(self._app, form, records)
+        self._overview.judged([each.record.key for each in judged])
         page = self._page(
-            request, "judged.html", outcomes=outcomes, total=len(seen), choice=CHOICES[form.action or Action.FORGET]
+            request,
+            "judged.html",
+            total=len(seen),
+            given=[each.record for each in judged if not each.refusal],
+            refused=[each for each in judged if each.refusal],
+            left_out=left_out,
+            outage=outage,
+            untried=records[len(judged) :],
+            choice=CHOICES[form.action or Action.FORGET],
         )
         set_cookie(request, page, _WHO, quote(form.by))
         return page
 
-    def _asked(self, request: Request, form: Form, seen: Mapping[str, str]) -> Response:
-        found = [self._store.get(key) for key in seen]
-        records = [each for each in found if each is not None and each.revision == seen[each.key]]
+    def _asked(self, request: Request, form: Form, records: Sequence[Record], left_out: Sequence[str]) -> Response:
         now = self._store.now()
         fits = [action for each in records for action in fitting(each, self._runtime.policy_of(each), now)]
         return self._page(
@@ -180,14 +189,14 @@ class _Pages:
             "judge.html",
             HTTPStatus.UNPROCESSABLE_ENTITY if form.errors else HTTPStatus.OK,
             records=records,
-            changed=[key for key in seen if key not in {each.key for each in records}],
+            left_out=left_out,
             choices=[(action, *texts, fits.count(action)) for action, texts in CHOICES.items() if action in fits],
             form=form,
         )
 
     # -- what went wrong
 
-    def refused(self, request: Request, refused: Refused) -> Response:
+    def refused(self, request: Request, refused: Denied) -> Response:
         """The page for whoever may not come in, or not so; to whom the token is unknown, the form for it."""
         if refused.status is not HTTPStatus.UNAUTHORIZED:
             return self._message(request, refused.status, "Refused", str(refused))
