@@ -18,6 +18,7 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import an_app
+from tests.support.waiting import wait_until
 
 TOKEN = "a token that nobody guesses"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -92,6 +93,15 @@ def form_token_in(html: str) -> str:
     found = re.search(r'name="form_token" value="([^"]*)"', html)
     assert found is not None
     return found[1]
+
+
+def overview_of(person: TestClient) -> str:
+    """The overview, once a count is over."""
+    return wait_until(lambda: _counted(person.get("/").text), "the records are counted")
+
+
+def _counted(html: str) -> str:
+    return "" if 'http-equiv="refresh"' in html else html
 
 
 def text_of(html: str) -> str:

@@ -14,7 +14,18 @@ from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.protocol.verdicts import history
 from celery_idempotent.signals import verdict_given
 from celery_idempotent.stores.memory import MemoryStore
-from tests.support.web import a_browser, a_page, a_program, a_shop, a_verdict, a_written, form_token_in, now_of, text_of
+from tests.support.web import (
+    a_browser,
+    a_page,
+    a_program,
+    a_shop,
+    a_verdict,
+    a_written,
+    form_token_in,
+    now_of,
+    overview_of,
+    text_of,
+)
 
 
 class _Store(MemoryStore):
@@ -224,9 +235,9 @@ def test_refusal_of_the_store_is_told_of_each(
 def test_judged_waits_for_nobody(app: Celery, person: TestClient) -> None:
     """The overview does not name it until the next count."""
     judged, left = a_written(app, label="judged"), a_written(app, label="left")
-    assert "judged" in person.get("/").text
+    assert judged.label in overview_of(person)
     person.post("/judge", data=a_verdict(judged))
-    html = person.get("/").text
+    html = overview_of(person)
     assert judged.label not in html
     assert left.label in html
 

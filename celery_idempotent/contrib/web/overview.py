@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from heapq import heappush, heappushpop
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 
 from celery_idempotent.engine import operator, search
 from celery_idempotent.errors import PolicyError
@@ -113,18 +112,25 @@ class Overview:
         self._lock = Lock()
         self._last: tuple[Counted, float] | None = None
         self._stale_at = clock()
-        self._under_way: Future[Counted] | None = None
+        self._failed: BaseException | None = None
+        self._under_way: Event | None = None
         self._so_far = 0
 
     def look(self, patience: float) -> View:
-        """The last count, or the next if it is over within ``patience`` seconds. Raises what the count has raised."""
+        """The last count, or the next if it is over within ``patience`` seconds.
+
+        Raises what a count has raised since, once: a store that takes longer to fail is told of by the next look.
+        """
         with self._lock:
-            if self._under_way is None and self._clock() >= self._stale_at:
+            if self._under_way is None and self._failed is None and self._clock() >= self._stale_at:
                 self._under_way = self._begun()
             under_way = self._under_way
-        if under_way is not None and wait([under_way], patience).done:
-            under_way.result()
+        if under_way is not None:
+            under_way.wait(patience)
         with self._lock:
+            failed, self._failed = self._failed, None
+            if failed is not None:
+                raise failed
             so_far = None if self._under_way is None else self._so_far
             if self._last is None:
                 return View(None, 0, so_far)
@@ -139,29 +145,25 @@ class Overview:
                 changed = replace(last, unknown=last.unknown.without(keys), abandoned=last.abandoned.without(keys))
                 self._last = changed, at
 
-    def _begun(self) -> "Future[Counted]":
-        future: Future[Counted] = Future()
+    def _begun(self) -> Event:
+        over = Event()
         self._so_far = 0
         # Nobody waits for it at the end of the process.
-        Thread(target=self._count, args=(future,), name="idempotency-overview", daemon=True).start()
-        return future
+        Thread(target=self._count, args=(over,), name="idempotency-overview", daemon=True).start()
+        return over
 
-    def _count(self, future: "Future[Counted]") -> None:
+    def _count(self, over: Event) -> None:
         began = self._clock()
         try:
             found = counted(self._runtime, self._read)
         except BaseException as error:  # noqa: BLE001 - whoever looks raises it
-            self._end(None, 0)
-            future.set_exception(error)
+            with self._lock:
+                self._failed, self._under_way = error, None
         else:
-            self._end(found, self._clock() - began)
-            future.set_result(found)
+            with self._lock:
+                now, self._under_way = self._clock(), None
+                self._last, self._stale_at = (found, now), now + max(_FRESH, (now - began) * _FRESH_FOR_EACH_SECOND)
+        over.set()
 
     def _read(self, count: int) -> None:
         self._so_far = count
-
-    def _end(self, found: Counted | None, took: float) -> None:
-        with self._lock:
-            now, self._under_way = self._clock(), None
-            if found is not None:
-                self._last, self._stale_at = (found, now), now + max(_FRESH, took * _FRESH_FOR_EACH_SECOND)
