@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.steps import Begun, from_plain
 
 _MOST_CHARACTERS = 100_000
@@ -65,6 +67,13 @@ def _state(plain: Any) -> str:
     if isinstance(state, Begun):
         return f"began at {utc(state.at)} in attempt {state.attempt}, and did not end"
     return "ended"
+
+
+def names_of_effects(record: Record, policy: Policy) -> list[str]:
+    """The names under which the operation may have called a receiver: of its steps, and what its policy declares."""
+    # What cannot be encoded somebody has put there by hand: no step was ever called that, nor any receiver with it.
+    steps = [each for each in record.steps if each.encode(errors="replace").decode() == each]
+    return [*dict.fromkeys([*steps, *(each for each in policy.effects if "*" not in each)])]
 
 
 def size(result: str | bytes | None) -> int:

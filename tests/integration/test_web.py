@@ -44,8 +44,9 @@ HOSTILE = "<script>document.title='owned'</script>\"><img src=x onerror=\"docume
 class Site:
     """The page's address, and the store behind it."""
 
-    def __init__(self, store: Store, address: str) -> None:
+    def __init__(self, store: Store, address: str, log: Path) -> None:
         self.store = store
+        self.log = log
         self.address = address
 
 
@@ -112,7 +113,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         served = tether.start("celery", *command, log=said, env=environment)
         try:
             wait_until(lambda: accepts(port), "the page is served", timeout=60)
-            yield Site(store, f"http://{HOST}:{port}/")
+            yield Site(store, f"http://{HOST}:{port}/", log)
         finally:
             tether.stop(served)
             store.close()
@@ -228,6 +229,7 @@ def test_incident_is_judged_in_bulk(site: Site, person: Person) -> None:
     judged = [each for each in site.store.scan(status=Status.COMPLETED) if each.verdict]
     assert len(judged) == 50
     assert {(each.result, history(each)[0]["by"]) for each in judged} == {('{"charge": "found by hand"}', "Ann Lee")}
+    assert site.log.read_text().count("idempotency.verdict_given") == 50
     person.browser.find_element(By.CSS_SELECTOR, "section a").click()
     shown = person.sees(".timeline")
     person.looks(1280, dark=True)

@@ -16,6 +16,7 @@ from celery_idempotent import Policy, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.contrib.web.overview import MOST_NAMED, Overview
 from celery_idempotent.contrib.web.searching import PAGE
 from celery_idempotent.contrib.web.timeline import ago, timeline
+from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.integration import display
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.codec import Encoded
@@ -257,6 +258,8 @@ def test_record_shows_all_that_is_known(app: Celery, person: TestClient) -> None
     for each in (record.key, record.task_id, record.worker, record.trace, "lost", "2023-11-14 22:13:20.000 UTC"):
         assert each in shown
     assert display.utc(record.updated_at) in shown
+    for name in ("charge", "receipt"):
+        assert f"{name} {effect_key(record.key, name)}" in shown
     assert "no such task" not in shown
 
 

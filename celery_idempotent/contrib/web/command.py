@@ -1,6 +1,7 @@
 """``celery -A your_app idempotency web``: serve the page from this machine."""
 
 import ipaddress
+import logging
 import secrets
 import socket
 
@@ -42,6 +43,8 @@ def web(context: click.Context, bind: str, port: int, write: bool, token: str | 
         raise click.ClickException(not_installed(error)) from error
     except (IdempotencyError, ImportError) as error:
         raise click.ClickException(str(error)) from error
+    # Other commands tell of verdicts themselves, and have the log leave them out.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     with _listening(bind, port) as listener:
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"

@@ -23,6 +23,7 @@ from celery_idempotent.contrib.web.judging import CHOICES, Form, fitting, judged
 from celery_idempotent.contrib.web.overview import Overview, is_abandoned
 from celery_idempotent.contrib.web.searching import AGES, PAGE, Search, answer
 from celery_idempotent.contrib.web.timeline import ago, timeline
+from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.engine.search import FORGOTTEN
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.integration import binding, display
@@ -139,6 +140,7 @@ class _Pages:
             guarantee=policy.guarantee(record.task).split("\n"),
             is_known=record.task in self._app.tasks,
             timeline=timeline(record, now),
+            effect_keys={name: effect_key(record.key, name) for name in display.names_of_effects(record, policy)},
             outcome=None if record.result is None else display.outcome(record.result, record.content_type),
             size=display.size(record.result),
             actions=list(fitting(record, policy, now)) if self._write else [],

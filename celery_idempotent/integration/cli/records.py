@@ -26,12 +26,12 @@ from celery_idempotent.integration.cli.views import (
     age_text,
     brief,
     everything,
-    names_of_effects,
     short,
     status_of,
     time_text,
     whole,
 )
+from celery_idempotent.integration.display import names_of_effects
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.integration.task import IdempotentMixin
 from celery_idempotent.printable import one_line

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.engine.search import FORGOTTEN
+from celery_idempotent.integration.display import names_of_effects
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.policy import Policy
@@ -36,11 +37,6 @@ _SHORT = 12
 """Hexadecimal digits: among a million keys, the odds that two begin alike are 1 in 500."""
 
 _HASHED = 64
-
-
-def names_of_effects(record: Record, policy: Policy) -> list[str]:
-    """The names under which the operation may have called a receiver: of its steps, and what its policy declares."""
-    return [*dict.fromkeys([*record.steps, *(each for each in policy.effects if "*" not in each)])]
 
 
 # For programs
