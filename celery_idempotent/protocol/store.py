@@ -81,6 +81,7 @@ class Store(Protocol):
         What it reads to find them is the store's affair: one that has no index for the question reads everything.
 
         A record that cannot be read is named in the log and passed over: :func:`celery_idempotent.stores.readable`.
+        Asked for a status, task or label, a store may pass over in silence what is certainly not meant.
         """
 
     def delete(self, key: str, expected: str) -> bool:

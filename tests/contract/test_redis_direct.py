@@ -295,3 +295,34 @@ def test_store_says_which_way_its_writes_go(redis_server: EmbeddedRedis) -> None
 
 def _strike(signum: int, frame: object) -> None:
     raise Struck
+
+
+def test_many_questions_leave_at_once_and_errors_are_answers(client: DirectClient) -> None:
+    """One that the server refuses hides none of the others."""
+    one, refused, two = client.ask_all([(b"ECHO", b"one"), (b"NOSUCH",), (b"ECHO", b"two")])
+
+    assert (one, type(refused), two) == (b"one", redis.ResponseError, b"two")
+
+
+def test_strike_among_many_replies_closes_the_connection(single: DirectClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of them is nobody's, and the pool has its place back."""
+    single.ask_all([(b"PING",)])
+    with monkeypatch.context() as patched:
+        patched.setattr(Connection, "read_response", lambda *_, **__: _strike(0, None))
+        with pytest.raises(Struck):
+            single.ask_all([(b"ECHO", b"one"), (b"ECHO", b"two")])
+    assert single.ask_all([(b"ECHO", b"three")]) == [b"three"]
+
+
+def test_lost_questions_are_sent_again(client: DirectClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, on a new connection: none of their first replies is taken for one of the second."""
+    client.ask_all([(b"PING",)])
+    read, lost = Connection.read_response, iter([False, True])
+
+    def once(connection: Any, *arguments: Any, **options: Any) -> Any:
+        if next(lost, False):
+            raise redis.ConnectionError
+        return read(connection, *arguments, **options)
+
+    monkeypatch.setattr(Connection, "read_response", once)
+    assert client.ask_all([(b"ECHO", b"one"), (b"ECHO", b"two")]) == [b"one", b"two"]

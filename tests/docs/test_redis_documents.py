@@ -134,7 +134,9 @@ def test_permissions_of_an_operator_are_enough(redis_server: EmbeddedRedis) -> N
     assert operated(redis_server, f"{WORKER} {OPERATOR}") == set()
 
 
-@pytest.mark.parametrize(("rule", "command"), [("+scan", {"list", "stats", "purge"}), ("+del", {"purge"})])
+@pytest.mark.parametrize(
+    ("rule", "command"), [("+scan", {"list", "stats", "purge"}), ("+hmget", {"list", "purge"}), ("+del", {"purge"})]
+)
 def test_no_permission_of_an_operator_is_needless(redis_server: EmbeddedRedis, rule: str, command: set[str]) -> None:
     """Each is for a command, which names what to grant."""
     assert rule in OPERATOR.split()

@@ -41,6 +41,24 @@ class DirectClient(redis.Redis):
         self._in_hand.append(connection)
         return reply
 
+    def ask_all(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
+        """The replies to commands that only read, sent at once; where the server refuses one, the error."""
+        packed = b"".join(map(_packed, commands))
+        self._give_back()
+        connection: Any = self.connection_pool.get_connection(*_TOLD)
+
+        def ask() -> list[Any]:
+            connection.send_packed_command([packed])
+            return [_reply(connection) for _ in commands]
+
+        try:
+            return self._resends.call_with_retry(ask, lambda _: connection.disconnect())
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            self.connection_pool.release(connection)
+
     def _asked(self, connection: Any, packed: bytes) -> Any:
         def ask() -> Any:
             connection.send_packed_command([packed])
@@ -78,6 +96,13 @@ class DirectClient(redis.Redis):
             except IndexError:  # not asked before: another thread may take the last one in between
                 return
             self.connection_pool.release(connection)
+
+
+def _reply(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except redis.ResponseError as error:
+        return error
 
 
 def _told(pool: type[Any]) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
-from itertools import islice
 from typing import Any, Self, TypeVar, cast
 from uuid import uuid4
 
@@ -33,8 +32,9 @@ from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.reading import readable
 from celery_idempotent.stores.redis.checks import exposure_of, losses_of, prove_permissions, raised
 from celery_idempotent.stores.redis.direct import DirectClient
-from celery_idempotent.stores.redis.errors import DRIVER_ERRORS, OTHER_TYPE, READ_ONLY, quotable, trouble_of
+from celery_idempotent.stores.redis.errors import DRIVER_ERRORS, READ_ONLY, quotable, trouble_of
 from celery_idempotent.stores.redis.hashes import encoded, fields_of, legible, record_of
+from celery_idempotent.stores.redis.listing import Source, sources
 from celery_idempotent.stores.redis.url import WAIT_TIMEOUT, Client, read_url
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,6 @@ _T = TypeVar("_T")
 
 _SCRIPT = files(__package__).joinpath("swap.lua").read_bytes()
 _SCRIPT_SHA = hashlib.sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
-
-_PAGE = 500
-"""Records that a scan reads in one round trip."""
 
 _KEYS_TO_CHOOSE_FROM = 500
 """So many that, of fifty primaries, one gets none of them in one check out of five hundred."""
@@ -146,13 +143,10 @@ class RedisStore:
     ) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`. While the server resizes, it may list a record twice."""
         pattern = re.sub(rb"([*?\[\\])", rb"\\\1", encoded(self._prefix)) + b"*"
-        names = self._ask("scan", lambda client: client.scan_iter(match=pattern, count=_PAGE))
-        while page := self._ask("scan", lambda client: list(islice(names, _PAGE))):
-            replies = self._ask("scan", lambda client: _read(client, page))
-            found = zip(page, replies, strict=True)
-            for record in readable(found, lambda each: self._named(*each), lambda each: legible(each[0])):
-                if status in (None, record.status) and task in (None, record.task) and label in (None, record.label):
-                    yield record
+        asked = {"status": status, "task": task, "label": label}
+        wanted = {name: str(each) for name, each in asked.items() if each is not None}
+        for source in self._ask("scan", lambda client: sources(client, pattern)):
+            yield from self._listed(source, wanted)
 
     def delete(self, key: str, expected: str) -> bool:
         """See :meth:`celery_idempotent.stores.Store.delete`."""
@@ -188,6 +182,13 @@ class RedisStore:
         client = self._connected.forget()
         if client is not None and client is not self._given:
             client.close()
+
+    def _listed(self, source: Source, wanted: Mapping[str, str]) -> Iterator[Record]:
+        while (page := self._ask("scan", lambda client: source.page(wanted))) is not None:
+            for record in readable(page, lambda each: self._named(*each), lambda each: legible(each[0])):
+                # It may have changed since it was found.
+                if all(getattr(record, name) == each for name, each in wanted.items()):
+                    yield record
 
     def _keys_to_check(self, client: Client) -> Sequence[str]:
         """Keys that nobody else has: one, and in a cluster, as far as chance leads there, one on every primary."""
@@ -372,15 +373,6 @@ def _primaries(client: Client) -> Sequence[redis.Redis]:
     if isinstance(client, redis.Redis):
         return [client]
     return [client.get_redis_connection(node) for node in client.get_primaries()]
-
-
-def _read(client: Client, names: Sequence[bytes]) -> Sequence[Any]:
-    with client.pipeline(transaction=False) as pipeline:
-        for name in names:
-            pipeline.hgetall(name)
-        replies = pipeline.execute(raise_on_error=False)
-    raised([each for each in replies if not (isinstance(each, ResponseError) and trouble_of(each) is OTHER_TYPE)])
-    return replies
 
 
 def _unfit(client: object) -> str:
