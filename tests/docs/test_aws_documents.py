@@ -31,15 +31,17 @@ if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
 REGION = "eu-west-1"
+DOCUMENTS = ("worker", "operator", "operator-indexes", "provision", "provision-indexes")
+INDEXES: dict[str, Any] = {"unknown_index": "in-doubt", "label_index": "labels"}
 TABLE = "idempotency"
 TEMPLATE = (DOCS / "aws" / "table.yaml").read_text()
 
 
 def _actions_of(name: str) -> set[str]:
     """The actions that a policy document grants, without their prefix."""
-    (statement,) = json.loads((DOCS / "aws" / f"iam-{name}.json").read_text())["Statement"]
-    assert statement["Effect"] == "Allow"
-    return {each.removeprefix("dynamodb:") for each in statement["Action"]}
+    statements = json.loads((DOCS / "aws" / f"iam-{name}.json").read_text())["Statement"]
+    assert {each["Effect"] for each in statements} == {"Allow"}
+    return {action.removeprefix("dynamodb:") for each in statements for action in each["Action"]}
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +127,26 @@ def test_template_makes_the_table_that_provision_makes() -> None:
         assert one[each] == other[each]
     assert one["BillingModeSummary"]["BillingMode"] == other["BillingModeSummary"]["BillingMode"]
     assert one["KeySchema"] == [{"AttributeName": "idempotencyKey", "KeyType": "HASH"}]
+
+
+@pytest.mark.parametrize("names", [INDEXES, {}])
+def test_template_makes_the_indexes_that_provision_makes(names: dict[str, Any]) -> None:
+    """By a parameter, with the attributes that they are about, under the names in the page."""
+    _deploy(TableName="by-template", Indexes="true" if names else "false")
+    DynamoDBStore("by-provision", region=REGION, **names).provision()
+
+    one, other = (
+        boto3.client("dynamodb", region_name=REGION).describe_table(TableName=name)["Table"]
+        for name in ("by-template", "by-provision")
+    )
+    assert one["AttributeDefinitions"] == other["AttributeDefinitions"]
+    found, made = (
+        [{part: index[part] for part in ("IndexName", "KeySchema", "Projection")} for index in each]
+        for each in (one.get("GlobalSecondaryIndexes", []), other.get("GlobalSecondaryIndexes", []))
+    )
+    assert found == made
+    assert [each["IndexName"] for each in made] == list(names.values())
+    assert "?unknown_index=in-doubt&label_index=labels" in (DOCS / "aws.md").read_text()
 
 
 def test_template_asks_for_the_expiry_and_backups_that_provision_sets() -> None:
@@ -246,25 +268,44 @@ def test_provisioning_needs_only_what_its_policy_grants(
     assert called == _actions_of("provision")
 
 
+def test_indexes_need_only_what_their_policies_grant(
+    store: DynamoDBStore, client: Callable[[], "DynamoDBClient"], called: set[str]
+) -> None:
+    """Adding them to a table in use, and listing by them; a worker still needs PutItem alone."""
+    indexed = DynamoDBStore(TABLE, client=client, **INDEXES)
+    indexed.provision()
+    called.add("UpdateTimeToLive")  # of a table that has no expiry yet
+    assert called == _actions_of("provision") | _actions_of("provision-indexes")
+    called.clear()
+
+    indexed.swap(_record("a", Status.UNKNOWN), None)
+    assert called == _actions_of("worker")
+    called.clear()
+
+    assert [each.key for each in indexed.scan(status=Status.UNKNOWN)] == ["a"]
+    assert called == _actions_of("operator-indexes")
+
+
 def test_every_call_of_the_store_is_granted_to_somebody() -> None:
     """What the store can call is in one of the documents.
 
     A TransactWriteItems needs no permission of its own: PutItem for the record, and on the user's tables what the
     user's writes are (Developer Guide, "Amazon DynamoDB Transactions: How it works").
     """
-    granted = _actions_of("worker") | _actions_of("operator") | _actions_of("provision")
+    granted = {action for name in DOCUMENTS for action in _actions_of(name)}
     assert set(_METHODS) - granted == {"TransactWriteItems"}
 
 
-@pytest.mark.parametrize("name", ["worker", "operator", "provision"])
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_policies_are_for_one_table(name: str) -> None:
-    """Valid JSON of the current version, one resource, and no wildcard in it or in an action."""
+    """Valid JSON of the current version, one table or its indexes, and no wildcard in an action."""
     document = json.loads((DOCS / "aws" / f"iam-{name}.json").read_text())
     assert document["Version"] == "2012-10-17"
-    (statement,) = document["Statement"]
-    assert statement["Resource"] == "arn:aws:dynamodb:REGION:ACCOUNT:table/idempotency"
-    assert "*" not in "".join(statement["Action"])
-    assert statement["Action"] == sorted(statement["Action"])
+    table = "arn:aws:dynamodb:REGION:ACCOUNT:table/idempotency"
+    for each in document["Statement"]:
+        assert each["Resource"] == (f"{table}/index/*" if each["Action"] == ["dynamodb:Query"] else table)
+        assert "*" not in "".join(each["Action"])
+        assert each["Action"] == sorted(each["Action"])
 
 
 def test_documented_actions_are_those_of_the_policies() -> None:
@@ -272,9 +313,9 @@ def test_documented_actions_are_those_of_the_policies() -> None:
     documented = {
         found.group(1): set(re.findall(r"`dynamodb:(\w+)`", row["actions"]))
         for row in table(DOCS / "aws.md", "who")
-        if (found := re.search(r"iam-(\w+)\.json", row["policy"]))
+        if (found := re.search(r"iam-([\w-]+)\.json", row["policy"]))
     }
-    assert documented == {name: _actions_of(name) for name in ("worker", "operator", "provision")}
+    assert documented == {name: _actions_of(name) for name in DOCUMENTS}
 
 
 def _allowed(name: str) -> DynamoDBStore:

@@ -10,6 +10,7 @@ local clock agrees with it to the second, the local clock counts; beyond that, i
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -21,12 +22,13 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from celery_idempotent._version import __version__
-from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.dynamodb.direct import DirectPath
 from celery_idempotent.stores.dynamodb.errors import DRIVER_ERRORS, OTHER_KEY, explained, refusal_of, text_of
+from celery_idempotent.stores.dynamodb.indexes import ATTENTION, Index, Indexes
 from celery_idempotent.stores.dynamodb.items import ATTRIBUTES, attribute_of, value_of
 from celery_idempotent.stores.dynamodb.rehearsal import Unfit
 from celery_idempotent.stores.dynamodb.writes import typed
@@ -45,7 +47,10 @@ _METHODS = {
     "GetItem": "get_item",
     "DeleteItem": "delete_item",
     "Scan": "scan",
+    "Query": "query",
+    "BatchGetItem": "batch_get_item",
     "CreateTable": "create_table",
+    "UpdateTable": "update_table",
     "DescribeTable": "describe_table",
     "DescribeTimeToLive": "describe_time_to_live",
     "UpdateTimeToLive": "update_time_to_live",
@@ -104,6 +109,9 @@ class DynamoDBStore:
         sort_key_attr: Name of the sort key attribute, if the table has one.
         sort_key_value: Its constant value.
         ttl_attr: Name of the table's TTL attribute, in seconds; DynamoDB deletes outcomes past it.
+        unknown_index: Name of an index of the records in doubt, by which they are listed at once; None: lists read
+            the whole table. No other record is in it, so it costs nothing until an operation ends in doubt.
+        label_index: The same, of labels. The first write of a record that has one costs another.
         transport: ``direct``: the writes that tasks wait for go over botocore's connections without the rest of
             boto3, at a fraction of its CPU time. ``boto3``: all goes through a boto3 client, whose events you may
             hook. Default: direct, unless you give ``session`` or ``client``.
@@ -126,6 +134,8 @@ class DynamoDBStore:
         sort_key_attr: str | None = None,
         sort_key_value: str = "idempotency",
         ttl_attr: str = "expiryTimestamp",
+        unknown_index: str | None = None,
+        label_index: str | None = None,
         transport: str | None = None,
         local_clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -146,8 +156,11 @@ class DynamoDBStore:
         self._sort_key_attr = sort_key_attr
         self._sort_key_value = sort_key_value
         self._attributes = {**ATTRIBUTES, "key": key_attr, "expires_at": ttl_attr}
-        if len({*self._attributes.values(), sort_key_attr}) != len(self._attributes) + 1:
+        if len({*self._attributes.values(), sort_key_attr, ATTENTION}) != len(self._attributes) + 2:
             raise PolicyError("key_attr, sort_key_attr, ttl_attr", repr(sorted(self._attributes.values())), "overlap")
+        if unknown_index is not None and unknown_index == label_index:
+            raise PolicyError("unknown_index, label_index", repr(label_index), "are two indexes; name them differently")
+        self._indexes = Indexes(table, unknown_index, label_index, self._ask)
         self._ttl_attr = ttl_attr
         self._local_clock = local_clock
         self._offset = 0
@@ -164,8 +177,8 @@ class DynamoDBStore:
     def from_url(cls, url: str) -> Self:
         """The store that ``dynamodb://[key:secret]@region/table`` or ``...@host:port/table`` names.
 
-        Options in the query: ``key_attr``, ``sort_key_attr``, ``sort_key_value``, ``ttl_attr``, ``transport``,
-        ``region`` and ``secure=1`` (the last two for an endpoint).
+        Options in the query: ``key_attr``, ``sort_key_attr``, ``sort_key_value``, ``ttl_attr``, ``unknown_index``,
+        ``label_index``, ``transport``, ``region`` and ``secure=1`` (the last two for an endpoint).
 
         Raises:
             PolicyError: No table, no host that can be read, or an unknown option.
@@ -186,6 +199,8 @@ class DynamoDBStore:
             "sort_key_attr",
             "sort_key_value",
             "ttl_attr",
+            "unknown_index",
+            "label_index",
             "transport",
             "region",
             "secure",
@@ -250,22 +265,18 @@ class DynamoDBStore:
     def scan(
         self, *, status: Status | None = None, task: str | None = None, label: str | None = None
     ) -> Iterator[Record]:
-        """See :meth:`celery_idempotent.stores.Store.scan`."""
-        wanted = {"status": status, "task": task, "label": label, self._sort_key_attr: self._sort_key_value}
-        filters = {name: str(value) for name, value in wanted.items() if name and value is not None}
-        parameters: dict[str, Any] = {"TableName": self.table, "ConsistentRead": True}
-        if filters:
-            parameters |= {
-                "FilterExpression": " AND ".join(f"#f{index} = :f{index}" for index in range(len(filters))),
-                "ExpressionAttributeNames": {f"#f{index}": name for index, name in enumerate(filters)},
-                "ExpressionAttributeValues": {f":f{index}": {"S": each} for index, each in enumerate(filters.values())},
-            }
-        while True:
-            page = self._ask("Scan", **parameters)
-            yield from readable(page["Items"], self._record, self._key_of)
-            if "LastEvaluatedKey" not in page:
-                return
-            parameters["ExclusiveStartKey"] = page["LastEvaluatedKey"]
+        """See :meth:`celery_idempotent.stores.Store.scan`; by an index where one is configured that tells."""
+        meant = self._attributes_of(status=status, task=task, label=label)
+        keys = self._indexes.keys(status, label)
+        if keys is None:
+            items = self._scanned(meant)
+        else:
+            own = self._attributes_of()
+            ours = [{self._key_attr: each[self._key_attr], **own} for each in keys if own.items() <= each.items()]
+            found = self._indexes.items(ours)
+            # An index is a moment behind: what counts is what the table has.
+            items = (each for each in found if meant.items() <= each.items())
+        yield from readable(items, self._record, self._key_of)
 
     def delete(self, key: str, expected: str) -> bool:
         """See :meth:`celery_idempotent.stores.Store.delete`."""
@@ -278,28 +289,47 @@ class DynamoDBStore:
         return self._local_clock() + self._offset
 
     def verify(self) -> None:
-        """See :meth:`celery_idempotent.stores.VerifiableStore.verify`; a PutItem whose condition cannot hold."""
+        """See :meth:`celery_idempotent.stores.VerifiableStore.verify`; a PutItem whose condition cannot hold.
+
+        Warns of a configured index that is missing, if it may ask.
+        """
         self._put(self._key(_VERIFY), self._impossible(), None)
+        missing = [repr(name) for name in self._indexes.missing()]
+        if missing:
+            warnings.warn(
+                f"idempotency_store={self!r}: the table has no index {' and '.join(missing)} yet, so lists read all of "
+                "it; provision it: celery -A <your app> idempotency provision",
+                IdempotencyWarning,
+                stacklevel=2,
+            )
 
     def provision(self) -> None:
         """Create the table on demand, with TTL, and with point-in-time recovery where the server has it.
+
+        Configured indexes that it lacks are added, and waited for until they are filled. Workers can go on meanwhile.
 
         Raises:
             StoreMisconfigured: A table of that name has another key, or a permission is missing.
             StoreUnavailable: The server did not answer, or the table was not ready for backups in ten minutes.
         """
         keys = {self._key_attr: "HASH"} | ({self._sort_key_attr: "RANGE"} if self._sort_key_attr else {})
+        types = [each.type() for each in self._indexes.all]
+        definitions = [each.definition() for each in self._indexes.all]
+        indexed = {"GlobalSecondaryIndexes": definitions} if definitions else {}
         self._ask(
             "CreateTable",
             "ResourceInUseException",
             TableName=self.table,
             BillingMode="PAY_PER_REQUEST",
-            AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in keys],
+            AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in keys] + types,
             KeySchema=[{"AttributeName": name, "KeyType": kind} for name, kind in keys.items()],
+            **indexed,
         )
         table = self._wait_until_active()
         if {each["AttributeName"]: each["KeyType"] for each in table["KeySchema"]} != keys:
             raise StoreMisconfigured(repr(self), "CreateTable", OTHER_KEY.format(key=self._wanted_key()))
+        for index in self._indexes.all:
+            self._add(index)
         ttl = self._ask("DescribeTimeToLive", TableName=self.table)["TimeToLiveDescription"]
         if ttl["TimeToLiveStatus"] in {"DISABLED", "DISABLING"}:
             self._ask(
@@ -324,6 +354,60 @@ class DynamoDBStore:
             if table["TableStatus"] in {"ACTIVE", "UPDATING"}:
                 return table
             time.sleep(0.5)
+
+    def _add(self, index: Index) -> None:
+        while True:
+            table: Mapping[str, Any] = self._ask("DescribeTable", TableName=self.table)["Table"]
+            found = next((x for x in table.get("GlobalSecondaryIndexes", ()) if x["IndexName"] == index.name), None)
+            if found is not None and found["KeySchema"] != index.definition()["KeySchema"]:
+                raise StoreMisconfigured(
+                    repr(self),
+                    "UpdateTable",
+                    f"the index {index.name!r} is not one of {index.attribute!r} alone; choose another name",
+                )
+            if found is not None and found["IndexStatus"] == "ACTIVE":
+                return
+            if found is None:
+                self._create(index, table)
+            time.sleep(0.5)
+
+    def _create(self, index: Index, table: Mapping[str, Any]) -> None:
+        """Begin to add an index to a table, unless somebody else is doing so."""
+        if index.attribute == ATTENTION:
+            # Those in doubt already. First, so that an index that is there has them all.
+            in_doubt = self._scanned(self._attributes_of(status=Status.UNKNOWN))
+            for record in readable(in_doubt, self._record, self._key_of):
+                self._put(self._item(record), self._condition(record.revision), record)
+        units = {name: table["ProvisionedThroughput"][name] for name in ("ReadCapacityUnits", "WriteCapacityUnits")}
+        definition = {**index.definition(), **({"ProvisionedThroughput": units} if all(units.values()) else {})}
+        self._ask(
+            "UpdateTable",
+            "ResourceInUseException",
+            TableName=self.table,
+            AttributeDefinitions=[each for each in table["AttributeDefinitions"] if each != index.type()]
+            + [index.type()],
+            GlobalSecondaryIndexUpdates=[{"Create": definition}],
+        )
+
+    def _attributes_of(self, **wanted: str | None) -> dict[str, Any]:
+        """What an item has that is meant; in a table shared with others, it is one of ours."""
+        own = {name: each for name, each in self._key("").items() if name != self._key_attr}
+        return own | {name: {"S": str(each)} for name, each in wanted.items() if each is not None}
+
+    def _scanned(self, meant: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        parameters: dict[str, Any] = {"TableName": self.table, "ConsistentRead": True}
+        if meant:
+            parameters |= {
+                "FilterExpression": " AND ".join(f"#f{index} = :f{index}" for index in range(len(meant))),
+                "ExpressionAttributeNames": {f"#f{index}": name for index, name in enumerate(meant)},
+                "ExpressionAttributeValues": {f":f{index}": each for index, each in enumerate(meant.values())},
+            }
+        while True:
+            page = self._ask("Scan", **parameters)
+            yield from page["Items"]
+            if "LastEvaluatedKey" not in page:
+                return
+            parameters["ExclusiveStartKey"] = page["LastEvaluatedKey"]
 
     def _enable_recovery(self) -> None:
         give_up_at = time.monotonic() + _READY_FOR_BACKUPS_WITHIN
@@ -383,6 +467,8 @@ class DynamoDBStore:
         item = self._key(values.pop("key"))
         for name, value in values.items():
             item[self._attributes[name]] = attribute_of(value)
+        if self._indexes.mark and record.status == Status.UNKNOWN:
+            item |= self._indexes.mark
         return item
 
     def _record_in(self, reply: Mapping[str, Any]) -> Record | None:
