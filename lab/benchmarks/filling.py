@@ -127,7 +127,7 @@ class _DynamoDB:
 
     def at(self, url: str) -> str:
         head, _, query = url.partition("?")
-        return f"{head.rpartition('/')[0]}/{self._table}?{query}"
+        return f"{head.rpartition('/')[0]}/{self._table}?{query}&unknown_index=in-doubt&label_index=labels"
 
     def fill(self, template: Record, count: int) -> None:
         self._template = self._client.get_item(TableName=self._table, Key={_KEY: {"S": template.key}})["Item"]
