@@ -18,7 +18,7 @@ from celery_idempotent.protocol.store import Store, TransactionalStore
 from celery_idempotent.testing.contract import a_completion, a_record
 from tests.support.deliveries import an_app
 
-ELSEWHERE = {"provision", "watch", "web"}
+ELSEWHERE = {"copy", "provision", "watch", "web"}
 """Commands with permissions of their own, or those of another, without an end."""
 
 

@@ -1,0 +1,65 @@
+"""The command that moves what is left of one store into another, while workers go on with both."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from celery_idempotent.integration.cli.base import as_json, echo_json, idempotency, readable_errors
+from celery_idempotent.stores import open_store
+from celery_idempotent.stores.dual import DualStore
+
+
+@idempotency.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--dry-run", is_flag=True, help="Say what would be moved, and move nothing.")
+@as_json
+def copy(source: str, target: str, dry_run: bool, as_json: bool) -> None:
+    """Move the operations of the store SOURCE to the store TARGET, both given by their URLs.
+
+    Workers may go on, if all of them have both: idempotency_store = "dual://?old=SOURCE&new=TARGET". Afterwards, SOURCE
+    answers nobody any more. Exit status 1: something is left; run it again, before any worker has TARGET alone.
+    """
+    moved: Counter[str] = Counter()
+    left = 0
+    with readable_errors(), _unreadable() as unreadable:
+        dual = DualStore(open_store(source), open_store(target))
+        for record, can_move in dual.left():
+            if can_move and (dry_run or dual.move(record)):
+                moved[record.task] += 1
+            else:
+                left += 1
+        dual.close()
+    if as_json:
+        echo_json({"to_move" if dry_run else "moved": moved, "left": left, "unreadable": unreadable})
+    else:
+        for task, count in sorted(moved.items()):
+            click.echo(f"{count} of {task} {'to move' if dry_run else 'moved'}")
+        click.echo(f"{left} left, of which an attempt is running or somebody wrote meanwhile")
+        if unreadable:
+            click.echo(f"{len(unreadable)} left that cannot be read, named above; they would run again", err=True)
+    if left or unreadable or (dry_run and moved):
+        raise SystemExit(1)
+
+
+@contextmanager
+def _unreadable() -> Iterator[list[str]]:
+    """What is said meanwhile of records that cannot be read."""
+    heard, logger = _Heard(), logging.getLogger("celery_idempotent.stores.reading")
+    logger.addHandler(heard)
+    try:
+        yield heard.lines
+    finally:
+        logger.removeHandler(heard)
+
+
+class _Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
