@@ -1,6 +1,5 @@
 """The command that moves what is left of one store into another, while workers go on with both."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 import click
 
 from celery_idempotent.integration.cli.base import as_json, echo_json, idempotency, readable_errors
-from celery_idempotent.stores import open_store
+from celery_idempotent.stores import open_store, reading
 from celery_idempotent.stores.dual import DualStore
 
 
@@ -47,19 +46,16 @@ def copy(source: str, target: str, dry_run: bool, as_json: bool) -> None:
 
 @contextmanager
 def _unreadable() -> Iterator[list[str]]:
-    """What is said meanwhile of records that cannot be read."""
-    heard, logger = _Heard(), logging.getLogger("celery_idempotent.stores.reading")
-    logger.addHandler(heard)
+    """The keys of the records that cannot be read meanwhile."""
+    keys: list[str] = []
+    told = reading.on_unreadable
+
+    def noted(key: str, error: Exception) -> None:
+        keys.append(key)
+        told(key, error)
+
+    reading.on_unreadable = noted
     try:
-        yield heard.lines
+        yield keys
     finally:
-        logger.removeHandler(heard)
-
-
-class _Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        reading.on_unreadable = told

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.stores.dynamodb.errors import refusal_of, text_of
 
@@ -85,8 +85,7 @@ class Indexes:
         question = self._question(index, values[index.attribute])
         first = self._ask("Query", _MISSING, **question)
         if refusal_of(first):
-            reason = one_line(text_of(first))
-            logger.warning("idempotency.index_missing table=%s index=%s reason=%s", self._table, index.name, reason)
+            say(logger.warning, "index_missing", table=self._table, index=index.name, reason=text_of(first))
             return None
         return self._pages(question, first)
 
