@@ -1,23 +1,20 @@
 """The outbox: messages that are published if and only if a transaction of an SQL database commits; and their relay."""
 
 import logging
-import os
-import threading
 import time
 from collections import deque
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
-from celery import Celery, Signature, bootsteps
+from celery import Celery, Signature
 from kombu.exceptions import DecodeError, OperationalError
 from kombu.utils.uuid import uuid
 
 from celery_idempotent.engine.transaction import message_of, signature_of
-from celery_idempotent.errors import PolicyError, StoreUnavailable
+from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.backlog import backlog
+from celery_idempotent.integration.periodic import Periodic
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.integration.startup import StoreCheck
 from celery_idempotent.printable import one_line, say
 from celery_idempotent.protocol.codec import Codec, Encoded, describe
 from celery_idempotent.protocol.store import Outbox, OutboxMessage, TakenMessage
@@ -169,67 +166,29 @@ def _told(app: Celery, codec: Codec, message: OutboxMessage, error: Exception) -
     return f"{type(error).__name__}: {describe(error)}"
 
 
-_looking = threading.Lock()
-"""Held while a relay's thread works. A pool process forked in the middle of that would inherit locks that nobody in it
-will ever release, such as those of the SQLite library; so a fork waits for the end of the look."""
-
-
-@cache
-def _fork_between_looks() -> None:
-    # What is registered last comes first before a fork: the look ends, and then stores close what must not be
-    # inherited. So this is not done when the module is imported, but once the store is there.
-    os.register_at_fork(before=_looking.acquire, after_in_parent=_looking.release, after_in_child=_looking.release)
-
-
-class Relay(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+class Relay(Periodic):
     """Relays in a thread of the worker's main process, every ``idempotency_relay`` seconds."""
 
-    # What can be wrong with the store and the settings, StoreCheck has reported by then.
-    requires = ("celery.worker.components:Pool", StoreCheck)
-
-    def __init__(self, parent: Any, **kwargs: Any) -> None:
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        super().__init__(parent, **kwargs)
+    work = "relay"
 
     def include_if(self, parent: Any) -> bool:
         """Only where there is an outbox, and relaying is not switched off."""
-        runtime = runtime_of(parent.app)
-        return bool(runtime.relay_every) and isinstance(runtime.store, Outbox)
+        return bool(self.every(parent.app)) and isinstance(runtime_of(parent.app).store, Outbox)
 
-    def start(self, parent: Any) -> None:
-        """Begin to relay."""
-        runtime = runtime_of(parent.app)
-        _, every = runtime.store, runtime.relay_every
-        _fork_between_looks()
-        self._thread = threading.Thread(
-            target=self._run, args=(parent.app, every), name="celery-idempotent-relay", daemon=True
-        )
-        self._thread.start()
+    def every(self, app: Celery) -> float:
+        """By the setting."""
+        return runtime_of(app).relay_every
+
+    def look(self, app: Celery) -> bool:
+        """Publish what waits."""
+        published = relay(app)
+        backlog.look(outbox_of(app).waiting, runtime_of(app).store.now)
+        return bool(published)
 
     def stop(self, parent: Any) -> None:
         """Stop after the messages at hand."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(10)
+        super().stop(parent)
         backlog.forget()
-
-    terminate = stop
-
-    def _run(self, app: Celery, every: float) -> None:
-        pause = 0.0
-        while not self._stopping.wait(pause):
-            pause = every
-            try:
-                with _looking:
-                    published = relay(app)
-                    backlog.look(outbox_of(app).waiting, runtime_of(app).store.now)
-                pause = 0.0 if published else every
-            except (StoreUnavailable, OperationalError) as error:
-                say(logger.warning, "relay_failed", reason=describe(error))
-            except Exception:  # noqa: BLE001 - it is logged whole
-                # Whatever it was, the messages wait on disk, and the next look may fare better.
-                say(logger.exception, "relay_failed")
 
 
 def relay_at_start(app: Celery) -> None:
