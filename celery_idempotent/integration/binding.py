@@ -115,6 +115,9 @@ SETTINGS = (
     "idempotency_policy",
     "idempotency_namespace",
     "idempotency_relay",
+    "idempotency_purge",
+    "idempotency_purge_released",
+    "idempotency_purge_abandoned",
     "idempotency_hold_messages",
 )
 

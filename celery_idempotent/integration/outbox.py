@@ -185,6 +185,13 @@ class Relay(Periodic):
         backlog.look(outbox_of(app).waiting, runtime_of(app).store.now)
         return bool(published)
 
+    def failed(self, reason: str | None) -> None:
+        """The messages wait on disk."""
+        if reason is None:
+            say(logger.exception, "relay_failed")
+        else:
+            say(logger.warning, "relay_failed", reason=reason)
+
     def stop(self, parent: Any) -> None:
         """Stop after the messages at hand."""
         super().stop(parent)

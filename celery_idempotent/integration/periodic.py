@@ -1,6 +1,5 @@
 """Work that a worker does now and then, in a thread of its main process."""
 
-import logging
 import os
 import threading
 from abc import abstractmethod
@@ -13,10 +12,7 @@ from kombu.exceptions import OperationalError
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.startup import StoreCheck
-from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe
-
-logger = logging.getLogger(__name__)
 
 _looking = threading.Lock()
 """Held while such a thread works. A pool process forked in the middle of that would inherit locks that nobody in it
@@ -37,7 +33,7 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     requires = ("celery.worker.components:Pool", StoreCheck)
 
     work: ClassVar[str]
-    """What it does, in the name of its thread and of the event that says that it failed."""
+    """What it does, in the name of its thread."""
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         self._stopping = threading.Event()
@@ -55,6 +51,10 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     @abstractmethod
     def look(self, app: Celery) -> bool:
         """Do what there is to do; whether to look again at once."""
+
+    @abstractmethod
+    def failed(self, reason: str | None) -> None:
+        """Log that a look failed, and why; without a ``reason``, by the exception at hand."""
 
     def start(self, parent: Any) -> None:
         """Begin to look."""
@@ -83,6 +83,6 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
                 with _looking:
                     pause = 0.0 if self.look(app) else every
             except (StoreUnavailable, OperationalError) as error:
-                say(logger.warning, f"{self.work}_failed", reason=describe(error))
+                self.failed(describe(error))
             except Exception:  # noqa: BLE001 - it is logged whole
-                say(logger.exception, f"{self.work}_failed")
+                self.failed(None)

@@ -177,6 +177,24 @@ class Runtime:
         return milliseconds(every) / 1000
 
     @cached_property
+    def purge_every(self) -> float:
+        """Seconds between two purges by a worker, by ``idempotency_purge``; 0: a worker does not purge."""
+        every = self._app.conf.get("idempotency_purge", 0)
+        return _milliseconds("idempotency_purge", every, "between two purges") / 1000
+
+    @cached_property
+    def purge_released(self) -> int:
+        """Milliseconds for which a purge leaves RELEASED records, by ``idempotency_purge_released``; 0: for ever."""
+        age = self._app.conf.get("idempotency_purge_released", 0)
+        return _milliseconds("idempotency_purge_released", age, "for which they stay")
+
+    @cached_property
+    def purge_abandoned(self) -> int:
+        """The same after the end of a lease, by ``idempotency_purge_abandoned``."""
+        age = self._app.conf.get("idempotency_purge_abandoned", 0)
+        return _milliseconds("idempotency_purge_abandoned", age, "for which they stay")
+
+    @cached_property
     def hold_messages(self) -> bool | Literal["all"]:
         """Whose messages a worker holds, by ``idempotency_hold_messages``: of idempotent tasks, of all, or none.
 
@@ -208,6 +226,12 @@ def _hide_store_from_reports() -> None:
 
 
 _hide_store_from_reports()
+
+
+def _milliseconds(setting: str, value: Any, what: str) -> int:
+    if not is_duration(value):
+        raise PolicyError(setting, repr(value), f"must be seconds {what}, or 0 for no purge")
+    return milliseconds(value)
 
 
 def _accepted(setting: Any) -> frozenset[str]:

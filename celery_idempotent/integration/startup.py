@@ -87,6 +87,7 @@ def check(app: Celery, pool: str) -> list[Hint]:
     _check_tasks(app, runtime.default_policy)
     store = runtime.store
     _ = runtime.codec, runtime.default_policy, runtime.namespace, runtime.relay_every, runtime.hold_messages
+    _ = runtime.purge_every, runtime.purge_released, runtime.purge_abandoned
     if isinstance(store, MemoryStore) and not pool.endswith((".solo", ".thread")):
         warnings.warn(
             "idempotency_store=memory://: every process of this pool has a memory of its own, so duplicates that "

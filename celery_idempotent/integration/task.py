@@ -29,6 +29,7 @@ from celery_idempotent.integration.arrivals import Arrival, RequestStack, arriva
 from celery_idempotent.integration.handlers import tell_of_bodies_only
 from celery_idempotent.integration.keeper import hold_at_start
 from celery_idempotent.integration.outbox import relay_at_start
+from celery_idempotent.integration.purging import purge_at_start
 from celery_idempotent.integration.recovery import recover_at_start
 from celery_idempotent.integration.reports import report
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, runtime_of
@@ -108,6 +109,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             cls.request_stack = RequestStack(lambda: cls._app._tasks.get(cls.name))
         check_at_start(app)
         relay_at_start(app)
+        purge_at_start(app)
         hold_at_start(app)
         recover_at_start(app)
         binding.warn_about_delivery(cls, app)

@@ -224,7 +224,12 @@ def test_purge_tells_programs_what_it_did(app: Celery, store: Counted) -> None:
     _outcomes(store, 3)
     keep(store, status=Status.RELEASED, updated_at=1)
 
-    assert json.loads(run(app, "purge", "--json").stdout) == {"store": "memory://", "outcomes": 3, "released": None}
+    assert json.loads(run(app, "purge", "--json").stdout) == {
+        "store": "memory://",
+        "outcomes": 3,
+        "released": None,
+        "abandoned": None,
+    }
     app.conf.idempotency_store = StoreWrapper(store)
     told = json.loads(run(app, "purge", "--json", "--released-before", "1").stdout)
     assert (told["outcomes"], told["released"]) == (None, 1)

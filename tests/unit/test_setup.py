@@ -312,6 +312,8 @@ def test_provision_and_check(command: Any, app: Celery) -> None:
         ("idempotency_policy", "refuse", "idempotency_policy='refuse': must be a Policy"),
         ("idempotency_namespace", "a:b", "idempotency_namespace='a:b': must be 1 to 64 letters"),
         ("idempotency_relay", "often", "idempotency_relay='often': must be seconds between two looks"),
+        ("idempotency_purge", "often", "idempotency_purge='often': must be seconds between two purges"),
+        ("idempotency_purge_released", -1, "idempotency_purge_released=-1: must be seconds for which they stay"),
         ("idempotency_hold_messages", "some", "idempotency_hold_messages='some': must be True, False"),
         ("result_serializer", "pickle", "outcomes in it could never be replayed"),
         ("idempotency_store", _Checked(StoreMisconfigured("s", "PutItem", "no table")), "no table"),

@@ -1,15 +1,20 @@
 """Commands that make and keep a store: its tables, and what it deletes."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import click
+from celery import Celery
 
+from celery_idempotent.engine.sweeping import Fate, sweep_abandoned
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.asked import Amount, WholeNumber
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
+from celery_idempotent.integration.purging import policies_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import PurgeableStore, Store, VerifiableStore
@@ -55,13 +60,29 @@ def _lacking(store: Store) -> str | None:
     help="Delete RELEASED records, too, that were not touched for DAYS. They never expire by themselves, as they hold "
     "the finished steps and the fingerprint of an operation that may be delivered again; both are forgotten then.",
 )
+@click.option(
+    "--abandoned-before",
+    "abandoned_days",
+    type=Amount("days"),
+    metavar="DAYS",
+    help="End what is IN_PROGRESS, too, if its lease has been over for DAYS: its message was lost. It is deleted, with "
+    'steps and fingerprint. Under on_takeover="refuse", and where a step began and did not end, it becomes UNKNOWN. '
+    "What another app has begun, or a task that this one lacks, stays.",
+)
 @as_json
 @click.pass_context
-def purge(context: click.Context, batch: int, most: int, days: float | None, as_json: bool) -> None:
+def purge(
+    context: click.Context,
+    batch: int,
+    most: int,
+    days: float | None,
+    abandoned_days: float | None,
+    as_json: bool,
+) -> None:
     """Delete outcomes that are no longer kept.
 
-    Run it once a day; workers do not mind. Some stores delete them by themselves. With --released-before the whole
-    store is read.
+    Run it once a day; workers do not mind, and can do it themselves, by idempotency_purge. Some stores delete them by
+    themselves. With --released-before and --abandoned-before the whole store may be read.
     """
     store = store_of(context)
     found = _Released()
@@ -71,14 +92,18 @@ def purge(context: click.Context, batch: int, most: int, days: float | None, as_
             purged = screen.grown("deleting outcomes", _purging(store, batch, most))
         if days is not None:
             screen.grown("deleting released", _deleting_released(store, days, most, found))
+        ended = None if abandoned_days is None else _end_abandoned(app_of(context), store, abandoned_days, most)
     if as_json:
         deleted = None if days is None else found.deleted
-        echo_json({"store": repr(store), "outcomes": purged, "released": deleted})
+        abandoned = None if ended is None else {"deleted": ended[Fate.DELETED], "in_doubt": ended[Fate.IN_DOUBT]}
+        echo_json({"store": repr(store), "outcomes": purged, "released": deleted, "abandoned": abandoned})
         return
     click.echo(f"{store!r} deletes outcomes by itself" if purged is None else f"{purged} outcomes deleted")
     if days is not None:
         kept = "" if found.deleted == most else f"; {found.kept} others are younger, or were claimed meanwhile"
         click.echo(f"{found.deleted} released records deleted{kept}")
+    if ended is not None:
+        click.echo(f"{ended[Fate.DELETED]} abandoned records deleted, {ended[Fate.IN_DOUBT]} in doubt now (UNKNOWN)")
 
 
 @idempotency.command()
@@ -139,3 +164,9 @@ def _deleting_released(store: Store, days: float, most: int, found: _Released) -
                 return
         else:
             found.kept += 1
+
+
+def _end_abandoned(app: Celery, store: Store, days: float, most: int) -> Counter[Fate]:
+    """How many became what."""
+    swept = sweep_abandoned(store, policies_of(app), age=round(days * 86_400_000))
+    return Counter(fate for _, fate in islice(swept, most))
