@@ -38,16 +38,28 @@ def trips_during(taps: Sequence[Tap], act: Callable[[], object]) -> list[str]:
     """The round trips that ``act`` makes through ``taps``, by name."""
     before = [tap.round_trips for tap in taps]
     act()
-    return [name for tap, count in zip(taps, before, strict=True) for name in tap.named()[count:]]
+    return [name for tap, count in zip(taps, before, strict=True) for name in tap.named()[count:] if name != _PART]
 
 
 def redis(trips: Sequence[bytes]) -> list[str]:
     """Commands of RESP (redis.io, "Redis serialization protocol specification")."""
-    return ["+".join(arguments[0].decode() for arguments in redis_commands(trip)) for trip in trips]
+    names, begun = [], b""
+    for trip in trips:
+        begun += trip
+        try:
+            names.append("+".join(arguments[0].decode() for arguments in redis_commands(begun)))
+            begun = b""
+        except ValueError:
+            names.append(_PART)
+    return names
+
+
+_PART = "part of a trip"
+"""What ends in the middle of a command, as the server answers a long pipeline while it comes; the next one goes on."""
 
 
 def redis_commands(trip: bytes) -> Iterator[list[bytes]]:
-    """The commands in a round trip, with their arguments."""
+    """The commands in a round trip, with their arguments; ``ValueError`` if it ends in the middle of one."""
     at = 0
 
     def number() -> int:
@@ -60,6 +72,8 @@ def redis_commands(trip: bytes) -> Iterator[list[bytes]]:
         nonlocal at
         length = number()
         found, at = trip[at : at + length], at + length + 2
+        if at > len(trip):
+            raise ValueError("the trip ends in the middle of a command")
         return found
 
     while at < len(trip):

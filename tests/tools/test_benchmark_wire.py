@@ -41,6 +41,15 @@ def test_large_message_is_one_trip(redis_server: EmbeddedRedis) -> None:
         assert client.strlen("wire") == 3_000_000
 
 
+def test_pipeline_that_is_answered_while_it_comes_is_one_trip() -> None:
+    """Wherever it is cut within a command."""
+    sent = b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n*1\r\n$4\r\nPING\r\n"
+    for cut in range(1, len(sent)):
+        names = wire.redis([sent[:cut], sent[cut:]])
+        assert [each for each in names if each != wire._PART] in (["GET+PING"], ["GET", "PING"])
+        assert (names == ["GET", "PING"]) is (cut == sent.index(b"*1"))
+
+
 def test_cluster_names_the_taps_while_it_is_watched(redis_cluster: EmbeddedRedisCluster) -> None:
     """A client that asks the cluster where its nodes are goes through a tap to every node."""
     keys = [f"key-{number}" for number in range(30)]
