@@ -17,10 +17,11 @@ from celery_idempotent.stores.dual import DualStore
 @click.option("--dry-run", is_flag=True, help="Say what would be moved, and move nothing.")
 @as_json
 def copy(source: str, target: str, dry_run: bool, as_json: bool) -> None:
-    """Move the operations of the store SOURCE to the store TARGET, both given by their URLs.
+    """Move all operations from one store to another.
 
-    Workers may go on, if all of them have both: idempotency_store = "dual://?old=SOURCE&new=TARGET". Afterwards, SOURCE
-    answers nobody any more. Exit status 1: something is left; run it again, before any worker has TARGET alone.
+    SOURCE and TARGET are the URLs of the two. Workers may go on, if all of them have both: idempotency_store =
+    "dual://?old=SOURCE&new=TARGET". Afterwards, SOURCE answers nobody any more. Exit status 1: something is left; run
+    it again, before any worker has TARGET alone.
     """
     moved: Counter[str] = Counter()
     left = 0
