@@ -723,7 +723,7 @@ def test_check_says_which_path_it_is(server: ScriptedServer, path: str, told: st
 
     done = CliRunner().invoke(idempotency, ["check"], obj=SimpleNamespace(app=app))
 
-    assert re.search(f"/orders answers and can be used {told}$", done.stdout.strip())
+    assert re.search(f"/orders answers and can be used {told}$", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("options", [{"transport": "fast"}, {"transport": "direct", "client": lambda: None}])
