@@ -37,7 +37,7 @@ from celery_idempotent.integration.startup import check_at_start
 from celery_idempotent.integration.traces import current_trace
 from celery_idempotent.integration.versions import KeepsRequest
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.keys import Identity, identify
+from celery_idempotent.protocol.keys import Identity, identify, label_of
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import ITEM
@@ -155,7 +155,9 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         policy, scope = self.idempotency_policy, self._scope
         carried = messages.carried(headers, scope, task_id)
         if carried is not None:
-            return carried
+            # The header has no label: it is clear text, and the arguments tell it again.
+            label = label_of(policy.label_selector, partial(self._signature().bind, args, kwargs))
+            return replace(carried, label=label)
         # Every tick of beat sends the same arguments and means another operation; the author's own key knows better.
         is_whole_call = policy.key == WHOLE_CALL
         is_sent_by_beat = is_whole_call and bool(headers.get("celery_beat_task"))

@@ -4,6 +4,7 @@ A key is ``scope:version:SHA-256``. The hash covers the canonical form of what t
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -81,8 +82,13 @@ def identify(
             f"{task}: this argument has no canonical form, so equal calls cannot be recognised; pass a plain value, "
             "or leave it out with Policy(key=..., fingerprint=...)",
         ) from error
-    named = "" if label is None else bounded(label.text(bound))
+    named = label_of(label, lambda: bound)
     return Identity(f"{scope}:{_digest(material)}", None if declared is None else _digest(declared), named)
+
+
+def label_of(label: Selector | None, bind: Callable[[], inspect.BoundArguments]) -> str:
+    """What ``label`` says of the call whose arguments ``bind`` gives; it raises nothing, whatever ``bind`` does."""
+    return "" if label is None else bounded(label.text(bind))
 
 
 def _digest(text: str) -> str:

@@ -181,13 +181,13 @@ class Selector:
         forms = [self._found(path, bound.arguments, task) for path in self._paths]
         return list_form(forms) if isinstance(self.spec, tuple) else forms[0]
 
-    def text(self, bound: inspect.BoundArguments) -> str:
+    def text(self, bind: Callable[[], inspect.BoundArguments]) -> str:
         """What is selected, for people: texts and numbers as they are, joined by a slash; empty if one is missing.
 
         It never raises: no effect is given up for a name to show. Where none can be had, the text says why.
         """
         try:
-            found = self._parts(bound)
+            found = self._parts(bind())
         except Exception as error:  # noqa: BLE001 - see above; an author's function may raise anything
             return f"(no {self.option}: {type(error).__name__})"
         unfit = [type(each).__name__ for each in found if not isinstance(each, str | int | UUID | None)]

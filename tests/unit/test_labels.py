@@ -8,7 +8,9 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError, Record, signals
 from celery_idempotent.integration.settings import runtime_of
-from tests.support.deliveries import an_app, deliver
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import FaultyStore
+from tests.support.deliveries import an_app, deliver, settle
 
 NUMBER = UUID("0af76519-16cd-43dd-8448-eb211c80319c")
 
@@ -78,6 +80,24 @@ def test_the_first_call_names_the_operation(app: Celery) -> None:
     (record,) = runtime_of(app).store.scan()
     assert states == ["FAILURE", "SUCCESS"]
     assert (record.attempts, record.label) == (2, "acme")
+
+
+def test_an_operation_that_begins_after_an_outage_has_its_label() -> None:
+    """Its first claim is that of a postponed message, whose identity travels in a header, and the label does not."""
+    store = MemoryStore()
+    app = an_app()
+    app.conf.idempotency_store = FaultyStore(store, "request lost", "request lost")
+
+    @app.task(base=IdempotentTask, shared=False, idempotent=Policy("order", label=("tenant", "order")))
+    def charge(order: int, tenant: str) -> None:
+        """Nothing."""
+
+    postponed = deliver(charge, 1, "acme")
+    settled = settle(app, charge, postponed)
+
+    (record,) = store.scan()
+    assert (postponed.state, settled.state) == ("RETRY", "SUCCESS")
+    assert record.label == "acme/1"
 
 
 @pytest.mark.parametrize(
