@@ -81,7 +81,7 @@ def looked_up(store: Store, text: str) -> Record:
     raise PolicyError(
         "key",
         repr(text),
-        f"it fits several records: {named}{', ...' if len(fitting) > _MOST_NAMED else ''}; write more",
+        f"it fits several records: {named}{', ...' if len(fitting) > _MOST_NAMED else ''}; give the key of one",
     )
 
 

@@ -86,7 +86,7 @@ def test_what_fits_several_names_them(store: MemoryStore) -> None:
     for number in range(7):
         _stored(store, key=f"shop.charge:1:{number}abc")
 
-    with pytest.raises(PolicyError, match=r"several records: (shop.charge:1:\dabc, ){5}\.\.\.; write more"):
+    with pytest.raises(PolicyError, match=r"several records: (shop.charge:1:\dabc, ){5}\.\.\.; give the key of one"):
         looked_up(store, "shop.charge")
 
 
