@@ -270,6 +270,15 @@ def test_show_as_json_has_steps_with_their_effect_keys(app: Celery) -> None:
     assert shown["lease_until"] == time_text(record.lease_until)
 
 
+def test_show_says_of_no_effect_of_an_outcome_that_nothing_was_recorded(app: Celery) -> None:
+    """Steps are dropped when the outcome is recorded: the effect of a completed operation did most likely happen."""
+    keep(app, key="k", status=Status.COMPLETED, task="shop.charge", expires_at=2_000_000_000, steps={})
+
+    told = run(app, "show", "k").stdout
+
+    assert "charge: not known, as an outcome keeps no steps" in told
+
+
 def test_show_tells_a_person_of_steps_and_verdicts(app: Celery) -> None:
     """Which may have happened, what the receiver knows each by, and who has judged before."""
     record = _with_steps(app)

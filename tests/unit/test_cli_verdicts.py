@@ -304,6 +304,22 @@ def test_reason_is_asked_for_in_a_terminal(app: Celery, store: FaultyStore) -> N
     assert "Reason" not in run(app, "resolve", "u5", "--rerun", "--reason", "PAY-3", answer="y\n").stdout
 
 
+@pytest.mark.parametrize(
+    ("verdict", "asked"),
+    [
+        (("--rerun",), "that the effect did not happen, and will you publish the call again? [y/N]"),
+        (("--completed", "null"), "that the effect happened? [y/N]"),
+    ],
+)
+def test_the_question_says_what_the_verdict_states(
+    app: Celery, store: FaultyStore, verdict: tuple[str, ...], asked: str
+) -> None:
+    """Both are given in a hurry, and each is wrong where the other is right."""
+    keep(store, "u1", Status.UNKNOWN)
+
+    assert asked in run(app, "resolve", "u1", *verdict, *WHY, answer="n\n").stdout
+
+
 def test_many_are_listed_before_they_are_asked_about(app: Celery, store: FaultyStore) -> None:
     """And after a no they are as they were."""
     keep(store, "u1", Status.UNKNOWN)

@@ -125,7 +125,8 @@ def resolve_unknown(context: click.Context, order: _Order, result: str | None, r
     def give(seen: Record, **told: Any) -> Record:
         return operator.resolve(seen.key, **verdict, **told)
 
-    question = "Did you check with the receiver that this is what happened?"
+    said = "did not happen, and will you publish the call again?" if rerun else "happened?"
+    question = f"Did you check with the receiver that the effect {said}"
     _judge(context, order, _Plan(lambda _, seen, __: require_unknown(seen), give, question, Status.UNKNOWN))
 
 

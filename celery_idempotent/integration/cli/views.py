@@ -158,7 +158,7 @@ _OTHERWISE: Mapping[str, Callable[[Any], str]] = {
 
 def _told_of(name: str, record: Record) -> str:
     if name not in record.steps:
-        return ": nothing recorded"
+        return ": nothing recorded" if record.expires_at is None else ": not known, as an outcome keeps no steps"
     match _state(record.steps[name]):
         case Begun(at, attempt):
             return f": began at {time_text(at)} in attempt {attempt}, and did not end"
