@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 import redis
 
+from celery_idempotent import forget
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores import open_store
@@ -15,6 +16,7 @@ from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis import url as redis_url
 from celery_idempotent.testing.contract import a_record, a_rival
 from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
+from tests.support.deliveries import an_app
 from tests.support.documents import DOCS, code, table
 from tests.support.operator import operate, refused
 from tests.support.redis_servers import GROUP, HOST, EmbeddedSentinel, a_user, administrator
@@ -187,3 +189,21 @@ def test_sizes_are_about_right(redis_server: EmbeddedRedis) -> None:
         documented = int(row["Valkey 9.1"].removesuffix(" bytes").replace(",", ""))
         assert used == pytest.approx(documented, rel=0.1)
     store.close()
+
+
+def test_who_forgets_a_record_is_told_by_the_log_alone(
+    redis_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis deletes what is past its time at once; on other stores the mark stays until they do."""
+    app = an_app()
+    store = app.conf.idempotency_store = opened(redis_server.url)
+    key = f"forgotten-{uuid4()}"
+    ends = store.now() // 1000 + 600
+    store.swap(replace(a_record(), key=key, status=Status.COMPLETED, expires_at=ends, fencing_token=1), None)
+
+    judged = forget(key, by="ann", reason="GDPR-7", app=app)
+
+    assert (judged.verdict["by"], store.get(key)) == ("ann", None)
+    assert f"key={key} " in caplog.text
+    assert "by=ann reason=GDPR-7" in caplog.text
+    assert "deleted at once, with who did so and why" in PAGE.read_text()

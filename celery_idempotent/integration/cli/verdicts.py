@@ -157,7 +157,8 @@ def forget(context: click.Context, order: _Order) -> None:
     """Forget KEY on purpose: its result, error, label and steps.
 
     The next delivery of such a call is a new operation, and runs again. --label 'acme/*' erases all about a tenant;
-    what is IN_PROGRESS or UNKNOWN is left, and named. Who has forgotten it and why stays until the store deletes it.
+    what is IN_PROGRESS or UNKNOWN is left, and named. Who has forgotten it and why stays until the store deletes it,
+    which Redis does at once: keep the log event verdict_given.
     """
 
     def give(seen: Record, **told: Any) -> Record:
