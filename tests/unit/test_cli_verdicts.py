@@ -339,6 +339,19 @@ def test_nothing_that_fits_is_no_error(app: Celery) -> None:
     assert "did you mean shop.charge?" in result.stderr
 
 
+@pytest.mark.parametrize(("label", "is_told"), [("acme", True), ("globex/*", False)])
+def test_an_erasure_that_finds_no_such_label_says_how_to_mean_a_tenant(
+    app: Celery, store: FaultyStore, label: str, is_told: bool
+) -> None:
+    """Else a person takes a tenant for erased of whom everything is still there."""
+    keep(store, "o-1", Status.COMPLETED, expires_at=store.now() // 1000 + 600)
+
+    result = run(app, "forget", "--label", label, "--yes", *WHY)
+
+    assert (result.exit_code, result.stdout) == (0, "judged 0, refused 0\n")
+    assert ("'acme/*' stands for all that begin so" in result.stderr) == is_told
+
+
 def test_verdict_that_is_told_is_not_logged_to_the_terminal_too(
     app: Celery, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

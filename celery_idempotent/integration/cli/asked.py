@@ -115,7 +115,9 @@ class Asked:
                 yield each
 
     def advise(self, app: Celery) -> None:
-        """Tell which tasks there are, where the app has none of this name; its records may still be there."""
+        """Where nothing was found, tell what may have been meant: another task, or all labels that begin so."""
+        if self.label and not self.label.endswith("*"):
+            advise(f"a label counts as a whole; '{self.label.rstrip('/')}/*' stands for all that begin so")
         if self.task is None or self.task in app.tasks:
             return
         known = sorted(each.name for each in idempotent_tasks(app))
