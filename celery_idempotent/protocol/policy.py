@@ -295,6 +295,10 @@ class Policy:
             lines += [f"  {'anything else in the body' if self.effects else 'the body'}: {_BODY[self.on_takeover]}"]
             if self.deadline is not None:
                 lines += [f"  a body that runs for longer than {in_words(self.deadline)}: {_LATE[self.on_takeover]}"]
+            if not self.keep_result:
+                lines += ["  a duplicate returns None: no result is kept"]
+            if self.max_result is not None:
+                lines += [f"  a result of over {self.max_result} bytes is not kept: a duplicate fails with ResultLost"]
             lines += [f"  when the store does not answer: {_OUTAGE[self.on_outage]}"]
         return "\n".join(lines)
 
