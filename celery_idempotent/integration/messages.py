@@ -293,7 +293,11 @@ def continued(request: Context, options: Mapping[str, Any], identity: str | None
 def waiting_since(headers: Mapping[str, Any]) -> int | None:
     """When the delivery was first postponed; None if it never was, or somebody put something else there."""
     since = headers.get(WAITING_HEADER)
-    return since if type(since) is int and since > 0 else None
+    return since if type(since) is int and 0 < since < _LAST_DATE else None
+
+
+_LAST_DATE = 10**15
+"""Milliseconds; in 33658. JSON has integers beyond all floats, and what reckons with one of those raises."""
 
 
 def deliveries(request: Context) -> int:
