@@ -188,12 +188,12 @@ class Selector:
         """
         try:
             found = self._parts(bind())
-        except Exception as error:  # noqa: BLE001 - see above; an author's function may raise anything
+            unfit = [type(each).__name__ for each in found if not isinstance(each, str | int | UUID | None)]
+            if unfit:
+                return f"(no {self.option}: a {unfit[0]} is neither text nor number)"
+            return "" if None in found else "/".join(map(str, found))
+        except Exception as error:  # noqa: BLE001 - see above; an author's function may raise or return anything
             return f"(no {self.option}: {type(error).__name__})"
-        unfit = [type(each).__name__ for each in found if not isinstance(each, str | int | UUID | None)]
-        if unfit:
-            return f"(no {self.option}: a {unfit[0]} is neither text nor number)"
-        return "" if None in found else "/".join(map(str, found))
 
     def _parts(self, bound: inspect.BoundArguments) -> Sequence[Any]:
         if callable(self.spec):

@@ -54,6 +54,7 @@ def test_a_label_is_text_of_the_arguments(app: Celery, label: Any, args: Any, te
     [
         ("order", "(no label: a dict is neither text nor number)"),
         (lambda order, tenant: 1 / 0, "(no label: ZeroDivisionError)"),
+        (lambda order, tenant: 10**5000, "(no label: ValueError)"),
         ("order.id.x", ""),
     ],
 )
