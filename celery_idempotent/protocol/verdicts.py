@@ -54,12 +54,13 @@ def given(verdict: Verdict, seen: Record, now: int) -> Mapping[str, Any]:
 
 
 def history(record: Record) -> list[Mapping[str, Any]]:
-    """The verdicts that the record keeps, the oldest first, each without those before it."""
+    """The verdicts that the record keeps, the oldest first, each without those before it; what is none is left out."""
     if not record.verdict:
         return []
     earlier = record.verdict.get("earlier")
     last = {name: value for name, value in record.verdict.items() if name != "earlier"}
-    return [*(earlier if isinstance(earlier, list) else []), last]
+    listed = earlier if isinstance(earlier, list) else []
+    return [*(each for each in listed if isinstance(each, Mapping)), last]
 
 
 def without_contents(verdict: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -101,6 +101,13 @@ def test_a_history_of_another_version_does_not_hide_the_last_verdict() -> None:
     assert history(a_record()) == []
 
 
+def test_what_is_no_verdict_among_those_before_is_left_out() -> None:
+    """Whoever can write the store must not keep people from seeing and judging a record."""
+    record = replace(a_record(), verdict={"action": "rerun", "earlier": ["x", None, {"action": "release"}]})
+
+    assert history(record) == [{"action": "release"}, {"action": "rerun"}]
+
+
 def test_long_names_and_reasons_are_cut() -> None:
     """They stand in every later write of the record."""
     told = given(Verdict(Action.FORGET, by="n" * 300, reason="r" * 3000), a_record(), 1)

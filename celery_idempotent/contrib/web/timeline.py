@@ -76,24 +76,23 @@ def _step(name: str, plain: Any) -> Moment:
 
 def _verdicts(record: Record) -> Iterator[Moment]:
     for each in history(record):
-        if isinstance(each, Mapping):
-            at = each.get("at")
-            judged = f"it was {each.get('status', '?')}, attempt {each.get('attempt', '?')}"
-            yield Moment(
-                at if isinstance(at, int) else None,
-                "verdict",
-                f"Verdict: {_MEANINGS.get(str(each.get('action')), each.get('action', '?'))}",
-                tuple(
-                    f"{name}: {value}"
-                    for name, value in (
-                        ("by", each.get("by")),
-                        ("why", each.get("reason")),
-                        ("judged", judged),
-                        ("its error", each.get("error")),
-                    )
-                    if value
-                ),
-            )
+        at = each.get("at")
+        judged = f"it was {each.get('status', '?')}, attempt {each.get('attempt', '?')}"
+        yield Moment(
+            at if isinstance(at, int) else None,
+            "verdict",
+            f"Verdict: {_MEANINGS.get(str(each.get('action')), each.get('action', '?'))}",
+            tuple(
+                f"{name}: {value}"
+                for name, value in (
+                    ("by", each.get("by")),
+                    ("why", each.get("reason")),
+                    ("judged", judged),
+                    ("its error", each.get("error")),
+                )
+                if value
+            ),
+        )
 
 
 _MEANINGS: Mapping[str, str] = {
