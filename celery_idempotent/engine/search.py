@@ -52,7 +52,8 @@ class Filter:
 
     def _has_label(self, label: str) -> bool:
         assert self.label is not None
-        return label == self.label if self.whole_label is not None else label.startswith(self.label[:-1])
+        fits = label == self.label if self.whole_label is not None else label.startswith(self.label[:-1])
+        return fits and label != ""  # a record that has none is not meant, also by a label that a script left empty
 
 
 def found(store: Store, wanted: Filter) -> Iterator[Record]:

@@ -60,6 +60,15 @@ def test_a_star_stands_for_any_rest_and_for_nothing_else(store: MemoryStore) -> 
     assert list(found(store, Filter(label="acme/1*"))) == records[:2]
 
 
+def test_a_record_without_a_label_is_found_by_none(store: MemoryStore) -> None:
+    """A script whose variable is empty must not mean, and forget, everything else."""
+    _stored(store, label="")
+    named = _stored(store, label="acme/1")
+
+    assert list(found(store, Filter(label=""))) == []
+    assert list(found(store, Filter(label="*"))) == [named]
+
+
 @pytest.mark.parametrize(
     "text",
     ["shop.charge:1:abcdef", "shop.charge:1:abc", "shop", "abcd", "the id", "acme/1"],
