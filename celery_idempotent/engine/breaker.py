@@ -58,7 +58,8 @@ class Breaker:
             self._failed(error, is_trial)
             raise
         except BaseException:
-            self._change(lambda circuit: decisions.interrupted(circuit, is_trial=is_trial))
+            now = self._clock.monotonic()
+            self._change(lambda circuit: decisions.interrupted(circuit, now, is_trial=is_trial))
             raise
         if self._circuit is not CLOSED:
             self._answered()

@@ -27,16 +27,14 @@ class Open:
 
     Args:
         since: When it opened.
-        trial_at: When the next trial may be made.
+        trial_at: When the next trial may be made. While one is under way it has the longest pause for its answer.
         trials: How many have failed.
-        is_trying: Whether one is under way.
         unanswered: Claims since then that got no answer, most of them because they were not sent.
     """
 
     since: float
     trial_at: float
     trials: int = 0
-    is_trying: bool = False
     unanswered: int = 0
 
 
@@ -51,8 +49,9 @@ def admitted(circuit: Circuit, now: float) -> tuple[Circuit, bool]:
     match circuit:
         case Closed():
             return circuit, True
-        case Open(is_trying=False, trial_at=trial_at) if now >= trial_at:
-            return replace(circuit, is_trying=True), True
+        case Open(trial_at=trial_at) if now >= trial_at:
+            # A trial that hangs, or is killed before it can say so, must not be the last one.
+            return replace(circuit, trial_at=now + _LONGEST_PAUSE), True
         case Open():
             return replace(circuit, unanswered=circuit.unanswered + 1), False
         case unreachable:
@@ -67,7 +66,7 @@ def failed(circuit: Circuit, now: float, *, is_trial: bool, draw: float) -> Circ
         case Closed():
             return Open(now, now + _pause(0, draw))
         case Open(trials=trials) if is_trial:
-            paused = replace(circuit, is_trying=False, trials=trials + 1, trial_at=now + _pause(trials + 1, draw))
+            paused = replace(circuit, trials=trials + 1, trial_at=now + _pause(trials + 1, draw))
             return replace(paused, unanswered=circuit.unanswered + 1)
         case Open():  # it was sent before it opened
             return replace(circuit, unanswered=circuit.unanswered + 1)
@@ -75,9 +74,9 @@ def failed(circuit: Circuit, now: float, *, is_trial: bool, draw: float) -> Circ
             assert_never(unreachable)
 
 
-def interrupted(circuit: Circuit, *, is_trial: bool) -> Circuit:
+def interrupted(circuit: Circuit, now: float, *, is_trial: bool) -> Circuit:
     """The circuit after something else ended a claim, such as a time limit: the next one tries in its place."""
-    return replace(circuit, is_trying=False) if is_trial and isinstance(circuit, Open) else circuit
+    return replace(circuit, trial_at=now) if is_trial and isinstance(circuit, Open) else circuit
 
 
 def _pause(trials: int, draw: float) -> float:

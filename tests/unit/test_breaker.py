@@ -46,7 +46,14 @@ class TestDecisions:
         assert admitted(circuit, pause - 0.001)[1] is False
         trying, is_sent = admitted(circuit, pause)
         assert is_sent
-        assert admitted(trying, pause + 1000)[1] is False
+        assert admitted(trying, pause + 29)[1] is False
+
+    def test_a_trial_that_never_ends_is_not_the_last(self) -> None:
+        """Its thread hangs, or was killed between being admitted and being sent; the store may be back for long."""
+        trying, _ = admitted(_opened(), 1)
+        again, is_sent = admitted(trying, 31)
+        assert is_sent
+        assert admitted(again, 60)[1] is False
 
     def test_pauses_grow_up_to_a_limit(self) -> None:
         """A store that is back is asked soon, and one that stays away seldom."""
@@ -64,14 +71,14 @@ class TestDecisions:
         circuit, _ = admitted(_opened(), 1)
         after = failed(circuit, 1, is_trial=False, draw=1)
         assert isinstance(after, Open)
-        assert (after.is_trying, after.trials, after.trial_at, after.unanswered) == (True, 0, 1, 1)
+        assert (after.trials, after.trial_at, after.unanswered) == (0, 31, 1)
 
     def test_an_interrupted_trial_makes_room_for_the_next(self) -> None:
         """A time limit says nothing about the store; whatever else is interrupted was no trial."""
         trying, _ = admitted(_opened(), 1)
-        assert admitted(interrupted(trying, is_trial=False), 1)[1] is False
-        assert admitted(interrupted(trying, is_trial=True), 1)[1] is True
-        assert interrupted(CLOSED, is_trial=True) is CLOSED
+        assert admitted(interrupted(trying, 1, is_trial=False), 1)[1] is False
+        assert admitted(interrupted(trying, 1, is_trial=True), 1)[1] is True
+        assert interrupted(CLOSED, 1, is_trial=True) is CLOSED
 
 
 class Claims:
