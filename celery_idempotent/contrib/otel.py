@@ -18,6 +18,7 @@ from celery_idempotent.integration import traces
 from celery_idempotent.integration.backlog import backlog
 from celery_idempotent.integration.keeper import held
 from celery_idempotent.integration.signals import BY_EVENT
+from celery_idempotent.printable import one_line
 
 __all__ = ["instrument", "uninstrument"]
 
@@ -134,11 +135,16 @@ def uninstrument() -> None:
 def _note_on_span(event: str, about: Mapping[str, Any]) -> None:
     span = trace.get_current_span()
     if span.is_recording():
-        told = {f"{_PREFIX}.{name}": about[name] for name in _ON_SPANS if about.get(name) not in (None, "")}
+        told = {f"{_PREFIX}.{name}": _sendable(about[name]) for name in _ON_SPANS if about.get(name) not in (None, "")}
         span.add_event(f"{_PREFIX}.{event}", told)
         did_it = trace.get_current_span(_W3C.extract({_TRACEPARENT: about.get("trace") or ""})).get_span_context()
         if did_it.is_valid:
             span.add_link(did_it, {f"{_PREFIX}.event": event})
+
+
+def _sendable(value: Any) -> Any:
+    """Of publishers' texts what an exporter can encode: JSON has halves of characters, and OTLP does not."""
+    return one_line(value) if isinstance(value, str) else value
 
 
 def _traceparent() -> str:

@@ -380,6 +380,15 @@ def test_replay_on_a_span_names_who_did_the_work(app: Celery, meters: Meters) ->
     }
 
 
+def test_a_span_gets_only_what_an_exporter_can_encode(app: Celery, meters: Meters) -> None:
+    """A publisher chooses what a label is made of, and half a character would cost the span what it tells."""
+    with TracerProvider().get_tracer("test").start_as_current_span("run/charge") as span:
+        deliver(charging(app, label="order_id"), "\ud800")
+
+    assert isinstance(span, ReadableSpan)
+    assert {dict(each.attributes or {})["celery_idempotent.label"] for each in span.events} == {"\\ud800"}
+
+
 def test_without_a_span_there_is_nothing_to_note(app: Celery, meters: Meters) -> None:
     """Nor is one made: that is for the instrumentation of Celery."""
     assert not trace.get_current_span().is_recording()
