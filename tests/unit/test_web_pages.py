@@ -26,7 +26,7 @@ from celery_idempotent.protocol.verdicts import Action, Verdict, given
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_completion, a_record
 from tests.support.waiting import wait_until
-from tests.support.web import HOUR, a_page, a_program, a_shop, a_written, overview_of, store_of, text_of
+from tests.support.web import BEARER, HOUR, a_page, a_program, a_shop, a_written, overview_of, store_of, text_of
 
 MARKUP = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 CONTROL = "\x00\x1b[31m\r\nforged\u202etxt.exe\u2028\x7f\ud800"
@@ -291,6 +291,19 @@ def test_store_that_gives_no_record_is_told(
     assert "&lt;b&gt;" in answer.text
     store.error = None
     assert person.get(path).status_code in (200, 404)
+
+
+@pytest.mark.parametrize(("headers", "status"), [({}, 401), (BEARER, 503)], ids=["a stranger", "a person"])
+def test_store_that_was_never_there_is_told(
+    app: Celery, store: _Store, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], status: int
+) -> None:
+    """It has not told its time either; and a stranger's request does not ask for it."""
+
+    def fail() -> int:
+        raise StoreUnavailable("memory://", "now", "down")
+
+    monkeypatch.setattr(store, "now", fail)
+    assert TestClient(a_page(app), headers=headers).get("/records").status_code == status
 
 
 def _refused(answer: Any) -> Any:

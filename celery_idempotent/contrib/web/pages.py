@@ -1,7 +1,7 @@
 """The pages: each reads what it shows, in a thread, as a store may take its time."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
@@ -231,13 +231,13 @@ class _Pages:
         return self._page(request, "message.html", status, title=title, text=text, login=login, again=again)
 
     def _page(self, request: Request, template: str, status: HTTPStatus = HTTPStatus.OK, **context: Any) -> Response:
-        now = self._store.now()
+        now = cache(self._store.now)  # asked where times are shown: not by a page that says that the store is away
         return HTMLResponse(
             self._templates.get_template(template).render(
                 link=partial(_link, request.scope["root_path"]),
                 path=request.scope["path"].removeprefix(request.scope["root_path"]),
-                ago=partial(ago, now=now),
-                state=partial(self._state, now),
+                ago=lambda at: ago(at, now()),
+                state=lambda record: self._state(now(), record),
                 store=repr(self._store),
                 app_name=self._app.main or "celery",
                 write=self._write,
