@@ -3,7 +3,7 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_idempotent import IdempotentTask, Policy, Record, Status, StoreUnavailable, signals
-from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.integration.cli import idempotency, screen
 from celery_idempotent.integration.operator import this_user
 from celery_idempotent.protocol.verdicts import history
 from celery_idempotent.stores.memory import MemoryStore
@@ -226,7 +226,7 @@ def test_bulk_ends_where_it_is_unclear_what_became_of_one(app: Celery, store: Fa
 
 
 def test_bulk_that_is_interrupted_says_how_far_it_came(app: Celery, store: FaultyStore) -> None:
-    """A person's Ctrl-C ends it between two verdicts or in the middle of one."""
+    """A person's Ctrl-C ends it in the middle of a verdict."""
     for number in range(3):
         keep(store, f"u{number}", Status.UNKNOWN, updated_at=PAST + number)
 
@@ -240,6 +240,28 @@ def test_bulk_that_is_interrupted_says_how_far_it_came(app: Celery, store: Fault
     told = json.loads(result.stdout)
     assert told["unclear"] == [{"key": "u0", "reason": "interrupted"}]
     assert told["left"] == ["u1", "u2"]
+
+
+def test_bulk_that_is_interrupted_between_two_verdicts_tells_of_those_given(
+    app: Celery, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal is told how far it came after each: a Ctrl-C strikes there, too."""
+    for number in range(3):
+        keep(store, f"u{number}", Status.UNKNOWN, updated_at=PAST + number)
+
+    def counted(label: str, items: Iterable[Record], *, total: int | None = None) -> Iterator[Record]:
+        for each in items:
+            yield each
+            if label == "judging":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(screen, "counted", counted)
+    result = run(app, "resolve", "--status", "UNKNOWN", "--rerun", "--yes", "--json", *WHY)
+
+    told = json.loads(result.stdout)
+    assert [each["key"] for each in told["judged"]] == ["u0"]
+    assert told["unclear"] == [{"key": "u1", "reason": "interrupted"}]
+    assert told["left"] == ["u2"]
 
 
 def test_record_whose_step_is_damaged_does_not_end_a_bulk(app: Celery, store: FaultyStore) -> None:

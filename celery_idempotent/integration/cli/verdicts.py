@@ -244,21 +244,26 @@ def _given(app: Celery, plan: _Plan, records: Sequence[Record], *, by: str, reas
         return plan.give(seen, by=by, reason=reason, app=app, seen_revision=seen.revision)
 
     tally = _Tally()
-    for number, seen in enumerate(screen.counted("judging", records, total=len(records))):
-        try:
-            (judged,) = operator.judge_each([seen], give)
-        except StoreMisconfigured as error:  # such as a damaged step of this one
-            tally.refused.append((seen, str(error)))
-        except (StoreUnavailable, KeyboardInterrupt) as error:
-            tally.unclear.append((seen, str(error) or "interrupted"))
-            tally.left.extend(records[number + 1 :])
-            break
-        else:
-            if judged.refusal:
-                tally.refused.append((seen, _without_key(seen, judged.refusal)))
-            else:
-                tally.judged.append(judged.record)
+    try:
+        for seen in screen.counted("judging", records, total=len(records)):
+            _try(seen, give, tally)
+    except (StoreUnavailable, KeyboardInterrupt) as error:  # the latter may strike between two, where they are counted
+        done = len(tally.judged) + len(tally.refused)
+        tally.unclear.extend((each, str(error) or "interrupted") for each in records[done : done + 1])
+        tally.left.extend(records[done + 1 :])
     return tally
+
+
+def _try(seen: Record, give: Callable[[Record], Record], tally: _Tally) -> None:
+    try:
+        (judged,) = operator.judge_each([seen], give)
+    except StoreMisconfigured as error:  # such as a damaged step of this one
+        tally.refused.append((seen, str(error)))
+    else:
+        if judged.refusal:
+            tally.refused.append((seen, _without_key(seen, judged.refusal)))
+        else:
+            tally.judged.append(judged.record)
 
 
 def _without_key(seen: Record, refusal: str) -> str:
