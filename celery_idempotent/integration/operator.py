@@ -1,6 +1,7 @@
 """An operator's verdicts, for Python, commands and pages alike: each is recorded with a name and a reason, and told."""
 
 import getpass
+import json
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -138,6 +139,18 @@ def judge_each(records: Iterable[Record], give: Callable[[Record], Record]) -> I
             yield Judged(give(seen))
         except PolicyError as error:
             yield Judged(seen, str(error))
+
+
+def json_of(text: str) -> Any:
+    """What a person states as JSON; ``ValueError`` for all else, such as NaN, and for what is nested too deep."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def this_user() -> str:

@@ -497,6 +497,7 @@ def test_it_did_not_happen_runs_again(store: DjangoStore, operator: Client) -> N
         ({"verdict": "completed", "checked": "on"}, "Write JSON"),
         ({"verdict": "completed", "checked": "on", "result": "ch_1"}, "Write JSON"),
         ({"verdict": "completed", "checked": "on", "result": "NaN"}, "Write JSON"),
+        ({"verdict": "completed", "checked": "on", "result": "[" * 100_000}, "Write JSON"),
         ({"verdict": "maybe", "checked": "on"}, "Select a valid choice"),
     ],
 )

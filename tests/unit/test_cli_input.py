@@ -45,6 +45,8 @@ def _run(app: Celery, *arguments: str, answer: str = "") -> Result:
         (("key", "charge", "--args", "[7, 8]"), "does not take these arguments"),
         (("key", "plain"), "not idempotent"),
         (("resolve", "k", "--completed", "ch_1", "--yes"), "not JSON"),
+        (("resolve", "k", "--completed", "NaN", "--yes"), "NaN is not JSON"),
+        (("resolve", "k", "--completed", "[" * 100_000, "--yes"), "nested too deep"),
     ],
 )
 def test_mistake_is_answered_by_a_sentence(app: Celery, arguments: tuple[str, ...], sentence: str) -> None:

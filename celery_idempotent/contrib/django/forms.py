@@ -1,9 +1,10 @@
 """The forms in which a person gives a verdict."""
 
-import json
 from typing import Any
 
 from django import forms
+
+from celery_idempotent.integration.operator import json_of
 
 
 class VerdictForm(forms.Form):
@@ -42,7 +43,7 @@ class ResolveForm(VerdictForm):
         cleaned = super().clean() or self.cleaned_data
         if cleaned.get("verdict") == "completed":
             try:
-                cleaned["value"] = json.loads(cleaned.get("result", ""), parse_constant=_refuse_constant)
+                cleaned["value"] = json_of(cleaned.get("result", ""))
             except ValueError:
                 self.add_error("result", 'Write JSON: "ch_1" with its quotes, 7, {"id": 7} or null.')
         return cleaned
@@ -60,7 +61,3 @@ class ForgetForm(VerdictForm):
     """The confirmation before outcomes are forgotten."""
 
     checked = forms.BooleanField(label="I want the next delivery of each of these to run as if it were the first.")
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")

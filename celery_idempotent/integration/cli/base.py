@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_idempotent.engine.delivery import EventName
 from celery_idempotent.errors import IdempotencyError, IdempotencyWarning
+from celery_idempotent.integration.operator import json_of
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.store import Store
@@ -84,7 +85,7 @@ def _log_as_sentences() -> Iterator[None]:
 def json_value(option: str, text: str, wanted: type = object) -> Any:
     """The value that an option's text is, as JSON."""
     try:
-        value = json.loads(text)
+        value = json_of(text)
     except ValueError as error:
         reason = f"{text!r} is not JSON: {error}; a text has quotes of its own: '\"ch_1\"'"
         raise click.BadParameter(reason, param_hint=option) from error
