@@ -260,7 +260,9 @@ class _World:
 
     def _unanswered(self, process: Process, message: Message, is_trial: bool) -> None:
         draw = self._rng.random()
-        process.circuit = circuits.failed(process.circuit, self.now / 1000, is_trial=is_trial, draw=draw)
+        process.circuit = circuits.failed(
+            process.circuit, self.now / 1000, str(message.operation), is_trial=is_trial, draw=draw
+        )
         self._outage(process, message)
 
     def _outage(self, process: Process, message: Message) -> None:

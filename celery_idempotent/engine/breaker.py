@@ -43,8 +43,8 @@ class Breaker:
         """Whether claims are held back."""
         return isinstance(self._circuit, Open)
 
-    def ask(self, claim: Callable[[], T]) -> T:
-        """``claim()``, unless the store does not answer: then ``StoreUnavailable`` at once.
+    def ask(self, key: str, claim: Callable[[], T]) -> T:
+        """``claim()``, which is one of ``key``, unless the store does not answer: then ``StoreUnavailable`` at once.
 
         ``StoreMisconfigured`` is an answer: it can be about one record.
         """
@@ -55,7 +55,7 @@ class Breaker:
             self._answered()
             raise
         except StoreUnavailable as error:
-            self._failed(error, is_trial)
+            self._failed(error, key, is_trial)
             raise
         except BaseException:
             now = self._clock.monotonic()
@@ -78,9 +78,9 @@ class Breaker:
             raise StoreUnavailable(self._store, "claim", "not asked, as it did not answer the claims before this one")
         return is_trial
 
-    def _failed(self, error: StoreUnavailable, is_trial: bool) -> None:
+    def _failed(self, error: StoreUnavailable, key: str, is_trial: bool) -> None:
         now, draw = self._clock.monotonic(), random.random()  # noqa: S311 - it keeps no secret
-        before, after = self._change(lambda circuit: decisions.failed(circuit, now, is_trial=is_trial, draw=draw))
+        before, after = self._change(lambda circuit: decisions.failed(circuit, now, key, is_trial=is_trial, draw=draw))
         if isinstance(before, Closed) and isinstance(after, Open):
             say(
                 logger.warning,

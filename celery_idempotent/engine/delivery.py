@@ -276,7 +276,7 @@ class Delivery:
         while True:
             asked_at = self._clock.monotonic()
             asked = partial(timed, Timed.CLAIM, operation.task, partial(claim, self._store, operation))
-            decision: Run | Answer = self._breaker.ask(asked)
+            decision: Run | Answer = self._breaker.ask(operation.identity.key, asked)
             if not (isinstance(decision, Wait) and is_gone(process_of(decision.record))):
                 return decision, asked_at
             end_lease(self._store, decision.record, self._clock)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 FAILURES = 5
-"""Claims in a row without an answer after which no more are sent."""
+"""Claims in a row without an answer after which no more are sent; those of one key in a row are one."""
 
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
@@ -16,9 +16,10 @@ _LONGEST_PAUSE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Every claim is sent; the last ``failures`` got no answer."""
+    """Every claim is sent; the last ``failures`` got no answer, the latest of them that of ``key``."""
 
     failures: int = 0
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,13 @@ def admitted(circuit: Circuit, now: float) -> tuple[Circuit, bool]:
             assert_never(unreachable)
 
 
-def failed(circuit: Circuit, now: float, *, is_trial: bool, draw: float) -> Circuit:
-    """The circuit after a claim that was sent got no answer. ``draw`` is a random number from 0 to 1."""
+def failed(circuit: Circuit, now: float, key: str, *, is_trial: bool, draw: float) -> Circuit:
+    """The circuit after the claim of ``key`` was sent and got no answer. ``draw`` is a random number from 0 to 1."""
     match circuit:
+        case Closed(key=last) if key == last:
+            return circuit  # somebody may hold that record alone, and would make all others wait, or run unprotected
         case Closed(failures) if failures + 1 < FAILURES:
-            return Closed(failures + 1)
+            return Closed(failures + 1, key)
         case Closed():
             return Open(now, now + _pause(0, draw))
         case Open(trials=trials) if is_trial:

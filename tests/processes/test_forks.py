@@ -84,15 +84,15 @@ def test_child_asks_a_store_that_its_parent_holds_claims_back_from() -> None:
         raise StoreUnavailable("memory", "swap", "down")
 
     breaker = Breaker("memory://")
-    for _ in range(FAILURES):
+    for number in range(FAILURES):
         with suppress(StoreUnavailable):
-            breaker.ask(unavailable)
+            breaker.ask(str(number), unavailable)
     assert breaker.is_open
     with breaker._changing:
         pid = os.fork()
         if pid == 0:
             asked = threading.Event()
-            threading.Thread(target=breaker.ask, args=(asked.set,), daemon=True).start()
+            threading.Thread(target=breaker.ask, args=("k", asked.set), daemon=True).start()
             os._exit(0 if asked.wait(30) else 1)
 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -23,8 +23,8 @@ DOWN = StoreUnavailable("memory", "swap", "down")
 def _opened(draw: float = 1.0) -> Circuit:
     """A circuit after as many failures as it takes, at 0 seconds."""
     circuit: Circuit = CLOSED
-    for _ in range(FAILURES):
-        circuit = failed(circuit, 0, is_trial=False, draw=draw)
+    for number in range(FAILURES):
+        circuit = failed(circuit, 0, str(number), is_trial=False, draw=draw)
     return circuit
 
 
@@ -34,10 +34,10 @@ class TestDecisions:
     def test_opens_after_failures_in_a_row(self) -> None:
         """One less does nothing."""
         circuit: Circuit = CLOSED
-        for _ in range(FAILURES - 1):
-            circuit = failed(circuit, 0, is_trial=False, draw=1)
+        for number in range(FAILURES - 1):
+            circuit = failed(circuit, 0, str(number), is_trial=False, draw=1)
             assert admitted(circuit, 0) == (circuit, True)
-        assert isinstance(failed(circuit, 0, is_trial=False, draw=1), Open)
+        assert isinstance(failed(circuit, 0, "another", is_trial=False, draw=1), Open)
 
     @pytest.mark.parametrize(("draw", "pause"), [(0.0, 0.5), (1.0, 1.0)])
     def test_lets_one_trial_through_after_a_pause_at_random(self, draw: float, pause: float) -> None:
@@ -63,13 +63,13 @@ class TestDecisions:
             pauses.append(circuit.trial_at - now)
             now = circuit.trial_at
             trying, _ = admitted(circuit, now)
-            circuit = failed(trying, now, is_trial=True, draw=1)
+            circuit = failed(trying, now, "k", is_trial=True, draw=1)
         assert pauses == [1, 2, 4, 8, 16, *[30] * 35]
 
     def test_a_failure_of_before_is_no_trial(self) -> None:
         """Claims that were on their way when it opened neither make pauses longer nor end a trial."""
         circuit, _ = admitted(_opened(), 1)
-        after = failed(circuit, 1, is_trial=False, draw=1)
+        after = failed(circuit, 1, "k", is_trial=False, draw=1)
         assert isinstance(after, Open)
         assert (after.trials, after.trial_at, after.unanswered) == (0, 31, 1)
 
@@ -90,14 +90,14 @@ class Claims:
         self.answer: Callable[[], str] = lambda: "an answer"
         self.sent = 0
 
-    def ask(self) -> str:
-        """One claim."""
+    def ask(self, key: str = "") -> str:
+        """One claim; of a key of its own, unless one is named."""
 
         def claim() -> str:
             self.sent += 1
             return self.answer()
 
-        return self.breaker.ask(claim)
+        return self.breaker.ask(key or f"key {self.sent}", claim)
 
     def fail(self, times: int = FAILURES, error: Exception = DOWN) -> None:
         """So many claims that end with an error."""
@@ -144,6 +144,16 @@ class TestBreaker:
             claims.answer = lambda: "an answer"
             claims.ask()
         assert not claims.breaker.is_open
+
+    def test_a_record_that_somebody_holds_is_one_failure(self, claims: Claims) -> None:
+        """Its duplicates time out one after the other, and say nothing about the other records."""
+        claims.answer = lambda: _raise(DOWN)
+        for _ in range(100):
+            with pytest.raises(StoreUnavailable):
+                claims.ask("held")
+        assert not claims.breaker.is_open
+        claims.fail(FAILURES - 1)
+        assert claims.breaker.is_open
 
     def test_a_record_that_cannot_be_read_is_an_answer(self, claims: Claims) -> None:
         """It is one record's affair; held-back claims would run unprotected under ``on_outage="run"``."""
