@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import Celery, current_app
 
-from celery_idempotent.engine import operator
+from celery_idempotent.engine import verdicts
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.reports import report_verdict
 from celery_idempotent.integration.settings import Runtime, runtime_of
@@ -54,9 +54,9 @@ def resolve(
     app, runtime = _of(app)
     store, by = runtime.store, by or this_user()
     if rerun:
-        return _told(app, operator.rerun(store, key, by=by, reason=reason, seen_revision=seen_revision))
+        return _told(app, verdicts.rerun(store, key, by=by, reason=reason, seen_revision=seen_revision))
     retain = runtime.policy_of(store.get(key)).retain_ms
-    judged = operator.completed(
+    judged = verdicts.completed(
         store, runtime.codec, key, completed, retain=retain, by=by, reason=reason, seen_revision=seen_revision
     )
     return _told(app, judged)
@@ -83,7 +83,7 @@ def release(
     """
     app, runtime = _of(app)
     grace = runtime.policy_of(runtime.store.get(key)).grace_ms
-    judged = operator.release(
+    judged = verdicts.release(
         runtime.store, key, grace=grace, by=by or this_user(), reason=reason, seen_revision=seen_revision
     )
     return _told(app, judged)
@@ -110,7 +110,7 @@ def forget(
         StoreUnavailable: No certain answer; look at the record before repeating.
     """
     app, runtime = _of(app)
-    judged = operator.forget(runtime.store, key, by=by or this_user(), reason=reason, seen_revision=seen_revision)
+    judged = verdicts.forget(runtime.store, key, by=by or this_user(), reason=reason, seen_revision=seen_revision)
     return _told(app, judged)
 
 

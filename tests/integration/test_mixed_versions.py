@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent import Record, Status, StoreUnavailable, open_store
-from celery_idempotent.engine import operator
+from celery_idempotent.engine import verdicts
 from celery_idempotent.protocol.record import marked, trace_of
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.protocol.verdicts import history
@@ -115,7 +115,7 @@ def test_what_either_publisher_recorded_is_run_by_the_other(shop: Shop) -> None:
 def test_a_forgotten_operation_is_a_new_one_for_the_previous_version(shop: Shop) -> None:
     """It knows no verdict `forget`: what it sees is an outcome past its time, and the token grows from there."""
     first = shop.charged_now()["result"]
-    forgotten = operator.forget(shop.store, KEY, by="ann", reason="asked for by the customer")
+    forgotten = verdicts.forget(shop.store, KEY, by="ann", reason="asked for by the customer")
     second = shop.charged_before()
     assert second["ran"] == [ORDER]
     assert shop.record().label == ""
@@ -127,7 +127,7 @@ def test_a_forgotten_operation_is_a_new_one_for_the_previous_version(shop: Shop)
 def test_a_verdict_of_this_version_is_obeyed_by_the_previous_one(shop: Shop) -> None:
     """What it does not know stays in an SQL row; in other stores label, trace and verdict are lost, and no more."""
     seen = unknown(shop)
-    released = operator.rerun(shop.store, KEY, by="ann", reason="the provider has no such charge")
+    released = verdicts.rerun(shop.store, KEY, by="ann", reason="the provider has no such charge")
     assert [each["by"] for each in history(released)] == ["bob", "ann"]
     told = shop.charged_before()
     assert told["ran"] == [ORDER]

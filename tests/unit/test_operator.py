@@ -11,7 +11,7 @@ from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_idempotent import IdempotentTask, OutcomeUnknown, Policy, PolicyError, Status, StoreMisconfigured
-from celery_idempotent.engine import operator
+from celery_idempotent.engine import verdicts
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.record import Record
@@ -45,7 +45,7 @@ def test_release_gives_back_what_ended_without_a_word(store: MemoryStore, clock:
     record = _stored(store, steps={"charge": {"result": "ch_1"}})
     clock.advance(LEASE + GRACE)
 
-    released = operator.release(store, record.key, grace=GRACE)
+    released = verdicts.release(store, record.key, grace=GRACE)
 
     assert store.get(record.key) == released
     assert (released.status, released.steps) == (Status.RELEASED, record.steps)
@@ -58,7 +58,7 @@ def test_release_waits_for_lease_and_grace(store: MemoryStore, clock: FakeClock)
     clock.advance(LEASE + GRACE - 1)
 
     with pytest.raises(PolicyError, match=r"may be alive on celery@example: .* for another 1 ms"):
-        operator.release(store, record.key, grace=GRACE)
+        verdicts.release(store, record.key, grace=GRACE)
 
     assert store.get(record.key) == record
 
@@ -78,7 +78,7 @@ def test_release_is_for_what_is_in_progress(store: MemoryStore, clock: FakeClock
     clock.advance(LEASE + GRACE)
 
     with pytest.raises(PolicyError, match=reason):
-        operator.release(store, record.key, grace=GRACE)
+        verdicts.release(store, record.key, grace=GRACE)
 
     assert store.get(record.key) == record
 
@@ -86,7 +86,7 @@ def test_release_is_for_what_is_in_progress(store: MemoryStore, clock: FakeClock
 def test_release_of_nothing_is_refused(store: MemoryStore) -> None:
     """A mistyped key is told as such."""
     with pytest.raises(PolicyError, match="nothing is recorded"):
-        operator.release(store, "no such key", grace=GRACE)
+        verdicts.release(store, "no such key", grace=GRACE)
 
 
 def test_verdicts_hold_for_the_record_that_was_looked_at(store: MemoryStore, clock: FakeClock) -> None:
@@ -96,17 +96,17 @@ def test_verdicts_hold_for_the_record_that_was_looked_at(store: MemoryStore, clo
     clock.advance(LEASE + GRACE)
 
     verdicts_on_another: list[Callable[[], Record]] = [
-        lambda: operator.rerun(store, unknown.key, seen_revision="earlier"),
-        lambda: operator.completed(store, CODEC, unknown.key, "ch_1", retain=1, seen_revision="earlier"),
-        lambda: operator.release(store, running.key, grace=GRACE, seen_revision="earlier"),
+        lambda: verdicts.rerun(store, unknown.key, seen_revision="earlier"),
+        lambda: verdicts.completed(store, CODEC, unknown.key, "ch_1", retain=1, seen_revision="earlier"),
+        lambda: verdicts.release(store, running.key, grace=GRACE, seen_revision="earlier"),
     ]
     for give in verdicts_on_another:
         with pytest.raises(PolicyError, match="somebody else changed the record meanwhile"):
             give()
 
     assert {each.revision for each in store.scan()} == {unknown.revision, running.revision}
-    assert operator.rerun(store, unknown.key, seen_revision=unknown.revision).status is Status.RELEASED
-    assert operator.release(store, running.key, grace=GRACE, seen_revision=running.revision)
+    assert verdicts.rerun(store, unknown.key, seen_revision=unknown.revision).status is Status.RELEASED
+    assert verdicts.release(store, running.key, grace=GRACE, seen_revision=running.revision)
 
 
 def test_release_loses_against_a_write_meanwhile(clock: FakeClock) -> None:
@@ -124,7 +124,7 @@ def test_release_loses_against_a_write_meanwhile(clock: FakeClock) -> None:
     clock.advance(LEASE + GRACE)
 
     with pytest.raises(PolicyError, match="meanwhile"):
-        operator.release(store, record.key, grace=GRACE)
+        verdicts.release(store, record.key, grace=GRACE)
 
     assert [each.revision for each in store.scan()] == ["of the takeover"]
 
@@ -196,5 +196,5 @@ def test_verdict_over_a_damaged_step_is_refused() -> None:
     store.swap(record, None)
 
     with pytest.raises(StoreMisconfigured, match="is damaged: ValueError: not a state of a step"):
-        operator.rerun(store, record.key)
+        verdicts.rerun(store, record.key)
     assert store.get(record.key) == record

@@ -7,7 +7,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import AtMostOnce, IdempotentTask, Keyed, OutcomeUnknown, Policy, PolicyError, Status, resolve
-from celery_idempotent.engine import operator
+from celery_idempotent.engine import verdicts
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.steps import Step
 from tests.support.deliveries import an_app
@@ -82,7 +82,7 @@ def test_release_leaves_a_begun_step_in_doubt(app: Celery, phone: _Phone, in_dou
     left_behind = replace(unknown, status=Status.IN_PROGRESS, revision="left behind", lease_until=0)
     store.swap(left_behind, unknown.revision)
 
-    released = operator.release(store, key, grace=0)
+    released = verdicts.release(store, key, grace=0)
 
     assert "sms" in released.steps
     with pytest.raises(OutcomeUnknown):

@@ -446,7 +446,7 @@ def test_verdict_does_not_overwrite_a_change_meanwhile(app: Celery) -> None:
     """A record that changed since it was read keeps its change."""
     from dataclasses import replace
 
-    from celery_idempotent.engine import operator
+    from celery_idempotent.engine import verdicts
 
     class Changing(MemoryStore):
         def get(self, key: str) -> Any:
@@ -460,4 +460,4 @@ def test_verdict_does_not_overwrite_a_change_meanwhile(app: Celery) -> None:
     store.swap(record, None)
 
     with pytest.raises(PolicyError, match="meanwhile"):
-        operator.rerun(store, record.key)
+        verdicts.rerun(store, record.key)

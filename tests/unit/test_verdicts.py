@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent import PolicyError, Status
-from celery_idempotent.engine import operator
+from celery_idempotent.engine import verdicts
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation, Run, decide, is_forgotten
@@ -42,7 +42,7 @@ def test_a_verdict_is_kept_with_what_it_judged(store: MemoryStore, clock: FakeCl
     seen = _stored(store, status=Status.UNKNOWN, error="attempt 1 never ended", attempts=1)
     clock.advance(5)
 
-    judged = operator.completed(store, CODEC, seen.key, "ch_1", retain=9_000, by="ann", reason="provider: ch_1")
+    judged = verdicts.completed(store, CODEC, seen.key, "ch_1", retain=9_000, by="ann", reason="provider: ch_1")
 
     assert (judged.status, judged.error, judged.result) == (Status.COMPLETED, None, '"ch_1"')
     assert judged.verdict == {
@@ -60,8 +60,8 @@ def test_a_release_and_a_rerun_say_who_and_why(store: MemoryStore) -> None:
     """Both lead to the same status, and only the verdict tells them apart."""
     unknown, abandoned = _stored(store, status=Status.UNKNOWN, error="?"), _stored(store)
 
-    rerun = operator.rerun(store, unknown.key, by="ann", reason="not there")
-    released = operator.release(store, abandoned.key, grace=0, by="bob", reason="worker is gone")
+    rerun = verdicts.rerun(store, unknown.key, by="ann", reason="not there")
+    released = verdicts.release(store, abandoned.key, grace=0, by="bob", reason="worker is gone")
 
     assert [(each.status, each.verdict["action"], each.verdict["by"]) for each in (rerun, released)] == [
         (Status.RELEASED, "rerun", "ann"),
@@ -72,7 +72,7 @@ def test_a_release_and_a_rerun_say_who_and_why(store: MemoryStore) -> None:
 def test_verdicts_outlive_the_next_attempt_and_its_outcome(store: MemoryStore) -> None:
     """Whoever asks later why an operation ran twice finds the verdict in its record."""
     seen = _stored(store, status=Status.UNKNOWN, error="?")
-    operator.rerun(store, seen.key, by="ann", reason="not there")
+    verdicts.rerun(store, seen.key, by="ann", reason="not there")
     operation = Operation(
         identity=Identity(seen.key, seen.fingerprint), policy=Policy(), task="t", task_id="i", worker="w"
     )
@@ -125,7 +125,7 @@ def test_forgetting_leaves_a_larger_token_to_come_and_who_did_it(store: MemorySt
         identity=Identity(seen.key, "of other arguments"), policy=Policy(), task="t", task_id="i", worker="w"
     )
 
-    left = operator.forget(store, seen.key, by="ann", reason="asked to")
+    left = verdicts.forget(store, seen.key, by="ann", reason="asked to")
     decision = decide(left, operation, store.now(), owner="o", revision="r")
 
     assert is_forgotten(left, store.now())
@@ -152,7 +152,7 @@ def test_what_may_still_run_or_is_in_doubt_is_not_forgotten(
     seen = _stored(store, **changes)
 
     with pytest.raises(PolicyError, match=reason):
-        operator.forget(store, seen.key)
+        verdicts.forget(store, seen.key)
 
     assert store.get(seen.key) == seen
 
@@ -163,7 +163,7 @@ def test_a_token_ahead_of_the_clock_is_not_forgotten(store: MemoryStore, clock: 
     clock.advance(-1)
 
     with pytest.raises(PolicyError, match="1 ms ahead of the store's clock"):
-        operator.forget(store, seen.key)
+        verdicts.forget(store, seen.key)
 
     clock.advance(1)
-    assert operator.forget(store, seen.key)
+    assert verdicts.forget(store, seen.key)

@@ -25,7 +25,7 @@ from django.utils.html import format_html, format_html_join
 from celery_idempotent.contrib.django import project
 from celery_idempotent.contrib.django.forms import ForgetForm, ReleaseForm, ResolveForm, VerdictForm
 from celery_idempotent.contrib.django.models import IdempotencyRecord
-from celery_idempotent.engine import operator
+from celery_idempotent.engine import verdicts
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import display
 from celery_idempotent.integration.reports import report_verdict
@@ -445,17 +445,17 @@ def _can_be_forgotten(row: IdempotencyRecord) -> bool:
 def _resolved(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
     store = project.store_of_admin()
     if given["verdict"] == "rerun":
-        return operator.rerun(store, seen.key, **told)
+        return verdicts.rerun(store, seen.key, **told)
     codec, retain = project.runtime().codec, project.policy_of(seen).retain_ms
-    return operator.completed(store, codec, seen.key, given["value"], retain=retain, **told)
+    return verdicts.completed(store, codec, seen.key, given["value"], retain=retain, **told)
 
 
 def _released(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
-    return operator.release(project.store_of_admin(), seen.key, grace=project.policy_of(seen).grace_ms, **told)
+    return verdicts.release(project.store_of_admin(), seen.key, grace=project.policy_of(seen).grace_ms, **told)
 
 
 def _forgotten(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
-    return operator.forget(project.store_of_admin(), seen.key, **told)
+    return verdicts.forget(project.store_of_admin(), seen.key, **told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_idempotent.engine import operator as rules
+from celery_idempotent.engine import verdicts
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import operator
 from celery_idempotent.printable import one_line
@@ -35,9 +35,9 @@ CHOICES: Mapping[Action, tuple[str, str]] = {
 def fitting(record: Record, policy: Policy, now: int) -> Iterator[Action]:
     """The verdicts that the record can take now."""
     refusals = (
-        ((Action.COMPLETED, Action.RERUN), rules.require_unknown),
-        ((Action.RELEASE,), partial(rules.require_abandoned, grace=policy.grace_ms, now=now)),
-        ((Action.FORGET,), partial(rules.require_forgettable, now=now)),
+        ((Action.COMPLETED, Action.RERUN), verdicts.require_unknown),
+        ((Action.RELEASE,), partial(verdicts.require_abandoned, grace=policy.grace_ms, now=now)),
+        ((Action.FORGET,), partial(verdicts.require_forgettable, now=now)),
     )
     for actions, refuse in refusals:
         with suppress(PolicyError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappush, heappushpop
 from threading import Event, Lock, Thread
 
-from celery_idempotent.engine import operator, search
+from celery_idempotent.engine import search, verdicts
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.settings import Runtime
 from celery_idempotent.protocol.record import Record, Status
@@ -59,7 +59,7 @@ class _Collector:
 def is_abandoned(runtime: Runtime, record: Record, now: int) -> bool:
     """Whether the record's attempt never ended, and nobody has taken over since."""
     try:
-        operator.require_abandoned(record, grace=runtime.policy_of(record).grace_ms, now=now)
+        verdicts.require_abandoned(record, grace=runtime.policy_of(record).grace_ms, now=now)
     except PolicyError:
         return False
     return True

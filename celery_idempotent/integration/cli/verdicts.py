@@ -9,8 +9,8 @@ from typing import Any
 import click
 from celery import Celery
 
-from celery_idempotent.engine.operator import require_abandoned, require_forgettable, require_unknown
 from celery_idempotent.engine.search import looked_up
+from celery_idempotent.engine.verdicts import require_abandoned, require_forgettable, require_unknown
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import operator
 from celery_idempotent.integration.cli import screen
