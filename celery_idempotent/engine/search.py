@@ -14,33 +14,42 @@ _MOST_NAMED = 5
 """Keys that an error names where a text fits several records."""
 
 
+FORGOTTEN = "FORGOTTEN"
+"""What people are shown instead of the status of an outcome that no longer counts."""
+
+
+def status_of(record: Record, now: int) -> str:
+    """The status, or FORGOTTEN, at ``now`` in milliseconds on the store's clock."""
+    return FORGOTTEN if is_forgotten(record, now) else str(record.status)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """Which records are meant; what is None is not asked about.
 
     Args:
-        status: Of this status.
+        status: Of this status, or FORGOTTEN, which is then the only status of an outcome that no longer counts.
         task: Of this task.
         label: With this label; a star at its end stands for any rest, as in ``"acme/*"``.
         worker: Whose last attempt ran there.
-        before: Written last before this time, in milliseconds on the store's clock.
+        older_than: Written last longer ago than so many milliseconds.
         key: With this key, or task id, or beginning of a key or of a key's hash.
     """
 
-    status: Status | None = None
+    status: str | None = None
     task: str | None = None
     label: str | None = None
     worker: str | None = None
-    before: int | None = None
+    older_than: int | None = None
     key: str | None = None
 
-    def matches(self, record: Record) -> bool:
-        """Whether ``record`` is meant."""
+    def matches(self, record: Record, now: int) -> bool:
+        """Whether ``record`` is meant at ``now``, in milliseconds on the store's clock."""
         return (
-            self.status in (None, record.status)
+            self.status in (None, status_of(record, now))
             and self.task in (None, record.task)
             and self.worker in (None, record.worker)
-            and (self.before is None or record.updated_at < self.before)
+            and (self.older_than is None or now - record.updated_at > self.older_than)
             and (self.label is None or self._has_label(record.label))
             and (self.key is None or _is_named(record, self.key))
         )
@@ -58,7 +67,10 @@ class Filter:
 
 def found(store: Store, wanted: Filter) -> Iterator[Record]:
     """The records that are meant, in no order; raises as :meth:`celery_idempotent.stores.Store.scan` does."""
-    return filter(wanted.matches, store.scan(status=wanted.status, task=wanted.task, label=wanted.whole_label))
+    now = store.now()
+    status = None if wanted.status in (None, FORGOTTEN) else Status(wanted.status)
+    records = store.scan(status=status, task=wanted.task, label=wanted.whole_label)
+    return (each for each in records if wanted.matches(each, now))
 
 
 def looked_up(store: Store, text: str) -> Record:
@@ -115,10 +127,6 @@ class Summary:
     oldest: Mapping[str, int]
 
 
-FORGOTTEN = "FORGOTTEN"
-"""What people are shown instead of the status of an outcome that no longer counts."""
-
-
 def summary(store: Store) -> Summary:
     """Count all records; reads the whole store."""
     return summarised(store.scan(), store.now())
@@ -130,7 +138,7 @@ def summarised(records: Iterable[Record], now: int) -> Summary:
     by_task: dict[str, Counter[str]] = {}
     oldest: dict[str, int] = {}
     for record in records:
-        status = FORGOTTEN if is_forgotten(record, now) else str(record.status)
+        status = status_of(record, now)
         by_status[status] += 1
         by_task.setdefault(record.task, Counter())[status] += 1
         oldest[status] = min(record.updated_at, oldest.get(status, record.updated_at))

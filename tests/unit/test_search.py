@@ -14,7 +14,7 @@ from celery_idempotent.testing.contract import a_record
 
 @pytest.fixture
 def store() -> MemoryStore:
-    return MemoryStore(FakeClock().now)
+    return MemoryStore(FakeClock(1000).now)
 
 
 def _stored(store: MemoryStore, **changes: Any) -> Record:
@@ -31,9 +31,9 @@ def _stored(store: MemoryStore, **changes: Any) -> Record:
         Filter(label="acme/1"),
         Filter(label="acme/*"),
         Filter(worker="here"),
-        Filter(before=100),
+        Filter(older_than=900),
         *(Filter(key=key) for key in ("mine:1:abcdef", "mine:1:a", "abc", "my task id")),
-        Filter(status=Status.UNKNOWN, task="mine", label="acme/1", worker="here", before=100),
+        Filter(status=Status.UNKNOWN, task="mine", label="acme/1", worker="here", older_than=900),
     ],
 )
 def test_a_filter_finds_what_it_names_and_nothing_else(store: MemoryStore, wanted: Filter) -> None:
@@ -43,6 +43,15 @@ def test_a_filter_finds_what_it_names_and_nothing_else(store: MemoryStore, wante
     _stored(store, task="other", label="shop/1", worker="there", updated_at=100)
 
     assert list(found(store, wanted)) == [mine]
+
+
+def test_an_outcome_that_no_longer_counts_has_no_other_status(store: MemoryStore) -> None:
+    """As every count says it."""
+    past = _stored(store, status=Status.COMPLETED, expires_at=1)
+    kept = _stored(store, status=Status.COMPLETED, expires_at=2)
+
+    assert list(found(store, Filter(status=FORGOTTEN))) == [past]
+    assert list(found(store, Filter(status=Status.COMPLETED))) == [kept]
 
 
 def test_a_filter_without_a_word_finds_all(store: MemoryStore) -> None:

@@ -240,7 +240,7 @@ def test_states_are_told_as_people_read_them(app: Celery, person: TestClient) ->
     a_written(app, Status.IN_PROGRESS, lease_until=now + HOUR)
     a_written(app, Status.RELEASED, owner="", lease_until=now + HOUR)
     a_written(app, Status.COMPLETED, expires_at=1)
-    shown = text_of(person.get("/records").text)
+    shown = re.findall(r'class="badge [^>]*>([^<]*)<', person.get("/records").text)
     for each in ("IN_PROGRESS, lease over", "RELEASED, queued", "FORGOTTEN"):
         assert shown.count(each) == 1
 
@@ -413,6 +413,9 @@ def test_overview_counts_by_status_and_task(app: Celery, person: TestClient) -> 
     a_written(app, Status.COMPLETED, expires_at=1)
     html = overview_of(person)
     cards = re.findall(r'number">([\d,]+)</span>\s*<span class="badge (\w+)', html)
+    assert {status: len(_listed(person.get(f"/records?status={status}").text)) for _, status in cards} == {
+        status: int(count) for count, status in cards
+    }
     assert {status: count for count, status in cards} == {
         "UNKNOWN": "0", "IN_PROGRESS": "0", "FAILED": "2", "RELEASED": "0", "COMPLETED": "3", "FORGOTTEN": "1",
     }  # fmt: skip

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from celery_idempotent.contrib.web.guard import Denied, Guard, Sessions, set_cookie, with_headers
 from celery_idempotent.contrib.web.judging import CHOICES, Form, fitting, judged_each
 from celery_idempotent.contrib.web.overview import Overview, is_abandoned
-from celery_idempotent.contrib.web.searching import AGES, PAGE, Search, answer
+from celery_idempotent.contrib.web.searching import AGES, PAGE, STATUSES, Search, answer
 from celery_idempotent.contrib.web.timeline import ago, timeline
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.engine.search import FORGOTTEN
@@ -36,9 +36,6 @@ from celery_idempotent.protocol.verdicts import Action
 
 _PATIENCE = 1.0
 """Seconds that a view waits for a count that is under way."""
-
-_STATUSES = ("UNKNOWN", "IN_PROGRESS", "FAILED", "RELEASED", "COMPLETED", FORGOTTEN)
-"""In the order in which they need somebody."""
 
 _STATIC = {"style.css": "text/css", "icon.svg": "image/svg+xml"}
 
@@ -98,7 +95,7 @@ class _Pages:
         self._templates.filters.update(
             utc=display.utc, utc_short=display.utc_short, key=display.short_key, duration=display.duration, lines=_lines
         )
-        self._templates.globals.update(seen=_seen, FORGOTTEN=FORGOTTEN, Status=Status, statuses=_STATUSES)
+        self._templates.globals.update(seen=_seen, statuses=STATUSES)
 
     # -- what people look at
 

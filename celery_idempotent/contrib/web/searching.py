@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from celery_idempotent.engine.search import Filter, found
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.engine.search import FORGOTTEN, Filter, found
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 
 PAGE = 50
 """Records on a page, and of one verdict at most."""
+
+STATUSES = ("UNKNOWN", "IN_PROGRESS", "FAILED", "RELEASED", "COMPLETED", FORGOTTEN)
+"""In the order in which they need somebody."""
 
 _LAST_PAGE = 2000
 """Beyond it a search is narrowed: a store is read from its beginning up to the page."""
@@ -28,7 +31,7 @@ class Search:
     label: str = ""
     key: str = ""
     task: str = ""
-    status: Status | None = None
+    status: str = ""
     older: int | None = None
     page: int = 1
 
@@ -36,13 +39,13 @@ class Search:
     def of(cls, query: Mapping[str, str]) -> "Search":
         """As an address asks; ``ValueError`` with a sentence where it cannot be understood."""
         status = query.get("status", "").strip().upper()
-        if status and status not in Status.__members__:
-            raise ValueError(f"There is no status {status}; there are {', '.join(Status)}.")
+        if status and status not in STATUSES:
+            raise ValueError(f"There is no status {status}; there are {', '.join(STATUSES)}.")
         return cls(
             label=query.get("label", "").strip(),
             key=query.get("key", "").strip(),
             task=query.get("task", "").strip(),
-            status=Status(status) if status else None,
+            status=status,
             older=_number("age", query.get("older", ""), _OLDEST),
             page=_number("page", query.get("page", ""), _LAST_PAGE) or 1,
         )
@@ -52,14 +55,14 @@ class Search:
         asked = {"label": self.label, "key": self.key, "task": self.task, "status": self.status, "older": self.older}
         return {name: value for name, value in {**asked, "page": self.page, **changes}.items() if value}
 
-    def filter(self, now: int) -> Filter:
-        """What it means to a store whose clock says ``now``."""
+    def filter(self) -> Filter:
+        """Which records are meant."""
         return Filter(
-            status=self.status,
+            status=self.status or None,
             task=self.task or None,
             label=self.label or None,
             key=self.key or None,
-            before=None if self.older is None else now - self.older * 1000,
+            older_than=None if self.older is None else self.older * 1000,
         )
 
 
@@ -77,10 +80,10 @@ def answer(store: Store, search: Search) -> tuple[list[Record], bool]:
 
     Reads up to the end of the page and no further. A whole key is one request.
     """
-    wanted = search.filter(store.now())
+    wanted = search.filter()
     record = store.get(search.key) if search.key else None
     if record is not None:
-        return [record] if wanted.matches(record) else [], False
+        return [record] if wanted.matches(record, store.now()) else [], False
     first = (search.page - 1) * PAGE
     records = list(islice(found(store, wanted), first, first + PAGE + 1))
     return sorted(records[:PAGE], key=lambda each: each.updated_at), len(records) > PAGE

@@ -2,8 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,12 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 from celery import Celery
 
-from celery_idempotent.engine.search import FORGOTTEN, Filter, found
+from celery_idempotent.engine.search import FORGOTTEN, Filter
 from celery_idempotent.integration.binding import idempotent_tasks
 from celery_idempotent.integration.cli.base import advise
-from celery_idempotent.protocol.operation import is_forgotten
-from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.store import Store
+from celery_idempotent.protocol.record import Status
 
 if TYPE_CHECKING:
     _Whole: TypeAlias = click.ParamType[int]
@@ -80,52 +77,19 @@ class Age(_Whole):
 _AGE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])", re.IGNORECASE)
 _UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
-_FINAL = (Status.COMPLETED, Status.FAILED)
 
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Which records are meant; what is None is not asked about. ``status`` is as people are shown it."""
-
-    status: str | None
-    task: str | None
-    label: str | None
-    worker: str | None
-    older_than: int | None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is asked about."""
-        return all(getattr(self, each.name) is None for each in fields(self))
-
-    def meant(self, store: Store, *, status: Status | None = None) -> Iterator[Record]:
-        """The records that are meant, in no order; ``status`` counts where none was asked about."""
-        now = store.now()
-        asked = self.status or status
-        wanted = Filter(
-            status=None if asked in (None, FORGOTTEN) else Status(asked),
-            task=self.task,
-            label=self.label,
-            worker=self.worker,
-            before=None if self.older_than is None else now - self.older_than,
-        )
-        for each in found(store, wanted):
-            is_past = is_forgotten(each, now)
-            if asked is None or is_past == (asked == FORGOTTEN):
-                yield each
-
-    def advise(self, app: Celery) -> None:
-        """Where nothing was found, tell what may have been meant: another task, or all labels that begin so."""
-        if self.label and not self.label.endswith("*"):
-            advise(f"a label counts as a whole; '{self.label.rstrip('/')}/*' stands for all that begin so")
-        if self.task is None or self.task in app.tasks:
-            return
-        known = sorted(each.name for each in idempotent_tasks(app))
-        nearest = get_close_matches(self.task, known, n=1)
-        advise(
-            f"this app has no task {self.task}{f'; did you mean {nearest[0]}?' if nearest else ''}; "
-            f"its idempotent tasks: {', '.join(known) or 'none'}"
-        )
+def advise_on(wanted: Filter, app: Celery) -> None:
+    """Where nothing was found, tell what may have been meant: another task, or all labels that begin so."""
+    if wanted.label and wanted.whole_label:
+        advise(f"a label counts as a whole; '{wanted.label.rstrip('/')}/*' stands for all that begin so")
+    if wanted.task is None or wanted.task in app.tasks:
+        return
+    known = sorted(each.name for each in idempotent_tasks(app))
+    nearest = get_close_matches(wanted.task, known, n=1)
+    advise(
+        f"this app has no task {wanted.task}{f'; did you mean {nearest[0]}?' if nearest else ''}; "
+        f"its idempotent tasks: {', '.join(known) or 'none'}"
+    )
 
 
 _OPTIONS = (
@@ -143,19 +107,12 @@ _OPTIONS = (
 
 
 def filters(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say which records are meant, as one argument: ``asked``."""
+    """Give a command the options that say which records are meant, as one argument: ``wanted``."""
 
     @wraps(command)
-    def gathered(
-        *args: Any,
-        status: str | None,
-        task: str | None,
-        label: str | None,
-        worker: str | None,
-        older_than: int | None,
-        **kwargs: Any,
-    ) -> None:
-        command(*args, asked=Asked(status, task, label, worker, older_than), **kwargs)
+    def gathered(**kwargs: Any) -> None:
+        wanted = Filter(**{name: kwargs.pop(name) for name in ("status", "task", "label", "worker", "older_than")})
+        command(**kwargs, wanted=wanted)
 
     for option in reversed(_OPTIONS):
         gathered = option(gathered)

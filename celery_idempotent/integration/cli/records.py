@@ -7,10 +7,10 @@ from itertools import islice
 import click
 
 from celery_idempotent.engine.claim import effect_key
-from celery_idempotent.engine.search import looked_up
+from celery_idempotent.engine.search import Filter, found, looked_up
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.asked import Asked, WholeNumber, filters
+from celery_idempotent.integration.cli.asked import WholeNumber, advise_on, filters
 from celery_idempotent.integration.cli.base import (
     advise,
     app_of,
@@ -54,13 +54,13 @@ def key(context: click.Context, task: str, arguments: str, keywords: str, as_jso
         raise click.BadParameter(f"{task} is not idempotent: its base is not IdempotentTask")
     with readable_errors():
         try:
-            found = app.tasks[task].idempotency_key_for(*args, **kwargs)
+            derived = app.tasks[task].idempotency_key_for(*args, **kwargs)
         except TypeError as error:
             raise click.UsageError(f"{task} does not take these arguments: {error}") from error
     if as_json:
-        echo_json({"task": task, "key": found})
+        echo_json({"task": task, "key": derived})
     else:
-        click.echo(found)
+        click.echo(derived)
 
 
 @idempotency.command()
@@ -127,7 +127,7 @@ _WHOLE = re.compile(".+:[0-9a-f]{64}", re.DOTALL)
 )
 @as_json
 @click.pass_context
-def list_records(context: click.Context, asked: Asked, limit: int, as_json: bool) -> None:
+def list_records(context: click.Context, wanted: Filter, limit: int, as_json: bool) -> None:
     """List records, oldest write first.
 
     Reads the whole store unless that has an index for what is asked: mind the cost of a large table. A terminal shows a
@@ -135,7 +135,7 @@ def list_records(context: click.Context, asked: Asked, limit: int, as_json: bool
     """
     store = store_of(context)
     with readable_errors():
-        records = asked.meant(store)
+        records = found(store, wanted)
         listed = sorted(screen.counted("reading", islice(records, limit)), key=lambda record: record.updated_at)
         is_all = next(records, None) is None
         now = store.now()
@@ -146,7 +146,7 @@ def list_records(context: click.Context, asked: Asked, limit: int, as_json: bool
     if not is_all:
         click.echo(f"Warning: there are more than these {limit}; ask for fewer, or give --limit", err=True)
     if not listed:
-        asked.advise(app_of(context))
+        advise_on(wanted, app_of(context))
 
 
 def print_records(records: Sequence[Record], now: int) -> None:

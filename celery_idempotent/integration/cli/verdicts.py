@@ -2,19 +2,19 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from typing import Any
 
 import click
 from celery import Celery
 
-from celery_idempotent.engine.search import looked_up
+from celery_idempotent.engine.search import Filter, found, looked_up
 from celery_idempotent.engine.verdicts import require_abandoned, require_forgettable, require_unknown
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import operator
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.asked import Asked, filters
+from celery_idempotent.integration.cli.asked import advise_on, filters
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, json_value, readable_errors
 from celery_idempotent.integration.cli.records import print_records
 from celery_idempotent.integration.cli.views import status_of, summary
@@ -46,7 +46,7 @@ class _Order:
     """What the command line says: on which records, by whom, why, and how."""
 
     key: str | None
-    asked: Asked
+    wanted: Filter
     dry_run: bool
     yes: bool
     by: str
@@ -76,9 +76,9 @@ def _judging(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a key, the filters, and the options of a verdict, as one argument: ``order``."""
 
     @wraps(command)
-    def gathered(*args: Any, key: str | None, asked: Asked, **kwargs: Any) -> None:
-        told = {name: kwargs.pop(name) for name in ("dry_run", "yes", "by", "reason", "as_json")}
-        command(*args, order=_checked(_Order(key, asked, **told)), **kwargs)
+    def gathered(*args: Any, **kwargs: Any) -> None:
+        order = _Order(**{each.name: kwargs.pop(each.name) for each in fields(_Order)})
+        command(*args, order=_checked(order), **kwargs)
 
     for decorate in reversed(
         (
@@ -97,9 +97,9 @@ def _judging(command: Callable[..., None]) -> Callable[..., None]:
 
 def _checked(order: _Order) -> _Order:
     """Refuse what cannot be meant, before anything is looked up or asked."""
-    if order.is_bulk and order.asked.is_empty:
+    if order.is_bulk and order.wanted == Filter():
         raise click.UsageError("give a KEY, or say which records by --status, --task, --label, --worker, --older-than")
-    if not order.is_bulk and not order.asked.is_empty:
+    if not order.is_bulk and order.wanted != Filter():
         raise click.UsageError("give either a KEY or filters, not both")
     if order.as_json and not (order.yes or order.dry_run):
         raise click.UsageError("--json asks no questions; give --yes or --dry-run, too")
@@ -180,7 +180,7 @@ def _judge(context: click.Context, order: _Order, plan: _Plan) -> None:
         if not order.is_bulk:
             plan.require(runtime, records[0], now)
     if not records:
-        order.asked.advise(app)
+        advise_on(order.wanted, app)
     elif not order.yes:
         _show(order, runtime, records, now)
     reason = order.reason if order.reason is not None or not records else _asked_reason(order)
@@ -196,8 +196,9 @@ def _judge(context: click.Context, order: _Order, plan: _Plan) -> None:
 def _meant(order: _Order, plan: _Plan, runtime: Runtime) -> list[Record]:
     if order.key is not None:
         return [looked_up(runtime.store, order.key)]
-    found = screen.counted("reading", order.asked.meant(runtime.store, status=plan.status))
-    return sorted((each for each in found if not _is_mark(each)), key=lambda record: record.updated_at)
+    wanted = replace(order.wanted, status=order.wanted.status or plan.status)
+    records = screen.counted("reading", found(runtime.store, wanted))
+    return sorted((each for each in records if not _is_mark(each)), key=lambda record: record.updated_at)
 
 
 def _is_mark(record: Record) -> bool:
