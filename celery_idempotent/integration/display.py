@@ -1,23 +1,32 @@
-"""Records as people read them: times in UTC, JSON indented, everything else described and never decoded."""
+"""Records as people read them, in a terminal and on pages: times in UTC, JSON indented, the rest described."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from celery_idempotent.engine.search import FORGOTTEN, status_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.publishing import shown_status
 from celery_idempotent.protocol.record import Record
-from celery_idempotent.protocol.steps import Begun, from_plain
+from celery_idempotent.protocol.steps import Begun, Finished, from_plain
 
 _MOST_CHARACTERS = 100_000
 """Of JSON on a page; browsers get slow long before a store is full."""
 
 _DIGITS = 12
-"""Of a key in a list."""
+"""Of a key's hash: among a million keys, the odds that two begin alike are 1 in 500."""
 
 
-def utc(milliseconds: int) -> str:
+def status(record: Record, now: int) -> str:
+    """The status as people read it: whether an outcome still counts, and what became of a publisher's message."""
+    if status_of(record, now) == FORGOTTEN:
+        return FORGOTTEN
+    return shown_status(record.status, record.owner, record.lease_until, now)
+
+
+def utc(milliseconds: Any) -> str:
     """A time of a record, in ms: ``2026-11-21 02:10:33.123 UTC``; as it is stored if it is not a time."""
     moment = _moment(milliseconds)
     return f"{moment:%Y-%m-%d %H:%M:%S}.{milliseconds % 1000:03} UTC" if moment else one_line(milliseconds)
@@ -29,6 +38,12 @@ def utc_short(milliseconds: int) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}" if moment else one_line(milliseconds)
 
 
+def iso(milliseconds: Any, precision: str = "milliseconds") -> str:
+    """The same by ISO 8601, which programs read, too: ``2026-11-21T02:10:33.123Z``."""
+    moment = _moment(milliseconds)
+    return f"{moment.replace(tzinfo=None).isoformat(timespec=precision)}Z" if moment else one_line(milliseconds)
+
+
 def _moment(milliseconds: Any) -> datetime | None:
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC)
@@ -37,8 +52,8 @@ def _moment(milliseconds: Any) -> datetime | None:
 
 
 def duration(milliseconds: int) -> str:
-    """A length of time in the two largest units that say something, such as ``3 h 20 min``."""
-    seconds = milliseconds // 1000
+    """A length of time in the two largest units that say something, such as ``3 h 20 min``; 0 s if it is negative."""
+    seconds = max(milliseconds, 0) // 1000
     units = {"d": seconds // 86_400, "h": seconds // 3_600 % 24, "min": seconds // 60 % 60, "s": seconds % 60}
     return " ".join([f"{count} {unit}" for unit, count in units.items() if count][:2]) or "0 s"
 
@@ -54,19 +69,25 @@ def json_text(text: str | bytes) -> str:
         return repr(text)
 
 
-def step_states(steps: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What has become of each step, by its name."""
-    return [(name, _state(plain)) for name, plain in steps.items()]
+def step_state(plain: Any, time: Callable[[int], str] = utc) -> str:
+    """What has become of a step, as its record has it."""
+    match step_of(plain):
+        case Begun(at, attempt):
+            return f"began at {time(at)} in attempt {attempt}, and did not end"
+        case Finished(None, lost):
+            return f"finished; its result is lost: {lost}"
+        case Finished():
+            return "finished"
+        case _:
+            return "not readable by this version"
 
 
-def _state(plain: Any) -> str:
+def step_of(plain: Any) -> Begun | Finished | None:
+    """The state of a step, as its record has it; None if it cannot be read."""
     try:
-        state = from_plain(plain)
+        return from_plain(plain)
     except ValueError:
-        return "not readable by this version"
-    if isinstance(state, Begun):
-        return f"began at {utc(state.at)} in attempt {state.attempt}, and did not end"
-    return "ended"
+        return None
 
 
 def names_of_effects(record: Record, policy: Policy) -> list[str]:
@@ -79,6 +100,15 @@ def names_of_effects(record: Record, policy: Policy) -> list[str]:
 def size(result: str | bytes | None) -> int:
     """Bytes of an encoded outcome."""
     return len(result.encode() if isinstance(result, str) else result or b"")
+
+
+def beginning(key: str) -> str:
+    """As much of a key as names it, to be copied: the beginning of its hash, or all of a key that has none."""
+    identity = key.rpartition(":")[2]
+    return identity[:_DIGITS] if len(identity) >= _HASHED else key
+
+
+_HASHED = 64
 
 
 def short_key(key: str) -> str:
@@ -94,12 +124,11 @@ def outcome(result: str | bytes, content_type: str | None) -> str:
     return f"not shown: {content_type or 'of unknown type'} is never decoded here"
 
 
-def verdicts(told: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each verdict says, in a sentence."""
-    return [one_line(_verdict(each)) for each in told]
-
-
-def _verdict(told: Mapping[str, Any]) -> str:
-    about = f"{told.get('status', '?')}: {told['error']}" if told.get("error") else told.get("status", "?")
-    reason = f", because: {told['reason']}" if told.get("reason") else ""
-    return f"{utc(told.get('at', 0))}: {told.get('action', '?')} by {told.get('by') or '?'}{reason} (it was {about})"
+def verdict(told: Mapping[str, Any], time: Callable[[Any], str] = utc) -> str:
+    """What a verdict says, as :func:`celery_idempotent.protocol.verdicts.history` has it, in a sentence."""
+    reason, error = told.get("reason"), told.get("error")
+    return one_line(
+        f"{time(told.get('at'))} {told.get('action')} by {told.get('by') or 'nobody named'}, "
+        f"on {told.get('status')} after attempt {told.get('attempt')}"
+        f"{f', because: {reason}' if reason else ''}{f' (it had said: {error})' if error else ''}"
+    )

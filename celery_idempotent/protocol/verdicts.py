@@ -58,9 +58,9 @@ def history(record: Record) -> list[Mapping[str, Any]]:
     if not record.verdict:
         return []
     earlier = record.verdict.get("earlier")
+    kept = [each for each in earlier if isinstance(each, Mapping)] if isinstance(earlier, list) else []
     last = {name: value for name, value in record.verdict.items() if name != "earlier"}
-    listed = earlier if isinstance(earlier, list) else []
-    return [*(each for each in listed if isinstance(each, Mapping)), last]
+    return [*kept, last]
 
 
 def without_contents(verdict: Mapping[str, Any]) -> Mapping[str, Any]:

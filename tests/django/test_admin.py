@@ -532,7 +532,7 @@ def test_steps_in_doubt_are_named(store: DjangoStore, operator: Client) -> None:
 
     text = _text(operator.get(_url(record, "resolve")))
 
-    assert re.search(r"Step reserve</th><td>ended", text)
+    assert re.search(r"Step reserve</th><td>finished", text)
     assert re.search(r"Step sms</th><td>began at 2027-01-15 08:00:00.000 UTC in attempt 2, and did not end", text)
     assert re.search(r"Step odd</th><td>not readable by this version", text)
     assert "neither fits" in text
@@ -589,7 +589,9 @@ def test_selected_records_get_one_verdict(store: DjangoStore, operator: Client) 
     for each in judged:
         assert each is not None
         assert (each.status, each.verdict["by"], each.verdict["reason"]) == (Status.COMPLETED, name, "ticket 7")
-        assert f"completed by {name}, because: ticket 7 (it was UNKNOWN: killed)" in _text(operator.get(_url(each)))
+        assert f"completed by {name}, on UNKNOWN after attempt 1, because: ticket 7 (it had said: killed)" in _text(
+            operator.get(_url(each))
+        )
     (entry,) = LogEntry.objects.filter(object_id=records[0].key)
     assert "Reason: ticket 7" in entry.change_message
 

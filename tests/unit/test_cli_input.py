@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from celery_idempotent import IdempotentTask, Policy, Record, Status
 from celery_idempotent.integration.cli import idempotency
-from celery_idempotent.integration.cli.views import time_text
+from celery_idempotent.integration.display import iso
 from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import an_app
 
@@ -126,7 +126,7 @@ def test_record_is_shown_before_a_verdict_is_asked_for(app: Celery, command: tup
         f"       task_id  {record.task_id}",
         f"        worker  {record.worker}",
         f"      attempts  {record.attempts}",
-        f"    created_at  {time_text(record.created_at)}",
+        f"    created_at  {iso(record.created_at)}",
         "    updated_at  2027-01-15T08:00:00.000Z",
         "         error  it stalled",
     ]

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from celery_idempotent import Record, Status, StoreUnavailable
 from celery_idempotent.integration.cli import idempotency, screen
-from celery_idempotent.integration.cli.views import age_text
+from celery_idempotent.integration.display import duration
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore
@@ -159,7 +159,7 @@ def test_stats_count_by_status_and_task(app: Celery) -> None:
     assert made["oldest_in_progress"] == made["oldest"]["IN_PROGRESS"] < made["oldest"]["FORGOTTEN"]
     assert made["outbox"] is None
     assert isinstance(made["clock_offset_ms"], int)
-    assert "IN_PROGRESS  2        1h 0m\n" in shown
+    assert "IN_PROGRESS  2        1 h\n" in shown
     assert "the store's clock is " in shown
 
 
@@ -176,7 +176,7 @@ def test_stats_tell_what_waits_in_the_outbox(app: Celery, tmp_path: Path) -> Non
 
     made = json.loads(run(app, "stats", "--json").stdout)
     assert (made["outbox"]["depth"], made["outbox"]["oldest_age"] >= 0, made["oldest_in_progress"]) == (1, True, None)
-    assert "outbox: 1 wait, the oldest for 0s; " in run(app, "stats").stdout
+    assert "outbox: 1 wait, the oldest for 0 s; " in run(app, "stats").stdout
     store.close()
 
 
@@ -240,8 +240,8 @@ def test_watch_draws_on_a_terminal_and_outlasts_an_outage(app: Celery, terminal:
 
 @pytest.mark.parametrize(
     ("milliseconds", "told"),
-    [(-5, "0s"), (999, "0s"), (61_000, "1m 1s"), (3_600_000, "1h 0m"), (90_061_000, "1d 1h")],
+    [(-5, "0 s"), (999, "0 s"), (61_000, "1 min 1 s"), (3_600_000, "1 h"), (90_061_000, "1 d 1 h")],
 )
 def test_age_has_two_units(milliseconds: int, told: str) -> None:
     """As exact as anybody needs."""
-    assert age_text(milliseconds) == told
+    assert duration(milliseconds) == told

@@ -167,3 +167,11 @@ def test_a_token_ahead_of_the_clock_is_not_forgotten(store: MemoryStore, clock: 
 
     clock.advance(1)
     assert verdicts.forget(store, seen.key)
+
+
+def test_what_is_no_verdict_is_passed_over() -> None:
+    """A record that somebody damaged is looked at all the same."""
+    last = {"action": "rerun", "by": "ann"}
+
+    assert history(replace(a_record(), verdict={**last, "earlier": [7, {"by": "bob"}]})) == [{"by": "bob"}, last]
+    assert history(replace(a_record(), verdict={**last, "earlier": "none"})) == [last]

@@ -315,6 +315,7 @@ def _refused(answer: Any) -> Any:
 
 NOW = 1_800_000_000_000
 DONE = to_plain(Finished(Encoded("1", "application/json")))
+LOST = to_plain(Finished(None, "too large"))
 
 
 def _told(record: Record, now: int = NOW + HOUR) -> list[str]:
@@ -331,7 +332,7 @@ def test_timeline_of_one_attempt() -> None:
 
 def test_timeline_of_a_takeover_and_its_steps() -> None:
     """What has no time stands behind the last claim; a step in doubt stands where it began."""
-    steps: dict[str, Any] = {"sms": to_plain(Begun(NOW + 9_000, 3)), "charge": DONE, "odd": 7}
+    steps: dict[str, Any] = {"sms": to_plain(Begun(NOW + 9_000, 3)), "charge": DONE, "mail": LOST, "odd": 7}
     record = replace(
         a_record(), status=Status.UNKNOWN, attempts=3, takeovers=2, fencing_token=NOW + 5_000, updated_at=NOW + 99_000,
         steps=steps, error="why",
@@ -341,11 +342,16 @@ def test_timeline_of_a_takeover_and_its_steps() -> None:
         "First recorded",
         "Attempt 3 took over, as 2 times in a row an attempt had not ended",
         "Step charge ended",
+        "Step mail ended",
         "Step odd",
         "Step sms began",
         "Nobody can tell whether the effect happened",
     ]
     assert events[0].details == ("2 earlier attempts are counted, but not kept",)
+    assert [each.details[0].partition(";")[0] for each in events[2:4]] == [
+        "its result is recorded",
+        "its result is lost: too large",
+    ]
     assert events[-1].details == ("why",)
 
 
@@ -378,6 +384,8 @@ def test_timeline_of_what_was_forgotten_on_purpose() -> None:
     verdict = given(Verdict(Action.FORGET, "ann", "PSP-1"), done, NOW + 1_000)
     record = replace(done, verdict=verdict, updated_at=NOW + 1_000, expires_at=NOW // 1000)
     assert _told(record) == ["Attempt 1 claimed it", "Verdict: forgotten on purpose", "Forgotten"]
+    again = replace(record, updated_at=NOW + 2_000, expires_at=None)
+    assert _told(again) == ["Attempt 1 claimed it", "Verdict: forgotten on purpose", "Completed"]
 
 
 def test_timeline_of_what_a_publisher_recorded() -> None:

@@ -235,7 +235,7 @@ class IdempotencyRecordAdmin(_Admin):
         """Who has judged what, when and why, the oldest first."""
         if row.unreadable:
             return "not shown"
-        told = [(each,) for each in display.verdicts(history(row.record))]
+        told = [(display.verdict(each),) for each in history(row.record)]
         return format_html("<ul>{}</ul>", format_html_join("", "<li>{}</li>", told)) if told else None
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -393,7 +393,7 @@ class IdempotencyRecordAdmin(_Admin):
                     "updated": self.updated(each),
                     "updated_short": self.updated_utc(each),
                     "short_key": self.short_key(each),
-                    "steps": display.step_states(each.record.steps),
+                    "steps": [(name, display.step_state(plain)) for name, plain in each.record.steps.items()],
                     "retained": display.duration(project.policy_of(each.record).retain_ms),
                 }
                 for each in fitting

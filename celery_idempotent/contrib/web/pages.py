@@ -24,13 +24,10 @@ from celery_idempotent.contrib.web.overview import Overview, is_abandoned
 from celery_idempotent.contrib.web.searching import AGES, PAGE, STATUSES, Search, answer
 from celery_idempotent.contrib.web.timeline import ago, timeline
 from celery_idempotent.engine.claim import effect_key
-from celery_idempotent.engine.search import FORGOTTEN
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.integration import binding, display
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.operation import is_forgotten
-from celery_idempotent.protocol.publishing import shown_status
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.verdicts import Action
 
@@ -245,12 +242,10 @@ class _Pages:
         )
 
     def _state(self, now: int, record: Record) -> str:
-        """The status as people read it."""
-        if is_forgotten(record, now):
-            return FORGOTTEN
+        """The status as people read it, and whether a person may give the claim back."""
         if record.status is Status.IN_PROGRESS and is_abandoned(self._runtime, record, now):
             return f"{record.status}, lease over"
-        return shown_status(record.status, record.owner, record.lease_until, now)
+        return display.status(record, now)
 
 
 def _seen(record: Record) -> str:

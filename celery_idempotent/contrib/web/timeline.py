@@ -6,7 +6,7 @@ from typing import Any
 
 from celery_idempotent.integration import display
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.steps import Begun, from_plain
+from celery_idempotent.protocol.steps import Begun, Finished
 from celery_idempotent.protocol.verdicts import history
 
 
@@ -65,13 +65,14 @@ def _times(count: int) -> str:
 
 
 def _step(name: str, plain: Any) -> Moment:
-    try:
-        state = from_plain(plain)
-    except ValueError:
-        return Moment(None, "step", f"Step {name}", ("not readable by this version",))
-    if isinstance(state, Begun):
-        return Moment(state.at, "UNKNOWN", f"Step {name} began", (f"in attempt {state.attempt}; no end is recorded",))
-    return Moment(None, "step", f"Step {name} ended", ("its result is recorded, and it is not made again",))
+    match display.step_of(plain):
+        case Begun(at, attempt):
+            return Moment(at, "UNKNOWN", f"Step {name} began", (f"in attempt {attempt}; no end is recorded",))
+        case Finished(result, lost):
+            kept = f"lost: {lost}" if result is None else "recorded"
+            return Moment(None, "step", f"Step {name} ended", (f"its result is {kept}; it is not made again",))
+        case _:
+            return Moment(None, "step", f"Step {name}", ("not readable by this version",))
 
 
 def _verdicts(record: Record) -> Iterator[Moment]:

@@ -14,7 +14,7 @@ from celery_idempotent.integration.cli.asked import Amount
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors
 from celery_idempotent.integration.cli.relaying import MOST_COUNTED
 from celery_idempotent.integration.cli.screen import Column
-from celery_idempotent.integration.cli.views import age_text, time_text
+from celery_idempotent.integration.display import duration, iso
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Status
@@ -98,13 +98,13 @@ def _numbers(app: Celery) -> _Numbers:
 
 
 def _plain(numbers: _Numbers) -> dict[str, Any]:
-    oldest = {status: time_text(when) for status, when in numbers.counted.oldest.items()}
+    oldest = {status: iso(when) for status, when in numbers.counted.oldest.items()}
     outbox = None
     if numbers.waiting is not None:
         depth, age = numbers.waiting
         outbox = {"depth": depth, "oldest_age": None if age is None else age / 1000}
     return {
-        "at": time_text(numbers.now),
+        "at": iso(numbers.now),
         "by_status": dict(numbers.counted.by_status),
         "by_task": {task: dict(counts) for task, counts in numbers.counted.by_task.items()},
         "oldest": oldest,
@@ -120,7 +120,7 @@ _BY_STATUS = (Column("STATUS"), Column("RECORDS", is_number=True), Column("OLDES
 def _rows(numbers: _Numbers) -> list[list[str]]:
     counted = numbers.counted
     return [
-        [status, f"{count}", age_text(numbers.now - counted.oldest[status])]
+        [status, f"{count}", duration(numbers.now - counted.oldest[status])]
         for status, count in sorted(counted.by_status.items())
     ]
 
@@ -143,7 +143,7 @@ def _rest(numbers: _Numbers) -> str:
     if numbers.waiting is None:
         return clock
     depth, age = numbers.waiting
-    return f"outbox: {depth} wait{'' if age is None else f', the oldest for {age_text(age)}'}; {clock}"
+    return f"outbox: {depth} wait{'' if age is None else f', the oldest for {duration(age)}'}; {clock}"
 
 
 def _print(numbers: _Numbers) -> None:
@@ -158,7 +158,7 @@ def _drawn(numbers: _Numbers, trouble: str = "") -> "RenderableType":
     from rich.text import Text
 
     return Group(
-        Text(time_text(numbers.now, "seconds"), "bold"),
+        Text(iso(numbers.now, "seconds"), "bold"),
         screen.drawn(_BY_STATUS, _rows(numbers)),
         Text(),
         screen.drawn(_columns(numbers), _rows_by_task(numbers)),

@@ -23,15 +23,11 @@ from celery_idempotent.integration.cli.base import (
 )
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.cli.views import (
-    age_text,
     brief,
     everything,
-    short,
-    status_of,
-    time_text,
     whole,
 )
-from celery_idempotent.integration.display import names_of_effects
+from celery_idempotent.integration.display import beginning, duration, iso, names_of_effects, status
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.integration.task import IdempotentMixin
 from celery_idempotent.printable import one_line
@@ -161,7 +157,7 @@ def print_records(records: Sequence[Record], now: int) -> None:
     rows = [[_cell(record, each.head, now) for each in columns] for record in records]
     if width is not None and not _fit(columns, rows, width):
         key = [each.head for each in columns].index("KEY")
-        rows = [[*row[:key], short(record.key), *row[key + 1 :]] for row, record in zip(rows, records, strict=True)]
+        rows = [[*row[:key], beginning(record.key), *row[key + 1 :]] for row, record in zip(rows, records, strict=True)]
     screen.table(columns, rows)
 
 
@@ -175,10 +171,10 @@ def _fit(columns: Sequence[Column], rows: Sequence[Sequence[object]], width: int
 def _cell(record: Record, head: str, now: int) -> object:
     match head:
         case "STATUS":
-            return status_of(record, now)
+            return status(record, now)
         case "AGE":
-            return age_text(now - record.updated_at)
+            return duration(now - record.updated_at)
         case "UPDATED":
-            return time_text(record.updated_at, "seconds")
+            return iso(record.updated_at, "seconds")
         case _:
             return getattr(record, head.lower())

@@ -10,7 +10,7 @@ from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.asked import Amount, WholeNumber
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
 from celery_idempotent.integration.cli.screen import Column
-from celery_idempotent.integration.cli.views import duration_text, time_text
+from celery_idempotent.integration.display import duration, iso
 from celery_idempotent.protocol.store import WaitingMessage
 
 MOST_COUNTED = 100_000
@@ -92,21 +92,21 @@ def list_outbox(context: click.Context, limit: int, as_json: bool) -> None:
     screen.table(
         columns,
         [
-            (each.id, duration_text(now - each.created_at), each.failures, _next_try(each, now), each.reason or "")
+            (each.id, duration(now - each.created_at), each.failures, _next_try(each, now), each.reason or "")
             for each in waiting
         ],
     )
 
 
 def _next_try(message: WaitingMessage, now: int) -> str:
-    return f"in {duration_text(message.next_try - now)}" if message.next_try > now else "now"
+    return f"in {duration(message.next_try - now)}" if message.next_try > now else "now"
 
 
 def _plain(message: WaitingMessage) -> dict[str, object]:
     return {
         "task_id": message.id,
-        "created_at": time_text(message.created_at),
+        "created_at": iso(message.created_at),
         "failures": message.failures,
-        "next_try": time_text(message.next_try) if message.next_try else None,
+        "next_try": iso(message.next_try) if message.next_try else None,
         "reason": message.reason,
     }

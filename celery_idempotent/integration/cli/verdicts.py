@@ -17,7 +17,8 @@ from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.asked import advise_on, filters
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, json_value, readable_errors
 from celery_idempotent.integration.cli.records import print_records
-from celery_idempotent.integration.cli.views import status_of, summary
+from celery_idempotent.integration.cli.views import summary
+from celery_idempotent.integration.display import status
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
@@ -277,7 +278,7 @@ def _tell(order: _Order, tally: _Tally, now: int) -> None:
         echo_json(
             {
                 "dry_run": order.dry_run,
-                "judged": [{"key": each.key, "status": status_of(each, now)} for each in tally.judged],
+                "judged": [{"key": each.key, "status": status(each, now)} for each in tally.judged],
                 "refused": [{"key": each.key, "reason": reason.strip()} for each, reason in tally.refused],
                 "unclear": [{"key": each.key, "reason": reason} for each, reason in tally.unclear],
                 "left": [each.key for each in tally.left],
@@ -286,7 +287,7 @@ def _tell(order: _Order, tally: _Tally, now: int) -> None:
         return
     if not order.is_bulk and tally.judged:
         (judged,) = tally.judged
-        _say(f"{judged.key} is {status_of(judged, now)}")
+        _say(f"{judged.key} is {status(judged, now)}")
         return
     _say(f"judged {len(tally.judged)}, refused {len(tally.refused)}")
     _tell_reasons(tally.refused)
