@@ -367,6 +367,7 @@ class Delivery:
         if claimed.committed is not None:
             # The effects are there and recorded: what went wrong after them changes nothing of that.
             self._emit(EventName.COMPLETED, claimed, f"{type(error).__name__} after the commit")
+            self._tell_of_loss(claimed, claimed.committed.lost)
             return Outcome(claimed.committed.value) if isinstance(error, Exception) else None
         match ending(
             error,

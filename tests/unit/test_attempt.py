@@ -562,8 +562,21 @@ def test_committed_result_over_the_policys_limit_is_lost(scene: Scene) -> None:
     scene.codec = replace(scene.codec, max_result=3)
     assert scene.perform(lambda handle: handle.commit("kept", WRITES)) == Outcome("kept")
     assert scene.store.store.committed == WRITES  # type: ignore[attr-defined]
+    assert scene.names == ["claimed", "completed", "result_dropped"]
     with pytest.raises(ResultLost, match="6 bytes, over 3"):
         scene.perform(_never)
+
+
+def test_committed_result_that_is_lost_is_told_of_a_body_that_fails_too(scene: Scene) -> None:
+    """Its duplicates fail like those of any other."""
+    scene.codec = replace(scene.codec, max_result=3)
+
+    def fails(handle: ProtectedAttempt) -> None:
+        handle.commit("kept", WRITES)
+        raise Declined
+
+    assert scene.perform(fails) == Outcome("kept")
+    assert scene.names == ["claimed", "completed", "result_dropped"]
 
 
 def test_committed_result_is_the_outcome_whatever_follows(scene: Scene) -> None:
