@@ -124,6 +124,9 @@ class TestBreaker:
         (line,) = caplog.messages
         assert line.startswith("event=idempotency.store_circuit_opened store=memory:// failures=5 next_try_in=")
         assert line.endswith("reason=down")
+        claims.clock.advance(1_000)
+        claims.fail(1)  # a trial
+        assert caplog.messages == [line]
 
     def test_an_answer_to_a_trial_closes_it(self, claims: Claims, caplog: pytest.LogCaptureFixture) -> None:
         """People hear for how long it was open, and how many claims came in vain."""

@@ -3,6 +3,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,9 +159,18 @@ def test_stats_count_by_status_and_task(app: Celery) -> None:
     assert made["by_task"] == {"a": {"IN_PROGRESS": 2}, "b": {"FORGOTTEN": 1}}
     assert made["oldest_in_progress"] == made["oldest"]["IN_PROGRESS"] < made["oldest"]["FORGOTTEN"]
     assert made["outbox"] is None
-    assert isinstance(made["clock_offset_ms"], int)
     assert "IN_PROGRESS  2        1 h\n" in shown
-    assert "the store's clock is " in shown
+
+
+@pytest.mark.parametrize(("ahead", "side"), [(3_600_000, "ahead"), (-3_600_000, "behind")])
+def test_stats_tell_how_far_the_stores_clock_is_off(app: Celery, ahead: int, side: str) -> None:
+    """Ages and leases are by the store's."""
+    app.conf.idempotency_store = MemoryStore(lambda: time.time_ns() // 1_000_000 + ahead)
+
+    offset = json.loads(run(app, "stats", "--json").stdout)["clock_offset_ms"]
+
+    assert offset == pytest.approx(ahead, abs=60_000)
+    assert re.search(rf"the store's clock is 3[56]\d{{5}} ms {side}", run(app, "stats").stdout)
 
 
 def test_stats_tell_what_waits_in_the_outbox(app: Celery, tmp_path: Path) -> None:

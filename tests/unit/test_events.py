@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from celery import Celery, Task, states
 
-from celery_idempotent import IdempotentTask, KeyMissing, Policy, ResultLost, StoreUnavailable
+from celery_idempotent import (
+    IdempotentTask,
+    KeyMissing,
+    OutcomeUnknown,
+    Policy,
+    ResultLost,
+    StoreUnavailable,
+    current_attempt,
+)
 from celery_idempotent.integration import postpone, reports
 from celery_idempotent.integration.signals import BY_EVENT
 from celery_idempotent.protocol.record import Record, damaged
@@ -215,6 +223,23 @@ def test_retry_of_a_body_has_not_waited(app: Celery, told: Told, clock: Clock) -
         redeliver(app, message)
 
     assert [about["waited"] for name, about in told if name == "claimed"] == [10.0, None]
+
+
+def test_attempt_that_ends_in_doubt_has_waited_once(app: Celery, told: Told, clock: Clock) -> None:
+    """Its claim has told so; a replay of an outcome is no end of a body."""
+
+    def doubts() -> None:
+        raise OutcomeUnknown(current_attempt().key, "no answer")
+
+    charge = charging(app, doubts)
+    away(app)
+    deliver(charge, "o")
+    (message,) = published(app)
+    clock.now += 10
+    redeliver(app, message)
+
+    waits = [(name, about["waited"]) for name, about in told][1:]
+    assert waits == [("claimed", 10.0), ("outcome_unknown", None)]
 
 
 @pytest.mark.parametrize("forged", ["soon", 1.5, True, 0, -1, None, 10**400])

@@ -251,6 +251,14 @@ def test_claim_of_the_first_message_needs_no_look_at_the_record() -> None:
     assert seen.expected == first.record.revision
 
 
+def test_announcement_keeps_what_a_person_has_said() -> None:
+    """A verdict and a label are of the operation, whoever publishes it next."""
+    judged = replace(RELEASED, verdict={"action": "rerun", "by": "ann"}, label="order 1")
+    decision = _publish(judged)
+    assert isinstance(decision, Announce)
+    assert (decision.record.verdict, decision.record.label) == (judged.verdict, "order 1")
+
+
 @pytest.mark.parametrize("follows", ["released", "forgotten"])
 def test_announcement_that_follows_another_record_cannot_be_guessed(follows: str) -> None:
     """It takes over steps and a token, which no message tells."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from celery import Task
+from kombu.serialization import registry
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError, ResultLost, current_attempt
 from celery_idempotent.integration.settings import runtime_of
@@ -126,6 +127,18 @@ class TestMaxResult:
         exact = len(encoded.encode() if isinstance(encoded, str) else encoded)
         assert Codec(serializer, accept, max_result=exact).keep_outcome(LARGE).encoded is not None
         assert Codec(serializer, accept, max_result=exact - 1).keep_outcome(LARGE).lost is not None
+
+    def test_a_text_is_counted_by_its_bytes(self) -> None:
+        """Of a serialiser that writes letters as they are."""
+        registry.register("letters", str, str, content_type="text/x-letters", content_encoding="utf-8")
+        try:
+            kept = [
+                Codec("letters", frozenset({"text/x-letters"}), max_result=most).keep_outcome(LARGE)
+                for most in (100, 99)
+            ]
+        finally:
+            registry.unregister("letters")
+        assert [each.lost for each in kept] == [None, "100 bytes, over 99"]
 
     def test_a_loss_is_a_warning(self, caplog: pytest.LogCaptureFixture) -> None:
         """As one that the store causes: people hear of it before a duplicate does."""

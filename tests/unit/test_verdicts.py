@@ -118,7 +118,16 @@ def test_long_names_and_reasons_are_cut() -> None:
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED, Status.RELEASED])
 def test_forgetting_leaves_a_larger_token_to_come_and_who_did_it(store: MemoryStore, status: Status) -> None:
     """The next delivery is a new operation; nothing of the old call is left, in the texts of verdicts either."""
-    seen = _stored(store, status=status, error="secret", result="secret", steps={"secret": {}}, attempts=7)
+    seen = _stored(
+        store,
+        status=status,
+        error="secret",
+        result="secret",
+        steps={"secret": {}},
+        attempts=7,
+        trace="secret",
+        process="secret",
+    )
     seen = replace(seen, verdict={"action": "rerun", "error": "secret", "earlier": [{"error": "secret"}]})
     store._records[seen.key] = seen
     operation = Operation(

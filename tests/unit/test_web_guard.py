@@ -265,18 +265,19 @@ def test_nothing_else_is_done(stranger: TestClient, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "status"),
+    ("content", "status", "reason"),
     [
-        (b"x=" + b"y" * 2**20, 413),
-        (b"&".join(b"x=1" for _ in range(300)), 400),
-        (b"\xff=\xfe", 400),
-        (b"", 400),
+        (b"x=" + b"y" * 2**20, 413, "The form is too large."),
+        (b"&".join(b"x=1" for _ in range(300)), 400, "The form cannot be read."),
+        (b"\xff=\xfe", 400, "The form cannot be read."),
+        (b"", 400, "Choose at least one record"),
     ],
     ids=["large", "many fields", "not UTF-8", "empty"],
 )
-def test_form_that_cannot_be_meant_is_refused(app: Celery, content: bytes, status: int) -> None:
+def test_form_that_cannot_be_meant_is_refused(app: Celery, content: bytes, status: int, reason: str) -> None:
     """Before anything is looked for."""
-    assert a_program(a_page(app)).post("/judge", content=content).status_code == status
+    answer = a_program(a_page(app)).post("/judge", content=content)
+    assert (answer.status_code, reason in answer.text) == (status, True)
 
 
 def test_long_address_is_refused(stranger: TestClient) -> None:

@@ -13,7 +13,7 @@ from celery import Celery
 from starlette.testclient import TestClient
 
 from celery_idempotent import Policy, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.contrib.web.overview import MOST_NAMED, Overview
+from celery_idempotent.contrib.web.overview import MOST_NAMED, Overview, counted
 from celery_idempotent.contrib.web.searching import PAGE
 from celery_idempotent.contrib.web.timeline import ago, timeline
 from celery_idempotent.engine.claim import effect_key
@@ -384,6 +384,7 @@ def test_timeline_of_what_was_forgotten_on_purpose() -> None:
     verdict = given(Verdict(Action.FORGET, "ann", "PSP-1"), done, NOW + 1_000)
     record = replace(done, verdict=verdict, updated_at=NOW + 1_000, expires_at=NOW // 1000)
     assert _told(record) == ["Attempt 1 claimed it", "Verdict: forgotten on purpose", "Forgotten"]
+    assert _told(record, NOW // 1000 * 1000)[-1] == "Forgotten", "as deliveries see it from this moment on"
     again = replace(record, updated_at=NOW + 2_000, expires_at=None)
     assert _told(again) == ["Attempt 1 claimed it", "Verdict: forgotten on purpose", "Completed"]
 
@@ -550,6 +551,13 @@ def test_failure_that_nobody_waited_for_is_raised_once(app: Celery, store: _Stor
     wait_until(is_raised, "the failure is raised")
     store.error = None
     assert overview.look(60).counted
+
+
+def test_what_is_named_is_not_all_that_waits(app: Celery) -> None:
+    """Of many, one that is judged leaves all others to be counted."""
+    first, *_ = [a_written(app, age=(MOST_NAMED + 5 - number) * HOUR) for number in range(MOST_NAMED + 5)]
+    unknown = counted(runtime_of(app)).unknown.without([first.key])
+    assert (unknown.count, len(unknown.records)) == (MOST_NAMED + 4, MOST_NAMED - 1)
 
 
 def test_judged_is_left_out_before_the_next_count_is_over(app: Celery, store: _Store) -> None:
