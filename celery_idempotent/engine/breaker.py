@@ -69,7 +69,7 @@ class Breaker:
         """Whether the claim is a trial; raises ``StoreUnavailable`` where it is not to be sent."""
         if self._process != os.getpid():
             self._begin()  # a fork may have copied a lock that is held, and its store is another connection
-        if not self.is_open:
+        if isinstance(self._circuit, Closed):
             return False
         with self._changing:
             self._circuit, is_sent = decisions.admitted(self._circuit, self._clock.monotonic())

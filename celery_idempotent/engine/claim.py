@@ -184,7 +184,8 @@ class Claim:
         self._retain = retain
         self._clock = clock
         self._owned_until = claimed_at + self.lease
-        self._deadline = claimed_at + deadline / 1000
+        #: By the local clock, in seconds, when the deadline is over; infinite where there is none.
+        self.late_at = claimed_at + deadline / 1000
         self._tell_late = tell_late
         self._told_late = threading.Lock()  # taken once, for good, so that one thread tells
         self._lost = False
@@ -213,20 +214,18 @@ class Claim:
     @property
     def remaining(self) -> float | None:
         """As :attr:`~celery_idempotent.engine.attempt.Attempt.remaining`."""
-        return None if self._deadline == inf else self.seconds_left
-
-    @property
-    def seconds_left(self) -> float:
-        """Until the deadline; 0 where that is over, infinite where there is none."""
-        return max(0.0, self._deadline - self._clock.monotonic())
+        return None if self.late_at == inf else max(0.0, self.late_at - self._clock.monotonic())
 
     def is_late(self) -> bool:
         """Whether the deadline is over. The first to see it tells."""
-        if self.seconds_left:
+        if not self._is_past():
             return False
         if self._told_late.acquire(blocking=False):
             self._tell_late(self)
         return True
+
+    def _is_past(self) -> bool:
+        return self._clock.monotonic() >= self.late_at
 
     def _ensure_early(self) -> None:
         if self.is_late():
@@ -235,7 +234,7 @@ class Claim:
     def end_body(self) -> None:
         """The body has ended: unless it was late, its deadline counts no more, however long its outcome takes."""
         if not self.is_late():
-            self._deadline = inf
+            self.late_at = inf
 
     def ensure_time(self) -> None:
         """Renew a lease that is half over when the reply to the claim arrives: the clock had fallen behind."""
@@ -413,7 +412,7 @@ class Claim:
 
     def _extended(self, record: Record, transition: Callable[..., Record]) -> Record:
         now = self.store.now()
-        return transition(record, now, self._lease_ms if self.seconds_left else record.lease_until - now)
+        return transition(record, now, record.lease_until - now if self._is_past() else self._lease_ms)
 
     def _ended(self, status: Status, revision: str, encoded: Encoded | None, error: str | None) -> _Transition:
         return lambda record: ended(record, status, self.store.now(), self._retain, revision, encoded, error)

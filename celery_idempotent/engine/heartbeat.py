@@ -50,7 +50,8 @@ class _Beat:
     claim: Claim
     body: threading.Thread
     due: float
-    """When to act: renew, or, while nobody has taken it, hand it over once more. Infinite while it is renewed."""
+    """When to act: renew, tell that it is late, or, while nobody has taken it, hand it over once more. Infinite while
+    it is renewed."""
     is_handed_over: bool = False
     left: str = ""
     """Why no thread could be started for it; the reserve renews it, unless a later thread is faster."""
@@ -115,8 +116,7 @@ class Heartbeat:
         Raises ``StoreUnavailable`` where no thread can be started for it. Run nothing then; the next call tries again.
         """
         now = self._clock.monotonic()
-        due = self._in_time(claim, now + claim.lease / _RENEWALS_PER_LEASE)
-        beat = _Beat(claim, threading.current_thread(), due)
+        beat = _Beat(claim, threading.current_thread(), min(now + claim.lease / _RENEWALS_PER_LEASE, claim.late_at))
         if not (self._coordinator.is_alive and self._reserve.is_alive):
             self._staff(claim)
         with self._lock:
@@ -227,14 +227,9 @@ class Heartbeat:
         with self._lock:
             if beat.claim.is_over:
                 self.stop(beat.claim)
-            beat.due = self._in_time(beat.claim, due)
+            beat.due = min(due, beat.claim.late_at)
             if beat.due < self._sleeps_until:
                 self._changed.notify()
-
-    def _in_time(self, claim: Claim, due: float) -> float:
-        """``due``, or the end of the deadline if that comes first: it is told at once, and nothing renewed after it."""
-        left = claim.seconds_left  # asked first: to look a moment too early would renew once more
-        return min(due, self._clock.monotonic() + left)
 
 
 def _is_renewed(claim: Claim) -> bool:

@@ -21,7 +21,7 @@ from celery._state import connect_on_app_finalize
 from celery.signals import task_received
 
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.integration.binding import idempotent_tasks, is_protected
+from celery_idempotent.integration.binding import idempotent_tasks, is_enforced, is_protected
 from celery_idempotent.integration.extenders import (
     Extender,
     Missing,
@@ -220,9 +220,7 @@ class Holding:
 
 def _deadline(task: Any) -> float:
     """Seconds that a body of ``task`` may run; infinite where nothing says so."""
-    if not (is_protected(task) and task.idempotency_policy.mode == "enforce"):
-        return inf
-    return float(task.idempotency_policy.deadline_ms / 1000)
+    return float(task.idempotency_policy.deadline_ms / 1000) if is_enforced(task) else inf
 
 
 class NotExtended(Exception):

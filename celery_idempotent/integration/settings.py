@@ -75,35 +75,45 @@ class Broker:
         return self.driver == "amqp"
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A store, its circuit breaker, and the ``idempotency_store`` that it was opened by."""
+
+    setting: Any
+    store: Store
+    breaker: Breaker
+
+
 class Runtime:
     """Everything that one app's settings decide."""
 
     def __init__(self, app: Celery) -> None:
         self._app: Celery = proxy(app)  # the app outlives its runtime, not the other way round
         self._opening = threading.Lock()
-        self._store: tuple[Any, Store, Breaker] | None = None
+        self._last_opened: Opened | None = None
         self._codecs: dict[tuple[bool, bool, int | None], Codec] = {}
 
     @property
     def store(self) -> Store:
         """The store of ``idempotency_store``, opened at the first use."""
-        return self._opened[1]
+        return self.opened.store
 
     @property
     def breaker(self) -> Breaker:
         """The circuit breaker of that store."""
-        return self._opened[2]
+        return self.opened.breaker
 
     @property
-    def _opened(self) -> tuple[Any, Store, Breaker]:
+    def opened(self) -> Opened:
+        """The store and its breaker, by one look at the settings."""
         setting = self._app.conf.get("idempotency_store")
-        opened = self._store
-        if opened is None or opened[0] is not setting:
+        opened = self._last_opened
+        if opened is None or opened.setting is not setting:
             with self._opening:
-                opened = self._store  # another thread may have opened it meanwhile
-                if opened is None or opened[0] is not setting:
+                opened = self._last_opened  # another thread may have opened it meanwhile
+                if opened is None or opened.setting is not setting:
                     store = _open(setting)
-                    opened = self._store = (setting, store, Breaker(repr(store)))
+                    opened = self._last_opened = Opened(setting, store, Breaker(repr(store)))
         return opened
 
     @cached_property

@@ -396,9 +396,10 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             trace=current_trace(),
         )
         report = partial(_report, self, request, observed)
+        opened = runtime.opened
         return Delivery(
-            *(operation, runtime.store, runtime.codec_of(policy), heartbeat, CONTROL_FLOW, report),
-            breaker=runtime.breaker,
+            *(operation, opened.store, runtime.codec_of(policy), heartbeat, CONTROL_FLOW, report),
+            breaker=opened.breaker,
         )
 
 
