@@ -1,5 +1,7 @@
 """An operator's word on an operation that cannot go on by itself, written by compare-and-swap as everything is."""
 
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from celery_idempotent.engine.claim import new_nonce
@@ -80,6 +82,21 @@ def forget(store: Store, key: str, *, by: str = "", reason: str = "", seen_revis
     require_forgettable(seen, now=now)
     verdict = without_contents(given(Verdict(Action.FORGET, by, reason), seen, now))
     return _write(store, seen, protocol.forgotten(seen, now, new_nonce()).but(verdict=verdict))
+
+
+def fitting(record: Record, *, grace: int, now: int) -> list[Action]:
+    """The verdicts that ``record`` can take at ``now``; ``grace`` is its policy's, both in milliseconds."""
+    refusals = (
+        ((Action.COMPLETED, Action.RERUN), require_unknown),
+        ((Action.RELEASE,), partial(require_abandoned, grace=grace, now=now)),
+        ((Action.FORGET,), partial(require_forgettable, now=now)),
+    )
+    fits: list[Action] = []
+    for actions, require in refusals:
+        with suppress(PolicyError):
+            require(record)
+            fits += actions
+    return fits
 
 
 def require_forgettable(seen: Record, *, now: int) -> None:

@@ -76,7 +76,8 @@ def viewer() -> Client:
 
 def _written(store: DjangoStore, status: Status = Status.IN_PROGRESS, **changes: Any) -> Record:
     now = store.now()
-    times = {"created_at": now - 90_000, "updated_at": now - 60_000, "lease_until": now + 60_000}
+    began = {"created_at": now - 90_000, "fencing_token": now - 90_000}
+    times = {**began, "updated_at": now - 60_000, "lease_until": now + 60_000}
     outcome = {"expires_at": now // 1000 + 600} if status in {Status.COMPLETED, Status.FAILED} else {}
     record = replace(a_record(), **{"status": status, "task": "shop.refund", **times, **outcome, **changes})
     assert store.swap(record, None) == record
@@ -438,9 +439,11 @@ def test_without_permission_to_view_nobody_sees_records(store: DjangoStore) -> N
 
 
 def test_only_what_a_record_can_take_is_offered(store: DjangoStore, operator: Client) -> None:
-    """Resolve for UNKNOWN, release for a lease that is over, forget for what has an outcome or was given back."""
+    """Resolve for UNKNOWN, release for a claim whose grace is over, forget for an outcome or what was given back."""
     records = {str(status): _written(store, status) for status in Status}
     records["abandoned"] = _abandoned(store)
+    records["in its grace"] = _written(store, lease_until=store.now() - 1)
+    records["ahead of the clock"] = _written(store, Status.FAILED, fencing_token=store.now() + 600_000)
 
     offered = {
         (name, page)

@@ -33,7 +33,7 @@ from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.publishing import shown_status
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
-from celery_idempotent.protocol.verdicts import history
+from celery_idempotent.protocol.verdicts import Action, history
 
 _MOST_LISTED = 1_000
 """Records behind one list. Counting further would read the whole table for a number that nobody needs."""
@@ -430,16 +430,8 @@ class IdempotencyRecordAdmin(_Admin):
         return served
 
 
-def _is_unknown(row: IdempotencyRecord) -> bool:
-    return not row.unreadable and row.status == Status.UNKNOWN
-
-
 def _lease_is_over(row: IdempotencyRecord) -> bool:
     return not row.unreadable and row.status == Status.IN_PROGRESS and row.lease_until <= project.store_of_admin().now()
-
-
-def _can_be_forgotten(row: IdempotencyRecord) -> bool:
-    return not row.unreadable and row.status in {Status.COMPLETED, Status.FAILED, Status.RELEASED}
 
 
 def _resolved(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
@@ -460,15 +452,22 @@ def _forgotten(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of verdict: what it is called, on which records it can be given, and how."""
+    """A kind of verdict: what it is called, and how it is given. What takes ``action`` takes it."""
 
     name: str
     title: str
     heading: str
     form: type[VerdictForm]
-    fits: Callable[[IdempotencyRecord], bool]
+    action: Action
     give: Callable[[Record, Mapping[str, Any], Mapping[str, Any]], Record]
     done: Callable[[Mapping[str, Any]], str]
+
+    def fits(self, row: IdempotencyRecord) -> bool:
+        """Whether the record can take it now."""
+        if row.unreadable:
+            return False
+        grace = project.policy_of(row.record).grace_ms
+        return self.action in verdicts.fitting(row.record, grace=grace, now=project.store_of_admin().now())
 
 
 _AGAIN = "The next delivery runs the task; if there is none, publish it again."
@@ -478,7 +477,7 @@ _RESOLVE = _Kind(
     "Resolve",
     "Resolve unknown outcomes",
     ResolveForm,
-    _is_unknown,
+    Action.COMPLETED,
     _resolved,
     lambda given: (
         f"Resolved: it did not happen. {_AGAIN}"
@@ -487,14 +486,14 @@ _RESOLVE = _Kind(
     ),
 )
 _RELEASE = _Kind(
-    "release", "Release", "Release claims", ReleaseForm, _lease_is_over, _released, lambda _: f"Released. {_AGAIN}"
+    "release", "Release", "Release claims", ReleaseForm, Action.RELEASE, _released, lambda _: f"Released. {_AGAIN}"
 )
 _FORGET = _Kind(
     "forget",
     "Forget",
     "Forget outcomes",
     ForgetForm,
-    _can_be_forgotten,
+    Action.FORGET,
     _forgotten,
     lambda _: "Forgotten. The next delivery is a new operation.",
 )

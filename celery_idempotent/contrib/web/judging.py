@@ -1,18 +1,15 @@
-"""Verdicts of people who look at records: which ones fit, how a form says them, and what became of each."""
+"""Verdicts of people who look at records: how a form says them, and what became of each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from celery import Celery
 
-from celery_idempotent.engine import verdicts
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import operator
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.protocol.verdicts import Action
@@ -30,19 +27,6 @@ CHOICES: Mapping[Action, tuple[str, str]] = {
     ),
 }
 """By verdict, what a person is asked, and what follows from it."""
-
-
-def fitting(record: Record, policy: Policy, now: int) -> Iterator[Action]:
-    """The verdicts that the record can take now."""
-    refusals = (
-        ((Action.COMPLETED, Action.RERUN), verdicts.require_unknown),
-        ((Action.RELEASE,), partial(verdicts.require_abandoned, grace=policy.grace_ms, now=now)),
-        ((Action.FORGET,), partial(verdicts.require_forgettable, now=now)),
-    )
-    for actions, refuse in refusals:
-        with suppress(PolicyError):
-            refuse(record)
-            yield from actions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

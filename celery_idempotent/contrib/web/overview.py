@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from heapq import heappush, heappushpop
 from threading import Event, Lock, Thread
 
-from celery_idempotent.engine import search, verdicts
-from celery_idempotent.errors import PolicyError
+from celery_idempotent.engine import search
+from celery_idempotent.engine.verdicts import fitting
 from celery_idempotent.integration.settings import Runtime
 from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.verdicts import Action
 
 MOST_NAMED = 10
 """Records of each kind that are named as waiting for a person."""
@@ -58,11 +59,7 @@ class _Collector:
 
 def is_abandoned(runtime: Runtime, record: Record, now: int) -> bool:
     """Whether the record's attempt never ended, and nobody has taken over since."""
-    try:
-        verdicts.require_abandoned(record, grace=runtime.policy_of(record).grace_ms, now=now)
-    except PolicyError:
-        return False
-    return True
+    return Action.RELEASE in fitting(record, grace=runtime.policy_of(record).grace_ms, now=now)
 
 
 def counted(runtime: Runtime, read: Callable[[int], object] = lambda count: None) -> Counted:

@@ -19,11 +19,12 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from celery_idempotent.contrib.web.guard import Denied, Guard, Sessions, set_cookie, with_headers
-from celery_idempotent.contrib.web.judging import CHOICES, Form, fitting, judged_each
+from celery_idempotent.contrib.web.judging import CHOICES, Form, judged_each
 from celery_idempotent.contrib.web.overview import Overview, is_abandoned
 from celery_idempotent.contrib.web.searching import AGES, PAGE, STATUSES, Search, answer
 from celery_idempotent.contrib.web.timeline import ago, timeline
 from celery_idempotent.engine.claim import effect_key
+from celery_idempotent.engine.verdicts import fitting
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.integration import binding, display
 from celery_idempotent.integration.settings import runtime_of
@@ -137,7 +138,7 @@ class _Pages:
             effect_keys={name: effect_key(record.key, name) for name in display.names_of_effects(record, policy)},
             outcome=None if record.result is None else display.outcome(record.result, record.content_type),
             size=display.size(record.result),
-            actions=list(fitting(record, policy, now)) if self._write else [],
+            actions=self._fitting(record, now) if self._write else [],
         )
 
     # -- verdicts
@@ -179,7 +180,7 @@ class _Pages:
 
     def _asked(self, request: Request, form: Form, records: Sequence[Record], left_out: Sequence[str]) -> Response:
         now = self._store.now()
-        fits = [action for each in records for action in fitting(each, self._runtime.policy_of(each), now)]
+        fits = [action for each in records for action in self._fitting(each, now)]
         return self._page(
             request,
             "judge.html",
@@ -189,6 +190,9 @@ class _Pages:
             choices=[(action, *texts, fits.count(action)) for action, texts in CHOICES.items() if action in fits],
             form=form,
         )
+
+    def _fitting(self, record: Record, now: int) -> list[Action]:
+        return fitting(record, grace=self._runtime.policy_of(record).grace_ms, now=now)
 
     # -- what went wrong
 
