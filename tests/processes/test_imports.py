@@ -13,3 +13,31 @@ def test_module_that_alembic_is_given_has_every_table() -> None:
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
     assert printed.split() == [OUTBOX, TABLE]
+
+
+WORKER = """
+import sys
+from celery import Celery
+from celery_idempotent import IdempotentTask
+from celery_idempotent.integration import cli  # as Celery's own command does
+
+app = Celery("shop", broker="memory://")
+app.conf.update(idempotency_store="memory://", task_acks_late=True, task_reject_on_worker_lost=True)
+
+@app.task(base=IdempotentTask, shared=False)
+def charge(order_id): ...
+
+app.Worker(pool="solo")
+assert charge.apply(("o-1",)).successful()
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def test_worker_imports_nothing_that_it_does_not_use() -> None:
+    """Neither what draws tables and serves pages, nor what measures, nor the drivers of other stores."""
+    printed = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, check=True).stdout
+
+    assert not {*printed.split()} & {
+        *("rich", "starlette", "jinja2", "uvicorn", "opentelemetry"),
+        *("boto3", "redis", "sqlalchemy", "psycopg"),
+    }
