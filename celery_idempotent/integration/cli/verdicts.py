@@ -235,7 +235,7 @@ def _rehearse(order: _Order, plan: _Plan, runtime: Runtime, records: Sequence[Re
         return
     if tally.judged:
         print_records(tally.judged, now)
-    _say(f"would judge {len(tally.judged)}, would refuse {len(tally.refused)}")
+    _echo(f"would judge {len(tally.judged)}, would refuse {len(tally.refused)}")
     _tell_reasons(tally.refused)
 
 
@@ -287,14 +287,14 @@ def _tell(order: _Order, tally: _Tally, now: int) -> None:
         return
     if not order.is_bulk and tally.judged:
         (judged,) = tally.judged
-        _say(f"{judged.key} is {status(judged, now)}")
+        _echo(f"{judged.key} is {status(judged, now)}")
         return
-    _say(f"judged {len(tally.judged)}, refused {len(tally.refused)}")
+    _echo(f"judged {len(tally.judged)}, refused {len(tally.refused)}")
     _tell_reasons(tally.refused)
     for each, reason in tally.unclear:
-        _say(f"unclear what became of {each.key}: {reason}; look at it before you repeat", err=True)
+        _echo(f"unclear what became of {each.key}: {reason}; look at it before you repeat", err=True)
     if tally.left:
-        _say(f"{len(tally.left)} after it were not judged; give the same command again", err=True)
+        _echo(f"{len(tally.left)} after it were not judged; give the same command again", err=True)
 
 
 def _tell_reasons(refused: Sequence[tuple[Record, str]]) -> None:
@@ -303,12 +303,12 @@ def _tell_reasons(refused: Sequence[tuple[Record, str]]) -> None:
     for seen, reason in refused:
         by_reason.setdefault(_NUMBERS.sub("0", reason), []).append((seen, reason))
     for alike in by_reason.values():
-        _say(f"  {len(alike)}: {alike[0][1].strip()}")
+        _echo(f"  {len(alike)}: {alike[0][1].strip()}")
         for seen, _ in alike:
-            _say(f"    {seen.status}  {seen.key}{f'  {seen.label}' if seen.label else ''}")
+            _echo(f"    {seen.status}  {seen.key}{f'  {seen.label}' if seen.label else ''}")
 
 
-def _say(text: str, *, err: bool = False) -> None:
+def _echo(text: str, *, err: bool = False) -> None:
     click.echo(one_line(text), err=err)
 
 

@@ -1,7 +1,7 @@
 """Records as people read them, and as programs do."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from celery_idempotent.engine.claim import effect_key
@@ -12,9 +12,6 @@ from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.steps import Begun, Finished
 from celery_idempotent.protocol.verdicts import history
-
-Lines = Iterable[tuple[str, object]]
-"""Names and what is shown behind them."""
 
 
 # For programs
