@@ -13,7 +13,6 @@ from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.steps import Begun, Finished
 from celery_idempotent.protocol.verdicts import history
 
-
 # For programs
 
 
