@@ -1,7 +1,6 @@
 """Verdicts of people who look at records: how a form says them, and what became of each."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
