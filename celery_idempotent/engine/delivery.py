@@ -387,8 +387,10 @@ class Delivery:
             case Ending.RELEASE:
                 # A body that is too slow again and again is to end UNKNOWN, as one that kills its worker.
                 is_late = isinstance(error, DeadlineExceeded) and error.key == claimed.key
-                give_back = claimed.abandon if is_late and error is not claimed.excused else claimed.release
-                return self._without_outcome(claimed, error, give_back, EventName.RELEASED, type(error).__name__)
+                is_abandoned = is_late and error is not claimed.excused
+                give_back = claimed.abandon if is_abandoned else claimed.release
+                reason = f"{type(error).__name__}{'; the next attempt is a takeover' if is_abandoned else ''}"
+                return self._without_outcome(claimed, error, give_back, EventName.RELEASED, reason)
             case Ending.GIVE_UP:
                 reason = (
                     error.reason

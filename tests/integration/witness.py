@@ -21,6 +21,8 @@ def witness_of(event: str) -> Callable[..., None]:
     """A receiver that writes one kind of row."""
 
     def receive(sender: Any, key: str, fencing_token: int | None, reason: str, **other: Any) -> None:
+        if sender is None or sender.request.delivery_info is None:
+            return  # of a publisher, or of a scan: no delivery
         properties = sender.request.properties or {}
         sqs = {name: properties[name] for name in PROPERTIES if name in properties}
         told = {
