@@ -53,12 +53,13 @@ def python(*arguments: str, environ: Mapping[str, str], cwd: Path) -> str:
 def shared(run: Path) -> Previous:
     """The previous version, built once for all processes of a test run."""
     folder, done = run / "previous", run / "previous" / "done"
+    archive = _archive()  # first: where there is none, every process skips, and none waits for another
     try:
         folder.mkdir()
     except FileExistsError:
         wait_until(done.exists, "another process builds the previous version", timeout=120)
         return Previous(folder / SITE)
-    previous = install(folder)
+    previous = _installed(folder, archive)
     done.touch()
     return previous
 
@@ -66,28 +67,29 @@ def shared(run: Path) -> Previous:
 SITE = "site"
 
 
-def install(folder: Path) -> Previous:
-    """Build the previous version's wheel in ``folder``, and install it there.
+def _installed(folder: Path, archive: bytes) -> Previous:
+    """Build the previous version's wheel in ``folder``, and install it there."""
+    source, site = folder / "source", folder / SITE
+    source.mkdir()
+    subprocess.run(["tar", "--extract", "--directory", str(source)], input=archive, check=True)
+    quiet = ("--quiet", "--disable-pip-version-check")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", *quiet, "--no-deps", "-w", str(folder), str(source)], check=True
+    )
+    (wheel,) = folder.glob("*.whl")
+    with ZipFile(wheel) as built:  # pure Python: this is how it is installed
+        built.extractall(site)
+    return Previous(site)
+
+
+def _archive() -> bytes:
+    """The previous version's source.
 
     A source archive has no history, and a shallow clone may have no way to fetch it, so the test is skipped there. In a
     whole clone a missing revision is a failure: the tests would otherwise be gone without a word.
     """
     if not (ROOT / ".git").exists():
         pytest.skip("no git history to build the previous version from, as in a source archive")
-    source, site = folder / "source", folder / SITE
-    source.mkdir()
-    subprocess.run(["tar", "--extract", "--directory", str(source)], input=_archive(), check=True)
-    quiet = ("--quiet", "--disable-pip-version-check")
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", *quiet, "--no-deps", "-w", str(folder), str(source)], check=True
-    )
-    (wheel,) = folder.glob("*.whl")
-    with ZipFile(wheel) as archive:  # pure Python: this is how it is installed
-        archive.extractall(site)
-    return Previous(site)
-
-
-def _archive() -> bytes:
     if _git("cat-file", "-e", f"{REVISION}^{{commit}}").returncode:
         _git("fetch", "--quiet", "--depth", "1", "origin", REVISION)  # a shallow clone
     archive = _git("archive", REVISION)
