@@ -301,7 +301,7 @@ def test_death_between_any_two_requests_loses_nothing_and_repeats_no_more_than_e
         _recovers(end, before, already=unsaid)
 
 
-@pytest.mark.parametrize("before", BEFORE.keys() - {"running"})
+@pytest.mark.parametrize("before", sorted(BEFORE.keys() - {"running"}))
 def test_workers_on_the_new_store_begin_where_the_copy_has_ended(before: str) -> None:
     """Beside workers that still have both."""
     copied, _ = _run_to_end(World(BEFORE[before], None, 0, ()), copies)
