@@ -20,6 +20,7 @@ from celery.result import AsyncResult
 from redis import Redis
 from sqlalchemy import create_engine, text
 
+from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
@@ -248,9 +249,10 @@ class Mixed:
 
 
 @pytest.fixture
-def mixed(celery_setup: IdempotentSetup, ledger: Ledger, store: Store) -> Mixed:
+def mixed(celery_setup: IdempotentSetup, ledger: Ledger, store: Store) -> Iterator[Mixed]:
     """The previous version alone, so far."""
-    return Mixed(celery_setup, ledger, store, random.Random(SEED), defaultdict(list))
+    yield Mixed(celery_setup, ledger, store, random.Random(SEED), defaultdict(list))
+    runtime_of(celery_setup.app).store.close()  # this process publishes once, and asks it
 
 
 @on_redis
