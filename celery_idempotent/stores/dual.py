@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 from urllib.parse import parse_qsl
 
-from celery_idempotent.errors import IdempotencyWarning, PolicyError
+from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured
 from celery_idempotent.protocol.moves import emptied, empty_mark_of, held_by, is_mark, mark_of
 from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.record import Record, Status
@@ -69,6 +69,7 @@ class DualStore:
         else:
             there = self._old.get(new.key)
             if there is not None and not is_mark(there) and there.revision == expected:
+                self._require_a_way(there)
                 there = self._old.swap(mark_of(new), expected)
         if there is not None:
             if not is_mark(there):
@@ -160,6 +161,9 @@ class DualStore:
         """What is not in the new store alone yet, and of each whether it can be moved.
 
         A running attempt cannot: who has it may know the old store alone. Outcomes that no longer count are left out.
+
+        Raises:
+            StoreMisconfigured: The new store is the old one of an earlier move, or the two are one; nothing is changed.
         """
         now = self._old.now()
         for there in self._old.scan():
@@ -167,8 +171,24 @@ class DualStore:
                 if held_by(there) is not None:
                     yield there, True
             elif not is_forgotten(there, now):
+                self._require_a_way(there)
                 is_running = there.status is Status.IN_PROGRESS and there.lease_until + _ABANDONED > now
                 yield there, not is_running
+
+    def _require_a_way(self, there: Record) -> None:
+        """Refuse to put a mark in the place of ``there``, of the old store, if the new one could not get the record."""
+        stored = self._new.get(there.key)
+        # A revision is never used twice, and a record is not in the new store before its mark is in the old one.
+        if stored is not None and stored.revision == there.revision and self._old.get(there.key) == there:
+            raise self._misplaced("the two are one store")
+        self._refuse_mark(stored)
+
+    def _refuse_mark(self, stored: Record | None) -> None:
+        if stored is not None and is_mark(stored):
+            raise self._misplaced("operations have been moved from there, and there is no way back")
+
+    def _misplaced(self, reason: str) -> StoreMisconfigured:
+        return StoreMisconfigured(repr(self._new), "move", f"{reason}; move on to an empty table, database or prefix")
 
     def _arrive(self, mark: Record) -> None:
         """See to it that what the mark holds is in the new store, and then that nobody takes it from the mark again."""
@@ -176,10 +196,11 @@ class DualStore:
         if held is None:
             return
         try:
-            self._new.swap(held, None)
+            stored = self._new.swap(held, None)
         except RecordTooLarge as error:
             if held.result is None:
                 raise
             # It has happened all the same; of a result that a store has no room for, duplicates are told so.
-            self._new.swap(held.but(result=None, content_type=None, error=str(error)), None)
+            stored = self._new.swap(held.but(result=None, content_type=None, error=str(error)), None)
+        self._refuse_mark(stored)  # or what the mark holds would be nowhere
         self._old.swap(emptied(mark), mark.revision)

@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 from click.testing import CliRunner
 
-from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreUnavailable
+from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.protocol.moves import emptied, empty_mark_of, held_by, is_mark, mark_of
 from celery_idempotent.protocol.record import Record, Status
@@ -432,3 +432,52 @@ def test_command_says_what_is_wrong_with_a_store(urls: list[str]) -> None:
     """As every command does."""
     done = _copy(urls[0], "nosuch://")
     assert (done.exit_code, "no store has this scheme" in done.output) == (1, True)
+
+
+def test_command_refuses_to_move_back_and_destroys_nothing(urls: list[str]) -> None:
+    """SOURCE and TARGET in another order, after a move: the marks of that move stand where the records should go."""
+    source, target = map(open_store, urls)
+    record = _kept(source, status=Status.RELEASED)
+    assert _copy(*urls).exit_code == 0
+
+    for arguments in ((*reversed(urls), "--dry-run"), tuple(reversed(urls))):
+        done = _copy(*arguments)
+        assert done.exit_code == 1
+        assert "operations have been moved from there" in done.output
+    assert target.get(record.key) == record
+
+
+def test_command_refuses_one_store_under_two_names(urls: list[str], tmp_path: Path) -> None:
+    """Each operation would be left as a mark alone."""
+    source = open_store(urls[0])
+    record = _kept(source, status=Status.RELEASED)
+    (tmp_path / "alias").symlink_to(tmp_path)
+
+    for alias in (urls[0], f"sqlite:///{tmp_path}/alias/source.sqlite"):
+        done = _copy(urls[0], alias)
+        assert (done.exit_code, "the two are one store" in done.output) == (1, True)
+    assert source.get(record.key) == record
+
+
+def test_worker_with_both_in_another_order_moves_nothing(dual: DualStore, old: MemoryStore, new: MemoryStore) -> None:
+    """Its claims are refused, and what they are about stays as it is."""
+    record = _kept(new, status=Status.RELEASED)
+    old.swap(empty_mark_of(record), None)
+    reversed_one = DualStore(new, old)
+
+    with pytest.raises(StoreMisconfigured, match="operations have been moved from there"):
+        reversed_one.swap(record.but(revision="2"), record.revision)
+    assert new.get(record.key) == dual.get(record.key) == record
+
+
+def test_mark_is_not_emptied_where_another_mark_stands(dual: DualStore, old: MemoryStore, new: MemoryStore) -> None:
+    """Whatever has put it there, the old store's mark is then all that there is of the record."""
+    record = a_record().but(status=Status.RELEASED)
+    old.swap(mark_of(record), None)
+    new.swap(empty_mark_of(record), None)
+
+    with pytest.raises(StoreMisconfigured, match="operations have been moved from there"):
+        dual.swap(record.but(revision="2"), record.revision)
+    left = old.get(record.key)
+    assert left is not None
+    assert held_by(left) == record
