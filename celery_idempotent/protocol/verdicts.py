@@ -63,6 +63,14 @@ def history(record: Record) -> list[Mapping[str, Any]]:
     return [*kept, last]
 
 
+def is_erased(record: Record) -> bool:
+    """Whether nothing is left of the operation but that somebody has forgotten it on purpose.
+
+    A worker of the version before leaves the verdict in an SQL row, where the next operation then has it.
+    """
+    return record.verdict.get("action") == Action.FORGET and record.verdict.get("at") == record.updated_at
+
+
 def without_contents(verdict: Mapping[str, Any]) -> Mapping[str, Any]:
     """What may stay of a verdict once the operation is forgotten: no error's text, and nothing of those before."""
     return {name: value for name, value in verdict.items() if name not in {"error", "earlier"}}

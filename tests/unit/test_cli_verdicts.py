@@ -393,3 +393,16 @@ def test_verdict_that_is_told_is_not_logged_to_the_terminal_too(
     assert told.stdout == "judged 1, refused 0\n"
     assert told.stderr == "Warning: idempotency.record_unreadable key=\\x1b\n"
     assert logging.lastResort is before
+
+
+def test_erasure_passes_over_no_operation_for_a_verdict_on_an_earlier_one(app: Celery, store: FaultyStore) -> None:
+    """A worker of the version before leaves it in an SQL row; what has happened since is erased like all else."""
+    stale = {"action": "forget", "by": "ann", "at": 5}
+    keep(store, "k1", Status.COMPLETED, fencing_token=1, updated_at=7, expires_at=2**40, verdict=stale, label="acme/1")
+
+    result = run(app, "forget", "--label", "acme/*", "--yes", *WHY)
+
+    assert result.stdout == "judged 1, refused 0\n"
+    left = store.get("k1")
+    assert left is not None
+    assert left.label == ""

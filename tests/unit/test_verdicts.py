@@ -12,7 +12,7 @@ from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation, Run, decide, is_forgotten
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
-from celery_idempotent.protocol.verdicts import Action, Verdict, given, history
+from celery_idempotent.protocol.verdicts import Action, Verdict, given, history, is_erased
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.contract import a_record
@@ -184,3 +184,14 @@ def test_what_is_no_verdict_is_passed_over() -> None:
 
     assert history(replace(a_record(), verdict={**last, "earlier": [7, {"by": "bob"}]})) == [{"by": "bob"}, last]
     assert history(replace(a_record(), verdict={**last, "earlier": "none"})) == [last]
+
+
+def test_a_verdict_that_an_older_worker_left_behind_erases_nothing(store: MemoryStore, clock: FakeClock) -> None:
+    """It does not know the column, so the next operation's row still has it; that is a record like any other."""
+    left = verdicts.forget(store, _stored(store, status=Status.COMPLETED).key, by="ann")
+    clock.advance(1)
+    anew = replace(left, status=Status.COMPLETED, updated_at=clock.now(), label="acme/1", expires_at=2**40)
+
+    assert is_erased(left)
+    assert not is_erased(anew)
+    assert not is_erased(a_record())

@@ -7,7 +7,7 @@ from typing import Any
 from celery_idempotent.integration import display
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, Finished
-from celery_idempotent.protocol.verdicts import history
+from celery_idempotent.protocol.verdicts import Action, history, is_erased
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +97,17 @@ def _verdicts(record: Record) -> Iterator[Moment]:
 
 
 _MEANINGS: Mapping[str, str] = {
-    "completed": "it happened",
-    "rerun": "it did not happen",
-    "release": "the claim is given back",
-    "forget": "forgotten on purpose",
+    Action.COMPLETED: "it happened",
+    Action.RERUN: "it did not happen",
+    Action.RELEASE: "the claim is given back",
+    Action.FORGET: "forgotten on purpose",
 }
 
 
 def _state(record: Record) -> Iterator[Moment]:
     """Where the operation stands since the last write."""
     is_announced = record.status is Status.RELEASED and not record.attempts
-    if is_announced or (record.verdict.get("action") == "forget" and record.verdict.get("at") == record.updated_at):
+    if is_announced or is_erased(record):
         return  # that is told already
     titles = {
         Status.IN_PROGRESS: "Last sign of life",

@@ -22,7 +22,7 @@ from celery_idempotent.integration.display import status
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.verdicts import Action
+from celery_idempotent.protocol.verdicts import is_erased
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +199,7 @@ def _meant(order: _Order, plan: _Plan, runtime: Runtime) -> list[Record]:
         return [looked_up(runtime.store, order.key)]
     wanted = replace(order.wanted, status=order.wanted.status or plan.status)
     records = screen.counted("reading", found(runtime.store, wanted))
-    return sorted((each for each in records if not _is_mark(each)), key=lambda record: record.updated_at)
-
-
-def _is_mark(record: Record) -> bool:
-    """Whether nothing is left of the operation but that it was forgotten on purpose."""
-    return record.expires_at is not None and record.verdict.get("action") == Action.FORGET
+    return sorted((each for each in records if not is_erased(each)), key=lambda record: record.updated_at)
 
 
 def _show(order: _Order, runtime: Runtime, records: Sequence[Record], now: int) -> None:
