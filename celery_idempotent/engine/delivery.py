@@ -476,7 +476,7 @@ class Delivery:
         identity = self._operation.identity
         match bearer:
             case None:
-                event = Event(name, identity.key, None, reason, identity.label)
+                event = Event(name, identity.key, None, reason, identity.label, is_one_of_many)
             case Claim(fencing_token=token, label=label, number=number):
                 event = Event(name, identity.key, token, reason, label, attempt=number)
             case Record(fencing_token=token, label=label, attempts=number, task_id=done_by):
@@ -484,7 +484,7 @@ class Delivery:
                 event = Event(name, identity.key, token, reason, label, attempt=number, done_by=done_by, trace=trace)
             case unreachable:
                 assert_never(unreachable)
-        self._tell(replace(event, is_one_of_many=is_one_of_many) if is_one_of_many else event)
+        self._tell(event)
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -61,6 +61,18 @@ class Amount(_Real):
         return number
 
 
+def every(seconds: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option of a command that looks again and again: the pause between two looks, ``seconds`` by default."""
+    return click.option(
+        "--every",
+        default=seconds,
+        show_default=True,
+        type=Amount("seconds"),
+        metavar="SECONDS",
+        help="Pause between two looks.",
+    )
+
+
 class Age(_Whole):
     """An age such as ``2d``, in milliseconds."""
 

@@ -9,8 +9,7 @@ from celery import Celery
 
 from celery_idempotent.engine.search import Summary, summary
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.asked import Amount
+from celery_idempotent.integration.cli import asked, screen
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors
 from celery_idempotent.integration.cli.relaying import MOST_COUNTED
 from celery_idempotent.integration.cli.screen import Column
@@ -54,14 +53,7 @@ def stats(context: click.Context, as_json: bool) -> None:
 
 
 @idempotency.command()
-@click.option(
-    "--every",
-    default=2.0,
-    show_default=True,
-    type=Amount("seconds"),
-    metavar="SECONDS",
-    help="Pause between two looks.",
-)
+@asked.every(2.0)
 @as_json
 @click.pass_context
 def watch(context: click.Context, every: float, as_json: bool) -> None:

@@ -9,14 +9,14 @@ from itertools import islice
 import click
 from celery import Celery
 
-from celery_idempotent.engine.sweeping import Fate, sweep_abandoned
+from celery_idempotent.engine.sweeping import Fate, sweep_abandoned, sweep_released
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.asked import Amount, WholeNumber
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
 from celery_idempotent.integration.purging import policies_of
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import PurgeableStore, Store, VerifiableStore
 
 _DIALECTS = ["postgresql", "mysql", "mariadb", "sqlite"]
@@ -155,18 +155,21 @@ class _Released:
 
 def _deleting_released(store: Store, days: float, most: int, found: _Released) -> Iterator[int]:
     """How many are deleted so far, one by one."""
-    before = store.now() - round(days * 86_400_000)
-    for record in store.scan(status=Status.RELEASED):
-        if record.updated_at < before and store.delete(record.key, record.revision):
-            found.deleted += 1
-            yield found.deleted
-            if found.deleted == most:
-                return
-        else:
-            found.kept += 1
+
+    def kept(record: Record) -> None:
+        found.kept += 1
+
+    swept = sweep_released(store, age=_milliseconds(days), kept=kept)
+    for _ in islice(swept, most):
+        found.deleted += 1
+        yield found.deleted
 
 
 def _end_abandoned(app: Celery, store: Store, days: float, most: int) -> Counter[Fate]:
     """How many became what."""
-    swept = sweep_abandoned(store, policies_of(app), age=round(days * 86_400_000))
+    swept = sweep_abandoned(store, policies_of(app), age=_milliseconds(days))
     return Counter(fate for _, fate in islice(swept, most))
+
+
+def _milliseconds(days: float) -> int:
+    return round(days * 86_400_000)
