@@ -4,19 +4,17 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner
 
 from celery_idempotent import Status
-from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.stores import open_store
 from celery_idempotent.testing.contract import a_record
 from lab.proof.targets import ALL
+from tests.support.commands import run
 from tests.support.deliveries import an_app
 from tests.support.stores import a_store
 
@@ -34,9 +32,7 @@ def app(request: pytest.FixtureRequest) -> Iterator[Celery]:
 
 
 def _run(app: Celery, *arguments: str) -> Any:
-    result = CliRunner().invoke(idempotency, [*arguments, "--json"], obj=SimpleNamespace(app=app))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return json.loads(result.stdout)
+    return json.loads(run(app, *arguments, "--json").stdout)
 
 
 def _keep(app: Celery, key: str, **values: Any) -> None:

@@ -15,14 +15,14 @@ from celery_idempotent.stores.memory import MemoryStore
 def an_app(**settings: Any) -> Celery:
     """An app with a broker, a result backend and a store in memory, and the settings a worker should have."""
     app = Celery(f"app-{uuid4().hex[:8]}", set_as_current=False, broker="memory://", backend="cache+memory://")
-    app.conf.update(
-        idempotency_store=MemoryStore(),
-        task_acks_late=True,
-        task_reject_on_worker_lost=True,
-        task_default_queue=uuid4().hex,  # the broker in memory is shared by all apps of the process
-        broker_transport_options={"polling_interval": 0},
-        **settings,
-    )
+    usual = {
+        "idempotency_store": MemoryStore(),
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "task_default_queue": uuid4().hex,  # the broker in memory is shared by all apps of the process
+        "broker_transport_options": {"polling_interval": 0},
+    }
+    app.conf.update({**usual, **settings})
     return app
 
 

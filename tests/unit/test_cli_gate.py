@@ -4,18 +4,17 @@
 import json
 import threading
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner, Result
+from click.testing import Result
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotencyWarning, IdempotentTask, Keyed, Policy, PolicyError, StoreUnavailable
-from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreWrapper
+from tests.support import commands
 from tests.support.deliveries import an_app
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -56,9 +55,7 @@ def app() -> Celery:
 
 
 def run(app: Celery, *arguments: str) -> Result:
-    result = CliRunner().invoke(idempotency, ["check", *arguments], obj=SimpleNamespace(app=app))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+    return commands.run(app, "check", *arguments)
 
 
 def checked(app: Celery, *arguments: str) -> tuple[int, dict[str, Any]]:

@@ -3,20 +3,18 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner, Result
 
 from celery_idempotent import AtMostOnce, IdempotentTask, Keyed, Policy, Record, Status
 from celery_idempotent.engine.claim import effect_key
-from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.display import iso
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
 from celery_idempotent.testing.contract import a_record
+from tests.support.commands import run
 from tests.support.deliveries import an_app, deliver
 
 HOUR = 3_600_000
@@ -43,12 +41,6 @@ def app() -> Celery:
     app.conf.charged = charged
     app.finalize()
     return app
-
-
-def run(app: Celery, *arguments: str) -> Result:
-    result = CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=app))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
 
 
 def keep(app: Celery, **values: Any) -> Record:

@@ -7,19 +7,17 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner, Result
 
 from celery_idempotent import IdempotencyWarning, Record, Status, StoreMisconfigured
-from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.protocol.store import PurgeableStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreWrapper
 from celery_idempotent.testing.contract import a_record
+from tests.support.commands import run
 from tests.support.deliveries import an_app
 
 DAY = 86_400_000
@@ -48,12 +46,6 @@ def app() -> Celery:
 def store(app: Celery) -> Counted:
     store: Counted = app.conf.idempotency_store
     return store
-
-
-def run(app: Celery, *arguments: str) -> Result:
-    result = CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=app))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
 
 
 def keep(store: MemoryStore, **values: Any) -> Record:

@@ -6,22 +6,21 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner, Result
 from rich.console import Console
 
 from celery_idempotent import Record, Status, StoreUnavailable
-from celery_idempotent.integration.cli import idempotency, screen
+from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.display import duration
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_record
+from tests.support.commands import run
 from tests.support.deliveries import an_app
 
 KEY = f"shop.charge:1:{'0123456789abcdef' * 4}"
@@ -41,12 +40,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name, value in (("COLUMNS", "80"), ("LINES", "50"), ("TERM", "xterm"), ("NO_COLOR", "1")):
         monkeypatch.setenv(name, value)
     return monkeypatch
-
-
-def run(app: Celery, *arguments: str) -> Result:
-    result = CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=app))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
 
 
 def keep(app: Celery, **values: Any) -> Record:

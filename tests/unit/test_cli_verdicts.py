@@ -5,20 +5,19 @@ import json
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner, Result
 
 from celery_idempotent import IdempotentTask, Policy, Record, Status, StoreUnavailable, signals
-from celery_idempotent.integration.cli import idempotency, screen
+from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.operator import this_user
 from celery_idempotent.protocol.verdicts import history
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_record
+from tests.support.commands import run
 from tests.support.deliveries import an_app, deliver
 
 PAST = 1_700_000_000_000
@@ -41,12 +40,6 @@ def app(store: FaultyStore) -> Celery:
 
     app.finalize()
     return app
-
-
-def run(app: Celery, *arguments: str, answer: str = "") -> Result:
-    result = CliRunner().invoke(idempotency, arguments, input=answer, obj=SimpleNamespace(app=app))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
 
 
 def keep(store: FaultyStore, key: str, status: Status, **values: Any) -> Record:

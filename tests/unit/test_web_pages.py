@@ -65,9 +65,7 @@ def store() -> _Store:
 
 @pytest.fixture
 def app(store: _Store) -> Celery:
-    app = a_shop()
-    app.conf.idempotency_store = store
-    return app
+    return a_shop(idempotency_store=store)
 
 
 @pytest.fixture
