@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from celery_idempotent.engine.search import FORGOTTEN, status_of
+from celery_idempotent.engine.verdicts import fitting
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.publishing import shown_status
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.steps import Begun, Finished, from_plain
+from celery_idempotent.protocol.verdicts import Action
 
 _MOST_CHARACTERS = 100_000
 """Of JSON on a page; browsers get slow long before a store is full."""
@@ -24,6 +26,13 @@ def status(record: Record, now: int) -> str:
     if status_of(record, now) == FORGOTTEN:
         return FORGOTTEN
     return shown_status(record.status, record.owner, record.lease_until, now)
+
+
+def state(record: Record, *, grace: int, now: int) -> str:
+    """As :func:`status`, and whether a person may give the claim back; ``grace`` is its policy's, in milliseconds."""
+    if Action.RELEASE in fitting(record, grace=grace, now=now):
+        return f"{record.status}, lease over"
+    return status(record, now)
 
 
 def utc(milliseconds: Any) -> str:

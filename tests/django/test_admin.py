@@ -141,6 +141,22 @@ def test_list_shows_what_an_operator_looks_for(store: DjangoStore, viewer: Clien
     assert '<td class="field-attempts">3</td>' in text
 
 
+def test_list_says_what_counts_no_longer_and_what_may_be_given_back(store: DjangoStore, viewer: Client) -> None:
+    """As the other page and the commands do, in the same requests: nothing is fetched for it."""
+    _written(store, Status.COMPLETED, expires_at=1)
+    _written(store, lease_until=store.now() - 2_000)  # the grace of its task is 5 s
+    with CaptureQueriesContext(connections[store.alias]) as before:
+        text = _text(viewer.get(LIST))
+    _abandoned(store)
+    with CaptureQueriesContext(connections[store.alias]) as after:
+        later = _text(viewer.get(LIST))
+
+    assert '<td class="field-state">FORGOTTEN</td>' in text
+    assert "lease over" not in text
+    assert '<td class="field-state">IN_PROGRESS, lease over</td>' in later
+    assert len(before) == len(after)
+
+
 def test_list_begins_with_what_waits_for_a_person(store: DjangoStore, viewer: Client) -> None:
     """UNKNOWN first, outcomes last, the latest of them first: in the order of the table's index."""
     early = _written(store, Status.COMPLETED, expires_at=1_900_000_000)

@@ -30,7 +30,6 @@ from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnava
 from celery_idempotent.integration import display
 from celery_idempotent.integration.reports import report_verdict
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.publishing import shown_status
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.protocol.verdicts import Action, history
@@ -180,12 +179,11 @@ class IdempotencyRecordAdmin(_Admin):
 
     @admin.display(description="status", ordering="status")
     def state(self, row: IdempotencyRecord) -> str:
-        """The status, and whether a lease is over or a message queued; or that the record cannot be read, and why."""
+        """The status as people read it; or that the record cannot be read, and why."""
         if row.unreadable:
             return f"unreadable: {row.unreadable}"
-        if _lease_is_over(row):
-            return f"{row.status}, lease over"
-        return shown_status(row.status, row.owner, row.lease_until, project.store_of_admin().now())
+        grace = project.policy_of(row.fetched).grace_ms
+        return display.state(row.fetched, grace=grace, now=project.store_of_admin().now())
 
     @admin.display(description="key", ordering="key")
     def short_key(self, row: IdempotencyRecord) -> str:
@@ -430,10 +428,6 @@ class IdempotencyRecordAdmin(_Admin):
         return served
 
 
-def _lease_is_over(row: IdempotencyRecord) -> bool:
-    return not row.unreadable and row.status == Status.IN_PROGRESS and row.lease_until <= project.store_of_admin().now()
-
-
 def _resolved(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
     store = project.store_of_admin()
     if given["verdict"] == "rerun":
@@ -466,8 +460,8 @@ class _Kind:
         """Whether the record can take it now."""
         if row.unreadable:
             return False
-        grace = project.policy_of(row.record).grace_ms
-        return self.action in verdicts.fitting(row.record, grace=grace, now=project.store_of_admin().now())
+        grace = project.policy_of(row.fetched).grace_ms
+        return self.action in verdicts.fitting(row.fetched, grace=grace, now=project.store_of_admin().now())
 
 
 _AGAIN = "The next delivery runs the task; if there is none, publish it again."

@@ -69,16 +69,21 @@ class IdempotencyRecord(models.Model):
         return record_of(row, store=f"django://{self._state.db}")
 
     @cached_property
-    def unreadable(self) -> str:
-        """Why this record cannot be read; empty if it can. What was not fetched is not checked."""
+    def fetched(self) -> Record:
+        """As :attr:`record`, of what was fetched; the rest is empty, and not asked for."""
         missing = {each: "{}" if each == "steps" else None for each in self.get_deferred_fields()}
         row = {
             str(each.column): getattr(self, each.attname)
             for each in self._meta.concrete_fields
             if each.attname not in missing
         }
+        return record_of({**row, **missing}, store="")
+
+    @cached_property
+    def unreadable(self) -> str:
+        """Why this record cannot be read; empty if it can. What was not fetched is not checked."""
         try:
-            record_of({**row, **missing}, store="")
+            _ = self.fetched
         except StoreMisconfigured as error:
             return one_line(error.reason)
         return ""

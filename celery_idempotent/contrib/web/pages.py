@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from celery_idempotent.contrib.web.guard import Denied, Guard, Sessions, set_cookie, with_headers
 from celery_idempotent.contrib.web.judging import CHOICES, Form, judged_each
-from celery_idempotent.contrib.web.overview import Overview, is_abandoned
+from celery_idempotent.contrib.web.overview import Overview
 from celery_idempotent.contrib.web.searching import AGES, PAGE, STATUSES, Search, answer
 from celery_idempotent.contrib.web.timeline import ago, timeline
 from celery_idempotent.engine.claim import effect_key
@@ -29,7 +29,7 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.integration import binding, display
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.verdicts import Action
 
 _PATIENCE = 1.0
@@ -246,10 +246,7 @@ class _Pages:
         )
 
     def _state(self, now: int, record: Record) -> str:
-        """The status as people read it, and whether a person may give the claim back."""
-        if record.status is Status.IN_PROGRESS and is_abandoned(self._runtime, record, now):
-            return f"{record.status}, lease over"
-        return display.status(record, now)
+        return display.state(record, grace=self._runtime.policy_of(record).grace_ms, now=now)
 
 
 def _seen(record: Record) -> str:
