@@ -23,6 +23,7 @@ from celery_idempotent.errors import (
     StoreUnavailable,
     WriteRefused,
 )
+from celery_idempotent.integration.functions import idempotent
 from celery_idempotent.integration.operator import forget, release, resolve
 from celery_idempotent.integration.task import IdempotentMixin, IdempotentTask
 from celery_idempotent.protocol.effects import AtLeastOnce, AtMostOnce, Committed, Fenced, Keyed
@@ -35,6 +36,7 @@ __all__ = [
     # the task
     "IdempotentTask",
     "IdempotentMixin",
+    "idempotent",
     "Policy",
     "Attempt",
     "current_attempt",

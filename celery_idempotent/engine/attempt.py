@@ -6,14 +6,16 @@ here closes that gap for one kind of receiver; where no tool can, the author say
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
+from functools import partial
 from typing import Any, TypeVar, assert_never
 
 from kombu.exceptions import KombuError
 
 from celery_idempotent.engine.claim import Claim, effect_key
+from celery_idempotent.engine.loops import awaited
 from celery_idempotent.engine.transaction import BodyTransaction, derived_id, signature_of
 from celery_idempotent.errors import OutcomeUnknown, PolicyError, ResultLost, SafeToRetry, WriteRefused
 from celery_idempotent.protocol.codec import Codec, Kept
@@ -131,6 +133,14 @@ class Attempt:
         """
         terms_of(name, {})
         return call(Step(name, self.effect_key(name), self.fencing_token))
+
+    async def astep(self, name: str, call: Callable[[Step], Awaitable[T]]) -> T:
+        """As :meth:`step`, for a call that is awaited: ``await attempt.astep("charge", lambda step: api.charge(...))``.
+
+        The event loop waits for no store. The other tools block: ``await asyncio.to_thread(attempt.commit, ...)``.
+        """
+        _refuse_uncallable(name, call)
+        return await awaited(partial(self.step, name), call)
 
     def fenced_step(
         self, name: str, *, fence: Callable[[Step], object], probe: Callable[[Step], T | None], act: Callable[[Step], T]

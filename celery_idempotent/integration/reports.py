@@ -4,9 +4,9 @@ import logging
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from celery import Celery, Task
+from celery import Celery
 
 from celery_idempotent.engine.delivery import Event, EventName
 from celery_idempotent.integration import signals
@@ -38,8 +38,14 @@ _ANSWERED = {EventName.REPLAYED, EventName.KEY_REUSED, EventName.OUTCOME_UNKNOWN
 """What ends the wait of a delivery that is answered by a record; a body ends its wait by its claim."""
 
 
+class Named(Protocol):
+    """What has operations: a task, or something else that has a name."""
+
+    name: str
+
+
 def report(
-    task: Task | None, task_id: str | None, event: Event, *, observed: bool, headers: Mapping[str, Any] | None = None
+    task: Named | None, task_id: str | None, event: Event, *, observed: bool, headers: Mapping[str, Any] | None = None
 ) -> None:
     """Log ``event``, and send its signal.
 
@@ -68,7 +74,7 @@ def report(
     _send(task, task_id, event, observed, headers or {})
 
 
-def _send(task: Task | None, task_id: str | None, event: Event, observed: bool, headers: Mapping[str, Any]) -> None:
+def _send(task: Named | None, task_id: str | None, event: Event, observed: bool, headers: Mapping[str, Any]) -> None:
     signal = signals.BY_EVENT[event.name]
     if signal.receivers:
         signal.send(

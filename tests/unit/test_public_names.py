@@ -40,6 +40,7 @@ PUBLIC = {
         "current_attempt",
         "open_store",
         "forget",
+        "idempotent",
         "release",
         "resolve",
     },

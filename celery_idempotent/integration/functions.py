@@ -1,0 +1,231 @@
+"""Any function as an idempotent operation: claimed, renewed, recorded and replayed as a task is, without a message."""
+
+import asyncio
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial, update_wrapper
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from celery import Celery
+
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.delivery import Conflict
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.integration import binding
+from celery_idempotent.integration.gates import Gate, refuse_what_is_about_messages
+from celery_idempotent.integration.places import place_of
+from celery_idempotent.protocol.durations import Duration, is_duration, milliseconds
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature
+from celery_idempotent.protocol.store import Store
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def idempotent(
+    policy: Policy | None = None,
+    *,
+    store: str | Store | None = None,
+    app: Celery | None = None,
+    name: str | None = None,
+    wait: Duration = 0,
+) -> Callable[[F], F]:
+    """Have a function's effect happen once for each idempotency key, wherever and however often it is called::
+
+        @idempotent(Policy("order_id"), store="redis://localhost/0")
+        def charge(order_id: str, cents: int) -> str: ...
+
+    The first call claims its key and runs the body; calls with the same key get its result, also in other processes and
+    after this one has ended. A heartbeat renews the claim, so a body may take longer than the lease. In the body
+    :func:`~celery_idempotent.current_attempt` has steps, commits and transactions. An exception gives the claim back,
+    unless the policy remembers it.
+
+    An ``async def`` is awaited by the task that calls it, and the event loop waits for no store. In a method, ``self``
+    and ``cls`` are no part of the key, so its policy has to name one.
+
+    The function has ``idempotency_key_for(...)``, ``guarantee()`` and ``name`` beside what it had.
+
+    Args:
+        policy: What identifies the effect, and what is promised; default: the app's ``idempotency_policy``.
+        store: Where it is recorded: a URL, as :func:`~celery_idempotent.open_store` takes, or a store. Results
+            are JSON.
+        app: The app whose ``idempotency_*`` settings and result serialiser count; default, without ``store``: the
+            current app.
+        name: In records, logs and, unless the policy has a scope, in keys; default: module and qualified name. Two
+            functions of one name and key are one operation.
+        wait: For how long to wait for another call that has the operation in flight, in seconds. The policy's
+            ``backoff`` and ``backoff_max`` bound the pauses between two looks.
+
+    Raises:
+        PolicyError: At the definition: the policy does not fit the function, or the function is a generator.
+        InFlight: From a call, as all that follow: another one is running, and ``wait`` is over. Nothing ran.
+        KeyMissing: It has no key. Nothing ran.
+        KeyReused: Its key belongs to other arguments. Nothing ran.
+        OutcomeUnknown: Nobody can tell whether the effect happened; a person resolves it. Nothing ran.
+        ResultLost: The effect has happened; its result could not be kept.
+        LeaseLost: Another call took over while this one ran, and its outcome counts: call again to get it.
+        StoreUnavailable: The store gave no certain answer: call again; the effect still happens once.
+    """
+    if policy is not None and not isinstance(policy, Policy):
+        raise PolicyError("policy", repr(policy), "write @idempotent(Policy(...), store=...)")
+    if not is_duration(wait):
+        raise PolicyError("wait", repr(wait), "must be seconds or a timedelta, not negative")
+    where = place_of(store, app)
+
+    def decorated(function: F) -> F:
+        _refuse_what_is_no_function(function)
+        named = name or _name_of(function)
+        caller = _Caller(function, Gate(named, policy, where), milliseconds(wait) / 1000)
+        with binding.named(named):
+            caller.check()
+        return cast(F, caller.wrapper())
+
+    return decorated
+
+
+class _Caller:
+    """What the wrapper of one function does, whether that is awaited or not."""
+
+    def __init__(self, function: Callable[..., Any], gate: Gate, wait: float) -> None:
+        self._function = function
+        self._gate = gate
+        self._wait = wait
+        self._is_method = _is_method(function)
+        signature = inspect.signature(function)
+        own = list(signature.parameters.values())[1 if self._is_method else 0 :]
+        self._signature = CallSignature(signature.replace(parameters=own))
+
+    def check(self) -> None:
+        """Refuse a policy that cannot be the function's."""
+        policy = self._gate.declared
+        if self._is_method and (policy is None or policy.key == WHOLE_CALL):
+            raise PolicyError(
+                "key",
+                "all arguments",
+                "a method's instance is no part of the key, and two may mean two effects; write Policy(key=...)",
+            )
+        if policy is not None:
+            refuse_what_is_about_messages(policy)
+            binding.check_policy(policy, self._signature.signature)
+
+    def wrapper(self) -> Any:
+        """The function that callers get."""
+        made: Any = self._awaited() if _is_async(self._function) else self._called()
+        update_wrapper(made, self._function)
+        made.name = self._gate.name
+        made.idempotency_key_for = lambda *args, **kwargs: self._identity(args, kwargs).key
+        made.guarantee = lambda: self._gate.policy.guarantee(self._gate.name)
+        self._gate.sender = made  # who connects a signal names the function that he sees
+        return made
+
+    def _called(self) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            def body(attempt: Attempt) -> Any:
+                value = self._function(*args, **kwargs)
+                binding.refuse_unfinished(value, self._gate.name)
+                return value
+
+            waiting = _Waiting(self._gate, self._wait)
+            while isinstance(found := self._gate.passed(self._identity_of_call(args, kwargs), body), Conflict):
+                time.sleep(waiting.pause_after(found))
+            return found.value
+
+        return call
+
+    def _awaited(self) -> Callable[..., Any]:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            async def body(attempt: Attempt) -> Any:
+                value = await self._function(*args, **kwargs)
+                binding.refuse_unfinished(value, self._gate.name)
+                return value
+
+            waiting = _Waiting(self._gate, self._wait)
+            while isinstance(
+                found := await self._gate.passed_on_loop(self._identity_of_call(args, kwargs), body), Conflict
+            ):
+                await asyncio.sleep(waiting.pause_after(found))
+            return found.value
+
+        return call
+
+    def _identity(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Identity:
+        return self._gate.identity(self._signature, args, kwargs)
+
+    def _identity_of_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Identity]:
+        return partial(self._identity, args[1:] if self._is_method else args, kwargs)
+
+
+class _Waiting:
+    """One caller's wait for another's body."""
+
+    def __init__(self, gate: Gate, seconds: float) -> None:
+        self._gate = gate
+        self._until = time.monotonic() + seconds
+        self._conflicts = 0
+
+    def pause_after(self, conflict: Conflict) -> float:
+        """Seconds until to ask again; raises ``InFlight`` when the wait is over."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise conflict.error
+        self._conflicts += 1
+        return min(self._gate.pause_after(conflict, self._conflicts - 1), left)
+
+
+def _refuse_what_is_no_function(function: Any) -> None:
+    if isinstance(function, staticmethod | classmethod):
+        kind = type(function).__name__
+        raise PolicyError("function", f"@{kind}", f"write @{kind} above @idempotent(...), not below")
+    if hasattr(function, "apply_async"):
+        raise PolicyError("function", repr(function), "a task is protected by base=IdempotentTask")
+    if not callable(function) or inspect.isclass(function):
+        raise PolicyError("function", repr(function), "must be a function")
+    body = _innermost(function)
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        raise PolicyError(
+            "function",
+            _described(function),
+            "a generator runs only after its claim was completed, if at all; return a list",
+        )
+
+
+def _innermost(function: Any) -> Any:
+    """What runs when ``function`` is called: that of a partial, or of an object that can be called."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(_innermost(function))
+
+
+def _is_method(function: Any) -> bool:
+    """Whether the first argument is an instance or a class: it was written in a class, and says so by its name."""
+    owner = getattr(function, "__qualname__", "").rpartition(".")[0]
+    first = next(iter(inspect.signature(function).parameters), "")
+    return bool(owner) and not owner.endswith("<locals>") and first in {"self", "cls"}
+
+
+def _name_of(function: Any) -> str:
+    qualname = getattr(function, "__qualname__", "")
+    if not qualname or "<lambda>" in qualname:
+        raise PolicyError("name", "None", f"{_described(function)} has no name of its own; write name=...")
+    module = function.__module__
+    return f"{_main() if module == '__main__' else module}.{qualname}"
+
+
+def _main() -> str:
+    """The name under which other processes import what this one runs as its script: another name is another key."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:
+        return main.__spec__.name
+    return Path(getattr(main, "__file__", None) or "__main__").stem
+
+
+def _described(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)

@@ -1,0 +1,192 @@
+"""The gate of an operation that no task makes: of a function, a request, a record of a batch.
+
+It takes an identity and a body, and does what a task's gate does; only conflicts and outages are the caller's to meet,
+as there is no message to postpone.
+"""
+
+import logging
+import os
+import platform
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import Body, Conflict, Delivery, Event, EventName, Outcome
+from celery_idempotent.engine.execution import Execution, executed_by, execution
+from celery_idempotent.engine.heartbeat import heartbeat
+from celery_idempotent.engine.loops import awaited
+from celery_idempotent.engine.processes import this_process
+from celery_idempotent.errors import KeyMissing, PolicyError
+from celery_idempotent.integration.places import Place
+from celery_idempotent.integration.reports import Named, report
+from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN
+from celery_idempotent.integration.traces import current_trace
+from celery_idempotent.printable import say
+from celery_idempotent.protocol.keys import Identity, identify
+from celery_idempotent.protocol.operation import Operation
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.selector import CallSignature
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_MS = 900_000
+"""Somebody waits in his own thread; this only keeps numbers sane."""
+
+
+def refuse_what_is_about_messages(policy: Policy) -> None:
+    """Refuse options that mean something only where there is a message."""
+    for option, plain in (("publish", "always"), ("max_conflicts", None)):
+        if getattr(policy, option) != plain:
+            raise PolicyError(option, repr(getattr(policy, option)), "it is about messages of tasks; leave it out")
+    if policy.on_conflict == "skip":
+        raise PolicyError(
+            "on_conflict", "'skip'", "it ends a task's message; a call has to be answered: catch InFlight instead"
+        )
+
+
+@dataclass
+class Gate:
+    """Lets each operation called ``name`` through once.
+
+    Args:
+        name: In records, logs and, where the policy has no scope, keys.
+        declared: The policy of its operations; None for that of the place.
+        where: Tells the place; asked at the first call.
+        sender: Of its signals; default: the gate itself.
+    """
+
+    name: str
+    declared: Policy | None
+    where: Callable[[], Place]
+    sender: Named | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self.declared or self.where().default_policy
+
+    def identity(
+        self, signature: CallSignature, args: Iterable[Any], kwargs: Mapping[str, Any], *, explicit: str | None = None
+    ) -> Identity:
+        """The identity of a call.
+
+        Raises:
+            KeyMissing: The call has no key; it is told.
+            PolicyError: An argument has no canonical form.
+            TypeError: The arguments do not fit the signature.
+        """
+        policy = self.policy
+        try:
+            return identify(
+                self.where().scope_of(policy, self.name),
+                signature.bind(args, kwargs),
+                task=self.name,
+                key=policy.key_selector,
+                fingerprint=policy.fingerprint_selector,
+                label=policy.label_selector,
+                explicit=explicit,
+            )
+        except KeyMissing as error:
+            self._tell("", Event(EventName.KEY_MISSING, "", None, str(error)), is_observed=policy.mode == "observe")
+            raise
+
+    def passed(self, identity: Callable[[], Identity], body: Callable[[Attempt], Any]) -> Outcome | Conflict:
+        """Run ``body``, or tell what is recorded; raises as ``identity`` and :meth:`Delivery.run` do."""
+        known = self._known(identity)
+
+        def call(claim: Claim | None) -> Any:
+            with self._executed(known or identity, claim) as executed:
+                return body(executed.attempt)
+
+        return self._delivered(known, call)
+
+    async def passed_on_loop(
+        self, identity: Callable[[], Identity], body: Callable[[Attempt], Awaitable[Any]]
+    ) -> Outcome | Conflict:
+        """As :meth:`passed`, for a body that is awaited; the event loop is not blocked."""
+        known = self._known(identity)
+
+        async def call(claim: Claim | None) -> Any:
+            with self._executed(known or identity, claim) as executed:
+                return await body(executed.attempt)
+
+        if known is None:
+            return Outcome(await call(None))
+        return await awaited(partial(self._delivered, known), call)
+
+    def pause_after(self, conflict: Conflict, conflicts: int) -> float:
+        """Seconds after which to ask again, for somebody who has met that many conflicts before."""
+        draw = random.random()  # noqa: S311 - it keeps no secret
+        retry_after = conflict.error.retry_after
+        bounds = (_LONGEST_PAUSE_MS,)
+        policy = self.policy
+        return policy.conflict_delay_ms(conflicts, conflict.running_for, retry_after, bounds=bounds, draw=draw) / 1000
+
+    def _known(self, identity: Callable[[], Identity]) -> Identity | None:
+        """What is to happen once; None where the body is to run in any case."""
+        mode = self.policy.mode
+        if mode == "off":
+            return None
+        try:
+            known = identity()
+        except Exception as error:
+            if mode == "enforce":
+                raise
+            reason = type(error).__name__ if self.policy.redact_errors else repr(error)
+            say(logger.warning, "not_observed", task=self.name, reason=reason)
+            return None
+        return None if _is_recursion(known, execution()) else known
+
+    def _delivered(self, known: Identity | None, body: Body) -> Outcome | Conflict:
+        if known is None:
+            return Outcome(body(None))
+        if self.policy.mode == "observe":
+            return Outcome(self._delivery(known, is_observed=True).observe(body))
+        return self._delivery(known, is_observed=False).run(body)
+
+    def _executed(
+        self, identity: Identity | Callable[[], Identity], claim: Claim | None
+    ) -> AbstractContextManager[Execution]:
+        return executed_by(self._attempt(identity, claim), self.name, None, Gate)
+
+    def _attempt(self, identity: Identity | Callable[[], Identity], claim: Claim | None) -> Attempt:
+        if claim is None:
+            around = execution()
+            lazy = (lambda: identity) if isinstance(identity, Identity) else identity
+            return Attempt(lazy, around.attempt if around else None)
+        place, policy = self.where(), self.policy
+        return ProtectedAttempt(claim, place.codec_of(policy), NOTHING_BEGUN, policy.effects, place.message_codec)
+
+    def _delivery(self, identity: Identity, *, is_observed: bool) -> Delivery:
+        place, policy = self.where(), self.policy
+        call_id = str(uuid4())
+        operation = Operation(
+            identity=identity,
+            policy=policy,
+            task=self.name,
+            task_id=call_id,
+            worker=f"{os.getpid()}@{platform.node()}",
+            process=this_process(),
+            trace=current_trace(),
+        )
+        tell = partial(self._tell, call_id, is_observed=is_observed)
+        opened = place.opened
+        return Delivery(
+            *(operation, opened.store, place.codec_of(policy), heartbeat, CONTROL_FLOW, tell), breaker=opened.breaker
+        )
+
+    def _tell(self, call_id: str, event: Event, *, is_observed: bool) -> None:
+        report(self.sender or self, call_id or None, event, observed=is_observed)
+
+
+def _is_recursion(identity: Identity, around: Execution | None) -> bool:
+    """Whether the body of this very operation calls it: it would wait for itself."""
+    if around is None:
+        return False
+    return around.attempt.key == identity.key or _is_recursion(identity, around.outer)

@@ -1,0 +1,105 @@
+"""Where operations that no task makes are recorded, and how: an app's store and settings, or a store alone."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+from celery import Celery, current_app
+
+from celery_idempotent.engine.breaker import Breaker
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.integration.settings import Opened, runtime_of
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores import open_store
+
+
+class Place(Protocol):
+    """What a gate asks; an app's runtime is one."""
+
+    @property
+    def opened(self) -> Opened:
+        """The store, and its circuit breaker."""
+
+    @property
+    def message_codec(self) -> Codec:
+        """How messages for the outbox are kept."""
+
+    @property
+    def default_policy(self) -> Policy:
+        """The policy where none is declared."""
+
+    def codec_of(self, policy: Policy) -> Codec:
+        """How results are kept under ``policy``."""
+
+    def scope_of(self, policy: Policy, task: str) -> str:
+        """What stands before the hash in every key."""
+
+
+@dataclass(frozen=True)
+class StoreAlone:
+    """A store without an app: results are JSON, and nothing else is read."""
+
+    store: str | Store
+
+    @cached_property
+    def opened(self) -> Opened:
+        """As a place's; one for each URL in a process."""
+        return _opened(self.store)
+
+    @cached_property
+    def message_codec(self) -> Codec:
+        """As a place's."""
+        return _JSON
+
+    @property
+    def default_policy(self) -> Policy:
+        """As a place's."""
+        return Policy()
+
+    def codec_of(self, policy: Policy) -> Codec:
+        """As a place's."""
+        return replace(
+            _JSON, redact_errors=policy.redact_errors, keep_result=policy.keep_result, max_result=policy.max_result
+        )
+
+    def scope_of(self, policy: Policy, task: str) -> str:
+        """As a place's."""
+        return policy.scope_of(task)
+
+
+def place_of(store: str | Store | None, app: Celery | None) -> Callable[[], Place]:
+    """Tells the place that an author named by ``store`` or ``app``; by neither, it is the current app, when asked.
+
+    Raises:
+        PolicyError: Both are given.
+    """
+    if store is None:
+        return lambda: runtime_of(app or current_app)
+    if app is not None:
+        raise PolicyError("store", "beside app=", "an app has a store, by idempotency_store; give one of the two")
+    alone = StoreAlone(store)
+    return lambda: alone
+
+
+_JSON = Codec("json", frozenset({"application/json"}))
+
+_opening = threading.Lock()
+_by_url: dict[str, Opened] = {}
+
+
+def _opened(store: str | Store) -> Opened:
+    if not isinstance(store, str):
+        return _with_breaker(store)
+    with _opening:
+        found = _by_url.get(store)
+        if found is None:
+            found = _by_url[store] = _with_breaker(open_store(store))
+        return found
+
+
+def _with_breaker(store: Store) -> Opened:
+    return Opened(store, store, Breaker(repr(store)))
