@@ -81,4 +81,7 @@ class _Innermost(AbstractContextManager[Execution]):
         return self._execution
 
     def __exit__(self, *_: object) -> None:
-        _executing.reset(self._token)
+        try:  # noqa: SIM105 - as above
+            _executing.reset(self._token)
+        except ValueError:
+            pass  # a coroutine that was dropped is closed in another context than its own

@@ -24,15 +24,15 @@ class _NobodyWaits(SafeToRetry):
 
 
 @dataclass(frozen=True, slots=True)
-class _Begin:
-    """The call may begin, with what the thread gives it."""
+class _Turn:
+    """The thread has come to the call, which gets ``given``."""
 
     given: Any
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
-    """The thread is done, with a value or an error."""
+class _Done:
+    """The thread has ended, with a value or an error."""
 
     value: Any = None
     error: BaseException | None = None
@@ -45,19 +45,19 @@ class _Thread:
         self._act = act
         self._loop = asyncio.get_running_loop()
         self._returned: Future[Any] = Future()
-        self.heard: asyncio.Future[_Begin | _End] = self._loop.create_future()
+        self.heard: asyncio.Future[_Turn | _Done] = self._loop.create_future()
 
     def start(self) -> None:
         """Begin. The interpreter waits for the thread: an effect that happened is recorded."""
         threading.Thread(target=copy_context().run, args=(self._run,), name="celery-idempotent").start()
 
-    def returns(self, value: Any) -> "asyncio.Future[_Begin | _End]":
+    def returns(self, value: Any) -> "asyncio.Future[_Turn | _Done]":
         """Tell what the call returned; what is heard next is the end."""
         self.heard = self._loop.create_future()
         self._returned.set_result(value)
         return self.heard
 
-    def raises(self, error: BaseException) -> "asyncio.Future[_Begin | _End]":
+    def raises(self, error: BaseException) -> "asyncio.Future[_Turn | _Done]":
         """Likewise what it raised."""
         self.heard = self._loop.create_future()
         self._returned.set_exception(error)
@@ -65,16 +65,16 @@ class _Thread:
 
     def _run(self) -> None:
         try:
-            end = _End(self._act(self._call))
+            end = _Done(self._act(self._call))
         except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits
-            end = _End(error=error)
+            end = _Done(error=error)
         self._tell(end)
 
     def _call(self, given: Any) -> Any:
-        self._tell(_Begin(given))
+        self._tell(_Turn(given))
         return self._returned.result()
 
-    def _tell(self, what: _Begin | _End) -> None:
+    def _tell(self, what: _Turn | _Done) -> None:
         def hear() -> None:
             if not self.heard.done():
                 self.heard.set_result(what)
@@ -86,31 +86,34 @@ class _Thread:
 async def awaited(act: Callable[[Callable[[G], Any]], T], call: Callable[[G], Awaitable[Any]]) -> T:
     """``act(call)`` for an ``act`` that blocks, without blocking the event loop; it calls at most once.
 
-    Cancelled before the call has begun, the call raises ``SafeToRetry`` in ``act``, as nothing has happened. Cancelled
-    in the call, ``act`` gets what the call made of it, and its end is waited for. Cancelled once more, or after the
-    call, ``act`` goes on by itself.
+    Cancelled before the call has begun, the call raises ``SafeToRetry`` in ``act``, as nothing has happened; cancelled
+    in the call, ``act`` gets what the call made of that. Either way the end of ``act`` is waited for. Cancelled after
+    the call, or once more, ``act`` goes on by itself.
     """
     thread = _Thread(act)
     thread.start()
     try:
         heard = await asyncio.shield(thread.heard)
-    except BaseException:
-        thread.raises(_NobodyWaits("cancelled before it began"))
+    except GeneratorExit as error:
+        thread.raises(error)  # this coroutine is being closed, and must not wait
         raise
-    if isinstance(heard, _Begin):
+    except asyncio.CancelledError:
+        await asyncio.shield(thread.raises(_NobodyWaits("cancelled before it began")))
+        raise
+    if isinstance(heard, _Turn):
         heard = await _made(thread, call, heard.given)
-    assert isinstance(heard, _End)
+    assert isinstance(heard, _Done)
     if heard.error is not None:
         raise heard.error
     value: T = heard.value
     return value
 
 
-async def _made(thread: _Thread, call: Callable[[G], Awaitable[Any]], given: Any) -> _Begin | _End:
+async def _made(thread: _Thread, call: Callable[[G], Awaitable[Any]], given: Any) -> _Turn | _Done:
     try:
         value = await call(given)
     except GeneratorExit as error:
-        thread.raises(error)  # this coroutine is being closed, and must not wait
+        thread.raises(error)
         raise
     except BaseException as error:  # noqa: BLE001 - the thread raises it again, or what is to be raised instead
         ended = thread.raises(error)

@@ -117,10 +117,10 @@ def test_an_operation_whose_message_was_revoked_is_published_again(
 ) -> None:
     """Once its message is in doubt, and under another id: workers remember the revoked one, and would drop it again."""
     revoked = charge_published_once.apply_async(("o",), countdown=1)
+    assert charge_published_once.delay("o").id == revoked.id
     celery_setup.app.control.revoke(revoked.id)
     with pytest.raises(TaskRevokedError):
         revoked.get(timeout=60)
-    assert charge_published_once.delay("o").id == revoked.id
     again = wait_until(
         lambda: (result := charge_published_once.delay("o")).id != revoked.id and result, "it is published again"
     )

@@ -97,12 +97,14 @@ def test_interrupting_it_leaves_no_process(port: int, tmp_path: Path, how: signa
         assert b"3 orders" in example.stdout.readline()
         assert accepts(port)
         example.send_signal(how)
-        os.kill(worker, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # it may have been killed by then
+            os.kill(worker, signal.SIGCONT)
         assert example.wait(100) != 0
         assert processes(mark) == {}
     finally:
         for pid in processes(mark):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         example.communicate()
 
 
