@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from uuid import uuid4
 
 from celery_idempotent.engine.claim import Claim, effect_key
-from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event
+from celery_idempotent.engine.delivery import Event
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
@@ -44,7 +44,8 @@ from lab.proof.flaws import FLAWS
 from lab.proof.fleet import Progress, fan_out, job, report
 from lab.proof.table import Row
 from lab.proof.targets import TARGETS, start
-from lab.proof.verdicts import CODEC, FINAL, PROMISES, Promise, Tally, Told, Verdict, operation, snapshot, tell
+from lab.proof.verdicts import FINAL, PROMISES, Promise, Tally, Told, Verdict, operation, snapshot
+from lab.proof.ways import WAYS
 
 __all__ = ["LaterStore", "Ledger", "Points", "Result", "live_and_end", "run", "sweep", "warm", "why_no_ptrace"]
 
@@ -176,13 +177,14 @@ class _Delivery:
     number: int
     task: Task
     ahead: int
+    way: str
 
     def under(self, store: Store, points: Points, heartbeat: Heartbeat) -> None:
         def observe(event: Event) -> None:
             points.ledger.append("event", name=event.name)
 
         delivered = operation(self.key, self.task.promise, self.number)
-        told = tell(Delivery(delivered, store, CODEC, heartbeat, ControlFlow(), observe), self._body(points))
+        told = WAYS[self.way](delivered, store, heartbeat, observe, self._body(points))
         points.reach("everything done, not acknowledged")
         points.ledger.append("told", how=told.how, value=told.value)
 
@@ -212,13 +214,14 @@ class _Attacker:
     never touches it.
     """
 
-    def __init__(self, url: str, ledger: Ledger, flaw: str) -> None:
+    def __init__(self, url: str, ledger: Ledger, flaw: str, way: str) -> None:
         opened = open_store(url)
         opened.provision()
         self._own_store = FLAWS[flaw](opened)
         self._store = FLAWS[flaw](warm(url)) if isinstance(opened, DynamoDBStore) else self._own_store
         self._own_heartbeat = Heartbeat()
         self._ledger = ledger
+        self._way = way
         self.kills = 0
         self.points: Counter[str] = Counter()
         gc.collect()
@@ -231,7 +234,7 @@ class _Attacker:
         histories: list[list[dict[str, Any]]] = []
 
         def deliver(kill: Kill | None) -> bool:
-            rows = self._deliver(_Delivery(key, len(histories), task, ahead), kill)
+            rows = self._deliver(_Delivery(key, len(histories), task, ahead, self._way), kill)
             histories.append(rows)
             return any(row["fact"] == "killed" for row in rows)
 
@@ -500,6 +503,7 @@ def sweep(
     url: str | None = None,
     flaw: str = "none",
     promises: Sequence[str] = tuple(PROMISES),
+    way: str = "delivery",
 ) -> Result:
     """Run one sweep.
 
@@ -514,6 +518,7 @@ def sweep(
         url: The store to use; default: a new one.
         flaw: What is broken on purpose, by its name in :data:`lab.proof.flaws.FLAWS`.
         promises: Which are attacked, by their names; random sequences take them all.
+        way: How bodies are delivered, by its name in :data:`lab.proof.ways.WAYS`.
     """
     tally, kills, cpu, points = Tally(), 0, 0.0, Counter[str]()
     with ExitStack() as stack:
@@ -527,6 +532,7 @@ def sweep(
             "calls": TARGETS[target].calls,
             "flaw": flaw,
             "promises": promises,
+            "way": way,
         }
         for found in fan_out("lab.proof.crash_sweep", common, processes):
             if "promise" in found:
@@ -562,7 +568,7 @@ def _work(given: Mapping[str, Any]) -> None:
     """In a worker process: attack this share of the tasks."""
     done = 0
     with tempfile.TemporaryDirectory() as folder:
-        attacker = _Attacker(given["url"], Ledger(os.path.join(folder, "ledger")), given["flaw"])
+        attacker = _Attacker(given["url"], Ledger(os.path.join(folder, "ledger")), given["flaw"], given["way"])
 
         def attack(task: Task) -> bool:
             nonlocal done

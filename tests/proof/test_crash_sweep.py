@@ -6,6 +6,7 @@ from lab.proof.crash_sweep import Result, sweep
 from lab.proof.table import Row
 from lab.proof.targets import ALL
 from lab.proof.verdicts import PROMISES
+from lab.proof.ways import WAYS
 from tests.support.stores import a_store
 
 POINTS = {
@@ -101,6 +102,26 @@ def test_every_store_survives_death_at_every_point(name: str) -> None:
     assert [(each.effects_0, each.stuck, each.unexplained) for each in found.rows] == [(0, 0, 0)] * len(PROMISES)
     assert row(found, "at least once").effects_2 == 4  # at the points between the effect and its completion
     assert row(found, "at most once").effects_2 == 0
+
+
+@pytest.mark.parametrize("name", ["redis", "postgres"])
+@pytest.mark.parametrize("way", [each for each in WAYS if each != "delivery"])
+def test_every_way_survives_death_at_every_point(name: str, way: str) -> None:
+    """What is no task keeps the same promises: all points struck, and nothing broke."""
+    with a_store(name) as site:
+        found = sweep("brief", target=name, url=site.url, way=way)
+
+    assert found.tally.problems == []
+    assert [set(each.faults) for each in found.rows] == [POINTS] * len(PROMISES)
+    assert row(found, "at least once").effects_2 == 4
+    assert (row(found, "at most once").effects_2, row(found, "exactly once").effects_2) == (0, 0)
+
+
+@pytest.mark.parametrize("way", [each for each in WAYS if each != "delivery"])
+def test_broken_store_is_seen_by_every_way(way: str) -> None:
+    """The same sweeps over a store with one rule undone report violations."""
+    with a_store("redis") as site:
+        assert sweep("brief", target="redis", url=site.url, flaw="drops completions", way=way).tally.problems
 
 
 @pytest.mark.parametrize("name", ["redis", "postgres", "sqlite"])

@@ -1,0 +1,70 @@
+"""The ways by which a body can be delivered once: as a task's, by a function, by a function that is awaited."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from celery_idempotent import current_attempt, idempotent
+from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event
+from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.errors import InFlight, LeaseLost, OutcomeUnknown, StoreUnavailable
+from celery_idempotent.protocol.operation import Operation
+from celery_idempotent.protocol.store import Store
+from lab.proof.verdicts import CODEC, Remembered, Told, tell
+
+__all__ = ["WAYS", "Way"]
+
+Body = Callable[[Claim | None], str]
+
+Way = Callable[[Operation, Store, Heartbeat, Callable[[Event], None], Body], Told]
+"""Delivers the operation once, and says what the caller was told."""
+
+
+def _delivery(
+    operation: Operation, store: Store, heartbeat: Heartbeat, observe: Callable[[Event], None], body: Body
+) -> Told:
+    return tell(Delivery(operation, store, CODEC, heartbeat, ControlFlow(), observe), body)
+
+
+def _function(
+    operation: Operation, store: Store, heartbeat: Heartbeat, observe: Callable[[Event], None], body: Body
+) -> Told:
+    @idempotent(operation.policy, store=store, name=operation.task)
+    def call(key: str) -> str:
+        return body(_claim())
+
+    return _told(lambda: call(operation.identity.key))
+
+
+def _awaited(
+    operation: Operation, store: Store, heartbeat: Heartbeat, observe: Callable[[Event], None], body: Body
+) -> Told:
+    @idempotent(operation.policy, store=store, name=operation.task)
+    async def call(key: str) -> str:
+        await asyncio.sleep(0)
+        return body(_claim())
+
+    return _told(lambda: asyncio.run(call(operation.identity.key)))
+
+
+def _claim() -> Claim:
+    attempt = current_attempt()
+    assert isinstance(attempt, ProtectedAttempt)
+    return attempt._claim
+
+
+def _told(call: Callable[[], Any]) -> Told:
+    try:
+        return Told("finished", str(call()))
+    except InFlight:
+        return Told("conflict")
+    except (LeaseLost, StoreUnavailable, OutcomeUnknown) as error:
+        return Told(type(error).__name__)
+    except Remembered as failure:
+        return Told("failed", str(failure))
+
+
+WAYS: Mapping[str, Way] = {"delivery": _delivery, "function": _function, "awaited function": _awaited}
+"""By name."""
