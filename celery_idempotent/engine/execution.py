@@ -48,11 +48,11 @@ def current_attempt() -> Attempt:
     """The attempt that executes the calling code, wherever in the call stack of a task's body it is.
 
     Raises:
-        LookupError: No idempotent task is executing in this thread or greenlet.
+        LookupError: Nothing idempotent is executing in this thread, greenlet or task of an event loop.
     """
     innermost = execution()
     if innermost is None:
-        raise LookupError("no idempotent task is executing here; call it from a task's body, in the body's own thread")
+        raise LookupError("nothing idempotent is executing here; call it from the body of a task or function, in the body's own context")
     return innermost.attempt
 
 

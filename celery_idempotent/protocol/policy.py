@@ -351,7 +351,7 @@ _LATE: Mapping[OnTakeover, str] = {
 }
 
 _OUTAGE: Mapping[OnOutage, str] = {
-    "retry": "nothing runs, and the delivery is postponed",
+    "retry": "nothing runs; a task is postponed",
     "run": "the body runs unprotected",
 }
 

@@ -154,7 +154,7 @@ def test_guarantee_tells_all() -> None:
         "the operation ends UNKNOWN and a person decides",
         "  anything else in the body: exactly once unless a worker dies in it or it raises; then it runs again "
         "(at least once)",
-        "  when the store does not answer: nothing runs, and the delivery is postponed",
+        "  when the store does not answer: nothing runs; a task is postponed",
     ]
 
 
