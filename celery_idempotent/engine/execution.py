@@ -52,7 +52,9 @@ def current_attempt() -> Attempt:
     """
     innermost = execution()
     if innermost is None:
-        raise LookupError("nothing idempotent is executing here; call it from the body of a task or function, in the body's own context")
+        raise LookupError(
+            "nothing idempotent is executing here; call it from the body of a task or function, in its own context"
+        )
     return innermost.attempt
 
 

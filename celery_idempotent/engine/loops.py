@@ -44,43 +44,36 @@ class _Thread:
     def __init__(self, act: Callable[[Callable[[G], Any]], Any]) -> None:
         self._act = act
         self._loop = asyncio.get_running_loop()
-        self._returned: Future[Any] = Future()
-        self.heard: asyncio.Future[_Turn | _Done] = self._loop.create_future()
+        #: What the call returned or raised, for the thread.
+        self.returned: Future[Any] = Future()
+        #: What comes first, and what comes last; the same where there is no call.
+        self.first: asyncio.Future[_Turn | _Done] = self._loop.create_future()
+        self.last: asyncio.Future[_Done] = self._loop.create_future()
 
     def start(self) -> None:
         """Begin. The interpreter waits for the thread: an effect that happened is recorded."""
         threading.Thread(target=copy_context().run, args=(self._run,), name="celery-idempotent").start()
 
-    def returns(self, value: Any) -> "asyncio.Future[_Turn | _Done]":
-        """Tell what the call returned; what is heard next is the end."""
-        self.heard = self._loop.create_future()
-        self._returned.set_result(value)
-        return self.heard
-
-    def raises(self, error: BaseException) -> "asyncio.Future[_Turn | _Done]":
-        """Likewise what it raised."""
-        self.heard = self._loop.create_future()
-        self._returned.set_exception(error)
-        return self.heard
-
     def _run(self) -> None:
         try:
-            end = _Done(self._act(self._call))
+            done = _Done(self._act(self._call))
         except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits
-            end = _Done(error=error)
-        self._tell(end)
+            done = _Done(error=error)
+        self._tell(done)
 
     def _call(self, given: Any) -> Any:
         self._tell(_Turn(given))
-        return self._returned.result()
+        return self.returned.result()
 
     def _tell(self, what: _Turn | _Done) -> None:
-        def hear() -> None:
-            if not self.heard.done():
-                self.heard.set_result(what)
-
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(hear)
+            self._loop.call_soon_threadsafe(self._hear, what)
+
+    def _hear(self, what: _Turn | _Done) -> None:
+        if not self.first.done():
+            self.first.set_result(what)
+        if isinstance(what, _Done):
+            self.last.set_result(what)
 
 
 async def awaited(act: Callable[[Callable[[G], Any]], T], call: Callable[[G], Awaitable[Any]]) -> T:
@@ -93,30 +86,28 @@ async def awaited(act: Callable[[Callable[[G], Any]], T], call: Callable[[G], Aw
     thread = _Thread(act)
     thread.start()
     try:
-        heard = await asyncio.shield(thread.heard)
-    except GeneratorExit as error:
-        thread.raises(error)  # this coroutine is being closed, and must not wait
+        first = await asyncio.shield(thread.first)
+    except BaseException as error:
+        thread.returned.set_exception(_NobodyWaits("cancelled before it began"))
+        if not isinstance(error, GeneratorExit):  # a coroutine that is being closed must not wait
+            await asyncio.shield(thread.last)
         raise
-    except asyncio.CancelledError:
-        await asyncio.shield(thread.raises(_NobodyWaits("cancelled before it began")))
-        raise
-    if isinstance(heard, _Turn):
-        heard = await _made(thread, call, heard.given)
-    assert isinstance(heard, _Done)
-    if heard.error is not None:
-        raise heard.error
-    value: T = heard.value
+    if isinstance(first, _Turn):
+        await _made(lambda: call(first.given), thread.returned)
+    done = await asyncio.shield(thread.last)
+    if done.error is not None:
+        raise done.error
+    value: T = done.value
     return value
 
 
-async def _made(thread: _Thread, call: Callable[[G], Awaitable[Any]], given: Any) -> _Turn | _Done:
+async def _made(call: Callable[[], Awaitable[Any]], returned: "Future[Any]") -> None:
     try:
-        value = await call(given)
+        value = await call()
     except GeneratorExit as error:
-        thread.raises(error)
+        returned.set_exception(error)
         raise
     except BaseException as error:  # noqa: BLE001 - the thread raises it again, or what is to be raised instead
-        ended = thread.raises(error)
+        returned.set_exception(error)
     else:
-        ended = thread.returns(value)
-    return await asyncio.shield(ended)
+        returned.set_result(value)

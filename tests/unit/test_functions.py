@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from celery_idempotent import (
     AtMostOnce,
@@ -444,7 +445,10 @@ class CallableGenerator:
         (lambda order: 1, "name", "write name="),
         (functools.partial(len), "name", "write name="),
     ],
-    ids=repr,
+    ids=[
+        *("generator", "async generator", "partial of a generator", "object that is one", "class", "text"),
+        *("staticmethod", "classmethod", "task", "lambda", "partial"),
+    ],
 )
 def test_what_cannot_be_protected_is_refused_where_it_is_written(function: Any, named: str, remedy: str) -> None:
     """Before any call, with what to write instead."""
@@ -459,9 +463,9 @@ def test_what_cannot_be_protected_is_refused_where_it_is_written(function: Any, 
         ({"policy": "order"}, "policy"),
         ({"policy": len}, "policy"),
         ({"wait": -1}, "wait"),
-        ({"store": "memory://", "app": an_app()}, "store"),
+        ({"store": "memory://", "app": Celery(set_as_current=False)}, "store"),
     ],
-    ids=repr,
+    ids=["text for a policy", "no brackets", "negative wait", "two stores"],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], named: str) -> None:
     """Each error names its option; ``@idempotent`` without brackets is one of them."""

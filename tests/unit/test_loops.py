@@ -11,7 +11,6 @@ import pytest
 from celery_idempotent import AtMostOnce, LeaseLost, OutcomeUnknown, Policy, current_attempt, idempotent
 from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.loops import awaited
-from celery_idempotent.errors import SafeToRetry
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Step
@@ -279,6 +278,9 @@ def test_errors_of_the_thread_and_of_the_call_are_the_callers() -> None:
     async def fails(given: str) -> None:
         raise declined
 
+    def is_no_coroutine_function(given: str) -> Any:
+        raise declined
+
     def refuses(call: Callable[[str], Any]) -> str:
         raise LeaseLost("key", 1)
 
@@ -286,6 +288,8 @@ def test_errors_of_the_thread_and_of_the_call_are_the_callers() -> None:
         with pytest.raises(ValueError, match="declined") as raised:
             await awaited(lambda call: call("given"), fails)
         assert raised.value is declined
+        with pytest.raises(ValueError, match="declined"):
+            await awaited(lambda call: call("given"), is_no_coroutine_function)
         with pytest.raises(LeaseLost):
             await awaited(refuses, fails)
         assert await awaited(lambda call: "without a call", fails) == "without a call"
@@ -301,35 +305,3 @@ def test_step_without_a_claim_is_awaited_too() -> None:
         assert await attempt.astep("charge", lambda step: asyncio.sleep(0, step.name)) == "charge"
 
     run(test())
-
-
-def test_safe_to_retry_is_what_a_call_that_never_began_raises() -> None:
-    """In a step it says that nothing has happened; in a body that the claim can be given back."""
-    raised: list[BaseException] = []
-    goes_on = threading.Event()
-    ended = threading.Event()
-
-    def act(call: Callable[[str], Any]) -> None:
-        goes_on.wait(TIMEOUT)
-        try:
-            call("given")
-        except BaseException as error:
-            raised.append(error)
-            raise
-        finally:
-            ended.set()
-
-    async def test() -> None:
-        async def call(given: str) -> None: ...
-
-        waiting = asyncio.create_task(awaited(act, call))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        goes_on.set()
-        assert await asyncio.to_thread(ended.wait, TIMEOUT)
-
-    run(test())
-    (error,) = raised
-    assert isinstance(error, SafeToRetry)
