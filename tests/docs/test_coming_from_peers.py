@@ -26,8 +26,10 @@ from tests.support.waiting import wait_until
 
 ONCE, SINGLETON, HERE = "celery-once", "celery-singleton", "here"
 PAGES = {ONCE: DOCS / "from-celery-once.md", SINGLETON: DOCS / "from-celery-singleton.md"}
+KEPT = Policy(key="index", publish="once", retain=61)
+"""That of the pages."""
 SOON = Policy(key="index", publish="once", lease=0.5, retain=0.6)
-"""That of the pages, forgetting as soon as a policy can."""
+"""The same, forgetting as soon as a policy can."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not longer than the broker's visibility timeout")
 
@@ -76,7 +78,7 @@ def _ours(server: str, policy: Policy) -> Task:
 TASKS: dict[str, Callable[[str], Task]] = {
     ONCE: partial(_task, base=QueueOnce, name=ONCE, once={"keys": ["index"]}),
     SINGLETON: partial(_task, base=Singleton, name=SINGLETON, unique_on="index"),
-    HERE: partial(_ours, policy=Policy(key="index", publish="once", retain=61)),
+    HERE: partial(_ours, policy=KEPT),
 }
 
 
@@ -253,7 +255,7 @@ def _left(stage: Stage) -> int:
         return sum(1 for each in client.scan_iter() if each.startswith((b"qo_", b"SINGLETONLOCK_")))
 
 
-def _moved(server: str, task: Task, library: str | None) -> Task:
+def _moved(server: str, task: Task, library: str | None, policy: Policy = KEPT) -> Task:
     """Our task of the same name: plain, or with the base that ``library``'s page has for the time of a deploy."""
     app = _app(server)
     if library is None:
@@ -265,7 +267,6 @@ def _moved(server: str, task: Task, library: str | None) -> Task:
         leaving: Any = names["rebuild"]
         old = {name: getattr(leaving, name) for name in ("old_keys", "old_names") if hasattr(leaving, name)}
         options = {"base": names["Leaving"], **old}
-    policy = Policy(key="index", publish="once", retain=61)
 
     def rebuild(index: str) -> None:
         work(server, index)
@@ -302,6 +303,36 @@ def test_our_message_is_executed_there(stage: Stage, library: str) -> None:
     assert _left(stage) == 0
     assert not stage.again(here)
     assert stage.again(theirs)
+
+
+@pytest.mark.parametrize("library", PAGES)
+def test_our_message_that_runs_there_is_sent_again(stage: Stage, library: str) -> None:
+    """Nobody renews a claim for it."""
+    theirs = TASKS[library](stage.server)
+    here = _moved(stage.server, theirs, None, SOON)
+    stage.fate("wait")
+    first = here.delay("i")
+
+    with stage.worker(theirs):
+        stage.ran(1)
+        wait_until(lambda: stage.again(here), "sent again")
+        stage.client.rpush("go", 1, 1)
+        first.get(timeout=60)
+
+
+@pytest.mark.parametrize("library", PAGES)
+def test_call_that_both_have_sent_has_one_body_here(stage: Stage, library: str) -> None:
+    """Nothing keeps their message and ours out of one queue; the claim makes one operation of them."""
+    theirs = TASKS[library](stage.server)
+    here = _moved(stage.server, theirs, library)
+
+    sent = [theirs.delay("i"), here.delay("i")]
+
+    assert stage.messages == 2
+    with stage.worker(here):
+        for each in sent:
+            each.get(timeout=60)
+    assert stage.client.llen("ran") == 1
 
 
 def test_locks_of_singleton_are_cleared(stage: Stage) -> None:
