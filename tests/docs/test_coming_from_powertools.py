@@ -156,7 +156,7 @@ def test_call_while_both_run(scene: Scene, effect: Effect, row: dict[str, str]) 
 
 
 def test_result_that_powertools_loses_is_recorded_as_it_comes_back(scene: Scene) -> None:
-    """As the page warns: 0 comes back as None, and what wears both records that."""
+    """As the page warns: 0 comes back as None, and what has both guards records that."""
     theirs = _theirs(scene)(lambda order: 0)
     assert theirs(order=ORDER) == 0
 
