@@ -23,7 +23,7 @@ from aws_lambda_powertools.utilities.idempotency import (
     idempotent_function,
 )
 
-from celery_idempotent import KeyMissing, Policy, idempotent, open_store
+from celery_idempotent import KeyMissing, Policy, current_attempt, idempotent, open_store
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.documents import DOCS, code, execute_block, table
 
@@ -163,6 +163,27 @@ def test_result_that_powertools_loses_is_recorded_as_it_comes_back(scene: Scene)
     both = idempotent(Policy("order.id"), store=scene.url, name="zero")
     assert both(theirs)(order=ORDER) is None
     assert both(lambda order: 0)(order=ORDER) is None
+
+
+def test_lookup_in_place_of_the_claim_leaves_a_window(scene: Scene, effect: Effect) -> None:
+    """As the page says: who only reads Powertools' record is overtaken by an old process."""
+
+    def asking(order: dict[str, Any]) -> None:
+        found = scene.client.scan(TableName=f"theirs-{scene.name}", ConsistentRead=True)
+        assert not found["Items"], "nobody has done it"
+        scene.functions["old"](order=order)  # an old process, right now
+        effect()
+
+    idempotent(Policy("order.id"), store=scene.url, name="shop.charge")(asking)(order=ORDER)
+
+    assert effect.times == 2
+
+
+def test_body_with_both_guards_has_its_attempt(scene: Scene) -> None:
+    """Powertools stands between the claim and the body, and takes nothing from it."""
+    both = idempotent(Policy("order.id"), store=scene.url, name="attempt")
+
+    assert both(_theirs(scene)(lambda order: current_attempt().effect_key("charge")))(order=ORDER)
 
 
 # -- why the table is not shared
