@@ -14,16 +14,17 @@ from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.startup import StoreCheck
 from celery_idempotent.protocol.codec import describe
 
-_looking = threading.Lock()
+looking = threading.Lock()
 """Held while such a thread works. A pool process forked in the middle of that would inherit locks that nobody in it
 will ever release, such as those of the SQLite library; so a fork waits for the end of the look."""
 
 
 @cache
-def _fork_between_looks() -> None:
+def fork_between_looks() -> None:
+    """Have every fork of this process wait for the end of a look."""
     # What is registered last comes first before a fork: the look ends, and then stores close what must not be
     # inherited. So this is not done when the module is imported, but once the store is there.
-    os.register_at_fork(before=_looking.acquire, after_in_parent=_looking.release, after_in_child=_looking.release)
+    os.register_at_fork(before=looking.acquire, after_in_parent=looking.release, after_in_child=looking.release)
 
 
 class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
@@ -59,7 +60,7 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     def start(self, parent: Any) -> None:
         """Begin to look."""
         _, every = runtime_of(parent.app).store, self.every(parent.app)
-        _fork_between_looks()
+        fork_between_looks()
         self._thread = threading.Thread(
             target=self._run, args=(parent.app, every), name=f"celery-idempotent-{self.work}", daemon=True
         )
@@ -80,7 +81,7 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         while not self._stopping.wait(pause):
             pause = every
             try:
-                with _looking:
+                with looking:
                     pause = 0.0 if self.look(app) else every
             except (StoreUnavailable, OperationalError) as error:
                 self.failed(describe(error))
