@@ -19,14 +19,18 @@ class Notification:
     """A message of an SNS topic, without its envelope.
 
     Args:
-        message_id: SNS's id of the message: one for all queues that it reaches, and for every delivery.
-        topic: The topic's ARN.
+        message_id: SNS's id of the message: one for all queues that it reaches, and for every delivery. Empty with raw
+            message delivery, which does not tell it.
+        topic: The topic's ARN; empty with raw delivery.
         text: The message as it was published.
         subject: Its subject; empty without one.
         attributes: Its attributes as text, by name: numbers as they were written, binary ones in base64, arrays as
             JSON. So they are the same with an envelope and with raw delivery.
         kind: What SNS says that it is. Only a ``"Notification"`` was published by somebody; the others are about a
             subscription.
+        deduplication_id: Of a FIFO topic, what the publisher calls the message, or a hash of its text. SQS tells it
+            beside the body, and so it does ``group_id``.
+        group_id: Of a FIFO topic, within what messages keep their order.
     """
 
     message_id: str
@@ -35,6 +39,8 @@ class Notification:
     subject: str = ""
     attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     kind: Kind = "Notification"
+    deduplication_id: str = ""
+    group_id: str = ""
 
 
 def unwrap(body: str) -> Notification | None:

@@ -1,0 +1,199 @@
+"""Notifications of real topics in real queues: enveloped, raw, and FIFO; each becomes one operation."""
+# mypy: allow-untyped-decorators
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import boto3
+import pytest
+from celery import Celery
+
+from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent.contrib.sns import By, Route
+from celery_idempotent.contrib.sns.consumer import Pace, Subscriber
+from lab.embedded import EmbeddedAws
+from lab.embedded.aws import REGION
+from tests.support.deliveries import an_app, published
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[EmbeddedAws]:
+    with EmbeddedAws() as server:
+        yield server
+
+
+Client = Callable[[str], Any]
+
+
+@pytest.fixture
+def client(aws: EmbeddedAws) -> Client:
+    """Of a service of the emulator."""
+    session = boto3.session.Session("test", "test", region_name=REGION)
+    return lambda service: session.client(service, endpoint_url=aws.endpoint)  # type: ignore[call-overload]
+
+
+class Topic:
+    """A topic with one queue, and what one publishes to it."""
+
+    def __init__(self, client: Client, *, raw: bool = False, fifo: bool = False) -> None:
+        self.sqs: SQSClient = client("sqs")
+        self._sns = client("sns")
+        self.name = f"orders-{uuid4().hex}{'.fifo' if fifo else ''}"
+        self._arn = self._sns.create_topic(Name=self.name, Attributes={"FifoTopic": "true"} if fifo else {})["TopicArn"]
+        queue: Any = {"FifoQueue": "true"} if fifo else {}
+        self.url = self.sqs.create_queue(QueueName=self.name, Attributes=queue)["QueueUrl"]
+        arn = self.sqs.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        self._sns.subscribe(
+            TopicArn=self._arn, Protocol="sqs", Endpoint=arn, Attributes={"RawMessageDelivery": str(raw).lower()}
+        )
+
+    def publish(self, message: Any, **options: Any) -> str:
+        """Publish it as JSON; SNS's id of it."""
+        text = message if isinstance(message, str) else json.dumps(message)
+        return str(self._sns.publish(TopicArn=self._arn, Message=text, **options)["MessageId"])
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many notifications wait, and how many somebody has taken."""
+        names: Any = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        found = self.sqs.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)["Attributes"]
+        return int(found[names[0]]), int(found[names[1]])
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = an_app()
+
+    @app.task(base=IdempotentTask, shared=False, name="charge", idempotent=Policy(key="order_id"))
+    def charge(order_id: str, cents: int = 0) -> None: ...
+
+    return app
+
+
+def _consumer(app: Celery, topic: Topic, *, visibility: int = 60, **route: Any) -> Subscriber:
+    routes = [Route(queue=topic.url, task="charge", **route)]
+    return Subscriber(app, routes, lambda: topic.sqs, Pace(visibility=visibility, wait=1), threading.Event())
+
+
+def _calls(app: Celery) -> list[tuple[Any, str | None, str]]:
+    """Of each published call its arguments, explicit key and task id."""
+    return [(each.payload[1], each.headers.get("idempotency_key"), each.headers["id"]) for each in published(app)]
+
+
+def test_notification_becomes_a_call_under_snss_id_of_it(app: Celery, client: Client) -> None:
+    """With the members of its message that the task has parameters for; then the queue is empty."""
+    topic = Topic(client)
+    message_id = topic.publish({"order_id": "o-1", "cents": 500, "other": True}, Subject="placed")
+
+    assert _consumer(app, topic).look() == 0
+
+    ((arguments, key, _),) = _calls(app)
+    assert arguments == {"order_id": "o-1", "cents": 500}
+    assert key == message_id
+    assert topic.held == (0, 0)
+
+
+def test_raw_notification_has_attributes_and_no_id(app: Celery, client: Client) -> None:
+    """A part of the message takes the id's place; attributes choose, in base64 where they are binary."""
+    topic = Topic(client, raw=True)
+    attributes = {
+        "event": {"DataType": "String", "StringValue": "placed"},
+        "seal": {"DataType": "Binary", "BinaryValue": b"\x00\x01"},
+    }
+    topic.publish({"order_id": "o-1"}, MessageAttributes=attributes)
+
+    _consumer(
+        app, topic, key="message.order_id", when="attributes.event == 'placed' && attributes.seal == 'AAE='"
+    ).look()
+
+    assert [(arguments, key) for arguments, key, _ in _calls(app)] == [({"order_id": "o-1"}, "o-1")]
+
+
+def test_raw_notification_without_a_key_stays(app: Celery, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """SQS's own id is another one if SNS sends it twice, so nothing is made of it."""
+    topic = Topic(client, raw=True)
+    topic.publish({"order_id": "o-1"})
+
+    _consumer(app, topic).look()
+
+    assert _calls(app) == []
+    assert topic.held == (0, 1)
+    assert "sns_stays" in caplog.text
+    assert "key='message.id'" in caplog.text
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_deduplication_id_of_a_fifo_topic_is_the_key(app: Celery, client: Client, raw: bool) -> None:
+    """In the order of the group, and also after the five minutes within which SNS drops a second one."""
+    topic = Topic(client, raw=raw, fifo=True)
+    for number in range(3):
+        topic.publish({"order_id": f"o-{number}"}, MessageGroupId="g", MessageDeduplicationId=f"d-{number}")
+
+    _consumer(app, topic).look()
+
+    calls = [(arguments["order_id"], key) for arguments, key, _ in _calls(app)]
+    assert calls == [(f"o-{number}", f"{topic.name}:d-{number}") for number in range(3)]
+
+
+def test_group_of_a_notification_that_stays_waits_for_it(app: Celery, client: Client) -> None:
+    """Other groups go on; once it is gone, its own does."""
+    topic = Topic(client, fifo=True)
+    for group, message in (("g", "no JSON"), ("g", {"order_id": "o-2"}), ("h", {"order_id": "o-3"})):
+        topic.publish(message, MessageGroupId=group, MessageDeduplicationId=uuid4().hex)
+    consumer = _consumer(app, topic, visibility=1)
+
+    consumer.look()
+    assert [arguments for arguments, _, _ in _calls(app)] == [{"order_id": "o-3"}]
+
+    def bad_one() -> Any:
+        found = topic.sqs.receive_message(QueueUrl=topic.url, WaitTimeSeconds=2).get("Messages")
+        return found and found[0]
+
+    bad = wait_until(bad_one, "the first of the group is back")
+    assert "no JSON" in bad["Body"]
+    topic.sqs.delete_message(QueueUrl=topic.url, ReceiptHandle=bad["ReceiptHandle"])
+    wait_until(lambda: consumer.look() == 0 and topic.held == (0, 0), "the second is taken")
+    assert [arguments for arguments, _, _ in _calls(app)] == [{"order_id": "o-2"}]
+
+
+def test_death_between_publishing_and_deleting_repeats_one_operation(app: Celery, client: Client) -> None:
+    """The same key and the same task id."""
+    topic = Topic(client)
+    topic.publish({"order_id": "o-1"})
+    consumer = _consumer(app, topic, visibility=1, key=By.POLICY)
+
+    class Died(BaseException):
+        pass
+
+    def die(**_: Any) -> None:
+        raise Died
+
+    topic.sqs.meta.events.register("before-call.sqs.DeleteMessageBatch", die)
+    with pytest.raises(Died):
+        consumer.look()
+    topic.sqs.meta.events.unregister("before-call.sqs.DeleteMessageBatch", die)
+    wait_until(lambda: consumer.look() == 0 and topic.held == (0, 0), "it came again and was deleted")
+
+    first, second = _calls(app)
+    assert first == second
+    assert first[1] is None
+
+
+def test_consumer_that_stops_gives_back_what_it_did_not_try(app: Celery, client: Client) -> None:
+    """It is there for the next one at once."""
+    topic = Topic(client)
+    topic.publish({"order_id": "o-1"})
+    consumer = _consumer(app, topic)
+    consumer._stopping.set()
+
+    consumer.look()
+
+    assert _calls(app) == []
+    assert topic.held == (1, 0)
