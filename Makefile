@@ -6,9 +6,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Programs that are no Python packages. Without them, and without root to install them, tests are skipped on a
 # laptop and fail in CI.
-APT := strace mariadb-server rabbitmq-server chromium chromium-driver prometheus
-PROGRAMS := strace mariadbd rabbitmq-server chromium chromedriver promtool
+APT := strace mariadb-server rabbitmq-server chromium chromium-driver prometheus nodejs
+PROGRAMS := strace mariadbd rabbitmq-server chromium chromedriver promtool node
 SYSTEM := .venv/.system
+# 430 MB for one test, so not part of what `make fast` needs.
+CDK := .venv/.cdk
 
 # A small environment of the demo's own: a fifth of .venv. Another store or broker adds its server to it.
 DEMO := .venv-demo
@@ -39,6 +41,10 @@ help:  ## list the targets; variables follow: make demo STORE=redis
 $(INSTALLED): setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(CDK): $(INSTALLED)
+	$(BIN)/pip install --quiet --editable '.[cdk]'
 	@touch $@
 
 $(DEMO)/bin/pip:
@@ -79,7 +85,7 @@ types: $(INSTALLED)
 pure: $(INSTALLED)
 	$(PYTEST) $(WORKERS) tests/unit
 
-covered: $(SYSTEM)
+covered: $(SYSTEM) $(CDK)
 	@# Apart from the races of the contract: whoever has imported the unit tests has an audit hook, and in its midst
 	@# Python 3.11 may end a thread that begins under coverage (tests/unit/conftest.py).
 	$(PYTEST) $(WORKERS) tests/unit tests/docs tests/processes --cov --cov-report=

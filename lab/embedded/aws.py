@@ -52,7 +52,7 @@ class EmbeddedAws(Server):
             env={
                 "GATEWAY_PORT": str(self.port),
                 "BIND_HOST": HOST,  # its default is every interface
-                "SERVICES": "dynamodb,sns,sqs",
+                "SERVICES": "cloudformation,dynamodb,kms,sns,sqs",
                 "LOG_LEVEL": "WARNING",
                 "MINISTACK_EDITION": self._name,  # its health page shows this: proof that the answer is ours
                 "PERSIST_STATE": "0",

@@ -241,9 +241,11 @@ class Subscriber:
         if self._room > 0 and time.monotonic() < self._counted_at + _COUNT_EVERY:
             return True
         self._room, self._counted_at = self._ask_broker(), time.monotonic()
-        if self._is_full != (self._room <= 0):
-            self._is_full = not self._is_full
-            say(logger.info, "sns_waits" if self._is_full else "sns_goes_on", queue=self._queue)
+        was_full, self._is_full = self._is_full, self._room <= 0
+        if self._is_full and not was_full:
+            say(logger.info, "sns_waits", queue=self._queue, backlog=self._pace.backlog)
+        elif was_full and not self._is_full:
+            say(logger.info, "sns_goes_on", queue=self._queue)
         return self._room > 0
 
     def _ask_broker(self) -> int:
