@@ -17,6 +17,7 @@ from celery_idempotent.contrib.sns.consumer import Pace, Subscriber
 from lab.embedded import EmbeddedAws
 from lab.embedded.aws import REGION
 from tests.support.deliveries import an_app, published
+from tests.support.documents import DOCS
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -197,3 +198,19 @@ def test_consumer_that_stops_gives_back_what_it_did_not_try(app: Celery, client:
 
     assert _calls(app) == []
     assert topic.held == (1, 0)
+
+
+def test_consumer_needs_only_what_its_policy_grants(app: Celery, client: Client) -> None:
+    """A request about several messages takes the permission for one."""
+    topic, called = Topic(client), set[str]()
+    topic.sqs.meta.events.register("before-call.sqs", lambda model, **_: called.add(model.name.removesuffix("Batch")))
+    routes = [Route(queue=topic.name, task="charge")]
+    consumer = Subscriber(app, routes, lambda: topic.sqs, Pace(wait=1), threading.Event())
+
+    for _ in range(2):
+        topic.publish({"order_id": "o-1"})
+        consumer.look()
+        consumer._stopping.set()
+
+    (statement,) = json.loads((DOCS / "aws" / "iam-sns-consumer.json").read_text())["Statement"]
+    assert statement["Action"] == sorted(f"sqs:{each}" for each in called)

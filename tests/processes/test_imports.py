@@ -30,6 +30,7 @@ def charge(order_id): ...
 app.Worker(pool="solo")
 assert charge.apply(("o-1",)).successful()
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
+print(*sorted(name for name in sys.modules if name.startswith("celery_idempotent.contrib")))
 """
 
 
@@ -37,7 +38,27 @@ def test_worker_imports_nothing_that_it_does_not_use() -> None:
     """Neither what draws tables and serves pages, nor what measures, nor the drivers of other stores."""
     printed = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, check=True).stdout
 
-    assert not {*printed.split()} & {
+    packages, contrib = printed.splitlines()
+    assert {*contrib.split()} <= {f"celery_idempotent.contrib{each}" for each in ("", ".web", ".web.command")}
+    assert not {*packages.split()} & {
         *("rich", "starlette", "jinja2", "uvicorn", "opentelemetry"),
         *("boto3", "redis", "sqlalchemy", "psycopg"),
     }
+
+
+CONSUMER = """
+import sys
+from celery import Celery
+from celery_idempotent.contrib.sns import Route, consume, unwrap
+
+assert unwrap("{}") is None
+consume(Celery("shop"), Route(queue="orders", task="shop.charge"))
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def test_publisher_of_an_app_that_consumes_imports_nothing_of_aws() -> None:
+    """Nor does a Lambda function that only takes envelopes off: a worker imports boto3 when it begins to consume."""
+    printed = subprocess.run([sys.executable, "-c", CONSUMER], capture_output=True, text=True, check=True).stdout
+
+    assert not {*printed.split()} & {"boto3", "botocore"}

@@ -58,6 +58,7 @@ PACKAGES: dict[str, set[str]] = {
     "contrib": set(),
     "contrib.django": {"celery", "django", "sqlalchemy"},
     "contrib.otel": {"opentelemetry"},
+    "contrib.sns": {"boto3", "celery", "click", "jmespath", "mypy_boto3_sqs"},
     "contrib.web": {"celery", "click", "jinja2", "markupsafe", "starlette", "uvicorn"},
     "testing": {"celery", "kombu", "pytest", "sqlalchemy"},
 }

@@ -65,6 +65,7 @@ PUBLIC = {
         "verdict_given",
     },
     "celery_idempotent.contrib.otel": {"instrument", "uninstrument"},
+    "celery_idempotent.contrib.sns": {"By", "Notification", "Route", "consume", "unwrap"},
     "celery_idempotent.outbox": {"relay", "send"},
     "celery_idempotent.beat": {"PersistentScheduler", "SchedulerMixin"},
     "celery_idempotent.stores": {

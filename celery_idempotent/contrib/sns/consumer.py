@@ -258,8 +258,8 @@ class Subscriber:
             connection.ensure_connection(max_retries=1, interval_start=0)
             if self._pace.backlog is None:
                 return sys.maxsize
-            names = {_queue_of(self._app, route) for route, _ in self._routes} - {""}
-            return self._pace.backlog - max((_waiting(connection, name) for name in names), default=0)
+            names = {_queue_of(self._app, route) for route, _ in self._routes}
+            return self._pace.backlog - max(_waiting(connection, name) for name in names)
 
 
 def _check(task: Any, call: TaskCall, options: Mapping[str, Any]) -> None:
@@ -295,10 +295,9 @@ def _entries(messages: Iterable["MessageTypeDef"], **more: int) -> list[Any]:
 
 
 def _queue_of(app: Celery, route: Route) -> str:
-    """The broker's queue that calls go to; empty where they go to an exchange."""
-    options = dict(route.options)
-    queue = options.get("queue") or app.amqp.router.route(options, route.task_name, (), {}).get("queue")
-    return str(getattr(queue, "name", queue) or "")
+    """The broker's queue that its calls go to."""
+    queue = app.amqp.router.route(dict(route.options), route.task_name, (), {})["queue"]
+    return str(getattr(queue, "name", queue))
 
 
 def _waiting(connection: Any, queue: str) -> int:

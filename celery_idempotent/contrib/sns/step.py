@@ -4,6 +4,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -72,10 +73,8 @@ def _check(option: str, value: int, least: int, most: int) -> None:
 
 
 def _client() -> "SQSClient":
-    try:
-        import boto3
-    except ModuleNotFoundError as error:
-        raise ImportError(f'{error.name} is not installed; run: pip install "celery-idempotent[sns]"') from error
+    import boto3
+
     return boto3.client("sqs")
 
 
@@ -92,10 +91,12 @@ class Subscribers(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has 
         super().__init__(parent, **kwargs)
 
     def create(self, parent: Any) -> None:
-        """Refuse to start a worker for a task that would run more than once."""
+        """Refuse to start a worker for a task that would run more than once, or one that cannot ask SQS."""
         try:
             for each in _consumed_by(parent.app):
                 check_routes(parent.app, each.routes)
+                if each.client is _client and find_spec("boto3") is None:
+                    raise click.ClickException('boto3 is not installed; run: pip install "celery-idempotent[sns]"')
         except PolicyError as error:
             raise click.ClickException(f"celery-idempotent: {error}") from error
 

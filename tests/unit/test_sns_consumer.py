@@ -1,0 +1,432 @@
+"""A consumer of a queue, with SQS acted by a list: what it publishes, deletes, leaves and gives back."""
+# mypy: allow-untyped-decorators
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent.contrib.sns import By, Route
+from celery_idempotent.contrib.sns import consumer as module
+from celery_idempotent.contrib.sns.consumer import Pace, Subscriber
+from tests.support.deliveries import an_app, published
+
+TOPIC = "arn:aws:sns:eu-west-1:123456789012:orders"
+
+
+def _notification(message: Any, **fields: str) -> str:
+    text = message if isinstance(message, str) else json.dumps(message)
+    return json.dumps({"Type": "Notification", "MessageId": uuid4().hex, "TopicArn": TOPIC, "Message": text, **fields})
+
+
+class Queue:
+    """SQS, of one queue: whoever asks gets everything that is visible, and what was asked of it is noted."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.asked: list[dict[str, Any]] = []
+        self.deleted: list[str] = []
+        self.given_back: list[str] = []
+        self.fails: Exception | None = None
+        self.names: list[str] = []
+
+    def put(self, *bodies: str, group: str = "") -> None:
+        for body in bodies:
+            name = f"m-{len(self.messages)}"
+            attributes = {"ApproximateReceiveCount": "1", **({"MessageGroupId": group} if group else {})}
+            self.messages.append({"MessageId": name, "ReceiptHandle": name, "Body": body, "Attributes": attributes})
+
+    def get_queue_url(self, QueueName: str) -> dict[str, str]:  # noqa: N803
+        self.names.append(QueueName)
+        return {"QueueUrl": f"https://sqs.eu-west-1.amazonaws.com/1/{QueueName}"}
+
+    def receive_message(self, **options: Any) -> dict[str, Any]:
+        self.asked.append(options)
+        if self.fails is not None:
+            raise self.fails
+        most = options["MaxNumberOfMessages"]
+        taken, self.messages = self.messages[:most], self.messages[most:]
+        return {"Messages": taken} if taken else {}
+
+    def delete_message_batch(self, QueueUrl: str, Entries: list[Any]) -> dict[str, Any]:  # noqa: N803
+        gone = [each for each in Entries if each["ReceiptHandle"] != "m-lost"]
+        self.deleted += [each["ReceiptHandle"] for each in gone]
+        return {"Failed": [{"Code": "ReceiptHandleIsInvalid"}]} if len(gone) < len(Entries) else {}
+
+    def change_message_visibility_batch(self, QueueUrl: str, Entries: list[Any]) -> None:  # noqa: N803
+        assert {each["VisibilityTimeout"] for each in Entries} == {0}
+        self.given_back += [each["ReceiptHandle"] for each in Entries]
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = an_app()
+
+    @app.task(base=IdempotentTask, shared=False, name="charge", idempotent=Policy(key="order_id"))
+    def charge(order_id: str, cents: int = 0) -> None: ...
+
+    @app.task(base=IdempotentTask, shared=False, name="secret", idempotent=Policy(redact_errors=True))
+    def secret(order_id: str) -> None: ...
+
+    return app
+
+
+Consumer = Callable[..., Subscriber]
+
+
+@pytest.fixture
+def consumer(app: Celery, queue: Queue) -> Consumer:
+    def make(pace: Pace | None = None, **route: Any) -> Subscriber:
+        routes = [Route(**{"queue": "orders", "task": "charge", **route})]
+        client: Any = lambda: queue  # noqa: E731
+        return Subscriber(app, routes, client, pace or Pace(), threading.Event())
+
+    return make
+
+
+def test_queue_is_asked_by_its_url(consumer: Consumer, queue: Queue) -> None:
+    """Which a name is turned into once, and a URL is already."""
+    by_name, by_url = consumer(), consumer(queue="https://sqs.eu-west-1.amazonaws.com/1/orders")
+    for each in (by_name, by_name, by_url):
+        each.look()
+
+    assert queue.names == ["orders"]
+    assert {each["QueueUrl"] for each in queue.asked} == {"https://sqs.eu-west-1.amazonaws.com/1/orders"}
+    assert {(each["VisibilityTimeout"], each["WaitTimeSeconds"]) for each in queue.asked} == {(60, 10)}
+
+
+def test_call_has_the_options_of_its_route(app: Celery, consumer: Consumer, queue: Queue) -> None:
+    """A queue of its own among them."""
+    queue.put(_notification({"order_id": "o-1"}))
+    name = uuid4().hex
+
+    consumer(options={"queue": name, "headers": {"tenant": "acme"}}).look()
+
+    (message,) = published(app, name)
+    assert message.headers["tenant"] == "acme"
+    assert queue.deleted == ["m-0"]
+
+
+@pytest.mark.parametrize(
+    ("message", "route", "told"),
+    [
+        ("no JSON", {}, "no object"),
+        ({"cents": 500}, {}, "order_id"),
+        ({"order_id": None}, {"key": By.POLICY}, "KeyMissing"),
+        ({"order_id": "o-1"}, {"key": "message.event_id"}, "KeyMissing"),
+        ({"order_id": "o-1"}, {"key": "message.order_id", "arguments": lambda each: 1 // 0}, "ZeroDivisionError"),
+        ({"order_id": ""}, {"key": "message.order_id"}, "KeyMissing"),
+        ({"order_id": "o-1"}, {"when": "message.cents"}, "no route"),
+        ({"order_id": "o-1"}, {"options": {"serializer": "none such"}}, "none such"),
+        ({"order_id": "o-1"}, {"options": {"countdown": "soon"}}, "TypeError"),
+    ],
+)
+def test_notification_of_which_no_call_can_be_made_stays(
+    app: Celery,
+    consumer: Consumer,
+    queue: Queue,
+    caplog: pytest.LogCaptureFixture,
+    message: Any,
+    route: Any,
+    told: str,
+) -> None:
+    """It is neither deleted nor given back, so it comes again later; others are published."""
+    queue.put(_notification(message), _notification({"order_id": "o-2"}))
+
+    consumer(**route).look()
+
+    assert "m-0" not in queue.deleted + queue.given_back
+    line = next(each for each in caplog.records if "idempotency.sns_stays" in each.getMessage())
+    assert line.levelno == logging.ERROR
+    assert told in line.getMessage()
+    assert "deliveries=1" in line.getMessage()
+
+
+def test_reason_keeps_what_a_task_redacts(consumer: Consumer, queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    """Only the type of the error, as its text can quote a message."""
+    queue.put(_notification({"order_id": "o-1"}))
+
+    consumer(task="secret", key=lambda each: {}[each.text]).look()
+
+    assert "reason=PolicyError" in caplog.text
+    assert "o-1" not in caplog.text
+
+
+def test_word_about_a_subscription_is_deleted(
+    app: Celery, consumer: Consumer, queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a line in the log, and without a call."""
+    queue.put(_notification("You have chosen to subscribe", Type="SubscriptionConfirmation"))
+
+    consumer().look()
+
+    assert queue.deleted == ["m-0"]
+    assert published(app) == []
+    assert "sns_passed_over" in caplog.text
+
+
+def test_notification_that_is_not_deleted_is_told(
+    consumer: Consumer, queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It comes again, as the same operation."""
+    queue.put(_notification({"order_id": "o-1"}))
+    queue.messages[0]["ReceiptHandle"] = "m-lost"
+
+    consumer().look()
+
+    assert "sns_not_deleted" in caplog.text
+    assert "ReceiptHandleIsInvalid" in caplog.text
+
+
+def test_fifo_queue_is_read_one_by_one_while_one_stays(consumer: Consumer, queue: Queue) -> None:
+    """Those behind it would use up deliveries on their own way to the dead letter queue."""
+    queue.put("no JSON", _notification({"order_id": "o-1"}), group="g")
+    queue.put(_notification({"order_id": "o-2"}), group="h")
+    ordered = consumer(queue="orders.fifo")
+
+    ordered.look()
+    ordered.look()
+
+    assert queue.deleted == ["m-2"]
+    assert [each["MaxNumberOfMessages"] for each in queue.asked] == [10, 1]
+
+
+def test_groups_of_a_standard_queue_wait_for_nobody(consumer: Consumer, queue: Queue) -> None:
+    """They share the queue fairly, and have no order."""
+    queue.put("no JSON", _notification({"order_id": "o-1"}), group="g")
+
+    consumer().look()
+
+    assert queue.deleted == ["m-1"]
+
+
+@pytest.mark.parametrize("given", [{}, {"MessageGroupId": "own"}])
+def test_call_keeps_its_group_on_a_broker_of_sqs(
+    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    """Unless the route names one. Other brokers know no groups."""
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(app.tasks["charge"], "apply_async", lambda **options: calls.append(options))
+    for is_sqs in (False, True):
+        monkeypatch.setattr(module, "runtime_of", lambda _, is_sqs=is_sqs: _Runtime(is_sqs))
+        queue.put(_notification({"order_id": "o-1"}), group="g")
+        consumer(queue="orders.fifo", options=given).look()
+
+    assert [each.get("MessageGroupId") for each in calls] == [given.get("MessageGroupId"), "own" if given else "g"]
+
+
+class _Runtime:
+    def __init__(self, is_sqs: bool) -> None:
+        self.broker = self
+        self.is_sqs = is_sqs
+
+
+# -- the broker
+
+
+def _away(*_: Any, **__: Any) -> Any:
+    raise OperationalError("connection refused")
+
+
+def test_nothing_is_taken_while_the_broker_is_away(
+    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each delivery would count on a notification's way to the dead letter queue."""
+    queue.put(_notification({"order_id": "o-1"}))
+    monkeypatch.setattr(app, "connection_for_write", _away)
+
+    with pytest.raises(OperationalError):
+        consumer().look()
+
+    assert queue.asked == []
+
+
+def test_what_was_taken_is_given_back_when_the_broker_goes(
+    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was published before is deleted."""
+    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(3)))
+    publish, sent = app.tasks["charge"].apply_async, list[str]()
+
+    def once(**options: Any) -> Any:
+        if sent:
+            monkeypatch.setattr(app, "connection_for_write", _away)
+            _away()
+        sent.append("")
+        return publish(**options)
+
+    monkeypatch.setattr(app.tasks["charge"], "apply_async", once)
+
+    with pytest.raises(OperationalError):
+        consumer().look()
+
+    assert queue.deleted == ["m-0"]
+    assert queue.given_back == ["m-1", "m-2"]
+
+
+def test_message_that_a_broker_refuses_stays_alone(
+    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker is there, so it was this message's fault."""
+    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(2)))
+    publish = app.tasks["charge"].apply_async
+
+    def refuse_first(**options: Any) -> Any:
+        return _away() if options["kwargs"]["order_id"] == "o-0" else publish(**options)
+
+    monkeypatch.setattr(app.tasks["charge"], "apply_async", refuse_first)
+
+    consumer().look()
+
+    assert (queue.deleted, queue.given_back) == (["m-1"], [])
+    assert "connection refused" in caplog.text
+
+
+def test_no_more_is_taken_than_may_wait(app: Celery, consumer: Consumer, queue: Queue, caplog: Any) -> None:
+    """Until workers have taken some of it; SQS keeps the rest."""
+    caplog.set_level(logging.INFO)
+    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(5)))
+    careful = consumer(Pace(backlog=2))
+
+    assert [careful.look() for _ in range(3)] == [0.0, 1.0, 1.0]
+    assert len(published(app)) == 2
+    assert careful.look() == 0.0
+
+    assert len(published(app)) == 2
+    assert [each["MaxNumberOfMessages"] for each in queue.asked] == [2, 2]
+    assert caplog.text.count("sns_waits") == caplog.text.count("sns_goes_on") == 1
+
+
+def test_any_number_may_wait_if_nobody_says_how_many(app: Celery, consumer: Consumer, queue: Queue) -> None:
+    """The broker is asked nothing but whether it is there."""
+    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(12)))
+    greedy = consumer(Pace(backlog=None))
+
+    greedy.look()
+    greedy.look()
+
+    assert len(published(app)) == 12
+
+
+class _Channel:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def queue_declare(self, **_: Any) -> None:
+        raise self.error
+
+    def close(self) -> None:
+        raise OSError("closed by the error")
+
+
+class _Refusal(Exception):
+    def __init__(self, reply_code: Any = None) -> None:
+        self.reply_code = reply_code
+
+
+@pytest.mark.parametrize("code", [404, "404"])
+def test_queue_that_is_not_there_yet_has_room(code: Any) -> None:
+    """Publishing makes it."""
+    connection = type("Connection", (), {"channel": lambda _: _Channel(_Refusal(code)), "channel_errors": (_Refusal,)})
+    assert module._waiting(connection(), "celery") == 0
+
+
+def test_refusal_of_another_kind_is_told() -> None:
+    """Such as of a queue that the worker may not look at."""
+    connection = type("Connection", (), {"channel": lambda _: _Channel(_Refusal(403)), "channel_errors": (_Refusal,)})
+    with pytest.raises(_Refusal):
+        module._waiting(connection(), "celery")
+
+
+def test_fullest_queue_that_calls_go_to_counts(app: Celery, queue: Queue) -> None:
+    """By an option of a route, by the app's own routes, or by default."""
+    routed, named = uuid4().hex, uuid4().hex
+    app.conf.task_routes = {"secret": {"queue": routed}}
+    options = {"charge": {}, "secret": {}, "named": {"queue": named}}
+    routes = [
+        Route(queue="orders", task=task.replace("named", "charge"), options=given) for task, given in options.items()
+    ]
+    client: Any = lambda: queue  # noqa: E731
+    subject = Subscriber(app, routes, client, Pace(backlog=1), threading.Event())
+
+    for name in (app.conf.task_default_queue, routed, named):
+        app.tasks["charge"].apply_async(("o-1",), queue=name)
+        assert subject.look() == 1.0
+        assert len(published(app, name)) == 1
+    assert subject.look() == 0.0
+
+
+# -- its life
+
+
+def test_batch_ends_with_its_visibility(
+    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From then on another consumer may have the rest."""
+    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(2)))
+    now = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    publish = app.tasks["charge"].apply_async
+
+    def slowly(**options: Any) -> Any:
+        now[0] += 60
+        return publish(**options)
+
+    monkeypatch.setattr(app.tasks["charge"], "apply_async", slowly)
+
+    consumer().look()
+
+    assert (queue.deleted, queue.given_back) == (["m-0"], ["m-1"])
+
+
+def test_it_goes_on_whatever_fails_with_growing_pauses(
+    consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Up to a minute, and from the beginning once it has looked in vain for nothing."""
+    queue.fails = ConnectionError("no route to host")
+    subject, pauses = consumer(), list[float]()
+
+    def wait(pause: float) -> bool:
+        pauses.append(pause)
+        queue.fails = None if len(pauses) == 9 else queue.fails
+        queue.fails = ConnectionError("again") if len(pauses) == 10 else queue.fails
+        return len(pauses) == 12
+
+    monkeypatch.setattr(subject._stopping, "wait", wait)
+    subject.run()
+
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60, 0, 1, 2]
+    assert caplog.text.count("sns_failed") == 10
+    assert "no route to host" in caplog.text
+
+
+def test_it_stops_after_the_call_at_hand(
+    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it did not try is there for others at once."""
+    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(3)))
+    subject, publish = consumer(), app.tasks["charge"].apply_async
+
+    def last(**options: Any) -> Any:
+        subject._stopping.set()
+        return publish(**options)
+
+    monkeypatch.setattr(app.tasks["charge"], "apply_async", last)
+
+    subject.run()
+
+    assert len(published(app)) == 1
+    assert (queue.deleted, queue.given_back) == (["m-0"], ["m-1", "m-2"])
