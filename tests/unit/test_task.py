@@ -371,7 +371,7 @@ def test_threads_never_cross(app: Celery) -> None:
 
 def test_no_attempt_outside_of_a_task() -> None:
     """Asking for the attempt where none executes is a clear error."""
-    with pytest.raises(LookupError, match="no idempotent task"):
+    with pytest.raises(LookupError, match="nothing idempotent is executing"):
         current_attempt()
 
 

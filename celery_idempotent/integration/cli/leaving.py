@@ -13,9 +13,10 @@ from celery_idempotent.printable import one_line
 @as_json
 @click.pass_context
 def coming_from(context: click.Context, as_json: bool) -> None:
-    """Print what to write for each task of celery-once or celery-singleton.
+    """Print what to write for tasks of other libraries.
 
-    As a diff, and below it what has no counterpart. Changes nothing and needs no store.
+    For each task of celery-once or celery-singleton: as a diff, and below it what has no counterpart. Changes nothing
+    and needs no store.
     """
     app = app_of(context)
     found = translations(app)
