@@ -10,12 +10,14 @@ from uuid import uuid4
 import boto3
 import pytest
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.contrib.sns import By, Route
 from celery_idempotent.contrib.sns.consumer import Pace, Subscriber
 from lab.embedded import EmbeddedAws
 from lab.embedded.aws import REGION
+from lab.embedded.server import free_port
 from tests.support.deliveries import an_app, published
 from tests.support.documents import DOCS
 from tests.support.waiting import wait_until
@@ -214,3 +216,41 @@ def test_consumer_needs_only_what_its_policy_grants(app: Celery, client: Client)
 
     (statement,) = json.loads((DOCS / "aws" / "iam-sns-consumer.json").read_text())["Statement"]
     assert statement["Action"] == sorted(f"sqs:{each}" for each in called)
+
+
+@pytest.mark.parametrize("broker", ["redis", "rabbitmq", "sqs"])
+def test_tasks_that_wait_at_a_broker_are_counted(broker: str, aws: EmbeddedAws, request: pytest.FixtureRequest) -> None:
+    """None of a queue that does not exist yet; a consumer has room for the others up to its limit."""
+    options: dict[str, Any] = {}
+    if broker == "sqs":
+        url, options = aws.broker_url, {"region": REGION, "is_secure": False}
+    else:
+        server = request.getfixturevalue(f"{broker}_server")
+        url = server.broker_url if broker == "rabbitmq" else server.url
+    app = Celery("shop", broker=url, set_as_current=False)
+    app.conf.update(broker_transport_options=options, task_default_queue=uuid4().hex, idempotency_store="memory://")
+
+    def charge() -> None: ...
+
+    task = app.task(shared=False, name="charge")(charge)
+    sqs: Any = None
+    consumer = Subscriber(app, [Route(queue="orders", task="charge")], sqs, Pace(backlog=3), threading.Event())
+
+    assert consumer._ask_broker() == 3
+    for _ in range(2):
+        task.delay()
+    wait_until(lambda: consumer._ask_broker() == 1, "both are counted")
+
+
+def test_broker_that_is_gone_is_noticed() -> None:
+    """At once, and not after all retries of a publisher."""
+    app = Celery("shop", broker=f"redis://127.0.0.1:{free_port()}", set_as_current=False)
+
+    def charge() -> None: ...
+
+    app.task(shared=False, name="charge")(charge)
+    sqs: Any = None
+    consumer = Subscriber(app, [Route(queue="orders", task="charge")], sqs, Pace(), threading.Event())
+
+    with pytest.raises(OperationalError):
+        consumer.look()

@@ -17,6 +17,7 @@ from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.contrib.sns import By, Route
 from celery_idempotent.contrib.sns import consumer as module
 from celery_idempotent.contrib.sns.consumer import Pace, Subscriber
+from celery_idempotent.integration.periodic import looking
 from tests.support.deliveries import an_app, published
 
 TOPIC = "arn:aws:sns:eu-west-1:123456789012:orders"
@@ -118,6 +119,25 @@ def test_call_has_the_options_of_its_route(app: Celery, consumer: Consumer, queu
     (message,) = published(app, name)
     assert message.headers["tenant"] == "acme"
     assert queue.deleted == ["m-0"]
+
+
+def test_a_fork_waits_for_what_is_published_and_not_for_a_poll(
+    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child would inherit the locks of a publisher; a poll takes seconds, and a pool process that died waits."""
+    queue.put(_notification({"order_id": "o-1"}))
+    held: list[bool] = []
+    receive, publish = queue.receive_message, app.tasks["charge"].apply_async
+    monkeypatch.setattr(queue, "receive_message", lambda **each: held.append(looking.locked()) or receive(**each))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        app.tasks["charge"],
+        "apply_async",
+        lambda **each: held.append(looking.locked()) or publish(**each),  # type: ignore[func-returns-value]
+    )
+
+    consumer().look()
+
+    assert held == [False, True]
 
 
 @pytest.mark.parametrize(

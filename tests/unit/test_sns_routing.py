@@ -185,6 +185,8 @@ def test_each_delivery_of_a_notification_has_one_task_id() -> None:
         ({"when": "event == 'a' ||"}, "is not a JMESPath"),
         ({"when": 1}, "must be a JMESPath, or a function"),
         ({"arguments": "{order: order}"}, "there is no 'order'"),
+        ({"options": {"task_id": "t"}}, "options='task_id': it follows from the notification"),
+        ({"options": {"idempotency_key": "k"}}, "options='idempotency_key'"),
         ({"arguments": lambda a, b: {}}, "must take the notification alone"),
     ],
 )

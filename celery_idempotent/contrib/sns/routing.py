@@ -29,6 +29,9 @@ class By(Enum):
     """The task's policy, as of any other call."""
 
 
+_DERIVED = {"args", "kwargs", "task_id", "idempotency_key"}
+"""Options of ``apply_async`` that a route cannot give."""
+
 Choice = str | Callable[[Notification], Any]
 """A JMESPath over what a notification tells, or a function of it."""
 
@@ -65,6 +68,8 @@ class Route:
     def __post_init__(self) -> None:
         if not (isinstance(self.queue, str) and self.queue_name):
             raise PolicyError("queue", repr(self.queue), "must be the name or the URL of an SQS queue")
+        for name in _DERIVED & self.options.keys():
+            raise PolicyError("options", repr(name), "it follows from the notification; leave it out")
         for name in ("arguments", "when"):
             if getattr(self, name) is not None:
                 _check(name, getattr(self, name))
