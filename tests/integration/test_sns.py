@@ -93,7 +93,7 @@ class Street:
             subprocess.run(command, cwd=self.folder, env=self.environment, check=True, capture_output=True)
 
     def worker(self, module: str, service: str) -> subprocess.Popen[bytes]:
-        command = ["celery", "-A", f"{module}:{service}", "worker", "--pool", "threads", "--concurrency", "2"]
+        command = ["celery", "-A", f"{module}:{service}", "worker", "--concurrency", "2"]
         with (self.folder / f"{service}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "lab.tether", *command, "--loglevel", "INFO", "--hostname", f"{service}@%h"],
