@@ -16,9 +16,10 @@ from kombu.exceptions import KombuError
 
 from celery_idempotent.engine.claim import Claim, effect_key
 from celery_idempotent.engine.loops import awaited
+from celery_idempotent.engine.objects import ObjectLost, fetched
 from celery_idempotent.engine.transaction import BodyTransaction, derived_id, signature_of
 from celery_idempotent.errors import OutcomeUnknown, PolicyError, ResultLost, SafeToRetry, WriteRefused
-from celery_idempotent.protocol.codec import Codec, Kept
+from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import Effect
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.steps import Begin, Call, Doubt, Finished, Recall, Step, Terms, decide_step, terms_of
@@ -306,10 +307,7 @@ class ProtectedAttempt(Attempt):
             raise PolicyError("commit", "a second time", "an operation commits once; give all writes to one commit()")
         kept = self._codec.keep_outcome(result)
         try:
-            try:
-                self._claim.commit(store, kept, writes)
-            except RecordTooLarge as error:
-                self._claim.commit(store, Kept(None, kept.value, str(error)), writes)
+            self._claim.recorded(kept, lambda each: self._claim.commit(store, each, writes))
         except WriteFailed as error:
             raise WriteRefused(self.key, _described(error.position, writes), error.reason) from error
         value: T = kept.value
@@ -374,10 +372,7 @@ class ProtectedAttempt(Attempt):
 
     def _finished(self, step: Step, value: T) -> T:
         kept = self._claim.unstruck(lambda: self._codec.keep(value))
-        try:
-            self._claim.finish_step(step.name, Finished(kept.encoded, kept.lost))
-        except RecordTooLarge as error:
-            self._claim.finish_step(step.name, Finished(None, str(error)))
+        self._claim.recorded(kept, lambda each: self._claim.finish_step(step.name, Finished(each.encoded, each.lost)))
         result: T = kept.value
         return result
 
@@ -385,7 +380,9 @@ class ProtectedAttempt(Attempt):
         if finished.result is None:
             raise ResultLost(self.key, f"step {step.name!r}: {finished.lost}; {_RETURN_LESS}")
         try:
-            result: T = self._codec.decode(finished.result)
+            result: T = self._codec.decode(fetched(self._claim.large, finished.result))
+        except ObjectLost as error:
+            raise ResultLost(self.key, f"step {step.name!r}: {error}") from error
         except KombuError as error:
             reason = f"step {step.name!r} cannot be decoded here: {self._codec.told(error)}"
             raise ResultLost(self.key, reason) from error

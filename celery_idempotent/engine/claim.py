@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar, assert_never
 from celery_idempotent.errors import DeadlineExceeded, IdempotencyError, LeaseLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import Encoded, Kept
+from celery_idempotent.protocol.objects import CONTENT_TYPE, LargeResults, pointed
 from celery_idempotent.protocol.operation import (
     Answer,
     GiveUp,
@@ -154,7 +155,8 @@ class Claim:
     """The right of one attempt to run: extended and ended here, by its delivery, its attempt and the heartbeat.
 
     ``lease``, ``retain`` and ``deadline`` are milliseconds; ``claimed_at`` is the local clock, in seconds, before the
-    claim was sent. ``tell_late`` is called once, by the thread that first sees that the deadline is over.
+    claim was sent. ``tell_late`` is called once, by the thread that first sees that the deadline is over. ``large`` is
+    where results go that are too large for a record.
     """
 
     def __init__(
@@ -168,6 +170,7 @@ class Claim:
         clock: Clock = time,
         deadline: float = inf,
         tell_late: Callable[["Claim"], None] = lambda claim: None,
+        large: LargeResults | None = None,
     ) -> None:
         self.lease = lease / 1000
         self._lease_ms = lease
@@ -187,6 +190,8 @@ class Claim:
         #: By the local clock, in seconds, when the deadline is over; infinite where there is none.
         self.late_at = claimed_at + deadline / 1000
         self._tell_late = tell_late
+        #: Where results go that are too large for a record; None: nowhere.
+        self.large = large
         self._told_late = threading.Lock()  # taken once, for good, so that one thread tells
         self._lost = False
         self._settled = False
@@ -315,6 +320,53 @@ class Claim:
                     assert_never(unreachable)
             return settlement
 
+    def recorded(self, kept: Kept, write: Callable[[Kept], T]) -> tuple[T, Kept]:
+        """Record a result by ``write``, as much of it as there is room for; what that gave, and what is recorded.
+
+        A large one is an object first, and the record points to it. So is one that its store has no room for. Where no
+        object can be written either, the effect has happened all the same: the result is lost, and the reason recorded.
+        """
+        kept = self._apart_if_large(kept, patiently=True)
+        while True:
+            try:
+                return write(kept), kept
+            except RecordTooLarge as error:
+                encoded = kept.encoded
+                if encoded is None:
+                    raise
+                if self.large is None or encoded.content_type == CONTENT_TYPE:
+                    kept = replace(kept, encoded=None, lost=str(error))
+                else:
+                    kept = self._apart(self.large, encoded, kept, patiently=True)
+
+    def recordable(self, kept: Kept) -> Kept:
+        """``kept`` for a transaction to record: nothing has happened yet that would be worth waiting for.
+
+        Raises:
+            StoreUnavailable: No answer about its object. Where there will be none, the result is lost instead.
+        """
+        return self._apart_if_large(kept, patiently=False)
+
+    def _apart_if_large(self, kept: Kept, *, patiently: bool) -> Kept:
+        if self.large is None or kept.encoded is None or not self.large.takes(kept.encoded):
+            return kept
+        return self._apart(self.large, kept.encoded, kept, patiently=patiently)
+
+    def _apart(self, large: LargeResults, encoded: Encoded, kept: Kept, *, patiently: bool) -> Kept:
+        """``kept`` with a pointer in the place of its result, once that is an object; or without it, and why."""
+        pointer, data = pointed(large, self.key, new_nonce(), encoded)
+        put = partial(large.objects.put, pointer.name, data)
+        try:
+            if patiently:
+                self._patiently(put)
+            else:
+                put()
+        except StoreUnavailable as error:
+            if patiently or isinstance(error, StoreMisconfigured):
+                return replace(kept, encoded=None, lost=str(error))
+            raise
+        return replace(kept, encoded=pointer.to_encoded())
+
     def complete(self, encoded: Encoded | None, lost: str | None = None) -> Written | Superseded:
         """Record the result, or why there is none; return once it is certain, or say whose result counts instead.
 
@@ -418,12 +470,21 @@ class Claim:
         return lambda record: ended(record, status, self.store.now(), self._retain, revision, encoded, error)
 
     def _until_certain(self, write: Callable[[], Written | Superseded | Lost]) -> Written | Superseded:
+        settlement, waited = self._patiently(write)
+        if isinstance(settlement, Lost):
+            raise LeaseLost(self.key, self.fencing_token)
+        if waited is not None and isinstance(settlement, Written):
+            self.unstruck(partial(self._tell_recorded, waited))
+        return settlement
+
+    def _patiently(self, act: Callable[[], T]) -> tuple[T, float | None]:
+        """``act()``, again while it gets no answer; and for how many seconds, if people were told of it."""
         asked_at = self._clock.monotonic()
         pause, is_told = _FIRST_PAUSE, False
         while True:
             try:
-                settlement = self.unstruck(write)
-                break
+                done = self.unstruck(act)
+                return done, self._clock.monotonic() - asked_at if is_told else None
             except StoreMisconfigured:
                 raise
             except StoreUnavailable as error:
@@ -434,11 +495,6 @@ class Claim:
                 is_told = True
             self.unstruck(partial(self._clock.sleep, pause))
             pause = min(pause * 2, _LONGEST_PAUSE)
-        if isinstance(settlement, Lost):
-            raise LeaseLost(self.key, self.fencing_token)
-        if is_told and isinstance(settlement, Written):
-            self.unstruck(partial(self._tell_recorded, self._clock.monotonic() - asked_at))
-        return settlement
 
     def _tell_waiting(self, error: StoreUnavailable) -> None:
         """Say, once for each write, that what has happened is not recorded yet: until it is, nobody may be told."""

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar, assert_never
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.claim import Claim, Clock, claim, end_lease
 from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.engine.objects import with_result
 from celery_idempotent.engine.outcomes import OUR_OWN, failure_of, result_of
 from celery_idempotent.engine.processes import is_gone
 from celery_idempotent.engine.timing import Timed, timed
@@ -30,6 +31,7 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.protocol.codec import Codec, describe
 from celery_idempotent.protocol.durations import in_words
+from celery_idempotent.protocol.objects import LargeResults
 from celery_idempotent.protocol.operation import (
     Answer,
     Ending,
@@ -145,7 +147,8 @@ class Conflict:
 class Delivery:
     """One delivery of an operation. ``tell`` is called with every event, in the thread that executes the body.
 
-    Only that a deadline is over is told by whoever sees it first, which may be the heartbeat.
+    Only that a deadline is over is told by whoever sees it first, which may be the heartbeat. ``large`` is where
+    results go that are too large for a record; None: nowhere.
     """
 
     def __init__(
@@ -158,6 +161,7 @@ class Delivery:
         tell: Callable[[Event], None],
         clock: Clock = time,
         breaker: Breaker | None = None,
+        large: LargeResults | None = None,
     ) -> None:
         self._operation = operation
         self._policy = operation.policy
@@ -168,6 +172,7 @@ class Delivery:
         self._tell = tell
         self._clock = clock
         self._breaker = breaker or Breaker(repr(store), clock)
+        self._large = large
         self._beating: Claim | None = None
 
     def run(self, body: Body) -> Outcome | Conflict:
@@ -257,6 +262,7 @@ class Delivery:
             clock=self._clock,
             deadline=operation.policy.deadline_ms,
             tell_late=self._tell_late,
+            large=self._large,
         )
         try:
             claimed.ensure_time()
@@ -292,6 +298,8 @@ class Delivery:
         self._emit(EventName.DEADLINE_EXCEEDED, claimed, f"{ran}; its lease is renewed no more")
 
     def _answer(self, answer: Answer) -> Outcome | Conflict:
+        if isinstance(answer, Replay):
+            answer = Replay(self._with_result(answer.record))  # first: without an answer about it nothing is replayed
         event, reason, give = self._read(answer)
         self._emit(event, answer.record, reason)
         return give()
@@ -342,18 +350,16 @@ class Delivery:
             self._tell_of_loss(claimed, claimed.committed.lost)
             return Outcome(claimed.committed.value)
         kept = self._codec.keep_outcome(value)
-        lost = kept.lost
 
-        def without_result(error: RecordTooLarge) -> Written | Superseded:
-            nonlocal lost
-            lost = str(error)
-            return claimed.complete(None, lost)
+        def write() -> Written | Superseded:
+            nonlocal kept
+            settlement, kept = claimed.recorded(kept, lambda each: claimed.complete(each.encoded, each.lost))
+            return settlement
 
-        write = _or_less(lambda: claimed.complete(kept.encoded, kept.lost), without_result)
         instead = self._settled(claimed, write, EventName.COMPLETED, "")
         if instead is not None:
             return instead
-        self._tell_of_loss(claimed, lost)
+        self._tell_of_loss(claimed, kept.lost)
         return Outcome(kept.value)
 
     def _tell_of_loss(self, claimed: Claim, lost: str | None) -> None:
@@ -421,7 +427,7 @@ class Delivery:
         if not isinstance(error, Exception) or isinstance(error, self._control.steering):
             return None  # the message is already on its way elsewhere
         if isinstance(settlement, Superseded):
-            return Outcome(self._result(settlement.record))
+            return Outcome(self._result(self._with_result(settlement.record)))
         raise LeaseLost(claimed.key, claimed.fencing_token) from error
 
     def _try(
@@ -452,9 +458,16 @@ class Delivery:
                 return None
             case Superseded(record):
                 self._emit(EventName.LEASE_LOST, claimed, "completed by another attempt")
-                return Outcome(self._result(record))
+                return Outcome(self._result(self._with_result(record)))
             case unreachable:
                 assert_never(unreachable)
+
+    def _with_result(self, record: Record) -> Record:
+        try:
+            return with_result(self._large, record)
+        except StoreUnavailable as error:
+            self._emit(event_of(error), record, str(error))
+            raise
 
     def _result(self, record: Record) -> Any:
         return self._kept(record, lambda: result_of(self._codec, record))

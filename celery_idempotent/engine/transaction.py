@@ -120,7 +120,7 @@ class BodyTransaction:
             ``result`` as a replay would return it, if its policy keeps it.
         """
         _ = self._open
-        self._kept = self._codec.keep_outcome(result)
+        self._kept = self._claim.recordable(self._codec.keep_outcome(result))
         value: T = self._kept.value
         return value
 

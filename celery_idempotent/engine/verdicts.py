@@ -1,17 +1,23 @@
 """An operator's word on an operation that cannot go on by itself, written by compare-and-swap as everything is."""
 
+import logging
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from celery_idempotent.engine.claim import new_nonce
-from celery_idempotent.errors import PolicyError
+from celery_idempotent.engine.objects import pointers_of
+from celery_idempotent.errors import PolicyError, StoreUnavailable
+from celery_idempotent.printable import say
 from celery_idempotent.protocol import operation as protocol
 from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.objects import LargeResults
 from celery_idempotent.protocol.record import Record, Status, damaged
 from celery_idempotent.protocol.steps import only_finished
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.protocol.verdicts import Action, Verdict, given, without_contents
+
+logger = logging.getLogger(__name__)
 
 
 def completed(
@@ -70,18 +76,37 @@ def release(
     return _write(store, seen, protocol.released(judged, now, new_nonce()))
 
 
-def forget(store: Store, key: str, *, by: str = "", reason: str = "", seen_revision: str | None = None) -> Record:
+def forget(
+    store: Store,
+    key: str,
+    *,
+    by: str = "",
+    reason: str = "",
+    seen_revision: str | None = None,
+    large: LargeResults | None = None,
+) -> Record:
     """Forget an outcome or a released record on purpose; the next delivery is a new operation.
 
     Nothing of the call stays: no result, error, label, task id, fingerprint or step. What stays, until the store
     deletes it, is who has forgotten it and why, and the fencing token, so that the next one is larger. Raises as
-    :func:`completed` does.
+    :func:`completed` does. Results that are objects are deleted from ``large``; one that cannot be is told in the log.
     """
     seen = recorded(store, key, seen_revision)
     now = store.now()
     require_forgettable(seen, now=now)
     verdict = without_contents(given(Verdict(Action.FORGET, by, reason), seen, now))
-    return _write(store, seen, protocol.forgotten(seen, now, new_nonce()).but(verdict=verdict))
+    forgotten = _write(store, seen, protocol.forgotten(seen, now, new_nonce()).but(verdict=verdict))
+    if large is not None:
+        for pointer in pointers_of(seen):
+            _delete(large, pointer.name, key)
+    return forgotten
+
+
+def _delete(large: LargeResults, name: str, key: str) -> None:
+    try:
+        large.objects.delete(name)
+    except StoreUnavailable as error:
+        say(logger.warning, "object_left", key=key, object=name, reason=error)
 
 
 def fitting(record: Record, *, grace: int, now: int) -> list[Action]:

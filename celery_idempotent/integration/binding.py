@@ -17,6 +17,7 @@ from celery_idempotent.integration.settings import refuse_control_flow, runtime_
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.selector import Conversion
+from celery_idempotent.stores.objects import check_setting
 
 
 def is_builtin(cls: type[Task]) -> bool:
@@ -114,12 +115,18 @@ SETTINGS = (
     "idempotency_store",
     "idempotency_policy",
     "idempotency_namespace",
+    "idempotency_large_results",
     "idempotency_relay",
     "idempotency_purge",
     "idempotency_purge_released",
     "idempotency_purge_abandoned",
     "idempotency_hold_messages",
 )
+
+
+def refuse_unusable_settings(app: Celery) -> None:
+    """Refuse what can be told without a driver: publishers bind tasks, too, and have none."""
+    check_setting(app.conf.get("idempotency_large_results"))
 
 
 def refuse_unknown_settings(app: Celery) -> None:

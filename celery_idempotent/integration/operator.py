@@ -95,7 +95,8 @@ def forget(
     """Forget an outcome, or a released record, on purpose; the next delivery is a new operation and **runs again**.
 
     Nothing of the call stays: no result, error, label, task id, fingerprint or step. Who has forgotten it and why stays
-    until the store deletes the record, and so does the fencing token, so that the next one is larger.
+    until the store deletes the record, and so does the fencing token, so that the next one is larger. Results that are
+    objects, by ``idempotency_large_results``, are deleted there.
 
     Args:
         key: The idempotency key.
@@ -110,7 +111,14 @@ def forget(
         StoreUnavailable: No certain answer; look at the record before repeating.
     """
     app, runtime = _of(app)
-    judged = verdicts.forget(runtime.store, key, by=by or this_user(), reason=reason, seen_revision=seen_revision)
+    judged = verdicts.forget(
+        runtime.store,
+        key,
+        by=by or this_user(),
+        reason=reason,
+        seen_revision=seen_revision,
+        large=runtime.large_results,
+    )
     return _told(app, judged)
 
 

@@ -17,6 +17,7 @@ from celery import Task, states
 from celery.utils.time import maybe_make_aware
 
 from celery_idempotent.engine.delivery import Event, EventName, event_of
+from celery_idempotent.engine.objects import with_result
 from celery_idempotent.engine.outcomes import failure_of, result_of
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.engine.publisher import announce, withdraw
@@ -159,7 +160,8 @@ def _seconds(task: Task, value: Any) -> float:
 
 def _answer(task: Task, decision: Known, options: Mapping[str, Any]) -> Any:
     """The result of the first message; None where only a delivery can tell it."""
-    codec = runtime_of(task.app).codec_of(task.idempotency_policy)
+    runtime = runtime_of(task.app)
+    codec = runtime.codec_of(task.idempotency_policy)
     try:
         match decision:
             case Underway(record):
@@ -167,7 +169,8 @@ def _answer(task: Task, decision: Known, options: Mapping[str, Any]) -> Any:
                 result.ignored = options.get("ignore_result", task.ignore_result)
                 return result
             case Replay(record):
-                return _known(task, record, states.SUCCESS, result_of(codec, record))
+                whole = with_result(runtime.large_results, record)
+                return _known(task, record, states.SUCCESS, result_of(codec, whole))
             case ReplayFailure(record):
                 never = CONTROL_FLOW.steering
                 return _known(
@@ -175,7 +178,7 @@ def _answer(task: Task, decision: Known, options: Mapping[str, Any]) -> Any:
                 )
             case unreachable:
                 assert_never(unreachable)
-    except ResultLost:
+    except (ResultLost, StoreUnavailable):
         return None
 
 

@@ -17,10 +17,12 @@ from celery_idempotent.engine.delivery import ControlFlow
 from celery_idempotent.errors import PolicyError, SafeToRetry
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.durations import is_duration, milliseconds
+from celery_idempotent.protocol.objects import LargeResults
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
+from celery_idempotent.stores.objects import open_large_results
 
 CONTROL_FLOW = ControlFlow(nothing_begun=(Retry,), no_outcome=(Ignore, Reject))
 """Celery's own exceptions: ``Retry`` is the author's word that running again is right; ``Ignore``, also
@@ -115,6 +117,12 @@ class Runtime:
                     store = _open(setting)
                     opened = self._last_opened = Opened(setting, store, Breaker(repr(store)))
         return opened
+
+    @cached_property
+    def large_results(self) -> LargeResults | None:
+        """Where results go that are too large for a record, by ``idempotency_large_results``; None: nowhere."""
+        setting = self._app.conf.get("idempotency_large_results")
+        return None if setting is None else open_large_results(setting)
 
     @cached_property
     def default_policy(self) -> Policy:
@@ -226,16 +234,16 @@ class Runtime:
         return Broker(driver, options.get("visibility_timeout", _VISIBILITY_TIMEOUT.get(driver)))
 
 
-def _hide_store_from_reports() -> None:
-    """Have ``celery report`` and ``inspect conf`` hide the store's URL, which can hold a password.
+def _hide_urls_from_reports() -> None:
+    """Have ``celery report`` and ``inspect conf`` hide URLs, which can hold a password.
 
     Celery hides settings by their names, as of Django's, and asks nobody; this is the list that it keeps.
     """
     known = utils.HIDDEN_SETTINGS
-    utils.HIDDEN_SETTINGS = re.compile(f"{known.pattern}|IDEMPOTENCY_STORE", known.flags)
+    utils.HIDDEN_SETTINGS = re.compile(f"{known.pattern}|IDEMPOTENCY_STORE|IDEMPOTENCY_LARGE_RESULTS", known.flags)
 
 
-_hide_store_from_reports()
+_hide_urls_from_reports()
 
 
 def _milliseconds(setting: str, value: Any, what: str) -> int:

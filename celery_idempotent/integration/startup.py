@@ -12,6 +12,7 @@ import click
 from celery import Celery, bootsteps
 from celery._state import connect_on_app_finalize
 
+from celery_idempotent.engine.objects import verify
 from celery_idempotent.errors import (
     IdempotencyError,
     IdempotencyWarning,
@@ -86,7 +87,14 @@ def check(app: Celery, pool: str) -> list[Hint]:
     runtime = runtime_of(app)
     _check_tasks(app, runtime.default_policy)
     store = runtime.store
-    _ = runtime.codec, runtime.default_policy, runtime.namespace, runtime.relay_every, runtime.hold_messages
+    _ = (
+        runtime.large_results,
+        runtime.codec,
+        runtime.default_policy,
+        runtime.namespace,
+        runtime.relay_every,
+        runtime.hold_messages,
+    )
     _ = runtime.purge_every, runtime.purge_released, runtime.purge_abandoned
     if isinstance(store, MemoryStore) and not pool.endswith((".solo", ".thread")):
         warnings.warn(
@@ -101,6 +109,8 @@ def check(app: Celery, pool: str) -> list[Hint]:
             warnings.warn(str(hint), IdempotencyWarning, stacklevel=2)
     if isinstance(store, VerifiableStore):
         store.verify()
+    if runtime.large_results is not None:
+        verify(runtime.large_results)
     return [hint for hint in found if hint.is_advice]
 
 

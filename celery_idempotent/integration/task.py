@@ -122,6 +122,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             if cls.idempotent is not None:
                 binding.check_policy(cls.idempotent, binding.body_signature(cls))
             binding.refuse_unknown_settings(app)
+            binding.refuse_unusable_settings(app)
 
     @property
     def attempt(self) -> Attempt:
@@ -400,6 +401,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         return Delivery(
             *(operation, opened.store, runtime.codec_of(policy), heartbeat, CONTROL_FLOW, report),
             breaker=opened.breaker,
+            large=runtime.large_results,
         )
 
 

@@ -1,6 +1,6 @@
-"""SQS and DynamoDB on this machine, without Docker: `with EmbeddedAws() as aws: aws.endpoint`.
+"""SQS, DynamoDB and S3 on this machine, without Docker: `with EmbeddedAws() as aws: aws.endpoint`.
 
-MiniStack serves both over HTTP from one process on one port. It was chosen over moto because its conditional
+MiniStack serves all over HTTP from one process on one port. It was chosen over moto because its conditional
 writes are atomic and because, like SQS, it does not delete a message on an expired receipt handle: a server
 that is kinder than AWS would hide the duplicates this project is about.
 """
@@ -20,7 +20,7 @@ REGION = "us-east-1"
 
 
 class EmbeddedAws(Server):
-    """A private SQS and DynamoDB. The state is in memory: every instance and every restart begins empty."""
+    """A private SQS, DynamoDB and S3. The state is in memory: every instance and every restart begins empty."""
 
     def __init__(self, port: int | None = None) -> None:
         super().__init__(port)
@@ -45,6 +45,10 @@ class EmbeddedAws(Server):
         """The address of `table` for Celery's `idempotency_store`."""
         return f"dynamodb://test:test@{HOST}:{self.port}/{table}?region={REGION}"
 
+    def bucket_url(self, bucket: str, options: str = "over=100KB") -> str:
+        """The address of `bucket` for `idempotency_large_results`."""
+        return f"s3://test:test@{bucket}?endpoint={self.endpoint}&region={REGION}&{options}"
+
     def launch(self) -> subprocess.Popen[bytes]:
         """Start MiniStack."""
         return tether.start(
@@ -52,7 +56,7 @@ class EmbeddedAws(Server):
             env={
                 "GATEWAY_PORT": str(self.port),
                 "BIND_HOST": HOST,  # its default is every interface
-                "SERVICES": "cloudformation,dynamodb,kms,sns,sqs",
+                "SERVICES": "cloudformation,dynamodb,kms,s3,sns,sqs",
                 "LOG_LEVEL": "WARNING",
                 "MINISTACK_EDITION": self._name,  # its health page shows this: proof that the answer is ours
                 "PERSIST_STATE": "0",

@@ -13,6 +13,7 @@ from celery_idempotent.errors import SafeToRetry
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import AtLeastOnce, AtMostOnce
 from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.objects import LargeResults
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
@@ -49,6 +50,7 @@ class Scene:
         self.tell: Callable[[Event], None] = self.events.append
         self.heartbeat = Heartbeat()  # on the real clock, where no lease here lasts long enough to be renewed
         self.codec = codec
+        self.large: LargeResults | None = None
         self.runs = 0
 
     def perform(self, body: Callable[[ProtectedAttempt], Any], **policy: Any) -> Any:
@@ -74,7 +76,8 @@ class Scene:
     def delivery_of(self, operation: Operation) -> Delivery:
         """One of another operation."""
         control = ControlFlow((Again,), (Elsewhere,))
-        return Delivery(operation, self.store, self.codec, self.heartbeat, control, self.tell, self.clock)
+        given = (operation, self.store, self.codec, self.heartbeat, control, self.tell, self.clock)
+        return Delivery(*given, large=self.large)
 
     def _counted(self, body: Callable[[Claim | None], Any]) -> Callable[[Claim | None], Any]:
         def counted(attempt: Claim | None) -> Any:
@@ -127,5 +130,5 @@ class Scene:
         """Somebody else takes the running claim over, so many milliseconds from now."""
         self.clock.advance(after)
         other = Scene()
-        other.store, other.clock = self.store, self.clock
+        other.store, other.clock, other.large = self.store, self.clock, self.large
         other.run(lambda attempt: "theirs")

@@ -51,6 +51,7 @@ PACKAGES: dict[str, set[str]] = {
     "engine": {"kombu"},
     "stores": set(),
     "stores.dynamodb": {"boto3", "botocore", "mypy_boto3_dynamodb", "urllib3"},
+    "stores.objects.s3": {"boto3", "botocore"},
     "stores.redis": {"redis"},
     "stores.sql": {"psycopg", "sqlalchemy"},
     "integration": {"billiard", "celery", "click", "kombu"},

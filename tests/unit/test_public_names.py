@@ -85,6 +85,7 @@ PUBLIC = {
         "readable",
     },
     "celery_idempotent.stores.dynamodb": {"DynamoDBStore"},
+    "celery_idempotent.stores.objects": {"LargeResults", "ObjectMissing", "ObjectStore", "open_large_results"},
     "celery_idempotent.stores.redis": {"RedisStore"},
     "celery_idempotent.stores.sql": {"SQLStore", "metadata", "outbox_table", "records_table"},
 }

@@ -441,7 +441,7 @@ def _released(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -
 
 
 def _forgotten(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
-    return verdicts.forget(project.store_of_admin(), seen.key, **told)
+    return verdicts.forget(project.store_of_admin(), seen.key, large=project.runtime().large_results, **told)
 
 
 @dataclass(frozen=True, slots=True)

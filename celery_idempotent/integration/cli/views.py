@@ -70,9 +70,15 @@ def _step(plain: Any) -> dict[str, Any]:
 
 
 def _decoded(data: str | bytes | None, content_type: str | None) -> Any:
-    """The value of JSON; of other formats, which can run code when they are read, how many bytes there are."""
+    """The value of JSON; of other formats, which can run code when they are read, how many bytes there are.
+
+    Of a result that is an object, where that is.
+    """
     if data is None:
         return None
+    pointer = display.pointer_of(data, content_type)
+    if pointer:
+        return {"object": pointer.name, "bytes": pointer.size, "sha256": pointer.sha256, "of": pointer.content_type}
     if content_type == "application/json":
         try:
             return json.loads(data)
@@ -104,10 +110,12 @@ def summary(record: Record, now: int, policy: Policy) -> Iterator[tuple[str, obj
 
 
 def everything(record: Record, now: int, policy: Policy) -> Iterator[tuple[str, object]]:
-    """All that is recorded; of the result only its size."""
+    """All that is recorded; of the result only its size, or where it is."""
     yield from summary(record, now, policy)
     for name, value in record.to_fields().items():
-        if name not in _IN_SUMMARY:
+        if name == "result" and display.pointer_of(value, record.content_type):
+            yield name, display.outcome(value, record.content_type)
+        elif name not in _IN_SUMMARY:
             yield name, _OTHERWISE.get(name, str)(value)
 
 

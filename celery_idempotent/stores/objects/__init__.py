@@ -1,0 +1,158 @@
+"""Where large results are kept, opened from a URL; and what you need to keep them elsewhere."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, cast
+from urllib.parse import parse_qsl, unquote, urlencode
+
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.printable import scheme_of
+from celery_idempotent.protocol.objects import LargeResults, ObjectMissing, ObjectStore
+
+__all__ = ["LargeResults", "ObjectMissing", "ObjectStore", "open_large_results"]
+
+_SETTING = "idempotency_large_results"
+
+_BUILT_IN = {
+    "s3": ("celery_idempotent.stores.objects.s3", "S3Objects", "s3", frozenset({"region", "endpoint"})),
+    "file": ("celery_idempotent.stores.objects.folder", "FolderObjects", None, frozenset[str]()),
+}
+"""By URL scheme: module, class, the extra that brings its driver, and the options beside ``over``."""
+
+_GROUP = "celery_idempotent.objects"
+
+_OVER = 100 * 1024
+"""Bytes, where the URL says nothing: a quarter of what an item of DynamoDB has room for."""
+
+_SIZE = re.compile(r"(\d{1,12}) ?(B|KB|MB|)", re.IGNORECASE | re.ASCII)
+_UNITS = {"": 1, "B": 1, "KB": 1024, "MB": 1024 * 1024}
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What a URL of ``idempotency_large_results`` says.
+
+    Args:
+        scheme: Who keeps the objects.
+        login: What stands before the ``@``; not for people.
+        bucket: The host; empty for a folder.
+        path: What follows.
+        over: Bytes.
+        options: What else is in the query.
+    """
+
+    scheme: str
+    login: str = field(repr=False)
+    bucket: str
+    path: str
+    over: int
+    options: Mapping[str, str]
+
+    @property
+    def url(self) -> str:
+        """The URL without ``over``."""
+        login = f"{self.login}@" if self.login else ""
+        query = f"?{urlencode(self.options)}" if self.options else ""
+        return f"{self.scheme}://{login}{self.bucket}/{self.path}{query}"
+
+
+def address_of(url: str) -> Address:
+    """What ``url`` says; nothing is imported or connected for it.
+
+    Raises:
+        PolicyError: It cannot be used.
+    """
+    before, _, query = url.partition("?")
+    scheme, separator, rest = before.partition("://")
+    scheme = scheme.lower()
+    if not separator:
+        raise _unusable(url, "write s3://bucket/prefix?over=100KB")
+    # The secrets that AWS makes have slashes in them.
+    login, _, place = rest.rpartition("@")
+    bucket, _, path = place.partition("/")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    over = _size_of(url, options.pop("over", str(_OVER)))
+    if scheme in _BUILT_IN:
+        _check(url, scheme, login, bucket, path, options)
+    return Address(scheme, login, bucket, unquote(path), over, options)
+
+
+def _check(url: str, scheme: str, login: str, bucket: str, path: str, options: Mapping[str, str]) -> None:
+    known = _BUILT_IN[scheme][3]
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        raise _unusable(url, f"unknown option {', '.join(unknown)}; there are {', '.join(sorted({*known, 'over'}))}")
+    if scheme == "file" and (login or bucket or not path):
+        raise _unusable(url, "write file:///absolute/folder?over=100KB")
+    if scheme == "s3" and not _BUCKET.fullmatch(bucket):
+        raise _unusable(url, "the bucket's name cannot be read; write s3://bucket/prefix?over=100KB")
+    endpoint = options.get("endpoint")
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise _unusable(url, "endpoint is a URL, such as endpoint=http://localhost:9000")
+
+
+def _size_of(url: str, text: str) -> int:
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise _unusable(url, f"over={text[:40]!r} is not a size; write over=100KB, over=1MB or a number of bytes")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def check_setting(setting: object) -> None:
+    """Refuse what :func:`open_large_results` would refuse, as far as can be told without any driver."""
+    if isinstance(setting, str):
+        address_of(setting)
+    elif setting is not None and not isinstance(setting, LargeResults):
+        raise PolicyError(
+            _SETTING, repr(setting), "must be a URL such as s3://bucket/prefix?over=100KB, or LargeResults"
+        )
+
+
+def open_large_results(setting: str | LargeResults) -> LargeResults:
+    """Where large results go, as ``setting`` names it; one that is opened is returned as it is.
+
+    Args:
+        setting: ``s3://bucket/prefix?over=100KB``, ``file:///folder?over=100KB``, or the scheme of an entry point in
+            the group ``celery_idempotent.objects``, which must be a callable that takes the URL, without ``over``, and
+            returns an :class:`ObjectStore`. The names that this is given begin with the URL's path.
+
+    Raises:
+        PolicyError: Unknown scheme, missing driver or unusable URL; the message names the remedy.
+    """
+    check_setting(setting)
+    if not isinstance(setting, str):
+        return setting
+    address = address_of(setting)
+    prefix = address.path.strip("/")
+    is_folder = address.scheme == "file"
+    return LargeResults(_opened(setting, address), address.over, f"{prefix}/" if prefix and not is_folder else "")
+
+
+def _opened(url: str, address: Address) -> ObjectStore:
+    if address.scheme in _BUILT_IN:
+        module, name, extra, _ = _BUILT_IN[address.scheme]
+        try:
+            opener: Callable[[Any], Any] = getattr(import_module(module), name).at
+        except ModuleNotFoundError as error:
+            raise _unusable(
+                url, f'{error.name} is not installed; run: pip install "celery-idempotent[{extra}]"'
+            ) from error
+        return cast(ObjectStore, opener(address))
+    registered = {each.name: each for each in entry_points(group=_GROUP)}
+    if address.scheme not in registered:
+        known = ", ".join(sorted({*_BUILT_IN, *registered}))
+        raise _unusable(url, f"nothing has this scheme; known schemes: {known}")
+    opened = registered[address.scheme].load()(address.url)
+    missing = [name for name in ("put", "get", "delete") if not callable(getattr(opened, name, None))]
+    if missing:
+        raise _unusable(url, f"entry point {registered[address.scheme].value} returned what lacks {', '.join(missing)}")
+    return cast(ObjectStore, opened)
+
+
+def _unusable(url: str, remedy: str) -> PolicyError:
+    return PolicyError(_SETTING, scheme_of(url), remedy)

@@ -1,0 +1,54 @@
+"""Objects in a dict, which fail as planned."""
+
+from collections import deque
+from collections.abc import Callable
+
+from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.protocol.objects import LargeResults, ObjectMissing
+
+NO_ANSWER = StoreUnavailable("memory", "put", "no answer")
+REFUSED = StoreMisconfigured("memory", "put", "AccessDenied")
+
+
+class MemoryObjects:
+    """Keeps objects in a dict. Each put and get meets the next planned error, if there is one."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors = deque(errors)
+        #: What every request meets once the planned errors are used up.
+        self.always: Exception | None = None
+        self.objects: dict[str, bytes] = {}
+        #: By name, in order.
+        self.puts: list[str] = []
+        self.gets: list[str] = []
+        #: Called before each put; a test can interfere here.
+        self.before_put: Callable[[], None] = lambda: None
+
+    def put(self, name: str, data: bytes) -> None:
+        self.puts.append(name)
+        self.before_put()
+        self._fail()
+        assert self.objects.get(name, data) == data, "one object is never written with two contents"
+        self.objects[name] = data
+
+    def get(self, name: str) -> bytes:
+        self.gets.append(name)
+        self._fail()
+        try:
+            return self.objects[name]
+        except KeyError as error:
+            raise ObjectMissing(name) from error
+
+    def delete(self, name: str) -> None:
+        self._fail()
+        self.objects.pop(name, None)
+
+    def _fail(self) -> None:
+        error = self.errors.popleft() if self.errors else self.always
+        if error:
+            raise error
+
+
+def large_results(*errors: Exception | None, over: int = 100, prefix: str = "") -> LargeResults:
+    """Objects in memory for what has more than ``over`` bytes."""
+    return LargeResults(MemoryObjects(*errors), over, prefix)
