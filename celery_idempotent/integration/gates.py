@@ -178,7 +178,9 @@ class Gate:
         tell = partial(self._tell, call_id, is_observed=is_observed)
         opened = place.opened
         return Delivery(
-            *(operation, opened.store, place.codec_of(policy), heartbeat, CONTROL_FLOW, tell), breaker=opened.breaker
+            *(operation, opened.store, place.codec_of(policy), heartbeat, CONTROL_FLOW, tell),
+            breaker=opened.breaker,
+            large=place.large_results,
         )
 
     def _tell(self, call_id: str, event: Event, *, is_observed: bool) -> None:

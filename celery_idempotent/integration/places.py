@@ -12,6 +12,7 @@ from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.settings import Opened, runtime_of
 from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.objects import LargeResults
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
@@ -23,6 +24,10 @@ class Place(Protocol):
     @property
     def opened(self) -> Opened:
         """The store, and its circuit breaker."""
+
+    @property
+    def large_results(self) -> LargeResults | None:
+        """Where results go that are too large for a record; None: nowhere."""
 
     @property
     def message_codec(self) -> Codec:
@@ -49,6 +54,11 @@ class StoreAlone:
     def opened(self) -> Opened:
         """As a place's; one for each URL in a process."""
         return _opened(self.store)
+
+    @property
+    def large_results(self) -> LargeResults | None:
+        """As a place's; who needs it has an app."""
+        return None
 
     @cached_property
     def message_codec(self) -> Codec:

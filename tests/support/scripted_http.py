@@ -120,7 +120,7 @@ class ScriptedServer:
             return False
         headers = dict(fields)
         method, target, _ = line.split()
-        body = stream.read(int(headers["content-length"]))
+        body = stream.read(int(headers.get("content-length", 0)))
         self.asked.append(Asked(method, target, tuple(name for name, _ in fields), headers, body, number))
         reply = self.script.pop(0) if self.script else answer()
         if reply == SILENCE:

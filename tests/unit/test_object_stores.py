@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from celery.app.utils import HIDDEN_SETTINGS
 
-from celery_idempotent import IdempotentTask, Policy, PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent import IdempotentTask, Policy, PolicyError, StoreMisconfigured, StoreUnavailable, idempotent
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.startup import check
 from celery_idempotent.stores import objects as objects_module
+from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.objects import LargeResults, ObjectMissing, ObjectStore, address_of, open_large_results
 from celery_idempotent.stores.objects.folder import FolderObjects
 from tests.support.deliveries import an_app, deliver, published
@@ -287,6 +288,33 @@ class TestSetting:
         large.objects.always = NO_ANSWER
         assert deliver(task, "o").state == "RETRY"
         assert task.calls == ["o"]
+
+
+class TestFunctions:
+    """``@idempotent``."""
+
+    def test_a_function_of_an_app_keeps_its_large_results_as_the_apps_tasks_do(self) -> None:
+        """A second call reads the object."""
+        large = large_results()
+        calls: list[str] = []
+
+        @idempotent(Policy("order_id"), app=_app(large))
+        def charge(order_id: str) -> str:
+            calls.append(order_id)
+            return LARGE
+
+        assert [charge("o") for _ in range(2)] == [LARGE] * 2
+        assert isinstance(large.objects, MemoryObjects)
+        assert (calls, len(large.objects.objects)) == (["o"], 1)
+
+    def test_a_function_with_a_store_alone_has_none(self) -> None:
+        """Its results are in the record, whatever their size."""
+
+        @idempotent(Policy("order_id"), store=MemoryStore())
+        def charge(order_id: str) -> str:
+            return LARGE
+
+        assert [charge("o") for _ in range(2)] == [LARGE] * 2
 
 
 class TestPublishOnce:

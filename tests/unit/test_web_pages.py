@@ -20,11 +20,13 @@ from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.integration import display
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.objects import pointed
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
 from celery_idempotent.protocol.verdicts import Action, Verdict, given
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_completion, a_record
+from tests.support.objects import large_results
 from tests.support.waiting import wait_until
 from tests.support.web import BEARER, HOUR, a_page, a_program, a_shop, a_written, overview_of, store_of, text_of
 
@@ -134,6 +136,16 @@ def test_outcome_is_decoded_only_as_json(app: Celery, person: TestClient) -> Non
     pickled = a_written(app, Status.COMPLETED, result=b"cos\nsystem\n", content_type="application/x-python-serialize")
     assert '{ "id": "<b>" }' in text_of(person.get("/record", params={"key": json.key}).text)
     assert "is never decoded here" in text_of(person.get("/record", params={"key": pickled.key}).text)
+
+
+def test_outcome_that_is_an_object_is_named_and_not_read(app: Celery, person: TestClient) -> None:
+    """Whose, where, and how large; the page asks nobody else than the store."""
+    app.conf.idempotency_large_results = "s3://nowhere/prefix?endpoint=http://127.0.0.1:1"
+    pointer, _ = pointed(large_results(prefix="p/"), "k", "nonce", Encoded("x" * 200, "application/json"))
+    written = pointer.to_encoded()
+    record = a_written(app, Status.COMPLETED, result=written.data, content_type=written.content_type)
+    shown = text_of(person.get("/record", params={"key": record.key}).text)
+    assert f"kept as the object {pointer.name}: 200 bytes of application/json, SHA-256 {pointer.sha256}" in shown
 
 
 # -- searching

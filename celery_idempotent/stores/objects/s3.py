@@ -5,6 +5,7 @@ S3 is strongly consistent since December 2020: what a put has acknowledged is th
 
 from base64 import b64encode
 from collections.abc import Callable
+from contextlib import closing
 from hashlib import sha256
 from typing import Any, Self
 from urllib.parse import unquote
@@ -114,7 +115,7 @@ class S3Objects:
         """See :meth:`celery_idempotent.stores.objects.ObjectStore.get`."""
 
         def read(reply: Any) -> bytes:
-            with reply["Body"] as body:
+            with closing(reply["Body"]) as body:
                 data: bytes = body.read()
             return data
 
