@@ -3,6 +3,9 @@
 Each kind has a receiver that does what it is asked, as often as it is asked, by its own rules: a ledger without
 memory, an API that honours keys, an index that checks fences, a table in DynamoDB, a table in the SQL store's own
 database. What happened is counted there and nowhere else.
+
+Some kinds keep every result as an object, also of a step. After each delivery, whether it died or not, each object that
+the record points to must be there and be what was written.
 """
 
 import fcntl
@@ -20,20 +23,27 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
+import boto3
 from sqlalchemy import Column, MetaData, String, Table, func, insert, select
 
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import ControlFlow, Delivery
 from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.engine.objects import pointers_of
+from celery_idempotent.errors import ResultLost
 from celery_idempotent.protocol.effects import AtMostOnce
+from celery_idempotent.protocol.objects import LargeResults, ObjectMissing, ObjectStore
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Step
 from celery_idempotent.protocol.store import CommittingStore, OutboxMessage, Store, Transaction, TransactionalStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.objects import open_large_results
+from celery_idempotent.stores.objects.folder import FolderObjects
 from celery_idempotent.stores.sql import SQLStore
+from lab.embedded.aws import REGION
 from lab.folders import temporary_folder
 from lab.proof.crash_sweep import LaterStore, Ledger, Points, live_and_end, warm
 from lab.proof.fleet import Progress
@@ -55,7 +65,15 @@ class Kind(StrEnum):
     FENCED = "fenced step"
     COMMIT = "commit"
     TRANSACTION = "transaction"
+    LARGE_RESULT = "step and result as objects"
+    LARGE_COMMIT = "commit of an object"
+    LARGE_TRANSACTION = "transaction with an object"
     TOKEN_ALONE = "fencing token alone"
+
+    @property
+    def is_large(self) -> bool:
+        """Whether results are kept as objects."""
+        return self in {Kind.LARGE_RESULT, Kind.LARGE_COMMIT, Kind.LARGE_TRANSACTION}
 
     def allows(self, effects: int, unknown: bool) -> bool:
         """Whether that many effects keep the promise, once clean deliveries have ended."""
@@ -71,8 +89,9 @@ class Kind(StrEnum):
 def kinds_of(store: str) -> tuple[Kind, ...]:
     """The kinds of effect that a store of that name can serve."""
     kinds = [Kind.AT_LEAST_ONCE, Kind.AT_MOST_ONCE, Kind.KEYED, Kind.FENCED, Kind.TOKEN_ALONE]
-    kinds += [Kind.COMMIT] if store == "dynamodb" else []
-    kinds += [Kind.TRANSACTION] if store in {"postgres", "mariadb", "sqlite"} else []
+    kinds += [Kind.LARGE_RESULT]
+    kinds += [Kind.COMMIT, Kind.LARGE_COMMIT] if store == "dynamodb" else []
+    kinds += [Kind.TRANSACTION, Kind.LARGE_TRANSACTION] if store in {"postgres", "mariadb", "sqlite"} else []
     return tuple(kinds)
 
 
@@ -129,6 +148,28 @@ class _DyingStore(LaterStore):
         stored = swap()
         self._points.reach(f"{name} stored, reply not read")
         return stored
+
+
+class _DyingObjects:
+    """Objects whose every request is two points."""
+
+    def __init__(self, objects: ObjectStore, points: Points) -> None:
+        self._objects = objects
+        self._points = points
+
+    def put(self, name: str, data: bytes) -> None:
+        self._points.reach("before the object is written")
+        self._objects.put(name, data)
+        self._points.reach("object written, reply not read")
+
+    def get(self, name: str) -> bytes:
+        self._points.reach("before the object is read")
+        data = self._objects.get(name)
+        self._points.reach("object read")
+        return data
+
+    def delete(self, name: str) -> None:
+        raise AssertionError
 
 
 _NAMES = {Status.IN_PROGRESS: "checkpoint", Status.COMPLETED: "completion", Status.UNKNOWN: "giving up"}
@@ -258,7 +299,15 @@ class _Delivery:
     number: int
     ahead: int
 
-    def under(self, store: Store, points: Points, ledger: Ledger, index: _Index, table: _Receivers) -> Told:
+    def under(
+        self,
+        store: Store,
+        points: Points,
+        ledger: Ledger,
+        index: _Index,
+        table: _Receivers,
+        objects: ObjectStore,
+    ) -> Told:
         delivery = Delivery(
             operation(self.key, _PROMISE, self.number),
             _DyingStore(store, self.ahead, points),
@@ -266,6 +315,7 @@ class _Delivery:
             Heartbeat(),
             ControlFlow(),
             lambda event: None,
+            large=LargeResults(_DyingObjects(objects, points), over=0) if self.kind.is_large else None,
         )
 
         def body(attempt: Claim | None) -> str:
@@ -274,7 +324,10 @@ class _Delivery:
             self._have_effect(ProtectedAttempt(attempt, CODEC, effects=effects), points, ledger, index, table)
             return "done"
 
-        told = tell(delivery, body)
+        try:
+            told = tell(delivery, body)
+        except ResultLost:
+            told = Told("ResultLost")  # which the judge takes for stuck
         points.reach("everything done, not acknowledged")
         return told
 
@@ -294,13 +347,13 @@ class _Delivery:
         fence = noted("the fence", lambda step: index.raise_fence(self.key, step.fencing_token))
         act = noted("the effect", lambda step: index.add(self.key, step.fencing_token))
         match self.kind:
-            case Kind.AT_LEAST_ONCE | Kind.KEYED | Kind.AT_MOST_ONCE:
+            case Kind.AT_LEAST_ONCE | Kind.KEYED | Kind.AT_MOST_ONCE | Kind.LARGE_RESULT:
                 handle.step("effect", effect)
             case Kind.FENCED:
                 handle.fenced_step("effect", fence=fence, probe=lambda step: index.find(self.key), act=act)
             case Kind.TOKEN_ALONE:
                 handle.fenced_step("effect", fence=fence, probe=lambda step: None, act=act)
-            case Kind.COMMIT | Kind.TRANSACTION:
+            case Kind.COMMIT | Kind.TRANSACTION | Kind.LARGE_COMMIT | Kind.LARGE_TRANSACTION:
                 table.commit(self.key, handle)
 
 
@@ -342,8 +395,10 @@ class _Attacker:
         self._index = _Index(folder)
         self._receipts: list[str] = []
         self._table: _Receivers = _NoTable()
+        self._objects: ObjectStore = _folder(folder)
         if isinstance(self._own, DynamoDBStore):
             self._table = _DynamoDBTable(self._own)
+            self._objects = _bucket(self._own)
         elif isinstance(self._own, SQLStore):
             self._table = _SQLTable(self._own)
             self._own.close()  # nothing that is open may cross the forks
@@ -359,10 +414,23 @@ class _Attacker:
             found.deliveries += 1
             struck += [bool(died)] if kill else []
             self._receipts += [row["receipt"] for row in rows if row["fact"] == "effect"]
+            if found.kind.is_large:
+                found.problems += [f"{each} after deaths at points {kills}" for each in self._dangling(key)]
             ahead += _LEASE
         found.tasks += 1
         self._judge(found, key, kills, told)
         return all(struck)
+
+    def _dangling(self, key: str) -> Iterator[str]:
+        """What the record points to, and is not there or not what was written."""
+        record = self._own.get(key)
+        if isinstance(self._own, SQLStore):
+            self._own.close()  # nothing that is open may cross the forks
+        for pointer in pointers_of(record) if record else ():
+            try:
+                pointer.result_in(self._objects.get(pointer.name))
+            except (ObjectMissing, ValueError) as error:
+                yield f"the record points to what is not there ({error})"
 
     def _judge(self, found: Sweep, key: str, kills: Sequence[int], told: str | None) -> None:
         count = self._count(found.kind, key)
@@ -376,11 +444,11 @@ class _Attacker:
 
     def _count(self, kind: Kind, key: str) -> int:
         match kind:
-            case Kind.KEYED:
+            case Kind.KEYED | Kind.LARGE_RESULT:
                 return len(set(self._receipts))
             case Kind.FENCED | Kind.TOKEN_ALONE:
                 return self._index.count(key)
-            case Kind.COMMIT | Kind.TRANSACTION:
+            case Kind.COMMIT | Kind.TRANSACTION | Kind.LARGE_COMMIT | Kind.LARGE_TRANSACTION:
                 count = self._table.count(key)
                 self._own.close()
                 return count
@@ -390,7 +458,7 @@ class _Attacker:
     def _deliver(self, delivery: _Delivery, kill: int | None) -> tuple[list[dict[str, Any]], str | None]:
         def live() -> None:
             points = Points(self._ledger, kill)
-            told = delivery.under(self._store, points, self._ledger, self._index, self._table)
+            told = delivery.under(self._store, points, self._ledger, self._index, self._table, self._objects)
             self._ledger.append("told", how=told.how)
 
         child = os.fork() or live_and_end(live)
@@ -399,6 +467,21 @@ class _Attacker:
         if os.WIFEXITED(ended) and os.WEXITSTATUS(ended):
             raise RuntimeError(f"delivery {delivery} ended with status {os.WEXITSTATUS(ended)}")
         return rows, next((row["how"] for row in rows if row["fact"] == "told"), None)
+
+
+def _folder(folder: Path) -> ObjectStore:
+    place = folder / "objects"
+    place.mkdir()
+    return FolderObjects(place)
+
+
+def _bucket(store: DynamoDBStore) -> ObjectStore:
+    """A bucket on the same server."""
+    name = f"objects-{uuid4().hex}"
+    url = f"s3://test:test@{name}?endpoint={store._connected().meta.endpoint_url}&region={REGION}"
+    session = boto3.session.Session("test", "test", region_name=REGION)
+    session.client("s3", endpoint_url=store._connected().meta.endpoint_url).create_bucket(Bucket=name)
+    return open_large_results(url).objects
 
 
 _MOST_POINTS = 40

@@ -3,9 +3,15 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from celery_idempotent.engine.claim import Claim, new_nonce
+from celery_idempotent.protocol.codec import Kept
+from celery_idempotent.protocol.objects import pointed
 from lab.proof.effects_sweep import Kind, Sweep, kinds_of, sweep
 from lab.proof.targets import start, why_not
 from tests.support.documents import ROOT
@@ -13,7 +19,8 @@ from tests.support.documents import ROOT
 STORES = ("dynamodb", "sqlite", "postgres")
 """Where a commit is, where a transaction is one file's, and where it is a server's."""
 
-EXACTLY_ONCE = {Kind.KEYED, Kind.FENCED, Kind.COMMIT, Kind.TRANSACTION}
+LARGE = {Kind.LARGE_RESULT, Kind.LARGE_COMMIT, Kind.LARGE_TRANSACTION}
+EXACTLY_ONCE = {Kind.KEYED, Kind.FENCED, Kind.COMMIT, Kind.TRANSACTION, *LARGE}
 
 
 BETWEEN = ("checkpoint stored, reply not read", "before the effect", "after the effect", "before the checkpoint")
@@ -64,9 +71,39 @@ def test_what_is_not_enough_is_shown_to_repeat(swept: dict[Kind, Sweep]) -> None
 def test_every_point_was_died_at(swept: dict[Kind, Sweep]) -> None:
     """Each kind was attacked within its effect, and before and after every write of the record."""
     for kind, each in swept.items():
-        within = "before the commit" if kind is Kind.TRANSACTION else "before the completion"
+        is_transaction = kind in {Kind.TRANSACTION, Kind.LARGE_TRANSACTION}
+        within = "before the commit" if is_transaction else "before the completion"
         assert each.points[within], kind
         assert each.points["claim stored, reply not read"] == 1
+
+
+def test_objects_are_there_before_anything_points_to_them(swept: dict[Kind, Sweep]) -> None:
+    """Processes died before and after each was written: of a step, of a result, before a commit."""
+    for kind in LARGE & set(swept):
+        assert not swept[kind].problems
+        written = 2 if kind is Kind.LARGE_RESULT else 1
+        assert swept[kind].points["before the object is written"] == written
+        assert swept[kind].points["object written, reply not read"] == written
+
+
+def _object_after_record(claim: Claim, kept: Kept, write: Callable[[Kept], Any]) -> tuple[Any, Kept]:
+    assert claim.large is not None
+    assert kept.encoded is not None
+    pointer, data = pointed(claim.large, claim.key, new_nonce(), kept.encoded)
+    kept = replace(kept, encoded=pointer.to_encoded())
+    written = write(kept)
+    claim.large.objects.put(pointer.name, data)
+    return written, kept
+
+
+def test_object_that_is_written_after_the_record_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zeroes above would say nothing otherwise."""
+    monkeypatch.setattr(Claim, "recorded", _object_after_record)
+    with start("sqlite") as site:
+        (broken,) = sweep(site.url, [Kind.LARGE_RESULT], pairs=False)
+
+    assert any("the record points to what is not there" in each for each in broken.problems)
+    assert any("stuck" in each for each in broken.problems)
 
 
 def test_command_ends_well_where_only_the_control_repeats() -> None:
