@@ -94,7 +94,8 @@ Real processes and real servers. Effects are counted in a ledger without a uniqu
 - **Crash sweep**: SIGKILL at every point of an attempt and at pairs of points, then at every system call that talks to
   the store (SQLite: that writes, syncs or locks a file), with no hook in the code. Two clean deliveries follow.
 - **Effects**: SIGKILL at every point of a step, a fenced step, a commit in DynamoDB and a transaction in SQL, and at
-  pairs of points, with receivers that do what they are asked as often as they are asked. The *negative control* passes
+  pairs of points, with receivers that do what they are asked as often as they are asked. Where results are objects,
+  each that the record points to is looked at after every delivery. The *negative control* passes
   its fencing token on and does nothing else.
 - **Store killed and restarted**: threads execute tasks while the store's server is killed by SIGKILL, again and again,
   and started on its data. No worker dies, so any effect that is repeated was forgotten by the store. The rows called
