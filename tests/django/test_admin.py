@@ -23,8 +23,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import clear_url_caches
 
 from celery_idempotent import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.contrib.django import project
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.objects import CONTENT_TYPE, ObjectMissing, pointed
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
 from celery_idempotent.protocol.store import RecordTooLarge
@@ -34,9 +36,12 @@ from celery_idempotent.testing.contract import a_record
 from tests.django.project import urls
 from tests.django.project.shop.tasks import refund
 from tests.support.deliveries import deliver
+from tests.support.objects import large_results
 
 LIST = "/admin/celery_idempotent/idempotencyrecord/"
 RETAIN = 3 * 86_400
+
+POINTER, _ = pointed(large_results(), "k", "nonce", Encoded("x" * 200, "application/json"))
 
 Response = Any  # what the client returns has no public type
 
@@ -294,6 +299,10 @@ def test_what_is_not_json_is_never_decoded(store: DjangoStore, viewer: Client, t
         ({"result": "not json", "content_type": "application/json"}, "'not json'"),
         ({"result": b"x"}, "of unknown type is never decoded here"),
         ({"error": "result lost"}, "0 bytes"),
+        (
+            {"result": POINTER.to_encoded().data, "content_type": CONTENT_TYPE},
+            f"kept as the object {POINTER.name}: 200 bytes of application/json, SHA-256 {POINTER.sha256}",
+        ),
     ],
 )
 def test_odd_outcomes_are_described(store: DjangoStore, viewer: Client, changes: dict[str, Any], shown: str) -> None:
@@ -648,6 +657,22 @@ def test_what_is_forgotten_runs_again(store: DjangoStore, operator: Client) -> N
     assert left is not None
     assert (left.result, left.label, left.verdict["reason"]) == (None, "", "ticket 7")
     assert deliver(refund, f"o-3 {store.alias}").value == f"refunded o-3 {store.alias}"
+
+
+def test_object_of_a_large_result_is_forgotten_with_it(
+    store: DjangoStore, operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a page cannot show it can delete."""
+    large = large_results()
+    large.objects.put(POINTER.name, b"x")
+    monkeypatch.setitem(vars(project.runtime()), "large_results", large)
+    written = POINTER.to_encoded()
+    record = _written(store, Status.COMPLETED, result=written.data, content_type=written.content_type)
+
+    _judge(operator, "forget", record, checked="on")
+
+    with pytest.raises(ObjectMissing):
+        large.objects.get(POINTER.name)
 
 
 def test_selected_outcomes_are_forgotten_after_a_confirmation(store: DjangoStore, operator: Client) -> None:

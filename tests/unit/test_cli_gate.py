@@ -16,6 +16,7 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreWrapper
 from tests.support import commands
 from tests.support.deliveries import an_app
+from tests.support.objects import REFUSED, large_results
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -193,3 +194,17 @@ def test_app_that_cannot_be_imported_is_a_problem(app: Celery) -> None:
     app.loader.import_default_modules = fail
     code, found = checked(app)
     assert (code, found["problems"]) == (1, [{"level": "error", "text": "idempotent=7: must be a Policy"}])
+
+
+def test_place_for_large_results_is_checked_and_named(app: Celery) -> None:
+    """As the store is; without its login."""
+    app.conf.idempotency_large_results = large_results(over=500)
+    assert "takes results of more than 500 bytes" in run(app).stdout
+
+
+def test_place_for_large_results_that_cannot_be_used_is_an_error(app: Celery) -> None:
+    """As at the start of a worker."""
+    app.conf.idempotency_large_results = large_results(REFUSED)
+    ended = run(app)
+    assert ended.exit_code == 1
+    assert "AccessDenied" in ended.stderr

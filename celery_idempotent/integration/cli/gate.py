@@ -12,6 +12,7 @@ from celery_idempotent.integration.cli.base import advise, as_json, echo_json, i
 from celery_idempotent.integration.inspection import Inspection, TaskFound, inspected
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.objects import LargeResults
 
 
 @idempotency.command()
@@ -29,9 +30,9 @@ from celery_idempotent.printable import one_line
 def check(context: click.Context, strict: bool, timeout: float, as_json: bool) -> None:
     """Check tasks, settings, store and broker: the gate of a deploy.
 
-    The first three as a worker does at its start. Nothing that it writes stays. The pool is that of the setting
-    worker_pool. A store or broker that does not answer is an error here; a worker would start, and wait. --strict: a
-    warning is an error, too.
+    The first three as a worker does at its start. Nothing that it writes stays, save an object of a few bytes where
+    there is a place for large results. The pool is that of the setting worker_pool. A store or broker that does not
+    answer is an error here; a worker would start, and wait. --strict: a warning is an error, too.
     """
     app = context.obj.app
     pool = app.conf.worker_pool
@@ -48,7 +49,7 @@ def check(context: click.Context, strict: bool, timeout: float, as_json: bool) -
     if as_json:
         echo_json(_plain(found, errors, warned))
     elif not errors:
-        _print(found, getattr(runtime_of(app).store, "way", ""))
+        _print(found, getattr(runtime_of(app).store, "way", ""), runtime_of(app).large_results)
     if not as_json:
         for hint in found.advice:
             advise(str(hint))
@@ -75,9 +76,11 @@ def _plain(found: Inspection, errors: tuple[str, ...], warned: list[str]) -> dic
     }
 
 
-def _print(found: Inspection, way: str) -> None:
+def _print(found: Inspection, way: str, large: LargeResults | None) -> None:
     """``way``: of a store that has more than one."""
     click.echo(f"{found.store} answers and can be used{f' {way}' if way else ''}")
+    if large is not None:
+        click.echo(one_line(f"{large.objects!r} takes results of more than {large.over} bytes"))
     click.echo(f"{found.broker} answers")
     for task in found.tasks:
         first, *rest = _guarantee(task).splitlines()
