@@ -65,6 +65,8 @@ class TestUrls:
             ("s3://", "the bucket's name cannot be read"),
             ("s3:///prefix", "the bucket's name cannot be read"),
             ("s3://user:pass@host:9000/bucket", "the bucket's name cannot be read"),
+            ("s3://pass@bucket", "a key and its secret"),
+            ("s3://:pass@bucket", "a key and its secret"),
             ("s3://bucket?over=lots", "over='lots' is not a size"),
             ("s3://bucket?over=", "over='' is not a size"),
             ("s3://bucket?over=-1", "over='-1' is not a size"),

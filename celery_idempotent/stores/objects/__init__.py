@@ -91,6 +91,8 @@ def _check(url: str, scheme: str, login: str, bucket: str, path: str, options: M
         raise _unusable(url, "write file:///absolute/folder?over=100KB")
     if scheme == "s3" and not _BUCKET.fullmatch(bucket):
         raise _unusable(url, "the bucket's name cannot be read; write s3://bucket/prefix?over=100KB")
+    if login and not all(login.partition(":")):
+        raise _unusable(url, "before the @ stand a key and its secret, key:secret@bucket, or nothing")
     endpoint = options.get("endpoint")
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise _unusable(url, "endpoint is a URL, such as endpoint=http://localhost:9000")
