@@ -156,7 +156,8 @@ class Claim:
 
     ``lease``, ``retain`` and ``deadline`` are milliseconds; ``claimed_at`` is the local clock, in seconds, before the
     claim was sent. ``tell_late`` is called once, by the thread that first sees that the deadline is over. ``large`` is
-    where results go that are too large for a record.
+    where results go that are too large for a record. ``until`` is, by that clock, when the process
+    ends: no write extends the lease beyond it, and none is tried for longer.
     """
 
     def __init__(
@@ -171,6 +172,7 @@ class Claim:
         deadline: float = inf,
         tell_late: Callable[["Claim"], None] = lambda claim: None,
         large: LargeResults | None = None,
+        until: float = inf,
     ) -> None:
         self.lease = lease / 1000
         self._lease_ms = lease
@@ -192,6 +194,7 @@ class Claim:
         self._tell_late = tell_late
         #: Where results go that are too large for a record; None: nowhere.
         self.large = large
+        self._until = until
         self._told_late = threading.Lock()  # taken once, for good, so that one thread tells
         self._lost = False
         self._settled = False
@@ -311,7 +314,7 @@ class Claim:
             settlement = self._write(transition, swap)
             match settlement:
                 case Written():
-                    self._owned_until = asked_at + self.lease
+                    self._owned_until = min(asked_at + self.lease, self._until)
                 case Superseded(record) if record.owner == self._record.owner:
                     self._settled = True  # our own completion, whose reply was lost
                 case Superseded() | Lost():
@@ -464,7 +467,11 @@ class Claim:
 
     def _extended(self, record: Record, transition: Callable[..., Record]) -> Record:
         now = self.store.now()
-        return transition(record, now, record.lease_until - now if self._is_past() else self._lease_ms)
+        held = record.lease_until - now
+        if self._is_past():
+            return transition(record, now, held)
+        left = (self._until - self._clock.monotonic()) * 1000
+        return transition(record, now, self._lease_ms if self._lease_ms <= left else max(held, round(left)))
 
     def _ended(self, status: Status, revision: str, encoded: Encoded | None, error: str | None) -> _Transition:
         return lambda record: ended(record, status, self.store.now(), self._retain, revision, encoded, error)
@@ -480,6 +487,7 @@ class Claim:
     def _patiently(self, act: Callable[[], T]) -> tuple[T, float | None]:
         """``act()``, again while it gets no answer; and for how many seconds, if people were told of it."""
         asked_at = self._clock.monotonic()
+        patience = min(self.patience, max(self._until - asked_at, 0.0))
         pause, is_told = _FIRST_PAUSE, False
         while True:
             try:
@@ -488,18 +496,18 @@ class Claim:
             except StoreMisconfigured:
                 raise
             except StoreUnavailable as error:
-                if self._clock.monotonic() >= asked_at + self.patience:
+                if self._clock.monotonic() >= asked_at + patience:
                     raise
                 if not is_told:
-                    self.unstruck(partial(self._tell_waiting, error))
+                    self.unstruck(partial(self._tell_waiting, error, patience))
                 is_told = True
             self.unstruck(partial(self._clock.sleep, pause))
             pause = min(pause * 2, _LONGEST_PAUSE)
 
-    def _tell_waiting(self, error: StoreUnavailable) -> None:
+    def _tell_waiting(self, error: StoreUnavailable, patience: float) -> None:
         """Say, once for each write, that what has happened is not recorded yet: until it is, nobody may be told."""
         label = self.label or None
-        say(logger.warning, "result_waits", key=self.key, label=label, seconds=self.patience, reason=error)
+        say(logger.warning, "result_waits", key=self.key, label=label, seconds=round(patience, 1), reason=error)
 
     def _tell_recorded(self, seconds: float) -> None:
         say(logger.warning, "result_recorded", key=self.key, label=self.label or None, seconds=round(seconds, 1))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from math import inf
 from typing import Any, NoReturn, TypeVar, assert_never
 
 from celery_idempotent.engine.breaker import Breaker
@@ -148,7 +149,7 @@ class Delivery:
     """One delivery of an operation. ``tell`` is called with every event, in the thread that executes the body.
 
     Only that a deadline is over is told by whoever sees it first, which may be the heartbeat. ``large`` is where
-    results go that are too large for a record; None: nowhere.
+    results go that are too large for a record; None: nowhere. ``until`` is, by ``clock``, when this process ends.
     """
 
     def __init__(
@@ -162,6 +163,7 @@ class Delivery:
         clock: Clock = time,
         breaker: Breaker | None = None,
         large: LargeResults | None = None,
+        until: float = inf,
     ) -> None:
         self._operation = operation
         self._policy = operation.policy
@@ -173,6 +175,7 @@ class Delivery:
         self._clock = clock
         self._breaker = breaker or Breaker(repr(store), clock)
         self._large = large
+        self._until = until
         self._beating: Claim | None = None
 
     def run(self, body: Body) -> Outcome | Conflict:
@@ -263,6 +266,7 @@ class Delivery:
             deadline=operation.policy.deadline_ms,
             tell_late=self._tell_late,
             large=self._large,
+            until=self._until,
         )
         try:
             claimed.ensure_time()

@@ -6,8 +6,8 @@ only its lease counts. A pid that is given again belongs to a process that began
 boot and so does not depend on a clock that people set (proc_pid_stat(5), field 22).
 
 What this cannot see: two copies of one running machine, restored from one snapshot, have the same boot, pids and
-beginnings; give them names of their own. And a process that was checkpointed and is restored within the same boot has
-its pid and another beginning.
+beginnings; give them names of their own. AWS Lambda can make such copies, so there nothing is known of a process. And
+one that was checkpointed and is restored within the same boot has its pid and another beginning.
 """
 
 import os
@@ -56,6 +56,8 @@ def is_gone(process: str) -> bool:
 @cache
 def _machine() -> str:
     """What a pid means something on; empty where ``/proc`` does not tell, or tells of other pids than ours."""
+    if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:
+        return ""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         pids = os.readlink(_PROC / "self/ns/pid")

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 from uuid import uuid4
 
@@ -59,12 +60,14 @@ class Gate:
         declared: The policy of its operations; None for that of the place.
         where: Tells the place; asked at the first call.
         sender: Of its signals; default: the gate itself.
+        until: By ``time.monotonic()``, when this process ends.
     """
 
     name: str
     declared: Policy | None
     where: Callable[[], Place]
     sender: Named | None = None
+    until: float = inf
 
     @property
     def policy(self) -> Policy:
@@ -181,6 +184,7 @@ class Gate:
             *(operation, opened.store, place.codec_of(policy), heartbeat, CONTROL_FLOW, tell),
             breaker=opened.breaker,
             large=place.large_results,
+            until=self.until,
         )
 
     def _tell(self, call_id: str, event: Event, *, is_observed: bool) -> None:

@@ -56,6 +56,17 @@ def test_living_process_is_not_gone_and_a_dead_one_is() -> None:
     assert is_gone(name)
 
 
+def test_process_of_lambda_is_never_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machines can be copies of one, in which a pid of another one means nothing."""
+    with _child("") as (child, name):
+        child.wait()
+    assert is_gone(name)
+    processes._forget()
+    monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "charge")
+    assert this_process() == ""
+    assert not is_gone(name)
+
+
 def test_process_whose_first_thread_has_ended_is_not_gone() -> None:
     """It looks like a zombie, and its other threads go on."""
     act = (

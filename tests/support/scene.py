@@ -1,6 +1,7 @@
 """Deliveries over a faulty store and a clock that is moved by hand."""
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -51,6 +52,7 @@ class Scene:
         self.heartbeat = Heartbeat()  # on the real clock, where no lease here lasts long enough to be renewed
         self.codec = codec
         self.large: LargeResults | None = None
+        self.until = inf
         self.runs = 0
 
     def perform(self, body: Callable[[ProtectedAttempt], Any], **policy: Any) -> Any:
@@ -77,7 +79,7 @@ class Scene:
         """One of another operation."""
         control = ControlFlow((Again,), (Elsewhere,))
         given = (operation, self.store, self.codec, self.heartbeat, control, self.tell, self.clock)
-        return Delivery(*given, large=self.large)
+        return Delivery(*given, large=self.large, until=self.until)
 
     def _counted(self, body: Callable[[Claim | None], Any]) -> Callable[[Claim | None], Any]:
         def counted(attempt: Claim | None) -> Any:

@@ -115,3 +115,65 @@ def test_heartbeat_that_cannot_start_is_an_outage(
         assert seen == [None]
     assert scene.record.status is Status.RELEASED
     assert scene.names == ["store_unavailable"]
+
+
+class TestProcessThatEnds:
+    """At a moment that is known: nobody should have to wait for it afterwards."""
+
+    def test_extends_no_lease_beyond_its_end(self, scene: Scene) -> None:
+        """Neither by a renewal nor by a step; before that, it renews as ever."""
+        scene.until = scene.clock.monotonic() + 90
+        left: list[int] = []
+
+        def body(attempt: Claim | None) -> None:
+            assert attempt is not None
+            for passed in (20, 20, 45):
+                scene.clock.advance(passed * 1000)
+                attempt.renew()
+                left.append(scene.record.lease_until - scene.store.now())
+            attempt.begin_step("sms")
+            left.append(scene.record.lease_until - scene.store.now())
+
+        scene.run(body, lease=60)
+
+        assert left == [60_000, 50_000, 5_000, 5_000]
+
+    def test_shortens_no_lease(self, scene: Scene) -> None:
+        """What a claim was granted for may be longer."""
+        scene.until = scene.clock.monotonic() + 10
+
+        def body(attempt: Claim | None) -> int:
+            assert attempt is not None
+            attempt.renew()
+            return scene.record.lease_until - scene.store.now()
+
+        assert scene.run(body, lease=60).value == 60_000
+
+    def test_knows_when_it_may_not_go_on(self, scene: Scene) -> None:
+        """By the local clock, too, the lease ends then, and the store is asked."""
+        scene.until = scene.clock.monotonic() + 70
+
+        def body(attempt: Claim | None) -> None:
+            assert attempt is not None
+            scene.clock.advance(20_000)
+            attempt.renew()
+            scene.steal(after=52_000)
+            with pytest.raises(LeaseLost):
+                attempt.ensure_owned()
+
+        assert scene.run(body, lease=60) == Outcome("theirs")
+
+    def test_tries_a_last_write_no_longer(self, scene: Scene) -> None:
+        """Others of its batch have to be answered."""
+        began = scene.clock.monotonic()
+        scene.until = began + 30
+
+        def body(attempt: Claim | None) -> None:
+            scene.store.before_swap = unavailable
+
+        def unavailable(record: Record) -> None:
+            raise StoreUnavailable("store", "swap", "away")
+
+        with pytest.raises(StoreUnavailable):
+            scene.run(body)
+        assert 30 <= scene.clock.monotonic() - began < 33
