@@ -77,8 +77,8 @@ def idempotent(
     where = place_of(store, app)
 
     def decorated(function: F) -> F:
-        _refuse_what_is_no_function(function)
-        named = name or _name_of(function)
+        refuse_what_is_no_function(function)
+        named = name or name_of(function)
         caller = _Caller(function, Gate(named, policy, where), milliseconds(wait) / 1000)
         with binding.named(named):
             caller.check()
@@ -94,7 +94,7 @@ class _Caller:
         self._function = function
         self._gate = gate
         self._wait = wait
-        self._is_method = _is_method(function)
+        self._is_method = is_method(function)
         signature = inspect.signature(function)
         own = list(signature.parameters.values())[1 if self._is_method else 0 :]
         self._signature = CallSignature(signature.replace(parameters=own))
@@ -114,7 +114,7 @@ class _Caller:
 
     def wrapper(self) -> Any:
         """The function that callers get."""
-        made: Any = self._awaited() if _is_async(self._function) else self._called()
+        made: Any = self._awaited() if is_async(self._function) else self._called()
         update_wrapper(made, self._function)
         made.name = self._gate.name
         made.idempotency_key_for = lambda *args, **kwargs: self._identity(args, kwargs).key
@@ -176,7 +176,8 @@ class _Waiting:
         return min(self._gate.pause_after(conflict, self._conflicts - 1), left)
 
 
-def _refuse_what_is_no_function(function: Any) -> None:
+def refuse_what_is_no_function(function: Any) -> None:
+    """Refuse to decorate what cannot be called as it stands, and what runs only after its call."""
     if isinstance(function, staticmethod | classmethod):
         kind = type(function).__name__
         raise PolicyError("function", f"@{kind}", f"write @{kind} above @idempotent(...), not below")
@@ -200,18 +201,20 @@ def _innermost(function: Any) -> Any:
     return function if inspect.isroutine(function) else type(function).__call__
 
 
-def _is_async(function: Any) -> bool:
+def is_async(function: Any) -> bool:
+    """Whether a call of it has to be awaited."""
     return inspect.iscoroutinefunction(_innermost(function))
 
 
-def _is_method(function: Any) -> bool:
+def is_method(function: Any) -> bool:
     """Whether the first argument is an instance or a class: it was written in a class, and says so by its name."""
     owner = getattr(function, "__qualname__", "").rpartition(".")[0]
     first = next(iter(inspect.signature(function).parameters), "")
     return bool(owner) and not owner.endswith("<locals>") and first in {"self", "cls"}
 
 
-def _name_of(function: Any) -> str:
+def name_of(function: Any) -> str:
+    """What a function is called in records and keys: its module and qualified name."""
     qualname = getattr(function, "__qualname__", "")
     if not qualname or "<lambda>" in qualname:
         raise PolicyError("name", "None", f"{_described(function)} has no name of its own; write name=...")

@@ -26,7 +26,7 @@ Mode = Literal["enforce", "observe", "off"]
 MAX_KEY_BYTES = 2048
 """DynamoDB's limit for a partition key value (Developer Guide, "Quotas": 2048 bytes)."""
 
-_MIN_LEASE = 0.5
+MIN_LEASE = 0.5
 """Seconds. A shorter lease is over before a heartbeat at a third of it can be answered."""
 
 _MIN_DELAY_MS = 50
@@ -148,7 +148,7 @@ class Policy:
             self._require(option, getattr(self, option) in get_args(literal), f"must be one of {get_args(literal)}")
         for option in ("lease", "grace", "retain", "backoff", "backoff_max"):
             self._require(option, is_duration(getattr(self, option)), "must be seconds or a timedelta, not negative")
-        self._require("lease", self.lease_ms >= _MIN_LEASE * 1000, f"must be at least {_MIN_LEASE} s")
+        self._require("lease", self.lease_ms >= MIN_LEASE * 1000, f"must be at least {MIN_LEASE} s")
         self._require(
             "deadline",
             self.deadline is None or (is_duration(self.deadline) and self.deadline_ms >= self.lease_ms),
