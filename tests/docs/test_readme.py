@@ -363,7 +363,9 @@ def test_other_log_events_are_documented() -> None:
     documented = {row["event"].strip("`") for row in table(DOCS / "operations.md", "event")}
     logged = {
         f"idempotency.{name}"
-        for name in re.findall(r'(?:say\(\s*logger\.\w+,|_tell\(\w+(?:\.tag)?,)\s*"(\w+)"', SOURCE)
+        for name in re.findall(
+            r'(?:say\(\s*(?:logger\.\w+|partial\(logger\.log, level, .*\)),|_tell\(\w+(?:\.tag)?,)\s*"(\w+)"', SOURCE
+        )
     }
     assert documented == logged - {f"idempotency.{name}" for name in EventName} | {"idempotency.store_unavailable"}
     assert set(BY_EVENT) == set(EventName)

@@ -57,6 +57,7 @@ PACKAGES: dict[str, set[str]] = {
     "integration": {"billiard", "celery", "click", "kombu"},
     "integration.cli": {"celery", "click", "kombu", "rich"},
     "contrib": set(),
+    "contrib.aws_lambda": {"celery"},
     "contrib.django": {"celery", "django", "sqlalchemy"},
     "contrib.otel": {"opentelemetry"},
     "contrib.sns": {"boto3", "celery", "click", "jmespath", "mypy_boto3_sqs"},

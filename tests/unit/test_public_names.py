@@ -64,6 +64,7 @@ PUBLIC = {
         "taken_over",
         "verdict_given",
     },
+    "celery_idempotent.contrib.aws_lambda": {"sqs_batch"},
     "celery_idempotent.contrib.otel": {"instrument", "uninstrument"},
     "celery_idempotent.contrib.sns": {"By", "Notification", "Route", "consume", "unwrap"},
     "celery_idempotent.outbox": {"relay", "send"},

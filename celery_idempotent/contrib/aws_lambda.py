@@ -1,0 +1,347 @@
+"""AWS Lambda: a function of one message becomes the handler of a queue's batches, with each effect once.
+
+An invocation ends at a moment that is known, and then its process is frozen or killed. So no claim lasts longer, no
+step begins shortly before it, and when the handler returns nothing is under way. Messages that are to come again are
+named in the response: the event source mapping must have ``ReportBatchItemFailures``, or Lambda deletes them with the
+rest.
+"""
+
+import inspect
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any, NoReturn, Protocol
+
+from celery import Celery
+
+from celery_idempotent.contrib.sns import unwrap
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.delivery import Conflict
+from celery_idempotent.errors import IdempotencyError, InFlight, KeyMissing, PolicyError, ResultLost
+from celery_idempotent.integration import binding
+from celery_idempotent.integration.functions import is_async, is_method, name_of, refuse_what_is_no_function
+from celery_idempotent.integration.gates import Gate, refuse_what_is_about_messages
+from celery_idempotent.integration.places import place_of
+from celery_idempotent.printable import say
+from celery_idempotent.protocol.durations import Duration, is_duration, milliseconds
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.policy import MIN_LEASE, Policy
+from celery_idempotent.protocol.selector import CallSignature
+from celery_idempotent.protocol.store import Store
+
+__all__ = ["sqs_batch"]
+
+logger = logging.getLogger(__name__)
+
+_Message = Mapping[str, Any]
+"""A record of the event, as Lambda gives it."""
+
+
+class BatchHandler(Protocol):
+    """What Lambda calls."""
+
+    name: str
+    """In records, logs and keys."""
+
+    def __call__(self, event: Mapping[str, Any], context: Any) -> dict[str, list[dict[str, str]]]:
+        """Handle a batch; the response names the messages that are to come again."""
+
+    def idempotency_key_for(self, **arguments: Any) -> str:
+        """The key of a message with these members."""
+
+    def guarantee(self) -> str:
+        """What is promised, in words."""
+
+
+def sqs_batch(
+    policy: Policy | None = None,
+    *,
+    store: str | Store | None = None,
+    app: Celery | None = None,
+    name: str | None = None,
+    record: str | None = None,
+    key: Callable[[_Message], str | None] | None = None,
+    needs: Duration = 0,
+    reserve: Duration = 1,
+) -> Callable[[Callable[..., Any]], BatchHandler]:
+    """Make a Lambda handler of a function that handles one message of SQS::
+
+        @sqs_batch(Policy("order_id"), store="dynamodb://@eu-west-1/idempotency")
+        def handler(order_id: str, cents: int) -> None: ...
+
+    A message's body is a JSON object, or the envelope that SNS puts around one. Its members are the function's
+    arguments, by name. Others are ignored, so that a publisher may add some; a parameter ``**rest`` takes them.
+
+    A message comes again unless its operation has a result: after any exception, also one that is remembered, and when
+    another invocation has the operation in flight. What keeps failing ends in the queue's dead-letter queue, with its
+    body. In a FIFO queue the later messages of its group come again with it, and run after it.
+
+    Args:
+        policy: As of :func:`~celery_idempotent.idempotent`. Its ``lease`` and ``deadline`` are cut to what is left of
+            the invocation, without ``reserve``; ``grace`` is at least ``reserve``.
+        store: Likewise where operations are recorded.
+        app: Likewise the app whose settings count.
+        name: Likewise what the function is called; default: module and qualified name.
+        record: Which parameter gets the whole record of the event: ``messageId``, ``attributes``,
+            ``messageAttributes``. It differs from delivery to delivery, so it is no part of key and fingerprint.
+        key: Gives the key by the record, in place of the policy's, such as ``itemgetter("messageId")``, which tells
+            apart what a publisher sent twice. None or an empty text is ``KeyMissing``.
+        needs: Seconds that a message takes. With less time left, none is begun; the rest comes again.
+        reserve: Seconds at the end of the invocation in which nothing begins, neither a message nor a step.
+
+    Raises:
+        PolicyError: At the definition, as of :func:`~celery_idempotent.idempotent`, or as ``record`` is no parameter.
+            From the handler: the event is not one of SQS.
+    """
+    if policy is not None and not isinstance(policy, Policy):
+        raise PolicyError("policy", repr(policy), "write @sqs_batch(Policy(...), store=...)")
+    for option, seconds in (("needs", needs), ("reserve", reserve)):
+        if not is_duration(seconds):
+            raise PolicyError(option, repr(seconds), "must be seconds or a timedelta, not negative")
+    where = place_of(store, app)
+
+    def decorated(function: Callable[..., Any]) -> BatchHandler:
+        refuse_what_is_no_function(function)
+        named = name or name_of(function)
+        with binding.named(named):
+            consumer = _Consumer(function, Gate(named, policy, where), record, key)
+            return _handler(consumer, milliseconds(needs), milliseconds(reserve))
+
+    return decorated
+
+
+class _Unfit(Exception):
+    """A message that the function cannot be called with; the text says why, and quotes nothing of it."""
+
+
+class _Consumer:
+    """What is done with one message."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        gate: Gate,
+        record: str | None,
+        key: Callable[[_Message], str | None] | None,
+    ) -> None:
+        self.function = function
+        self.gate = gate
+        self._record = record
+        self._key = key
+        parameters = dict(_parameters(function))
+        if record is not None and parameters.pop(record, None) is None:
+            raise PolicyError("record", repr(record), f"the function has no such parameter: {list(parameters)}")
+        self._signature = CallSignature(inspect.Signature(list(parameters.values())))
+        self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        if gate.declared is not None:
+            refuse_what_is_about_messages(gate.declared)
+            binding.check_policy(gate.declared, self._signature.signature)
+
+    def consume(self, message: _Message, gate: Gate) -> None:
+        """Have the message's effect happen, unless it has happened.
+
+        Raises:
+            InFlight: Another one is at it.
+            _Unfit: Its body has no arguments for the function.
+            Exception: As of ``Gate.passed``.
+        """
+        arguments = self._arguments(message)
+
+        def body(attempt: Attempt) -> Any:
+            given = {} if self._record is None else {self._record: message}
+            value = self.function(**arguments, **given)
+            binding.refuse_unfinished(value, gate.name)
+            return value
+
+        try:
+            found = gate.passed(partial(self._identity, message, arguments), body)
+        except ResultLost:
+            return  # the effect has happened, and nobody asks for its result
+        if isinstance(found, Conflict):
+            raise found.error
+
+    def key_for(self, arguments: Mapping[str, Any]) -> str:
+        """The key of a message with these members, by the policy."""
+        return self.gate.identity(self._signature, (), self._known(arguments)).key
+
+    def _identity(self, message: _Message, arguments: Mapping[str, Any]) -> Identity:
+        explicit = None if self._key is None else self._key(message)
+        if self._key is not None and not explicit:
+            raise KeyMissing(self.gate.name, f"key={self._key!r}")
+        return self.gate.identity(self._signature, (), arguments, explicit=explicit)
+
+    def _arguments(self, message: _Message) -> dict[str, Any]:
+        arguments = self._known(_members(message["body"]))
+        try:
+            self._signature.bind((), arguments)
+        except TypeError as error:
+            raise _Unfit(f"the body does not fit the function: {error}") from None
+        return arguments
+
+    def _known(self, members: Mapping[str, Any]) -> dict[str, Any]:
+        known = self._signature.signature.parameters
+        return {
+            name: value
+            for name, value in members.items()
+            if (name in known or self._takes_all) and name != self._record
+        }
+
+
+class _Invocation:
+    """How long it lasts, and what may be begun in it; all in milliseconds."""
+
+    def __init__(self, context: Any, needs: int, reserve: int) -> None:
+        self._remaining: Callable[[], float] = context.get_remaining_time_in_millis if context else lambda: inf
+        self._least = max(needs, MIN_LEASE * 1000)
+        self._reserve = reserve
+
+    @property
+    def left(self) -> float:
+        """Without the reserve."""
+        return self._remaining() - self._reserve
+
+    def gate(self, gate: Gate) -> Gate | None:
+        """``gate`` for an operation that has to end in time; None where too little is left to begin one."""
+        left = self.left
+        if left < self._least:
+            return None
+        if left == inf:
+            return gate
+        bounded = _bounded(gate.policy, left, self._reserve)
+        return replace(gate, declared=bounded, until=time.monotonic() + left / 1000)
+
+
+def _bounded(policy: Policy, left: float, reserve: float) -> Policy:
+    """``policy`` where ``left`` milliseconds are left, and ``reserve`` more until nothing can be running."""
+    longest = min(policy.deadline_ms, left)
+    return replace(
+        policy,
+        lease=min(policy.lease_ms, longest) / 1000,
+        deadline=longest / 1000,
+        grace=max(policy.grace_ms, reserve) / 1000,
+    )
+
+
+def _handler(consumer: _Consumer, needs: int, reserve: int) -> BatchHandler:
+    def handler(event: Mapping[str, Any], context: Any) -> dict[str, list[dict[str, str]]]:
+        messages = list(_messages(event))
+        invocation = _Invocation(context, needs, reserve)
+        return {"batchItemFailures": [{"itemIdentifier": each} for each in _returned(consumer, messages, invocation)]}
+
+    made: Any = handler
+    made.__module__, made.__doc__ = consumer.function.__module__, consumer.function.__doc__
+    made.name = consumer.gate.name
+    made.idempotency_key_for = lambda **arguments: consumer.key_for(arguments)
+    made.guarantee = lambda: consumer.gate.policy.guarantee(consumer.gate.name)
+    consumer.gate.sender = made
+    found: BatchHandler = made
+    return found
+
+
+def _returned(consumer: _Consumer, messages: list[_Message], invocation: _Invocation) -> Iterator[str]:
+    """Handle the messages; the ids of those that are to come again."""
+    blocked: set[str] = set()
+    for place, message in enumerate(messages):
+        gate = invocation.gate(consumer.gate)
+        if gate is None:
+            _tell_unstarted(consumer.gate.name, len(messages) - place, invocation.left)
+            yield from (each["messageId"] for each in messages[place:])
+            return
+        group = _group(message)
+        if group in blocked:
+            _tell(logging.INFO, consumer.gate.name, message, "it comes after one of its group that comes again")
+        elif _is_consumed(consumer, message, gate):
+            continue
+        elif group is not None:
+            blocked.add(group)
+        yield message["messageId"]
+
+
+def _is_consumed(consumer: _Consumer, message: _Message, gate: Gate) -> bool:
+    try:
+        consumer.consume(message, gate)
+    except InFlight as error:
+        _tell(logging.INFO, gate.name, message, error)
+    except (_Unfit, IdempotencyError) as error:
+        _tell(logging.ERROR, gate.name, message, error)
+    except Exception as error:  # noqa: BLE001 - the body's own: the others of the batch are none of its business
+        is_secret = gate.policy.redact_errors
+        reason = type(error).__name__ if is_secret else f"{type(error).__name__}: {error}"
+        _tell(logging.ERROR, gate.name, message, reason, exc_info=None if is_secret else error)
+    else:
+        return True
+    return False
+
+
+def _tell(level: int, task: str, message: _Message, reason: object, exc_info: BaseException | None = None) -> None:
+    say(
+        partial(logger.log, level, exc_info=exc_info),
+        "message_returned",
+        task=task,
+        message_id=message["messageId"],
+        received=message.get("attributes", {}).get("ApproximateReceiveCount"),
+        reason=reason,
+    )
+
+
+def _tell_unstarted(task: str, messages: int, left: float) -> None:
+    say(
+        logger.warning,
+        "messages_unstarted",
+        task=task,
+        messages=messages,
+        reason=f"{max(left, 0) / 1000:.1f} s are left; a smaller batch or a longer timeout of the function leaves more",
+    )
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Those that a message's members can be given to."""
+    if is_async(function):
+        raise PolicyError("function", "async def", "Lambda awaits nothing; write def, and asyncio.run(...) in the body")
+    if is_method(function):
+        raise PolicyError("function", "a method", "Lambda calls a function of a module")
+    parameters = inspect.signature(function).parameters
+    for each in parameters.values():
+        if each.kind in {each.POSITIONAL_ONLY, each.VAR_POSITIONAL}:
+            raise PolicyError("function", str(each), "arguments are given by name; this parameter can get none")
+    return parameters
+
+
+def _messages(event: Mapping[str, Any]) -> Iterator[_Message]:
+    records = event.get("Records") if isinstance(event, Mapping) else None
+    if not isinstance(records, list):
+        raise PolicyError("event", type(event).__name__, f"it has no Records; {_ONLY}")
+    for each in records:
+        if each.get("eventSource") != "aws:sqs":
+            raise PolicyError("eventSource", repr(each.get("eventSource")), _ONLY)
+        yield each
+
+
+_ONLY = "sqs_batch handles the batches of an SQS queue, and nothing else"
+
+
+def _group(message: _Message) -> str | None:
+    """Within what order counts. A standard queue has groups, too, for fairness, and no order."""
+    is_ordered = message.get("eventSourceARN", "").endswith(".fifo")
+    return message.get("attributes", {}).get("MessageGroupId") if is_ordered else None
+
+
+def _members(body: str) -> Mapping[str, Any]:
+    notification = unwrap(body)
+    if notification is not None and notification.kind != "Notification":
+        raise _Unfit(f"nobody published it: it is a {notification.kind} of SNS")
+    try:
+        found = json.loads(notification.text if notification else body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise _Unfit(f"the body is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise _Unfit(f"the body is no JSON object, but a {type(found).__name__}")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")

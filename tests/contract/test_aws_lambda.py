@@ -1,0 +1,174 @@
+"""Batches of a real queue, handled by processes that are killed: each order is charged once."""
+# mypy: allow-untyped-decorators
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import boto3
+import pytest
+
+from celery_idempotent import Policy, Status
+from celery_idempotent.contrib.aws_lambda import sqs_batch
+from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.testing import FakeStore
+from lab.embedded import EmbeddedAws
+from lab.embedded.aws import REGION
+from tests.support.aws_lambda import EventSource
+from tests.support.documents import ROOT
+from tests.support.lambda_shop import INVOCATION, Receiver
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[EmbeddedAws]:
+    with EmbeddedAws() as server:
+        yield server
+
+
+@pytest.fixture
+def environment(aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What a client needs to reach the emulator."""
+    found = {
+        "AWS_ENDPOINT_URL": aws.endpoint,
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+    }
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    return found
+
+
+@pytest.fixture
+def sqs(environment: dict[str, str]) -> SQSClient:
+    return boto3.client("sqs")
+
+
+def a_queue(sqs: SQSClient, *, fifo: bool = False, visibility: float = INVOCATION, **attributes: str) -> EventSource:
+    """A new queue, and what invokes functions with its batches."""
+    given: Any = {"VisibilityTimeout": f"{visibility:.0f}", **({"FifoQueue": "true"} if fifo else {}), **attributes}
+    url = sqs.create_queue(QueueName=f"orders-{uuid4().hex}{'.fifo' if fifo else ''}", Attributes=given)["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    return EventSource(sqs, url, arn)
+
+
+def _handled(source: EventSource, name: str, folder: Path, store: str) -> int:
+    """Have the queue emptied by processes, each until it is killed; how many were."""
+    killed = 0
+    while True:
+        ended = subprocess.run(
+            [sys.executable, "-m", "tests.support.lambda_shop", name, source.url, source.arn, str(folder), store],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ended.returncode == 0:
+            return killed
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        killed += 1
+
+
+def _published(source: EventSource) -> list[str]:
+    """Publish orders, each twice; some kill the process that has them."""
+    for number in range(6):
+        dies = {2: "before", 4: "after"}.get(number)
+        body = json.dumps({"order_id": f"o-{number}", "dies": dies})
+        for _ in range(2):
+            source.sqs.send_message(QueueUrl=source.url, MessageBody=body)
+    return [f"o-{number}" for number in range(6)]
+
+
+def test_each_order_is_charged_once_though_processes_are_killed(
+    aws: EmbeddedAws, sqs: SQSClient, tmp_path: Path
+) -> None:
+    """Before the effect, after it, and after the answer of a whole batch; every order was published twice, too."""
+    table = f"t-{uuid4().hex}"
+    store = DynamoDBStore(table)
+    store.provision()
+    source = a_queue(sqs)
+    orders = _published(source)
+
+    killed = _handled(source, "charge", tmp_path, aws.store_url(table))
+
+    assert killed == 3
+    assert sorted(Receiver(tmp_path).charged) == orders
+    assert {each.status for each in store.scan()} == {Status.COMPLETED}
+
+
+def test_a_plain_handler_charges_again(aws: EmbeddedAws, sqs: SQSClient, tmp_path: Path) -> None:
+    """Under the same fire: the test above would notice."""
+    source = a_queue(sqs)
+    orders = _published(source)
+
+    killed = _handled(source, "plain", tmp_path, "memory://")
+
+    charged = Counter(Receiver(tmp_path).charged)
+    assert killed == 3
+    assert set(charged) == set(orders)
+    assert max(charged.values()) > 2  # more often than it was published
+
+
+def test_a_fifo_queue_keeps_the_order_of_a_group_past_a_failure(sqs: SQSClient) -> None:
+    """What comes after the failure comes again with it; another group does not wait."""
+    source = a_queue(sqs, fifo=True, visibility=1, ContentBasedDeduplication="true")
+    charged: list[tuple[str, int]] = []
+    failures = [True]
+
+    @sqs_batch(Policy(("group", "number")), store=FakeStore(), name="charge")
+    def charge(group: str, number: int) -> None:
+        if (group, number) == ("a", 1) and failures:
+            raise ConnectionError(failures.pop())
+        charged.append((group, number))
+
+    for number in range(3):
+        for group in "ab":
+            body = json.dumps({"group": group, "number": number})
+            sqs.send_message(QueueUrl=source.url, MessageBody=body, MessageGroupId=group)
+
+    def is_empty() -> bool:
+        source.poll(charge)
+        return not source.waiting
+
+    wait_until(is_empty, "all messages are done")
+    for group in "ab":
+        assert [number for of, number in charged if of == group] == [0, 1, 2]
+    assert charged.index(("b", 2)) < charged.index(("a", 1))
+
+
+def test_what_cannot_be_handled_ends_in_the_dead_letter_queue(sqs: SQSClient) -> None:
+    """With its body, after as many deliveries as the queue allows; the other messages are done at the first."""
+    dead = a_queue(sqs)
+    redrive = json.dumps({"deadLetterTargetArn": dead.arn, "maxReceiveCount": 2})
+    source = a_queue(sqs, visibility=1, RedrivePolicy=redrive)
+    charged: list[str] = []
+
+    @sqs_batch(Policy("order_id"), store=FakeStore(), name="charge")
+    def charge(order_id: str) -> None:
+        charged.append(order_id)
+
+    for body in ("no JSON", '{"order_id": "o-1"}'):
+        sqs.send_message(QueueUrl=source.url, MessageBody=body)
+
+    def is_dead() -> bool:
+        source.poll(charge)
+        return bool(dead.waiting)
+
+    wait_until(is_dead, "the message that cannot be handled is given up")
+    assert charged == ["o-1"]
+    (found,) = sqs.receive_message(QueueUrl=dead.url)["Messages"]
+    assert found["Body"] == "no JSON"
