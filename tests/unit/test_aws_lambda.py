@@ -298,6 +298,16 @@ def test_every_exception_of_the_body_comes_again(store: FakeStore, error: Except
     assert orders(order(1), order(2)) == [0]
 
 
+def test_a_body_that_has_still_to_run_is_no_result(store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody would ever run what it returned."""
+    orders = Orders(store)
+    orders.then = lambda order_id: (each for each in order_id)
+
+    assert orders(order(1)) == [0]
+    assert [each.status for each in store.records] == [Status.RELEASED]
+    assert "it returned an unfinished generator" in caplog.text
+
+
 def test_an_operation_in_flight_comes_again(store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
     """Another invocation has it; when that has ended, its result counts."""
     orders = Orders(store)
