@@ -114,7 +114,7 @@ def sqs_batch(
     return decorated
 
 
-class _Unfit(Exception):
+class _Unusable(Exception):
     """A message that the function cannot be called with; the text says why, and quotes nothing of it."""
 
 
@@ -146,7 +146,7 @@ class _Consumer:
 
         Raises:
             InFlight: Another one is at it.
-            _Unfit: Its body has no arguments for the function.
+            _Unusable: Its body has no arguments for the function.
             Exception: As of ``Gate.passed``.
         """
         arguments = self._arguments(message)
@@ -179,7 +179,7 @@ class _Consumer:
         try:
             self._signature.bind((), arguments)
         except TypeError as error:
-            raise _Unfit(f"the body does not fit the function: {error}") from None
+            raise _Unusable(f"the body does not fit the function: {error}") from None
         return arguments
 
     def _known(self, members: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,7 +266,7 @@ def _is_consumed(consumer: _Consumer, message: _Message, gate: Gate) -> bool:
         consumer.consume(message, gate)
     except InFlight as error:
         _tell(logging.INFO, gate.name, message, error)
-    except (_Unfit, IdempotencyError) as error:
+    except (_Unusable, IdempotencyError) as error:
         _tell(logging.ERROR, gate.name, message, error)
     except Exception as error:  # noqa: BLE001 - the body's own: the others of the batch are none of its business
         is_secret = gate.policy.redact_errors
@@ -333,13 +333,13 @@ def _group(message: _Message) -> str | None:
 def _members(body: str) -> Mapping[str, Any]:
     notification = unwrap(body)
     if notification is not None and notification.kind != "Notification":
-        raise _Unfit(f"nobody published it: it is a {notification.kind} of SNS")
+        raise _Unusable(f"nobody published it: it is a {notification.kind} of SNS")
     try:
         found = json.loads(notification.text if notification else body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise _Unfit(f"the body is no JSON: {error}") from None
+        raise _Unusable(f"the body is no JSON: {error}") from None
     if not isinstance(found, dict):
-        raise _Unfit(f"the body is no JSON object, but a {type(found).__name__}")
+        raise _Unusable(f"the body is no JSON object, but a {type(found).__name__}")
     return found
 
 
