@@ -4,6 +4,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -23,10 +24,12 @@ from aws_lambda_powertools.utilities.idempotency import (
     idempotent_function,
 )
 from cfnlint.api import lint_file
+from click.testing import CliRunner
 
 from celery_idempotent import Policy, Status, current_attempt
 from celery_idempotent.contrib.aws_lambda import sqs_batch
 from celery_idempotent.integration import places
+from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing import FakeStore
 from tests.docs.test_aws_documents import _Template
@@ -86,6 +89,8 @@ def test_the_example_charges_an_order_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert list(gateway.charges.values()) == ["o-1", "o-2"]
     assert {each.task for each in store.scan()} == {"charge", "shop.on_order", "shop.on_notification"}
     assert {(each.status, each.attempts) for each in store.scan()} == {(Status.COMPLETED, 1)}
+    listed = CliRunner().invoke(idempotency, ["list"], obj=SimpleNamespace(app=names["app"]))
+    assert "charge" in listed.output
 
 
 # -- the template

@@ -19,10 +19,12 @@ from celery_idempotent import (
     Status,
     StoreUnavailable,
     current_attempt,
+    forget,
     idempotent,
     signals,
 )
 from celery_idempotent.contrib.aws_lambda import BatchHandler, sqs_batch
+from celery_idempotent.engine import claim
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.testing import FakeStore
@@ -280,6 +282,11 @@ def test_a_failure_that_is_remembered_comes_again_and_does_not_run(store: FakeSt
     assert orders.charged == ["o-1"]
     assert [each.status for each in store.records] == [Status.FAILED]
 
+    forget(orders.handler.idempotency_key_for(**order(1)), app=an_app(idempotency_store=store))
+    orders.then = lambda order_id: None
+    assert orders(order(1)) == []
+    assert orders.charged == ["o-1", "o-1"]
+
 
 @pytest.mark.parametrize(
     "error",
@@ -363,8 +370,11 @@ def test_a_store_that_is_away_leaves_its_message(store: FakeStore) -> None:
     assert orders.charged == []
 
 
-def test_an_effect_that_could_not_be_recorded_does_not_hold_up_its_batch(store: FakeStore) -> None:
+def test_an_effect_that_could_not_be_recorded_does_not_hold_up_its_batch(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its write is tried until the reserve begins; what was done before it is answered in time."""
+    monkeypatch.setattr(claim, "_CONFIRM_FOR", 5.0)  # ten minutes, for which it would be tried otherwise
     orders = Orders(store, reserve=1)
     context = Context(1.6)
     event = an_event(order(1), order(2))
@@ -458,6 +468,25 @@ def test_a_killed_invocation_is_taken_over_from_once_it_would_have_ended(store: 
     store.advance(2)
     assert orders(order(1)) == []
     assert orders.charged == ["o-1", "o-1"]
+
+
+def test_an_invocation_that_was_frozen_past_its_end_reports_what_counts(store: FakeStore) -> None:
+    """Another one took over meanwhile: its result is the operation's, and the late one records nothing."""
+    orders, other = Orders(store), Orders(store)
+    other.then = lambda order_id: "theirs"
+
+    def frozen(order_id: str) -> str:
+        store.advance(60)
+        invocation = Thread(target=lambda: other(order(1)))
+        invocation.start()
+        invocation.join()
+        return "ours"
+
+    orders.then = frozen
+
+    assert orders(order(1)) == []
+    assert other.charged == ["o-1"]
+    assert [(each.result, each.attempts) for each in store.records] == [('"theirs"', 2)]
 
 
 def test_no_step_begins_in_the_reserve(store: FakeStore) -> None:
