@@ -236,7 +236,7 @@ def _killed(handler: Handler, bank: Bank) -> str:
 
     bank.then = die
     with pytest.raises(Dead):
-        _told(handler, order(1), seconds=1.6)
+        _told(handler, order(1), seconds=3)
     ends = time.monotonic() + 60
     while (told := _told(handler, order(1))) != "none" and time.monotonic() < ends:
         pass  # until the claim of the dead one has ended

@@ -371,12 +371,11 @@ def test_a_store_that_is_away_leaves_its_message(store: FakeStore) -> None:
 
 
 def test_an_effect_that_could_not_be_recorded_does_not_hold_up_its_batch(
-    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its write is tried until the reserve begins; what was done before it is answered in time."""
+    """Its write is tried until the reserve begins; what was done before it is answered."""
     monkeypatch.setattr(claim, "_CONFIRM_FOR", 5.0)  # ten minutes, for which it would be tried otherwise
     orders = Orders(store, reserve=1)
-    context = Context(1.6)
     event = an_event(order(1), order(2))
 
     def away(record: Record) -> None:
@@ -385,9 +384,10 @@ def test_an_effect_that_could_not_be_recorded_does_not_hold_up_its_batch(
 
     store.before_swap = away
 
-    assert returned(event, orders.handler(event, context)) == [1]
+    assert returned(event, orders.handler(event, Context(1.6, lambda: 0.0))) == [1]
     assert orders.charged == ["o-1", "o-2"]
-    assert context.get_remaining_time_in_millis() > 0
+    (seconds,) = (vars(each)["idempotency_seconds"] for each in caplog.records if "result_waits" in each.message)
+    assert 0 < seconds <= 0.6
 
 
 def test_observing_changes_nothing(store: FakeStore) -> None:
@@ -501,8 +501,9 @@ def test_no_step_begins_in_the_reserve(store: FakeStore) -> None:
         attempt.step("second", lambda step: called.append("second"))
 
     orders.then = act
+    event = an_event(order(1))
 
-    assert orders(order(1), seconds=1.6) == [0]
+    assert returned(event, orders.handler(event, Context(1.6, lambda: 0.0))) == [0]
     assert called == ["first"]
     assert [list(each.steps) for each in store.records] == [["first"]]
 
