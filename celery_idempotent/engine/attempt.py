@@ -19,9 +19,11 @@ from celery_idempotent.engine.loops import awaited
 from celery_idempotent.engine.objects import ObjectLost, fetched
 from celery_idempotent.engine.transaction import BodyTransaction, derived_id, signature_of
 from celery_idempotent.errors import OutcomeUnknown, PolicyError, ResultLost, SafeToRetry, WriteRefused
+from celery_idempotent.protocol.cipher import shown
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import Effect
 from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.secrecy import step_slot
 from celery_idempotent.protocol.steps import Begin, Call, Doubt, Finished, Recall, Step, Terms, decide_step, terms_of
 from celery_idempotent.protocol.store import CommittingStore, RecordTooLarge, TransactionalStore, WriteFailed
 
@@ -305,7 +307,7 @@ class ProtectedAttempt(Attempt):
             )
         if self._claim.committed is not None:
             raise PolicyError("commit", "a second time", "an operation commits once; give all writes to one commit()")
-        kept = self._codec.keep_outcome(result)
+        kept = self._codec.keep_outcome(result, self.key)
         try:
             self._claim.recorded(kept, lambda each: self._claim.commit(store, each, writes))
         except WriteFailed as error:
@@ -371,16 +373,18 @@ class ProtectedAttempt(Attempt):
         return self._finished(step, value)
 
     def _finished(self, step: Step, value: T) -> T:
-        kept = self._claim.unstruck(lambda: self._codec.keep(value))
+        kept = self._claim.unstruck(lambda: self._codec.keep(value, step_slot(self.key, step.name)))
         self._claim.recorded(kept, lambda each: self._claim.finish_step(step.name, Finished(each.encoded, each.lost)))
         result: T = kept.value
         return result
 
     def _recalled(self, step: Step, finished: Finished) -> T:  # type: ignore[type-var]
+        slot = step_slot(self.key, step.name)
         if finished.result is None:
-            raise ResultLost(self.key, f"step {step.name!r}: {finished.lost}; {_RETURN_LESS}")
+            lost = shown(self._codec.cipher, finished.lost or "", slot.of_error)
+            raise ResultLost(self.key, f"step {step.name!r}: {lost}; {_RETURN_LESS}")
         try:
-            result: T = self._codec.decode(fetched(self._claim.large, finished.result))
+            result: T = self._codec.decode(fetched(self._claim.large, finished.result), slot)
         except ObjectLost as error:
             raise ResultLost(self.key, f"step {step.name!r}: {error}") from error
         except KombuError as error:

@@ -94,10 +94,11 @@ def effect_key(key: str, name: str) -> str:
     return sha256(f"{key}\0{name}".encode()).hexdigest()
 
 
-def claim(store: Store, operation: Operation) -> Run | Answer:
+def claim(store: Store, operation: Operation, check: Callable[[Record], None] = lambda record: None) -> Run | Answer:
     """Ask for the right to run: ``Run`` means it was granted and is stored; the rest says why not.
 
     After ``StoreUnavailable`` nothing may run. A claim may have been stored all the same; it then ends with its lease.
+    ``check`` raises where no body may go on from a record; then nothing is written.
     """
     seen = announcement(operation)
     owner = new_nonce()
@@ -105,6 +106,8 @@ def claim(store: Store, operation: Operation) -> Run | Answer:
         decision = decide(seen, operation, store.now(), owner=owner, revision=new_nonce())
         if not isinstance(decision, Run | GiveUp):
             return decision
+        if seen is not None and isinstance(decision, Run):
+            check(decision.record)
         try:
             seen = _swap(store, decision.record, decision.expected)
         except RecordTooLarge as error:

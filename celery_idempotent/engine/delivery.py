@@ -30,6 +30,7 @@ from celery_idempotent.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
+from celery_idempotent.protocol.cipher import error_slot, hidden, hidden_label, legible, shown
 from celery_idempotent.protocol.codec import Codec, describe
 from celery_idempotent.protocol.durations import in_words
 from celery_idempotent.protocol.objects import LargeResults
@@ -49,6 +50,7 @@ from celery_idempotent.protocol.operation import (
     ending,
 )
 from celery_idempotent.protocol.record import Record, RecordUnreadable, process_of, trace_of
+from celery_idempotent.protocol.secrecy import require_readable
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 
 T = TypeVar("T")
@@ -165,7 +167,7 @@ class Delivery:
         large: LargeResults | None = None,
         until: float = inf,
     ) -> None:
-        self._operation = operation
+        self._operation = _with_hidden_label(operation, codec)
         self._policy = operation.policy
         self._store = store
         self._codec = codec
@@ -268,6 +270,7 @@ class Delivery:
             large=self._large,
             until=self._until,
         )
+        claimed.label = legible(self._codec.cipher, decision.record).label
         try:
             claimed.ensure_time()
             self._beating = claimed  # first: a time limit may strike as soon as it beats, and before the body begins
@@ -285,7 +288,8 @@ class Delivery:
         """The answer to a claim, and when it was asked for. A claim whose process is gone is not waited for."""
         while True:
             asked_at = self._clock.monotonic()
-            asked = partial(timed, Timed.CLAIM, operation.task, partial(claim, self._store, operation))
+            check = partial(require_readable, self._codec.cipher)
+            asked = partial(timed, Timed.CLAIM, operation.task, partial(claim, self._store, operation, check))
             decision: Run | Answer = self._breaker.ask(operation.identity.key, asked)
             if not (isinstance(decision, Wait) and is_gone(process_of(decision.record))):
                 return decision, asked_at
@@ -310,7 +314,7 @@ class Delivery:
 
     def _read(self, answer: Answer) -> tuple[EventName, str, Callable[[], Outcome | Conflict]]:
         """What an answer means: the event to tell, its reason, and what to return or raise."""
-        record = answer.record
+        record = legible(self._codec.cipher, answer.record)
         match answer:
             case Replay():
                 return EventName.REPLAYED, "completed earlier", lambda: Outcome(self._result(record))
@@ -353,7 +357,7 @@ class Delivery:
             self._emit(EventName.COMPLETED, claimed, "committed")
             self._tell_of_loss(claimed, claimed.committed.lost)
             return Outcome(claimed.committed.value)
-        kept = self._codec.keep_outcome(value)
+        kept = self._codec.keep_outcome(value, claimed.key)
 
         def write() -> Written | Superseded:
             nonlocal kept
@@ -368,7 +372,7 @@ class Delivery:
 
     def _tell_of_loss(self, claimed: Claim, lost: str | None) -> None:
         if lost:
-            self._emit(EventName.RESULT_DROPPED, claimed, lost)
+            self._emit(EventName.RESULT_DROPPED, claimed, shown(self._codec.cipher, lost, error_slot(claimed.key)))
 
     def _end(self, claimed: Claim, error: BaseException) -> Outcome | None:
         """Settle the claim of a body that raised; the outcome to report instead of ``error``, if there is one."""
@@ -389,7 +393,8 @@ class Delivery:
             before_effects=error is claimed.excused,
         ):
             case Ending.FAIL:
-                failure, text = self._codec.encode_failure(error), self._codec.summary(error)
+                failure = self._codec.encode_failure(error, claimed.key)
+                text = self._hidden(claimed, self._codec.summary(error))
                 write = _or_less(
                     lambda: claimed.fail(failure, text), lambda _: claimed.fail(None, type(error).__name__)
                 )
@@ -407,10 +412,14 @@ class Delivery:
                     if isinstance(error, OutcomeUnknown) and not policy.redact_errors
                     else f"{type(error).__name__} ended attempt {claimed.number}"
                 )
-                give_up = _or_less(lambda: claimed.give_up(reason), lambda _: claimed.give_up(type(error).__name__))
+                told = self._hidden(claimed, reason)
+                give_up = _or_less(lambda: claimed.give_up(told), lambda _: claimed.give_up(type(error).__name__))
                 return self._without_outcome(claimed, error, give_up, EventName.OUTCOME_UNKNOWN, reason)
             case unreachable:
                 assert_never(unreachable)
+
+    def _hidden(self, claimed: Claim, text: str) -> str:
+        return hidden(self._codec.cipher, text, error_slot(claimed.key))
 
     def _without_outcome(
         self,
@@ -486,6 +495,9 @@ class Delivery:
         except ResultLost as error:
             self._emit(EventName.RESULT_LOST, record, error.reason)
             raise
+        except RecordUnreadable as error:
+            self._emit(EventName.RECORD_UNREADABLE, record, str(error))
+            raise
 
     def _emit(
         self, name: EventName, bearer: Record | Claim | None, reason: str, *, is_one_of_many: bool = False
@@ -496,12 +508,18 @@ class Delivery:
                 event = Event(name, identity.key, None, reason, identity.label, is_one_of_many)
             case Claim(fencing_token=token, label=label, number=number):
                 event = Event(name, identity.key, token, reason, label, attempt=number)
-            case Record(fencing_token=token, label=label, attempts=number, task_id=done_by):
-                trace = trace_of(bearer)
+            case Record(fencing_token=token, attempts=number, task_id=done_by):
+                label, trace = legible(self._codec.cipher, bearer).label, trace_of(bearer)
                 event = Event(name, identity.key, token, reason, label, attempt=number, done_by=done_by, trace=trace)
             case unreachable:
                 assert_never(unreachable)
         self._tell(event)
+
+
+def _with_hidden_label(operation: Operation, codec: Codec) -> Operation:
+    label = operation.identity.label
+    kept = hidden_label(codec.cipher, label, operation.identity.key)
+    return operation if kept == label else replace(operation, hidden_label=kept)
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -5,7 +5,8 @@ from typing import Any
 from kombu.exceptions import KombuError
 
 from celery_idempotent.errors import LeaseLost, ResultLost, SafeToRetry, StoreUnavailable
-from celery_idempotent.protocol.codec import Codec, Encoded
+from celery_idempotent.protocol.cipher import error_slot, shown
+from celery_idempotent.protocol.codec import Codec, Encoded, result_slot
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 
@@ -19,12 +20,14 @@ def result_of(codec: Codec, record: Record) -> Any:
 
     Raises:
         ResultLost: It was not kept, or cannot be decoded here.
+        RecordUnreadable: It cannot be decrypted here.
     """
     kept = _encoded(record)
     if kept is None:
-        raise ResultLost(record.key, record.error or "no reason recorded")
+        lost = shown(codec.cipher, record.error or "no reason recorded", error_slot(record.key))
+        raise ResultLost(record.key, lost)
     try:
-        return codec.decode(kept)
+        return codec.decode(kept, result_slot(record.key))
     except KombuError as error:
         raise ResultLost(record.key, f"it cannot be decoded here: {codec.told(error)}") from error
 
@@ -40,6 +43,7 @@ def failure_of(codec: Codec, policy: Policy, record: Record, *, never: tuple[typ
 
     Raises:
         ResultLost: It cannot be decoded here.
+        RecordUnreadable: It cannot be decrypted here.
     """
     never = (SafeToRetry, *OUR_OWN, *never)
     try:

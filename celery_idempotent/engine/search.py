@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from celery_idempotent.errors import PolicyError
+from celery_idempotent.protocol.cipher import Cipher, require_label
 from celery_idempotent.protocol.operation import is_forgotten
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.record import Record, RecordUnreadable, Status
+from celery_idempotent.protocol.secrecy import revealed
 from celery_idempotent.protocol.store import Store
 
 _MOST_NAMED = 5
@@ -65,18 +67,49 @@ class Filter:
         return fits and label != ""  # a record that has none is not meant, also by a label that a script left empty
 
 
-def found(store: Store, wanted: Filter) -> Iterator[Record]:
-    """The records that are meant, in no order; raises as :meth:`celery_idempotent.stores.Store.scan` does."""
+def found(store: Store, wanted: Filter, cipher: Cipher | None = None) -> Iterator[Record]:
+    """The records that are meant, in no order, as people may read them, and never to be written back.
+
+    With a ``cipher`` no store can look for a label: each is decrypted and compared.
+
+    Raises:
+        PolicyError: A label is asked for, and that of a record is encrypted with a key that is not here.
+        StoreUnavailable: The store did not answer.
+    """
     now = store.now()
     status = None if wanted.status in (None, FORGOTTEN) else Status(wanted.status)
-    records = store.scan(status=status, task=wanted.task, label=wanted.whole_label)
-    return (each for each in records if wanted.matches(each, now))
+    label = wanted.whole_label if cipher is None else None
+    likely = replace(wanted, label=None)
+    records = (each for each in store.scan(status=status, task=wanted.task, label=label) if likely.matches(each, now))
+    shown = (_revealed(cipher, each, wanted) for each in records)
+    return (each for each in shown if wanted.matches(each, now))
 
 
-def looked_up(store: Store, text: str) -> Record:
+def _revealed(cipher: Cipher | None, record: Record, wanted: Filter) -> Record:
+    if wanted.label is not None and not _is_readable(cipher, record):
+        # Who erases all of a label must not be told that this was all.
+        raise PolicyError(
+            "label",
+            repr(wanted.label),
+            f"the label of {record.key} is encrypted with a key that is not here, so what has this label cannot be "
+            "told; set idempotency_cipher as workers have it, or ask by key, task or status",
+        )
+    return revealed(cipher, record)
+
+
+def _is_readable(cipher: Cipher | None, record: Record) -> bool:
+    try:
+        require_label(cipher, record)
+    except RecordUnreadable:
+        return False
+    return True
+
+
+def looked_up(store: Store, text: str, cipher: Cipher | None = None) -> Record:
     """The one record that ``text`` means: its key, the beginning of its key or of its key's hash, its task id or label.
 
-    Only a whole key is found at once; for all else the store is read.
+    Only a whole key is found at once; for all else the store is read. The record is as people may read it, and never to
+    be written back.
 
     Raises:
         PolicyError: No record fits, or several do.
@@ -84,18 +117,31 @@ def looked_up(store: Store, text: str) -> Record:
     """
     record = store.get(text)
     if record is not None:
-        return record
-    fitting = list(islice((each for each in store.scan() if _fits(each, text)), _MOST_NAMED + 1))
+        return revealed(cipher, record)
+    unread: list[str] = []
+    fitting = list(islice(_fitting(store, text, cipher, unread), _MOST_NAMED + 1))
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
-        raise PolicyError("key", repr(text), "nothing is recorded under it, and it is no record's task id or label")
+        remedy = "nothing is recorded under it, and it is no record's task id or label"
+        hidden = f" that can be read: {len(unread)} are encrypted, and idempotency_cipher has no key for them here"
+        raise PolicyError("key", repr(text), f"{remedy}{hidden if unread else ''}")
     named = ", ".join(each.key for each in fitting[:_MOST_NAMED])
     raise PolicyError(
         "key",
         repr(text),
         f"it fits several records: {named}{', ...' if len(fitting) > _MOST_NAMED else ''}; give the key of one",
     )
+
+
+def _fitting(store: Store, text: str, cipher: Cipher | None, unread: list[str]) -> Iterator[Record]:
+    """The records that ``text`` can mean; ``unread`` gets the keys of those whose labels cannot be read here."""
+    for each in store.scan():
+        if not _is_readable(cipher, each):
+            unread.append(each.key)
+        record = revealed(cipher, each)
+        if _fits(record, text):
+            yield record
 
 
 def _fits(record: Record, text: str) -> bool:

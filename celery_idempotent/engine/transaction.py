@@ -7,7 +7,7 @@ from uuid import UUID
 
 from celery_idempotent.engine.claim import Claim, effect_key
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.protocol.codec import Codec, Kept
+from celery_idempotent.protocol.codec import Codec, Kept, message_slot
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, Transaction, TransactionalStore
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def signature_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
 
 def message_of(signature: Any, task_id: str, codec: Codec) -> OutboxMessage:
     """The message that publishes ``signature`` under ``task_id``; raises what encoding raises."""
-    encoded = codec.encode(dict(signature))
+    encoded = codec.encode(dict(signature), message_slot(task_id))
     return OutboxMessage(task_id, encoded.data, encoded.content_type)
 
 
@@ -120,7 +120,7 @@ class BodyTransaction:
             ``result`` as a replay would return it, if its policy keeps it.
         """
         _ = self._open
-        self._kept = self._claim.recordable(self._codec.keep_outcome(result))
+        self._kept = self._claim.recordable(self._codec.keep_outcome(result, self._claim.key))
         value: T = self._kept.value
         return value
 

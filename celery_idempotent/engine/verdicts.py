@@ -10,7 +10,7 @@ from celery_idempotent.engine.objects import pointers_of
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.printable import say
 from celery_idempotent.protocol import operation as protocol
-from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.codec import Codec, result_slot
 from celery_idempotent.protocol.objects import LargeResults
 from celery_idempotent.protocol.record import Record, Status, damaged
 from celery_idempotent.protocol.steps import only_finished
@@ -37,7 +37,7 @@ def completed(
     looked at, where time has passed since; None: judge whatever is recorded now. After ``StoreUnavailable`` look again
     before repeating.
     """
-    encoded = codec.encode(result)
+    encoded = codec.encode(result, result_slot(key))
     seen = _unknown(store, key, seen_revision)
     now = store.now()
     judged = seen.but(verdict=given(Verdict(Action.COMPLETED, by, reason), seen, now))

@@ -121,6 +121,7 @@ SETTINGS = (
     "idempotency_purge_released",
     "idempotency_purge_abandoned",
     "idempotency_hold_messages",
+    "idempotency_cipher",
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from celery_idempotent.engine.search import FORGOTTEN, status_of
 from celery_idempotent.engine.verdicts import fitting
 from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.cipher import SEALED
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.objects import Pointer, pointer_in
 from celery_idempotent.protocol.policy import Policy
@@ -141,6 +142,8 @@ def outcome(result: str | bytes, content_type: str | None) -> str:
         return one_line(f"kept as the object {pointer.name}: {kept}")
     if content_type == "application/json":
         return json_text(result)
+    if content_type == SEALED:
+        return "not shown: it is encrypted, and this app has no key that opens it"
     return f"not shown: {content_type or 'of unknown type'} is never decoded here"
 
 

@@ -13,6 +13,7 @@ from celery_idempotent.engine import verdicts
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.reports import report_verdict
 from celery_idempotent.integration.settings import Runtime, runtime_of
+from celery_idempotent.protocol.cipher import legible
 from celery_idempotent.protocol.record import Record
 
 _NOT_GIVEN = object()
@@ -175,5 +176,6 @@ def _of(app: Celery | None) -> tuple[Celery, Runtime]:
 
 
 def _told(app: Celery, judged: Record) -> Record:
+    judged = legible(runtime_of(app).cipher, judged)
     report_verdict(app, judged)
     return judged

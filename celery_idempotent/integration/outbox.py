@@ -16,7 +16,7 @@ from celery_idempotent.integration.backlog import backlog
 from celery_idempotent.integration.periodic import Periodic
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line, say
-from celery_idempotent.protocol.codec import Codec, Encoded, describe
+from celery_idempotent.protocol.codec import Codec, Encoded, describe, message_slot
 from celery_idempotent.protocol.store import Outbox, OutboxMessage, TakenMessage
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def outbox_of(app: Celery) -> Outbox:
 
 
 def _publish(app: Celery, codec: Codec, message: OutboxMessage) -> None:
-    fields = codec.decode(Encoded(message.data, message.content_type))
+    fields = codec.decode(Encoded(message.data, message.content_type), message_slot(message.id))
     if not isinstance(fields, dict):
         raise DecodeError("no signature of a task")
     Signature.from_dict(fields, app=app).apply_async(task_id=message.id)
@@ -160,7 +160,7 @@ def _publish(app: Celery, codec: Codec, message: OutboxMessage) -> None:
 def _told(app: Celery, codec: Codec, message: OutboxMessage, error: Exception) -> str:
     """Why a message was not published: of a task that redacts errors only the type, as the text can quote arguments."""
     with suppress(Exception):  # what cannot be decoded names no task
-        task = app.tasks[codec.decode(Encoded(message.data, message.content_type))["task"]]
+        task = app.tasks[codec.decode(Encoded(message.data, message.content_type), message_slot(message.id))["task"]]
         if task.idempotency_policy.redact_errors:
             return type(error).__name__
     return f"{type(error).__name__}: {describe(error)}"

@@ -28,6 +28,7 @@ from celery_idempotent.integration.reports import report
 from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.printable import say
+from celery_idempotent.protocol.cipher import Cipher, hidden_label, legible
 from celery_idempotent.protocol.codec import describe
 from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure
 from celery_idempotent.protocol.publishing import Announce, Known, Outgoing, Send, Underway
@@ -114,21 +115,24 @@ def _decided(
     answer = _answer(task, decision, options)
     if answer is None:
         return own
-    _tell(task, decision.record.task_id, EventName.PUBLISH_SKIPPED, key, _reason(decision), observed)
+    reason = _reason(decision, runtime_of(task.app).cipher)
+    _tell(task, decision.record.task_id, EventName.PUBLISH_SKIPPED, key, reason, observed)
     return own if observed else _Answered(answer)
 
 
 def _outgoing(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> Outgoing:
     received = messages.wire_form(task, args, kwargs, options.get("serializer"))
     headers = options.get("headers") or {}
+    identity = task.idempotency_identity(*received, headers=headers, task_id=task_id)
     operation = Operation(
-        identity=task.idempotency_identity(*received, headers=headers, task_id=task_id),
+        identity=identity,
         policy=task.idempotency_policy,
         task=task.name,
         task_id=task_id,
         worker="",
         app=task.app.main or "",
         process=this_process(),
+        hidden_label=hidden_label(runtime_of(task.app).cipher, identity.label, identity.key),
     )
     return Outgoing(
         operation=operation,
@@ -201,10 +205,12 @@ def _child(task: Task, result: Any, options: Mapping[str, Any]) -> Any:
     return result
 
 
-def _reason(decision: Known) -> str:
+def _reason(decision: Known, cipher: Cipher | None) -> str:
     if isinstance(decision, Underway):
         return f"running on {decision.record.worker}" if decision.record.owner else "queued"
-    return "completed earlier" if isinstance(decision, Replay) else f"failed earlier: {decision.record.error}"
+    if isinstance(decision, Replay):
+        return "completed earlier"
+    return f"failed earlier: {legible(cipher, decision.record).error}"
 
 
 def _withdraw(task: Task, announced: Announce) -> None:

@@ -11,7 +11,9 @@ from celery import Celery
 from celery_idempotent.engine.delivery import Event, EventName
 from celery_idempotent.integration import signals
 from celery_idempotent.integration.messages import waiting_since
+from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
+from celery_idempotent.protocol.cipher import legible
 from celery_idempotent.protocol.record import Record, bounded, trace_of
 from celery_idempotent.stores import reading
 
@@ -104,6 +106,7 @@ def report_verdict(app: Celery, record: Record) -> None:
 
     The sender is the record's task; None where this app has no such task.
     """
+    record = legible(runtime_of(app).cipher, record)
     verdict = record.verdict
     action, by, reason = verdict["action"], verdict["by"], verdict["reason"]
     say(

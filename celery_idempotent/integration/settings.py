@@ -4,6 +4,7 @@ import re
 import threading
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from typing import Any, Literal
 from weakref import proxy
 
@@ -15,11 +16,13 @@ from kombu.serialization import prepare_accept_content, registry
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.delivery import ControlFlow
 from celery_idempotent.errors import PolicyError, SafeToRetry
+from celery_idempotent.protocol.cipher import Cipher
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.durations import is_duration, milliseconds
 from celery_idempotent.protocol.objects import LargeResults
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.secrecy import revealed
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.objects import open_large_results
@@ -167,7 +170,20 @@ class Runtime:
                 repr(conf.result_serializer),
                 f"outcomes in it could never be replayed, as {setting} does not list it; add it there",
             )
-        return Codec(conf.result_serializer, accept)
+        return Codec(conf.result_serializer, accept, cipher=self.cipher)
+
+    @cached_property
+    def cipher(self) -> Cipher | None:
+        """What encrypts at rest, by ``idempotency_cipher``; None where it is not set.
+
+        Raises:
+            PolicyError: The keys are none, or the package for it is not installed.
+        """
+        return cipher_of(self._app.conf.get("idempotency_cipher"))
+
+    def revealed(self, record: Record) -> Record:
+        """The record as people may see it here: decrypted as far as there are keys; never to be written back."""
+        return revealed(self.cipher, record)
 
     def codec_of(self, policy: Policy) -> Codec:
         """How the outcomes of a task with ``policy`` are kept; raises as :attr:`codec` does."""
@@ -184,7 +200,7 @@ class Runtime:
         """Encodes messages for the outbox by ``task_serializer``, which workers accept or they could not run."""
         conf = self._app.conf
         own = registry.name_to_type.get(conf.task_serializer, "application/json")
-        return Codec(conf.task_serializer, _accepted(conf.accept_content) | {own})
+        return Codec(conf.task_serializer, _accepted(conf.accept_content) | {own}, cipher=self.cipher)
 
     @cached_property
     def relay_every(self) -> float:
@@ -234,16 +250,32 @@ class Runtime:
         return Broker(driver, options.get("visibility_timeout", _VISIBILITY_TIMEOUT.get(driver)))
 
 
-def _hide_urls_from_reports() -> None:
-    """Have ``celery report`` and ``inspect conf`` hide URLs, which can hold a password.
+def _hide_secrets_from_reports() -> None:
+    """Have ``celery report`` and ``inspect conf`` hide keys, and URLs, which can hold a password.
 
     Celery hides settings by their names, as of Django's, and asks nobody; this is the list that it keeps.
     """
     known = utils.HIDDEN_SETTINGS
-    utils.HIDDEN_SETTINGS = re.compile(f"{known.pattern}|IDEMPOTENCY_STORE|IDEMPOTENCY_LARGE_RESULTS", known.flags)
+    utils.HIDDEN_SETTINGS = re.compile(
+        f"{known.pattern}|IDEMPOTENCY_STORE|IDEMPOTENCY_LARGE_RESULTS|IDEMPOTENCY_CIPHER", known.flags
+    )
 
 
-_hide_urls_from_reports()
+_hide_secrets_from_reports()
+
+
+def cipher_of(setting: Any) -> Cipher | None:
+    """What ``idempotency_cipher`` says; raises as :attr:`Runtime.cipher` does."""
+    if setting is None:
+        return None
+    try:
+        module = import_module("celery_idempotent.contrib.cipher")
+    except ModuleNotFoundError as error:
+        raise PolicyError(
+            "idempotency_cipher", "...", f'{error.name} is not installed; run: pip install "celery-idempotent[cipher]"'
+        ) from error
+    cipher: Cipher = module.KeyRing(setting)
+    return cipher
 
 
 def _milliseconds(setting: str, value: Any, what: str) -> int:

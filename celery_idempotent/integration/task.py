@@ -32,7 +32,7 @@ from celery_idempotent.integration.outbox import relay_at_start
 from celery_idempotent.integration.purging import purge_at_start
 from celery_idempotent.integration.recovery import recover_at_start
 from celery_idempotent.integration.reports import report
-from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, runtime_of
+from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, cipher_of, runtime_of
 from celery_idempotent.integration.startup import check_at_start
 from celery_idempotent.integration.traces import current_trace
 from celery_idempotent.integration.versions import KeepsRequest
@@ -123,6 +123,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
                 binding.check_policy(cls.idempotent, binding.body_signature(cls))
             binding.refuse_unknown_settings(app)
             binding.refuse_unusable_settings(app)
+        cipher_of(app.conf.get("idempotency_cipher"))
 
     @property
     def attempt(self) -> Attempt:

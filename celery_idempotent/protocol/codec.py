@@ -14,6 +14,7 @@ from kombu.serialization import registry
 from kombu.utils import json as kombus_json
 
 from celery_idempotent.errors import ReplayedFailure
+from celery_idempotent.protocol.cipher import ANY_TEXT, SEALED, Cipher, Slot, hidden, opened
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class Codec:
 
     What is not in ``accept`` is never decoded, so nothing is unpickled from a store unless the app accepts pickle. With
     ``redact_errors`` only its type is kept and told of an exception. ``keep_result`` and ``max_result``, in bytes, are
-    about results of operations, not of steps.
+    about results of operations, not of steps. With a ``cipher`` all that is kept is encrypted, for its slot alone.
     """
 
     serializer: str
@@ -61,17 +62,33 @@ class Codec:
     redact_errors: bool = False
     keep_result: bool = True
     max_result: int | None = None
+    cipher: Cipher | None = None
 
-    def encode(self, value: Any) -> Encoded:
-        """``value`` encoded; raises ``kombu.exceptions.EncodeError``."""
+    def encode(self, value: Any, slot: Slot) -> Encoded:
+        """``value`` encoded for ``slot``; raises ``kombu.exceptions.EncodeError``."""
+        return self._sealed(self._encoded(value), slot)
+
+    def decode(self, encoded: Encoded, slot: Slot) -> Any:
+        """The value that was encoded for ``slot``.
+
+        Raises:
+            kombu.exceptions.ContentDisallowed: The app does not accept its content type.
+            kombu.exceptions.DecodeError: It is damaged.
+            RecordUnreadable: It is encrypted, and not with a key that is known here, or not for this slot.
+        """
+        return self._decoded(unsealed(self.cipher, encoded, slot))
+
+    def _sealed(self, encoded: Encoded, slot: Slot) -> Encoded:
+        return encoded if self.cipher is None else Encoded(self.cipher.seal(_packed(encoded), slot), SEALED)
+
+    def _encoded(self, value: Any) -> Encoded:
         if self.serializer == "json" and _is_kombus_json():
             with suppress(TypeError, ValueError, RecursionError):
                 return Encoded(json.dumps(value), _JSON)
         content_type, _, data = _again(lambda: serialization.dumps(value, self.serializer))
         return Encoded(data, content_type)
 
-    def decode(self, encoded: Encoded) -> Any:
-        """The value that was encoded; raises ``kombu.exceptions.ContentDisallowed`` or ``DecodeError``."""
+    def _decoded(self, encoded: Encoded) -> Any:
         if not encoded.data and encoded.content_type != _NEVER_ENCODED:
             raise DecodeError("it is empty")  # kombu would give it back as it is
         if _is_bare_json(encoded) and _is_kombus_json():
@@ -80,26 +97,29 @@ class Codec:
         encoding = "utf-8" if isinstance(encoded.data, str) else "binary"
         return _again(lambda: serialization.loads(encoded.data, encoded.content_type, encoding, accept=self.accept))
 
-    def keep_outcome(self, value: Any) -> "Kept":
-        """An operation's result, as :meth:`keep`, or what the policy records in its place."""
+    def keep_outcome(self, value: Any, key: str) -> "Kept":
+        """The result of the operation ``key``, as :meth:`keep`, or what the policy records in its place."""
+        slot = result_slot(key)
         if not self.keep_result:
-            return replace(self.keep(None), value=value)
-        kept = self.keep(value)
-        if self.max_result is None or kept.encoded is None:
-            return kept
-        size = _size(kept.encoded.data)
-        return kept if size <= self.max_result else Kept(None, kept.value, f"{size} bytes, over {self.max_result}")
+            return replace(self.keep(None, slot), value=value)
+        return self._kept(value, slot, self.max_result)
 
-    def keep(self, value: Any) -> "Kept":
-        """``value`` as it is recorded and as it reads back; never raises, as the effect has happened."""
+    def keep(self, value: Any, slot: Slot) -> "Kept":
+        """``value`` as it is recorded in ``slot`` and as it reads back; never raises, as the effect has happened."""
+        return self._kept(value, slot, None)
+
+    def _kept(self, value: Any, slot: Slot, most: int | None) -> "Kept":
         try:
-            return _again(lambda: self._kept(value))
+            return _again(lambda: self._read_back(value, slot, most))
         except Exception as error:  # noqa: BLE001 - nothing about a result may undo its effect
-            return Kept(None, value, f"not encodable: {self.told(error)}")
+            return Kept(None, value, hidden(self.cipher, f"not encodable: {self.told(error)}", slot.of_error))
 
-    def _kept(self, value: Any) -> "Kept":
-        encoded = self.encode(value)
-        return Kept(encoded, self.decode(encoded), None)
+    def _read_back(self, value: Any, slot: Slot, most: int | None) -> "Kept":
+        encoded = self._encoded(value)
+        reads_back, size = self._decoded(encoded), _size(encoded.data)
+        if most is not None and size > most:
+            return Kept(None, reads_back, f"{size} bytes, over {most}")
+        return Kept(self._sealed(encoded, slot), reads_back, None)
 
     def told(self, error: BaseException) -> str:
         """What may be kept and logged of what ``error`` says; its type where its text may not."""
@@ -110,18 +130,24 @@ class Codec:
         name = type(error).__name__
         return name if self.redact_errors else f"{name}: {describe(error)}"
 
-    def encode_failure(self, error: BaseException) -> Encoded:
-        """``error`` encoded so that a replay can raise an equal one; arguments only if they are encodable."""
+    def encode_failure(self, error: BaseException, key: str) -> Encoded:
+        """``error`` encoded so that a replay of the operation ``key`` can raise an equal one.
+
+        Its arguments are only kept if they are encodable.
+        """
+        return self._sealed(self._encoded_failure(error), failure_slot(key))
+
+    def _encoded_failure(self, error: BaseException) -> Encoded:
         description = {"module": type(error).__module__, "type": type(error).__qualname__}
         if self.redact_errors:
-            return self.encode(description)
+            return self._encoded(description)
         description["message"] = describe(error)
         try:
-            encoded = self.encode({**description, "args": list(error.args)})
-            self.decode(encoded)
+            encoded = self._encoded({**description, "args": list(error.args)})
+            self._decoded(encoded)
         except Exception:  # noqa: BLE001 - whatever an argument's own encoding raises, the failure stays recorded
-            return self.encode(description)
-        return encoded if len(encoded.data) <= _MAX_FAILURE else self.encode(description)
+            return self._encoded(description)
+        return encoded if len(encoded.data) <= _MAX_FAILURE else self._encoded(description)
 
     def decode_failure(
         self,
@@ -136,7 +162,7 @@ class Codec:
         Whoever can write the store chooses the description, so nothing is built but an ``Exception`` whose type is
         loaded here, is remembered, and steers nobody. Raises as :meth:`decode` does.
         """
-        description = None if encoded is None else self.decode(encoded)
+        description = None if encoded is None else self.decode(encoded, failure_slot(key))
         if not isinstance(description, dict):
             description = {}
         module, name, message = (_text(description.get(each)) for each in ("module", "type", "message"))
@@ -147,6 +173,41 @@ class Codec:
                 return rebuilt
         return ReplayedFailure(key, f"{module or '?'}.{name or '?'}", message)
 
+
+def result_slot(key: str) -> Slot:
+    """Where the result of an operation belongs."""
+    return Slot(key, "result")
+
+
+def failure_slot(key: str) -> Slot:
+    """Where the failure of an operation belongs: it is no result, also where somebody changes the status."""
+    return Slot(key, "failure")
+
+
+def message_slot(task_id: str) -> Slot:
+    """Where a message of the outbox belongs."""
+    return Slot(task_id, "message")
+
+
+def unsealed(cipher: Cipher | None, encoded: Encoded, slot: Slot) -> Encoded:
+    """What was encoded, before it was encrypted for ``slot``; as it is, if it was not.
+
+    Raises:
+        RecordUnreadable: There is no key for it here, or it is not what was encrypted for this slot.
+    """
+    if encoded.content_type != SEALED:
+        return encoded
+    data = encoded.data if isinstance(encoded.data, bytes) else b""
+    kind, content_type, packed = opened(cipher, data, slot).split(b"\0", 2)
+    return Encoded(packed.decode(*ANY_TEXT) if kind == _TEXT else packed, content_type.decode())
+
+
+def _packed(encoded: Encoded) -> bytes:
+    kind, data = (_TEXT, encoded.data.encode(*ANY_TEXT)) if isinstance(encoded.data, str) else (_BYTES, encoded.data)
+    return b"\0".join((kind, encoded.content_type.encode(), data))
+
+
+_TEXT, _BYTES = b"text", b"bytes"
 
 _JSON = "application/json"  # which every codec accepts
 
@@ -162,7 +223,7 @@ def _is_kombus_json() -> bool:
 
 
 def _size(data: str | bytes) -> int:
-    return len(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data)
+    return len(data.encode(*ANY_TEXT) if isinstance(data, str) else data)
 
 
 def _is_bare_json(encoded: Encoded) -> bool:

@@ -26,7 +26,7 @@ class Operation:
 
     Names and ``trace`` are for people; ``process`` is for those who meet the claim later, to tell whether it is gone.
     ``announced`` is the revision under which a publisher recorded the operation for this message, as far as the message
-    tells.
+    tells. ``hidden_label`` is the label as it is encrypted, where it is.
     """
 
     identity: Identity
@@ -38,6 +38,12 @@ class Operation:
     process: str = ""
     announced: str = ""
     trace: str = ""
+    hidden_label: str = ""
+
+    @property
+    def kept_label(self) -> str:
+        """The label as the record keeps it."""
+        return self.hidden_label or self.identity.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +185,7 @@ def _claimed(operation: Operation, now: int, owner: str, revision: str) -> Recor
         worker=bounded(operation.worker),
         app=bounded(operation.app),
         process=bounded(marked(operation.process, owner)),
-        label=operation.identity.label,
+        label=operation.kept_label,
         trace=marked(operation.trace, owner),
     )
 

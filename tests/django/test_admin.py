@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import pytest
 from celery import Celery
+from cryptography.fernet import Fernet
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
@@ -23,11 +24,15 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import clear_url_caches
 
 from celery_idempotent import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.contrib.cipher import KeyRing
 from celery_idempotent.contrib.django import project
 from celery_idempotent.contrib.django.store import DjangoStore
-from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.protocol.cipher import error_slot, hidden, hidden_label
+from celery_idempotent.protocol.codec import Codec, Encoded, result_slot
 from celery_idempotent.protocol.objects import CONTENT_TYPE, ObjectMissing, pointed
 from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.secrecy import step_slot
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.signals import verdict_given
@@ -308,6 +313,84 @@ def test_what_is_not_json_is_never_decoded(store: DjangoStore, viewer: Client, t
 def test_odd_outcomes_are_described(store: DjangoStore, viewer: Client, changes: dict[str, Any], shown: str) -> None:
     """Whatever stands there, the page can be opened."""
     assert shown in _text(viewer.get(_url(_written(store, Status.COMPLETED, **changes))))
+
+
+@pytest.fixture
+def ring(shop: Celery, monkeypatch: pytest.MonkeyPatch) -> KeyRing:
+    """The shop's app encrypts."""
+    runtime, ring = runtime_of(shop), KeyRing(Fernet.generate_key())
+    monkeypatch.setitem(vars(runtime), "codec", replace(runtime.codec, cipher=ring))
+    monkeypatch.setitem(vars(runtime), "cipher", ring)
+    return ring
+
+
+def _secret(store: DjangoStore, ring: KeyRing, status: Status = Status.UNKNOWN) -> Record:
+    """A record of which all that can be is encrypted."""
+    key, codec = a_record().key, Codec("json", frozenset({"application/json"}), cipher=ring)
+    step = codec.encode("card 4711", step_slot(key, "pay"))
+    result = codec.encode({"receipt": "card 4712"}, result_slot(key)) if status is Status.COMPLETED else None
+    return _written(
+        store,
+        status,
+        key=key,
+        label=hidden_label(ring, "acme/4713", key),
+        error=hidden(ring, "no answer about card 4714", error_slot(key)),
+        steps={"pay": to_plain(Finished(step))},
+        result=result and result.data,
+        content_type=result and result.content_type,
+    )
+
+
+def test_pages_show_what_is_encrypted(store: DjangoStore, operator: Client, ring: KeyRing) -> None:
+    """In clear, as the app has the key; the database does not."""
+    record = _secret(store, ring)
+
+    assert "acme/4713" in _text(operator.get(LIST))
+    page = _text(operator.get(_url(record)))
+    for each in ("acme/4713", "card 4711", "no answer about card 4714"):
+        assert each in page
+    one = _text(operator.get(_url(record, "resolve")))
+    other = _secret(store, ring)
+    several = _text(
+        operator.post(LIST, {"action": "resolve_selected", "_selected_action": [record.key, other.key]}, follow=True)
+    )
+    for page in (one, several):
+        assert "acme/4713" in page
+        assert "no answer about card 4714" in page
+    assert "card 471" not in repr(store.get(record.key))
+
+
+def test_page_shows_an_encrypted_result(
+    store: DjangoStore, viewer: Client, ring: KeyRing, shop: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the app has the key, and else that it is encrypted."""
+    record = _secret(store, ring, Status.COMPLETED)
+
+    assert '"receipt": "card 4712"' in _text(viewer.get(_url(record)))
+    monkeypatch.setitem(vars(runtime_of(shop)), "cipher", None)
+    page = _text(viewer.get(_url(record)))
+    assert "it is encrypted, and this app has no key that opens it" in page
+    assert "(encrypted)" in page
+
+
+def test_search_by_label_says_that_labels_are_encrypted(store: DjangoStore, viewer: Client, ring: KeyRing) -> None:
+    """The database cannot find one; a key it finds as ever."""
+    record = _secret(store, ring)
+
+    assert "Labels are encrypted" in _messages(viewer.get(LIST, {"q": "acme/4713"}))
+    assert _keys(viewer.get(LIST, {"q": record.key})) == [record.key]
+
+
+def test_verdict_on_an_encrypted_record(store: DjangoStore, operator: Client, ring: KeyRing) -> None:
+    """What a person states is encrypted, as is the copy of the error that was judged, and both are shown."""
+    record = _secret(store, ring)
+    _resolve(operator, record, verdict="completed", result='{"receipt": "card 4715"}', checked="on")
+
+    page = _text(operator.get(_url(record)))
+    assert "card 4715" in page
+    assert "it had said: no answer about card 4714" in page
+    kept = repr(store.get(record.key))
+    assert "card 471" not in kept
 
 
 def test_lease_that_is_over_is_told(store: DjangoStore, viewer: Client) -> None:

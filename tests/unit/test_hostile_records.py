@@ -34,7 +34,7 @@ from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_completion, a_record
-from tests.support.deliveries import an_app, deliver
+from tests.support.deliveries import SLOT, an_app, deliver
 
 CARD = "4111 1111 1111 1111"
 REFUSE = Policy(on_takeover="refuse", fingerprint=None)
@@ -149,13 +149,13 @@ def test_results_and_messages_are_accepted_as_celery_does(
     runtime = runtime_of(app)
 
     for codec, may_be_pickle in ((runtime.codec, results_in_pickle), (runtime.message_codec, messages_in_pickle)):
-        assert codec.decode(replace(codec, serializer="json").encode([1])) == [1]
-        pickled = replace(codec, serializer="pickle").encode([1])
+        assert codec.decode(replace(codec, serializer="json").encode([1], SLOT), SLOT) == [1]
+        pickled = replace(codec, serializer="pickle").encode([1], SLOT)
         if may_be_pickle:
-            assert codec.decode(pickled) == [1]
+            assert codec.decode(pickled, SLOT) == [1]
         else:
             with pytest.raises(ContentDisallowed):
-                codec.decode(pickled)
+                codec.decode(pickled, SLOT)
 
 
 def test_setting_that_forbids_the_results_is_named() -> None:

@@ -18,6 +18,7 @@ from celery_idempotent.protocol.objects import CONTENT_TYPE, LargeResults, Point
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.testing.contract import a_record
+from tests.support.deliveries import SLOT
 from tests.support.objects import NO_ANSWER, REFUSED, MemoryObjects, large_results
 from tests.support.scene import Again, Scene
 
@@ -479,7 +480,7 @@ class TestTransactions:
 
     def test_an_object_is_written_at_once(self, scene: _LargeScene, claim: Claim) -> None:
         """Before the record in the transaction."""
-        kept = claim.recordable(scene.codec.keep(LARGE))
+        kept = claim.recordable(scene.codec.keep(LARGE, SLOT))
         assert kept.encoded is not None
         assert kept.encoded.content_type == CONTENT_TYPE
         assert len(scene.objects.objects) == 1
@@ -488,20 +489,20 @@ class TestTransactions:
         """Nothing has happened yet, and it is undone."""
         scene.objects.always = NO_ANSWER
         with pytest.raises(StoreUnavailable):
-            claim.recordable(scene.codec.keep(LARGE))
+            claim.recordable(scene.codec.keep(LARGE, SLOT))
         assert len(scene.objects.puts) == 1
 
     def test_what_can_never_be_written_is_lost(self, scene: _LargeScene, claim: Claim) -> None:
         """It would be refused again and again."""
         scene.objects.always = REFUSED
-        kept = claim.recordable(scene.codec.keep(LARGE))
+        kept = claim.recordable(scene.codec.keep(LARGE, SLOT))
         assert (kept.encoded, kept.value) == (None, LARGE)
         assert "AccessDenied" in str(kept.lost)
 
     @pytest.mark.parametrize("value", [SMALL, object()])
     def test_all_else_is_left_as_it_is(self, scene: _LargeScene, claim: Claim, value: Any) -> None:
         """What is small, and what could not be encoded."""
-        kept = scene.codec.keep(value)
+        kept = scene.codec.keep(value, SLOT)
         assert claim.recordable(kept) is kept
         assert scene.objects.puts == []
 
@@ -617,7 +618,7 @@ class TestPointers:
         codec = Codec("json", frozenset({"application/json"}))
         pointer, _ = pointed(large_results(), "k", "nonce", Encoded("1", "application/json"))
         with pytest.raises(Exception, match="application/vnd.celery-idempotent.object"):
-            codec.decode(pointer.to_encoded())
+            codec.decode(pointer.to_encoded(), SLOT)
 
 
 def test_a_conflict_reads_no_object(scene: _LargeScene) -> None:

@@ -31,9 +31,13 @@ FACES = {
 }
 """Modules at the root that hand on what is public and define nothing."""
 
-PLUGGED_IN = {"stores.__init__": {"contrib.django.store"}, "integration.cli.__init__": {"contrib.web.command"}}
+PLUGGED_IN = {
+    "stores.__init__": {"contrib.django.store"},
+    "integration.cli.__init__": {"contrib.web.command"},
+    "integration.settings": {"contrib.cipher"},
+}
 """By module, what it opens by name though it stands above: a store that a URL's scheme names, as a third party's is; a
-command beside the others."""
+command beside the others; the cipher, where it is set."""
 
 PACKAGES: dict[str, set[str]] = {
     "errors": set(),
@@ -58,6 +62,7 @@ PACKAGES: dict[str, set[str]] = {
     "integration.cli": {"celery", "click", "kombu", "rich"},
     "contrib": set(),
     "contrib.aws_lambda": {"celery"},
+    "contrib.cipher": {"cryptography"},
     "contrib.django": {"celery", "django", "sqlalchemy"},
     "contrib.otel": {"opentelemetry"},
     "contrib.sns": {"boto3", "celery", "click", "jmespath", "mypy_boto3_sqs"},

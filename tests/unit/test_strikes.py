@@ -13,6 +13,7 @@ from celery_idempotent.errors import (
     SafeToRetry,
     StoreUnavailable,
 )
+from celery_idempotent.protocol.cipher import Slot
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.record import Record, Status
 from tests.support.scene import Scene
@@ -342,10 +343,10 @@ def test_exit_while_the_result_of_a_step_is_encoded_makes_the_step_once(
     """Its call has returned, so it is recorded before the process ends."""
     keep, exits, calls = Codec.keep, [SystemExit], []
 
-    def struck(self: Codec, value: Any) -> Any:
+    def struck(self: Codec, value: Any, slot: Slot) -> Any:
         if exits:
             raise exits.pop()
-        return keep(self, value)
+        return keep(self, value, slot)
 
     monkeypatch.setattr(Codec, "keep", struck)
 

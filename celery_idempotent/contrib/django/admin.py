@@ -4,6 +4,7 @@ Nothing is edited here. A verdict is given on the record that the person saw, so
 its change.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -49,6 +50,10 @@ _MEANINGS = {
 }
 
 _UNREADABLE = "A newer version wrote this, or it is damaged; deliveries are postponed until somebody repairs it."
+
+_LABELS_ARE_ENCRYPTED = (
+    "No key was found. Labels are encrypted, and a database cannot look for one: use celery idempotency list --label."
+)
 
 if TYPE_CHECKING:
     _Admin = admin.ModelAdmin[IdempotencyRecord]
@@ -104,6 +109,17 @@ def _on_one_line(field: str) -> Callable[..., str | None]:
     def shown(self: Any, row: IdempotencyRecord) -> str | None:
         value = getattr(row, field)
         return value and one_line(value)
+
+    return shown
+
+
+def _in_clear(field: str) -> Callable[..., str | None]:
+    """The same of a field that may be encrypted."""
+
+    @admin.display(description=field, ordering=field, empty_value="-")
+    def shown(self: Any, row: IdempotencyRecord) -> str | None:
+        value = getattr(row if row.unreadable else project.revealed(row.fetched), field)
+        return one_line(value) if value else None
 
     return shown
 
@@ -168,11 +184,11 @@ class IdempotencyRecordAdmin(_Admin):
 
     shown_key = _on_one_line("key")
     shown_task = _on_one_line("task")
-    shown_label = _on_one_line("label")
+    shown_label = _in_clear("label")
     shown_task_id = _on_one_line("task_id")
     shown_worker = _on_one_line("worker")
     shown_app = _on_one_line("app")
-    shown_error = _on_one_line("error")
+    shown_error = _in_clear("error")
     updated = _in_utc("updated_at", "updated")
     created = _in_utc("created_at", "created")
     leased = _in_utc("lease_until", "lease until")
@@ -215,8 +231,10 @@ class IdempotencyRecordAdmin(_Admin):
         """The outcome, if it is JSON."""
         if row.unreadable:
             return "not shown"
-        result = row.record.result
-        return "none" if result is None else _preformatted(display.outcome(result, row.content_type))
+        record = project.revealed(row.record)
+        if record.result is None:
+            return "none"
+        return _preformatted(display.outcome(record.result, record.content_type))
 
     @admin.display(description="result size")
     def result_size(self, row: IdempotencyRecord) -> str:
@@ -226,14 +244,16 @@ class IdempotencyRecordAdmin(_Admin):
     @admin.display(description="steps")
     def shown_steps(self, row: IdempotencyRecord) -> str:
         """Finished and started steps."""
-        return "not shown" if row.unreadable else _preformatted(display.json_text(row.steps))
+        if row.unreadable:
+            return "not shown"
+        return _preformatted(display.json_text(json.dumps(dict(project.revealed(row.record).steps))))
 
     @admin.display(description="verdicts", empty_value="-")
     def shown_verdicts(self, row: IdempotencyRecord) -> str | None:
         """Who has judged what, when and why, the oldest first."""
         if row.unreadable:
             return "not shown"
-        told = [(display.verdict(each),) for each in history(row.record)]
+        told = [(display.verdict(each),) for each in history(project.revealed(row.record))]
         return format_html("<ul>{}</ul>", format_html_join("", "<li>{}</li>", told)) if told else None
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -272,6 +292,8 @@ class IdempotencyRecordAdmin(_Admin):
             found = queryset.filter(**{f"{field}{how}": term.removesuffix("*") if how else term})
             if found.exists():
                 return found, False
+        if project.runtime().cipher is not None:
+            self.message_user(request, _LABELS_ARE_ENCRYPTED, messages.INFO)
         return queryset.filter(task_id=term), False
 
     # -- who may do what
@@ -383,25 +405,30 @@ class IdempotencyRecordAdmin(_Admin):
             f"{kind.name}.html",
             kind.heading,
             kind=kind,
-            fitting=[
-                {
-                    "record": each,
-                    "policy": project.policy_of(each.record),
-                    "created": self.created(each),
-                    "updated": self.updated(each),
-                    "updated_short": self.updated_utc(each),
-                    "short_key": self.short_key(each),
-                    "steps": [(name, display.step_state(plain)) for name, plain in each.record.steps.items()],
-                    "retained": display.duration(project.policy_of(each.record).retain_ms),
-                }
-                for each in fitting
-            ],
+            fitting=[self._about(each) for each in fitting],
             others=[{"key": each.key, "state": self.state(each)} for each in rows if each not in fitting],
             now=display.utc(project.store_of_admin().now()),
             form=form or kind.form(),
             action=self._url(f"{kind.name}_many"),
             back=self._url("changelist"),
         )
+
+    def _about(self, row: IdempotencyRecord) -> dict[str, Any]:
+        """What a person is told of a record that waits for the verdict."""
+        record = project.revealed(row.record)
+        policy = project.policy_of(record)
+        return {
+            "record": row,
+            "label": one_line(record.label),
+            "error": one_line(record.error or ""),
+            "policy": policy,
+            "created": self.created(row),
+            "updated": self.updated(row),
+            "updated_short": self.updated_utc(row),
+            "short_key": self.short_key(row),
+            "steps": [(name, display.step_state(plain)) for name, plain in record.steps.items()],
+            "retained": display.duration(policy.retain_ms),
+        }
 
     def _page(self, request: HttpRequest, template: str, title: str, **context: Any) -> HttpResponse:
         return TemplateResponse(

@@ -18,6 +18,11 @@ def runtime() -> Runtime:
     return runtime_of(current_app)
 
 
+def revealed(record: Record) -> Record:
+    """The record as people may see it: decrypted as far as the app has the keys; never to be written back."""
+    return runtime().revealed(record)
+
+
 def store_of_admin() -> DjangoStore:
     """The store of workers if it is on Django's connections, else one on the default database."""
     try:

@@ -29,6 +29,10 @@ class Oldest:
     count: int
     records: list[Record]
 
+    def map(self, change: Callable[[Record], Record]) -> "Oldest":
+        """With each record changed."""
+        return replace(self, records=[*map(change, self.records)])
+
     def without(self, keys: Collection[str]) -> "Oldest":
         """Apart from those under ``keys``."""
         left = [each for each in self.records if each.key not in keys]
@@ -77,7 +81,8 @@ def counted(runtime: Runtime, read: Callable[[int], object] = lambda count: None
                 read(number)
             yield record
 
-    return Counted(search.summarised(sorted_out(), now), unknown.oldest(), abandoned.oldest())
+    summary = search.summarised(sorted_out(), now)
+    return Counted(summary, unknown.oldest().map(runtime.revealed), abandoned.oldest().map(runtime.revealed))
 
 
 @dataclass(frozen=True, slots=True)

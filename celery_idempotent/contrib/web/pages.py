@@ -107,7 +107,7 @@ class _Pages:
             search = Search.of(request.query_params)
         except ValueError as error:
             return self._message(request, HTTPStatus.BAD_REQUEST, "This search cannot be understood", str(error))
-        records, more = answer(self._store, search)
+        records, more = answer(self._store, search, self._runtime.cipher)
         return self._page(
             request,
             "records.html",
@@ -127,6 +127,7 @@ class _Pages:
             return self._message(
                 request, HTTPStatus.NOT_FOUND, "Nothing is recorded here", "It may have been forgotten, and deleted."
             )
+        record = self._runtime.revealed(record)
         policy, now = self._runtime.policy_of(record), self._store.now()
         return self._page(
             request,
@@ -156,7 +157,7 @@ class _Pages:
                 request, HTTPStatus.BAD_REQUEST, "No verdict", f"Choose at least one record, and at most {PAGE}."
             )
         found = [self._store.get(key) for key in seen]
-        records = [each for each in found if each is not None and each.revision == seen[each.key]]
+        records = [self._runtime.revealed(each) for each in found if each and each.revision == seen[each.key]]
         left_out = [key for key in seen if key not in {each.key for each in records}]
         form = Form.of(sent) if "by" in sent else None
         if form is None or form.errors:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from celery_idempotent.engine.search import FORGOTTEN, Filter, found
+from celery_idempotent.protocol.cipher import Cipher
 from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.secrecy import revealed
 from celery_idempotent.protocol.store import Store
 
 PAGE = 50
@@ -75,7 +77,7 @@ def _number(name: str, text: str, most: int) -> int | None:
     return int(text)
 
 
-def answer(store: Store, search: Search) -> tuple[list[Record], bool]:
+def answer(store: Store, search: Search, cipher: Cipher | None = None) -> tuple[list[Record], bool]:
     """The records of the page, the oldest write first, and whether there are more behind them.
 
     Reads up to the end of the page and no further. A whole key is one request.
@@ -83,7 +85,8 @@ def answer(store: Store, search: Search) -> tuple[list[Record], bool]:
     wanted = search.filter()
     record = store.get(search.key) if search.key else None
     if record is not None:
+        record = revealed(cipher, record)
         return [record] if wanted.matches(record, store.now()) else [], False
     first = (search.page - 1) * PAGE
-    records = list(islice(found(store, wanted), first, first + PAGE + 1))
+    records = list(islice(found(store, wanted, cipher), first, first + PAGE + 1))
     return sorted(records[:PAGE], key=lambda each: each.updated_at), len(records) > PAGE

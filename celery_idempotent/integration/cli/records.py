@@ -19,7 +19,6 @@ from celery_idempotent.integration.cli.base import (
     idempotency,
     json_value,
     readable_errors,
-    store_of,
 )
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.cli.views import (
@@ -71,7 +70,7 @@ def show(context: click.Context, key: str, as_json: bool) -> None:
     runtime = runtime_of(app_of(context))
     with readable_errors():
         store = runtime.store
-        record = looked_up(store, key)
+        record = looked_up(store, key, runtime.cipher)
         now, policy = store.now(), runtime.policy_of(record)
         if as_json:
             echo_json(whole(record, now, policy))
@@ -101,7 +100,7 @@ def print_effect_key(context: click.Context, key: str, name: str, as_json: bool)
 
 def _full_key(runtime: Runtime, key: str, name: str) -> str:
     try:
-        record = looked_up(runtime.store, key)
+        record = looked_up(runtime.store, key, runtime.cipher)
     except PolicyError:
         if _WHOLE.fullmatch(key) is None:
             raise
@@ -129,9 +128,10 @@ def list_records(context: click.Context, wanted: Filter, limit: int, as_json: bo
     Reads the whole store unless that has an index for what is asked: mind the cost of a large table. A terminal shows a
     page at a time, and of each key what show, resolve, release and forget take for it.
     """
-    store = store_of(context)
+    runtime = runtime_of(app_of(context))
     with readable_errors():
-        records = found(store, wanted)
+        store = runtime.store
+        records = found(store, wanted, runtime.cipher)
         listed = sorted(screen.counted("reading", islice(records, limit)), key=lambda record: record.updated_at)
         is_all = next(records, None) is None
         now = store.now()

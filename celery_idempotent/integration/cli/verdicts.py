@@ -196,9 +196,9 @@ def _judge(context: click.Context, order: _Order, plan: _Plan) -> None:
 
 def _meant(order: _Order, plan: _Plan, runtime: Runtime) -> list[Record]:
     if order.key is not None:
-        return [looked_up(runtime.store, order.key)]
+        return [looked_up(runtime.store, order.key, runtime.cipher)]
     wanted = replace(order.wanted, status=order.wanted.status or plan.status)
-    records = screen.counted("reading", found(runtime.store, wanted))
+    records = screen.counted("reading", found(runtime.store, wanted, runtime.cipher))
     return sorted((each for each in records if not is_erased(each)), key=lambda record: record.updated_at)
 
 
