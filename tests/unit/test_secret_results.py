@@ -370,9 +370,24 @@ def test_large_results_are_encrypted_objects() -> None:
     assert kept == [False, True, False], "a step of each, and a result"
 
 
+def test_encrypted_object_of_a_step_is_refused_without_a_key() -> None:
+    """Also where nothing else of the record is encrypted: before the body begins, as its step would not be called."""
+    large = large_results(over=10)
+    shop = Shop(large=large)
+    _released(shop)
+    _tampered(shop, label="")
+    before, keyless = shop.record, _another(shop, None, large=large)
+    ended = keyless.deliver()
+
+    assert ended.state == "RETRY"
+    assert "the result of step 'pay'" in str(ended.value.exc)
+    assert keyless.calls == []
+    assert shop.record == before
+
+
 def test_damaged_pointer_is_not_called_encrypted() -> None:
     """Whoever reads it says what is wrong with it."""
-    shop = Shop()
+    shop = Shop(None)
     _released(shop)
     _tampered(shop, steps={"other": {"text": "?", "content_type": CONTENT_TYPE}})
     shop.raises = None
