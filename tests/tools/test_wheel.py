@@ -24,6 +24,7 @@ HOME = "https://github.com/celery-idempotent/celery-idempotent"
 TESTED_BY = (
     *(
         "ephem",
+        "flask[async]",
         "httpx2",
         "httpx2",
         "hypothesis",
@@ -159,7 +160,7 @@ def test_metadata_names_the_project_and_its_pages(metadata: Message) -> None:
 @pytest.mark.timeout(600)
 def test_unit_tests_pass_against_the_wheel(wheel: Path, tracked: set[str], tmp_path: Path) -> None:
     """In an environment that has nothing else, beside a checkout without the package."""
-    python = _environment(tmp_path / "environment", f"{wheel}[cipher,dynamodb,otel,redis,sql,web]", *TESTED_BY)
+    python = _environment(tmp_path / "environment", f"{wheel}[cipher,dynamodb,flask,otel,redis,sql,web]", *TESTED_BY)
     checkout = tmp_path / "checkout"
     _copy({path for path in tracked if not path.startswith(PACKAGE)}, checkout)
     imported = _run(str(python), "-c", "import celery_idempotent as it; print(it.__file__)", cwd=checkout)

@@ -1,0 +1,199 @@
+"""Middleware for ASGI applications: Starlette, FastAPI, and any other."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from inspect import isawaitable
+from typing import Any, Unpack
+
+from celery import Celery
+
+from celery_idempotent.contrib.http.passage import Made, Passage, Spool
+from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, Options, Problem, RequestFacts
+from celery_idempotent.protocol.store import Store
+
+__all__ = ["IdempotencyMiddleware", "route_of"]
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def route_of(scope: Scope) -> str | None:
+    """The path of a route of Starlette's or FastAPI's, such as ``/orders/{order_id}``; None where none is known."""
+    for route in getattr(scope.get("app"), "routes", ()):
+        match, _ = route.matches(scope)
+        if match.name == "FULL":
+            path: str | None = getattr(route, "path", None)
+            return path
+    return None
+
+
+class IdempotencyMiddleware:
+    """Have the effect of a request with an ``Idempotency-Key`` happen once, and answer its repetitions alike::
+
+        app.add_middleware(IdempotencyMiddleware, store="redis://localhost/0", caller=lambda scope: scope["user"].id)
+
+    The application's response is sent when it is recorded, as a whole, after the application has returned: Starlette's
+    background tasks come before it. A client that hangs up does not stop the application; his repetition gets the
+    response. In views :func:`celery_idempotent.current_attempt` has steps, commits and transactions.
+
+    Args:
+        app: The ASGI application.
+        caller: Who calls, of the ASGI scope; see :class:`~celery_idempotent.contrib.http.semantics.HttpRules`, as for
+            all options. It may be awaited.
+        store: Where requests are recorded: a URL or a store.
+        celery: The Celery app whose ``idempotency_*`` settings count; default, without ``store``: the current app.
+        only: Of the scope, whether a request is any of our business, such as ``lambda scope:
+            scope["path"].startswith("/api/")``. Default: all are.
+        route: Of the scope, the route's path, by which people know a request. Default: Starlette's.
+        options: See :class:`~celery_idempotent.contrib.http.semantics.HttpRules`.
+
+    Raises:
+        PolicyError: An option cannot work.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        caller: Caller,
+        store: str | Store | None = None,
+        celery: Celery | None = None,
+        only: Callable[[Scope], bool] | None = None,
+        route: Callable[[Scope], str | None] = route_of,
+        **options: Unpack[Options],
+    ) -> None:
+        self._app = app
+        self._passage = Passage(caller, store, celery, options)
+        self._only = only
+        self._route = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one connection."""
+        if scope["type"] != "http" or (self._only is not None and not self._only(scope)):
+            await self._app(scope, receive, send)
+            return
+        key = self._passage.rules.admitted(scope["method"], _lines(scope, b"idempotency-key"))
+        if key is None:
+            await self._app(scope, receive, send)
+        elif isinstance(key, Problem):
+            await self._refuse(key, send)
+        else:
+            await self._read_and_answer(key, scope, receive, send)
+
+    async def _refuse(self, problem: Problem, send: Send) -> None:
+        await _send_answer(self._passage.rules.refusal(problem), send)
+
+    async def _read_and_answer(self, key: str, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._read(scope, receive)
+        if isinstance(body, Problem):
+            await self._refuse(body, send)
+        elif body is not None:
+            await self._answer(key, body, scope, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | Problem | None:
+        """The body of a request; None where the client is gone."""
+        rules = self._passage.rules
+        declared = next(iter(_lines(scope, b"content-length")), None)
+        if problem := rules.sized(declared):
+            return problem
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if len(body) > rules.max_request:
+                return Problem.BODY_TOO_LARGE
+            if not message.get("more_body", False):
+                return Problem.BODY_MALFORMED if declared and int(declared) != len(body) else bytes(body)
+
+    async def _answer(self, key: str, body: bytes, scope: Scope, send: Send) -> None:
+        passage = self._passage
+        found = passage.caller(scope, next(iter(_lines(scope, b"authorization")), None))
+        caller = passage.known(await found if isawaitable(found) else found)
+        if isinstance(caller, HttpAnswer):
+            await _send_answer(caller, send)
+            return
+        facts = RequestFacts(
+            method=scope["method"],
+            path=scope["path"],
+            query=scope.get("query_string", b"").decode("latin-1"),
+            content_type=next(iter(_lines(scope, b"content-type")), ""),
+            body=body,
+            key=key,
+            caller=caller,
+            route=self._route(scope),
+        )
+
+        async def make() -> Made[_Buffered]:
+            response = _Buffered(body, passage.rules.max_response)
+            # Without extensions: by them a server would send what nobody has recorded.
+            await self._app({**scope, "extensions": {}}, response.receive, response.send)
+            return response.made()
+
+        response = await passage.passed_on_loop(facts, make)
+        if isinstance(response, HttpAnswer):
+            await _send_answer(response, send)
+        else:
+            await response.sent_by(send)
+
+
+class _Buffered:
+    """What an application reads and sends in place of the server's."""
+
+    def __init__(self, body: bytes, limit: int) -> None:
+        self._request: Message | None = {"type": "http.request", "body": body, "more_body": False}
+        self._start: Message | None = None
+        self._spool = Spool(limit)
+        self._is_complete = asyncio.Event()
+
+    async def receive(self) -> Message:
+        """The whole request; then, once the response is complete, that the client is gone."""
+        if self._request is not None:
+            request, self._request = self._request, None
+            return request
+        await self._is_complete.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Keep a part of the response."""
+        if message["type"] == "http.response.start":
+            self._start = message
+        elif message["type"] == "http.response.body" and not self._is_complete.is_set():
+            self._spool.write(message.get("body", b""))
+            if not message.get("more_body", False):
+                self._is_complete.set()
+
+    def made(self) -> "Made[_Buffered]":
+        """The response."""
+        if self._start is None or not self._is_complete.is_set():
+            raise RuntimeError("the application returned without a complete response")
+        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in self._start.get("headers", ()))
+        return Made(self, self._start["status"], headers, self._spool)
+
+    async def sent_by(self, send: Send) -> None:
+        """Send it."""
+        assert self._start is not None
+        await send(self._start)
+        for chunk in self._spool.chunks():
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_answer(answer: HttpAnswer, send: Send) -> None:
+    await send({"type": "http.response.start", "status": answer.status, "headers": [*_raw(answer)]})
+    await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+
+
+def _raw(answer: HttpAnswer) -> Iterator[tuple[bytes, bytes]]:
+    for name, value in answer.headers:
+        yield name.lower().encode("latin-1"), value.encode("latin-1")
+    if answer.status != 204:
+        yield b"content-length", str(len(answer.body)).encode()
+
+
+def _lines(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for each, value in scope["headers"] if each.lower() == name]

@@ -1,0 +1,322 @@
+"""A decorator for Django's views, sync and async, and middleware for all of them."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import wraps
+from inspect import isawaitable
+from typing import Any, Unpack, cast
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from celery import Celery
+from django.conf import settings
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.core.handlers.exception import response_for_exception
+from django.db import connections
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.urls import Resolver404, resolve
+from django.utils.module_loading import import_string
+
+from celery_idempotent.contrib.http.passage import Made, Passage, Spool
+from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, Options, Problem, RequestFacts
+from celery_idempotent.errors import PolicyError
+from celery_idempotent.protocol.store import Store
+
+__all__ = ["IdempotentViewMiddleware", "idempotent_view"]
+
+View = Callable[..., Any]
+
+_RESPONSES = (Http404, PermissionDenied, BadRequest, SuspiciousOperation)
+"""What a view raises in place of returning a response."""
+
+
+def idempotent_view(
+    *, caller: Caller, store: str | Store | None = None, celery: Celery | None = None, **options: Unpack[Options]
+) -> Callable[[View], View]:
+    """Have the effect of a request with an ``Idempotency-Key`` happen once, and answer its repetitions alike::
+
+        @idempotent_view(store="django://default", caller=lambda request: request.user.pk)
+        def charge(request): ...
+
+    The view's response is sent when it is recorded, streams included. With ``ATOMIC_REQUESTS`` mark the view by
+    ``transaction.non_atomic_requests``, above this.
+
+    Args:
+        caller: Who calls, of Django's request; see :class:`~celery_idempotent.contrib.http.semantics.HttpRules`. Of an
+            async view it may be awaited.
+        store: Where requests are recorded: a URL or a store.
+        celery: The Celery app whose ``idempotency_*`` settings count; default, without ``store``: the current app.
+        options: See :class:`~celery_idempotent.contrib.http.semantics.HttpRules`.
+
+    Raises:
+        PolicyError: An option cannot work.
+    """
+    coat = _Coat(Passage(caller, store, celery, options))
+
+    def decorated(view: View) -> View:
+        if iscoroutinefunction(view):
+
+            @wraps(view)
+            async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+                async def respond() -> HttpResponseBase:
+                    try:
+                        return await _rendered_on_loop(await view(request, *args, **kwargs))
+                    except _RESPONSES as error:
+                        return await sync_to_async(response_for_exception)(request, error)
+
+                return await coat.answer_on_loop(request, respond, _route_of(request))
+
+            return awaited
+
+        @wraps(view)
+        def called(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            def respond() -> HttpResponseBase:
+                try:
+                    return _rendered(view(request, *args, **kwargs))
+                except _RESPONSES as error:
+                    return response_for_exception(request, error)
+
+            return coat.answer(request, respond, _route_of(request))
+
+        return called
+
+    return decorated
+
+
+class IdempotentViewMiddleware:
+    """As :func:`idempotent_view`, for all views; its options are the setting ``IDEMPOTENT_REQUESTS``::
+
+        MIDDLEWARE = [..., "celery_idempotent.contrib.http.django.IdempotentViewMiddleware"]
+        IDEMPOTENT_REQUESTS = {"store": "django://default", "caller": "shop.accounts.tenant_of"}
+
+    Put it below what authenticates. Functions may be given by their dotted names; ``only`` is one of the request, and
+    says whether it is any of our business. Responses that Django makes of exceptions are responses like any other; with
+    ``ATOMIC_REQUESTS`` a response is recorded after its transaction, so let the view commit by the attempt instead.
+    """
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        options = dict(getattr(settings, "IDEMPOTENT_REQUESTS", {}))
+        if "caller" not in options:
+            raise PolicyError("IDEMPOTENT_REQUESTS", repr(sorted(options)), 'it needs "caller"; see its documentation')
+        for name in ("caller", "outcomes", "only"):
+            if isinstance(options.get(name), str) and "." in options[name]:
+                options[name] = import_string(options[name])
+        self._only = options.pop("only", None)
+        caller, store, celery = (options.pop(name, None) for name in ("caller", "store", "celery"))
+        self._coat = _Coat(Passage(caller, store, celery, cast(Options, options)))
+        self._get_response = get_response
+        self._is_async = iscoroutinefunction(get_response)
+        if self._is_async:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        """Answer one request."""
+        if self._only is not None and not self._only(request):
+            return self._get_response(request)
+        if self._is_async:
+            return self._answer_on_loop(request)
+        return self._coat.answer(
+            request, lambda: cast(HttpResponseBase, self._get_response(request)), _resolved(request)
+        )
+
+    async def _answer_on_loop(self, request: HttpRequest) -> HttpResponseBase:
+        async def respond() -> HttpResponseBase:
+            return cast(HttpResponseBase, await self._get_response(request))
+
+        return await self._coat.answer_on_loop(request, respond, _resolved(request))
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> None:
+        """Note what the view raised: the gate is to see it, and not only the page that Django makes of it."""
+        request._idempotent_raised = error  # type: ignore[attr-defined]
+
+
+class _Coat:
+    """What decorator and middleware share."""
+
+    def __init__(self, passage: Passage) -> None:
+        self._passage = passage
+
+    def answer(
+        self, request: HttpRequest, respond: Callable[[], HttpResponseBase], route: str | None
+    ) -> HttpResponseBase:
+        """The response to a request."""
+        asked = self._asked(request)
+        if asked is None:
+            return respond()
+        if isinstance(asked, HttpAnswer):
+            return _response(asked)
+        caller = self._passage.known(self._caller(request))
+        if isinstance(caller, HttpAnswer):
+            return _response(caller)
+        made = _Maker(request, self._passage.rules.max_response)
+        try:
+            found = self._passage.passed(_facts(request, *asked, caller, route), lambda: made.of(respond()))
+        except Exception as error:
+            page = made.page_of(error)
+            if page is None:
+                raise
+            return page
+        return _response(found) if isinstance(found, HttpAnswer) else found
+
+    async def answer_on_loop(
+        self, request: HttpRequest, respond: Callable[[], Awaitable[HttpResponseBase]], route: str | None
+    ) -> HttpResponseBase:
+        """As :meth:`answer`, awaited."""
+        asked = self._asked(request)
+        if asked is None:
+            return await respond()
+        if isinstance(asked, HttpAnswer):
+            return _response(asked)
+        found_caller = self._caller(request)
+        caller = self._passage.known(await found_caller if isawaitable(found_caller) else found_caller)
+        if isinstance(caller, HttpAnswer):
+            return _response(caller)
+        made = _Maker(request, self._passage.rules.max_response)
+
+        async def make() -> Made[HttpResponseBase]:
+            return await made.of_on_loop(await respond())
+
+        try:
+            found = await self._passage.passed_on_loop(_facts(request, *asked, caller, route), make)
+        except Exception as error:
+            page = made.page_of(error)
+            if page is None:
+                raise
+            return page
+        return _response(found) if isinstance(found, HttpAnswer) else found
+
+    def _asked(self, request: HttpRequest) -> tuple[str, bytes] | HttpAnswer | None:
+        """Key and body of a request, or its refusal; None where it is none of ours."""
+        rules = self._passage.rules
+        line = request.headers.get("Idempotency-Key")
+        key = rules.admitted(request.method or "", [] if line is None else [line])
+        if key is None:
+            return None
+        if isinstance(key, Problem):
+            return rules.refusal(key)
+        _refuse_transaction()
+        if problem := rules.sized(request.META.get("CONTENT_LENGTH")):
+            return rules.refusal(problem)
+        body = request.body
+        return rules.refusal(Problem.BODY_TOO_LARGE) if len(body) > rules.max_request else (key, body)
+
+    def _caller(self, request: HttpRequest) -> Any:
+        return self._passage.caller(request, request.headers.get("Authorization"))
+
+
+class _Maker:
+    """What becomes of the response to one request."""
+
+    def __init__(self, request: HttpRequest, limit: int) -> None:
+        self._request = request
+        self._limit = limit
+        self._page: HttpResponseBase | None = None
+
+    def of(self, response: HttpResponseBase) -> Made[HttpResponseBase]:
+        """The response, as a whole."""
+        self._refuse_page(response)
+        if not isinstance(response, StreamingHttpResponse):
+            return _made(response, cast(HttpResponse, response).content)
+        spool = Spool(self._limit).fill(cast(Iterator[bytes], response))
+        response.close()  # what the view has opened to stream from it
+        response.streaming_content = spool.chunks()
+        return _made(response, spool)
+
+    async def of_on_loop(self, response: HttpResponseBase) -> Made[HttpResponseBase]:
+        """As :meth:`of`, awaited."""
+        self._refuse_page(response)
+        if not isinstance(response, StreamingHttpResponse):
+            return self.of(response)
+        spool = Spool(self._limit)
+        if response.is_async:
+            async for chunk in cast(AsyncIterator[bytes], response.streaming_content):
+                spool.write(chunk)
+        else:
+            await sync_to_async(spool.fill)(cast(Iterator[bytes], response.streaming_content))
+        await sync_to_async(response.close)()
+        response.streaming_content = _awaited(spool.chunks())
+        return _made(response, spool)
+
+    def page_of(self, error: Exception) -> HttpResponseBase | None:
+        """The page that Django has made of what its view raised, if that is ``error``."""
+        return self._page if error is getattr(self._request, _RAISED, None) else None
+
+    def _refuse_page(self, response: HttpResponseBase) -> None:
+        raised: Exception | None = getattr(self._request, _RAISED, None)
+        if raised is not None and response.status_code >= 500:
+            self._page = response
+            raise raised
+
+
+_RAISED = "_idempotent_raised"
+
+
+async def _awaited(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    for each in chunks:
+        yield each
+
+
+def _made(response: HttpResponseBase, body: bytes | Spool) -> Made[HttpResponseBase]:
+    return Made(response, response.status_code, response.items(), body)
+
+
+def _rendered(response: Any) -> HttpResponseBase:
+    """What a view returned; a response of a template is rendered, as later is too late."""
+    if not isinstance(response, HttpResponseBase):
+        raise TypeError(f"a view returned {type(response).__name__}, which is no response")
+    render = getattr(response, "render", None)
+    return render() if callable(render) else response
+
+
+async def _rendered_on_loop(response: Any) -> HttpResponseBase:
+    return await sync_to_async(_rendered)(response) if hasattr(response, "render") else _rendered(response)
+
+
+def _refuse_transaction() -> None:
+    """Refuse a request inside ``atomic()``: its effect could be rolled back when its record says that it happened."""
+    for connection in connections.all(initialized_only=True):
+        blocks = connection.atomic_blocks
+        if blocks and not blocks[-1]._from_testcase:  # type: ignore[attr-defined]  # as in Django's own check
+            raise PolicyError(
+                "ATOMIC_REQUESTS",
+                repr(connection.alias),
+                "the view's effect could be rolled back after it was recorded; write @transaction.non_atomic_requests "
+                "above @idempotent_view, and a transaction into the view",
+            )
+
+
+def _facts(request: HttpRequest, key: str, body: bytes, caller: str, route: str | None) -> RequestFacts:
+    return RequestFacts(
+        method=request.method or "",
+        path=request.path,
+        query=request.META.get("QUERY_STRING", ""),
+        content_type=request.content_type or "",
+        body=body,
+        key=key,
+        caller=caller,
+        route=route,
+    )
+
+
+def _route_of(request: HttpRequest) -> str | None:
+    match = request.resolver_match
+    return None if match is None else f"/{match.route}"
+
+
+def _resolved(request: HttpRequest) -> str | None:
+    """The route before Django has looked for it."""
+    try:
+        return f"/{resolve(request.path_info, getattr(request, 'urlconf', None)).route}"
+    except Resolver404:
+        return None
+
+
+def _response(answer: HttpAnswer) -> HttpResponse:
+    response = HttpResponse(answer.body, status=answer.status)
+    del response.headers["Content-Type"]
+    for name, value in answer.headers:
+        # Django has one line for each name; a list is the same in one.
+        response.headers[name] = f"{response.headers[name]}, {value}" if name in response.headers else value
+    return response

@@ -1,0 +1,112 @@
+"""A decorator for Flask's views."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Unpack
+
+from celery import Celery
+from flask import Response, current_app, make_response, request
+from werkzeug.exceptions import HTTPException
+
+from celery_idempotent.contrib.http.passage import Made, Passage, Spool
+from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, Options, Problem, RequestFacts
+from celery_idempotent.protocol.store import Store
+
+__all__ = ["idempotent_view"]
+
+View = Callable[..., Any]
+
+
+def idempotent_view(
+    *, caller: Caller, store: str | Store | None = None, celery: Celery | None = None, **options: Unpack[Options]
+) -> Callable[[View], View]:
+    """Have the effect of a request with an ``Idempotency-Key`` happen once, and answer its repetitions alike::
+
+        @app.post("/charges")
+        @idempotent_view(store="redis://localhost/0", caller=lambda request: g.tenant)
+        def charge(): ...
+
+    The view's response is sent when it is recorded, streams included. ``abort()`` is a response like any other.
+
+    Args:
+        caller: Who calls, of Flask's request; see :class:`~celery_idempotent.contrib.http.semantics.HttpRules`.
+        store: Where requests are recorded: a URL or a store.
+        celery: The Celery app whose ``idempotency_*`` settings count; default, without ``store``: the current app.
+        options: See :class:`~celery_idempotent.contrib.http.semantics.HttpRules`.
+
+    Raises:
+        PolicyError: An option cannot work.
+    """
+    passage = Passage(caller, store, celery, options)
+
+    def decorated(view: View) -> View:
+        @wraps(view)
+        def protected(*args: Any, **kwargs: Any) -> Any:
+            rules = passage.rules
+            key = rules.admitted(request.method, request.headers.getlist("Idempotency-Key"))
+            if key is None:
+                return current_app.ensure_sync(view)(*args, **kwargs)
+            facts = _facts(passage, key)
+            if isinstance(facts, HttpAnswer):
+                return _response(facts)
+            found = passage.passed(facts, lambda: _made(view, args, kwargs, rules.max_response))
+            return _response(found) if isinstance(found, HttpAnswer) else found
+
+        return protected
+
+    return decorated
+
+
+def _facts(passage: Passage, key: str | Problem) -> RequestFacts | HttpAnswer:
+    """What a request is about, or why it is refused."""
+    if isinstance(key, Problem):
+        return passage.rules.refusal(key)
+    body = _body(passage)
+    if isinstance(body, Problem):
+        return passage.rules.refusal(body)
+    caller = passage.known(passage.caller(request, request.headers.get("Authorization")))
+    if isinstance(caller, HttpAnswer):
+        return caller
+    return RequestFacts(
+        method=request.method,
+        path=request.root_path + request.path,
+        query=request.query_string.decode("latin-1"),
+        content_type=request.content_type or "",
+        body=body,
+        key=key,
+        caller=caller,
+        route=None if request.url_rule is None else request.url_rule.rule,
+    )
+
+
+def _body(passage: Passage) -> bytes | Problem:
+    limit = passage.rules.max_request
+    if problem := passage.rules.sized(request.environ.get("CONTENT_LENGTH")):
+        return problem
+    # Werkzeug cuts a body in chunks at its limit, and says nothing: one byte more tells.
+    request.max_content_length = min(limit + 1, request.max_content_length or limit + 1)
+    body = request.get_data()
+    return Problem.BODY_TOO_LARGE if len(body) > limit else body
+
+
+def _made(view: View, args: Any, kwargs: Any, limit: int) -> Made[Response]:
+    try:
+        returned = current_app.ensure_sync(view)(*args, **kwargs)
+    except HTTPException as error:
+        returned = current_app.handle_http_exception(error)
+    response = make_response(returned)
+    if not (response.is_streamed or response.direct_passthrough):
+        return Made(response, response.status_code, response.headers.items(), response.get_data())
+    spool = Spool(limit).fill(response.iter_encoded())
+    response.close()  # what the view has opened to stream from it
+    response.direct_passthrough = False
+    response.response = spool.chunks()
+    return Made(response, response.status_code, response.headers.items(), spool)
+
+
+def _response(answer: HttpAnswer) -> Response:
+    response = Response(answer.body, answer.status)
+    del response.headers["Content-Type"]
+    for name, value in answer.headers:
+        response.headers.add(name, value)
+    return response

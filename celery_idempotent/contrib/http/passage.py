@@ -1,0 +1,215 @@
+"""A request on its way through the gate: what all frameworks have in common beside the rules."""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
+from tempfile import SpooledTemporaryFile
+from typing import Any, Generic, NoReturn, TypeVar
+from weakref import finalize
+
+from celery import Celery
+
+from celery_idempotent.contrib.http.semantics import (
+    SIGNATURE,
+    Caller,
+    HttpAnswer,
+    HttpRules,
+    Options,
+    Problem,
+    RequestFacts,
+    answer_of,
+    by_authorization,
+    caller_of,
+)
+from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.delivery import Conflict, Outcome
+from celery_idempotent.errors import SafeToRetry
+from celery_idempotent.integration.gates import Gate
+from celery_idempotent.integration.places import place_of
+from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.store import Store
+
+R = TypeVar("R")
+
+_CHUNK = 65_536
+
+
+class Spool:
+    """The body of a response, in memory up to a size, and in a file beyond it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._file = SpooledTemporaryFile(limit)  # noqa: SIM115 - as long as the spool
+        finalize(self, self._file.close)
+        self.size = 0
+
+    def write(self, chunk: bytes) -> None:
+        """Append ``chunk``."""
+        self.size += len(chunk)
+        self._file.write(chunk)
+
+    def fill(self, chunks: Iterable[bytes]) -> "Spool":
+        """Append all ``chunks``."""
+        for each in chunks:
+            self.write(each)
+        return self
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is larger than what is kept."""
+        return self.size > self._limit
+
+    def whole(self) -> bytes:
+        """All of it, if that is kept."""
+        return b"" if self.is_over else b"".join(self.chunks())
+
+    def chunks(self) -> Iterator[bytes]:
+        """All of it in parts."""
+        self._file.seek(0)
+        while chunk := self._file.read(_CHUNK):
+            yield chunk
+
+
+class _Unkept:
+    """In place of a response that is too large: no serialiser can keep it, and each says why."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        self._reason = f"a response of {size} bytes, over max_response={limit}"
+
+    def __json__(self) -> NoReturn:
+        raise ValueError(self._reason)
+
+    def __reduce__(self) -> NoReturn:
+        raise ValueError(self._reason)
+
+    def __repr__(self) -> str:
+        return self._reason
+
+
+class NotAnOutcome(SafeToRetry):
+    """The response is none that is recorded: the claim is given back, and the caller gets it all the same."""
+
+
+class Made(Generic[R]):
+    """A response of the application's.
+
+    Args:
+        native: In its framework's own form, to be sent.
+        status: Its status.
+        headers: Its headers.
+        body: Its body.
+    """
+
+    def __init__(self, native: R, status: int, headers: Iterable[tuple[str, str]], body: bytes | Spool) -> None:
+        self.native = native
+        self.status = status
+        self._headers = tuple(headers)
+        self._body = body
+
+    def value(self, rules: HttpRules) -> Any:
+        """What is recorded of it."""
+        body, limit = self._body, rules.max_response
+        size = body.size if isinstance(body, Spool) else len(body)
+        if size > limit:
+            return _Unkept(size, limit)
+        whole = body.whole() if isinstance(body, Spool) else body
+        return rules.kept(HttpAnswer(self.status, self._headers, whole))
+
+
+class Passage:
+    """Where requests pass: the rules, and the store."""
+
+    def __init__(self, caller: Caller, store: str | Store | None, celery: Celery | None, options: Options) -> None:
+        self.rules = HttpRules(caller=caller, **options)
+        self._where = place_of(store, celery)
+
+    def caller(self, request: Any, authorization: str | None) -> Any:
+        """What the author says about who calls."""
+        match self.rules.caller:
+            case "anybody":
+                return ""
+            case "authorization":
+                return by_authorization(authorization)
+            case function:
+                return function(request)
+
+    def known(self, caller: Any) -> str | HttpAnswer:
+        """Who calls, or the refusal of who cannot be told."""
+        found = caller_of(caller)
+        return self.rules.refusal(Problem.CALLER_UNKNOWN) if found is None else found
+
+    def passed(self, facts: RequestFacts, make: Callable[[], Made[R]]) -> R | HttpAnswer:
+        """What to send: the response that ``make`` makes, or one in its place."""
+        crossing: _Crossing[R] = _Crossing(self.rules, self._gate(facts), facts)
+
+        def body(attempt: Attempt) -> Any:
+            crossing.has_run = True
+            return crossing.ended(make())
+
+        try:
+            found = crossing.gate.passed(crossing.identity, body)
+        except Exception as error:
+            instead = crossing.instead_of(error)
+            if instead is None:
+                raise
+            return instead
+        return crossing.answered(found)
+
+    async def passed_on_loop(self, facts: RequestFacts, make: Callable[[], Awaitable[Made[R]]]) -> R | HttpAnswer:
+        """As :meth:`passed`, without blocking the event loop."""
+        crossing: _Crossing[R] = _Crossing(self.rules, self._gate(facts), facts)
+
+        async def body(attempt: Attempt) -> Any:
+            crossing.has_run = True
+            return crossing.ended(await make())
+
+        try:
+            found = await crossing.gate.passed_on_loop(crossing.identity, body)
+        except Exception as error:
+            instead = crossing.instead_of(error)
+            if instead is None:
+                raise
+            return instead
+        return crossing.answered(found)
+
+    def _gate(self, facts: RequestFacts) -> Gate:
+        return Gate(facts.name, self.rules.policy, self._where)
+
+
+class _Crossing(Generic[R]):
+    """One request, and what has become of it."""
+
+    def __init__(self, rules: HttpRules, gate: Gate, facts: RequestFacts) -> None:
+        self._rules = rules
+        self.gate = gate
+        self.identity: Callable[[], Identity] = partial(gate.identity, SIGNATURE, (), facts.arguments())
+        self.has_run = False
+        self._made: Made[R] | None = None
+        self._value: Any = None
+
+    def ended(self, made: Made[R]) -> Any:
+        """What is recorded of the application's response.
+
+        Raises:
+            NotAnOutcome: Nothing is.
+        """
+        self._made = made
+        if not self._rules.is_outcome(made.status):
+            raise NotAnOutcome(f"status {made.status}")
+        self._value = made.value(self._rules)
+        return self._value
+
+    def answered(self, found: Outcome | Conflict) -> R | HttpAnswer:
+        """What to send where the gate has answered."""
+        if isinstance(found, Conflict):
+            return self._rules.refusal(Problem.IN_FLIGHT, self.gate.pause_after(found, 0))
+        # What else is recorded was committed by the view, or by an attempt that took over, and it is what counts.
+        if self._made is not None and found.value == self._value:
+            return self._made.native
+        kept = answer_of(found.value)
+        return kept if self.has_run else kept.replayed()
+
+    def instead_of(self, error: Exception) -> R | HttpAnswer | None:
+        """What to send where the gate has raised; None where ``error`` is the application's own."""
+        if isinstance(error, NotAnOutcome) and self._made is not None:
+            return self._made.native
+        return self._rules.refusal_of(error, self.identity().key, has_run=self.has_run)

@@ -1,0 +1,421 @@
+"""What an ``Idempotency-Key`` means, without framework, clock or I/O.
+
+Sections are those of draft-ietf-httpapi-idempotency-key-header-07.
+"""
+
+import inspect
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from hashlib import sha256
+from math import ceil
+from typing import Any, Literal, TypedDict
+from uuid import UUID
+
+from celery_idempotent.errors import (
+    KeyReused,
+    LeaseLost,
+    OutcomeUnknown,
+    PolicyError,
+    ResultLost,
+    StoreMisconfigured,
+    StoreUnavailable,
+)
+from celery_idempotent.integration.binding import check_policy
+from celery_idempotent.integration.gates import refuse_what_is_about_messages
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import bounded
+from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature
+
+REPLAYED = ("Idempotent-Replayed", "true")
+"""Stripe's header of an answer that was recorded by an earlier request."""
+
+LONGEST_KEY = 255
+"""Characters, as for Stripe's."""
+
+_SAFE = {"GET", "HEAD", "OPTIONS", "TRACE"}
+_TRY_LATER = {408, 409, 425, 429}
+"""By these an application says that it did nothing, and that the same request may succeed."""
+
+_ABOUT_THE_CONNECTION = {
+    *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
+    *("transfer-encoding", "upgrade"),
+}
+_NEVER_KEPT = {*_ABOUT_THE_CONNECTION, "content-length", "date", "server", "set-cookie"}
+"""What is about one message or one client, and no part of the outcome."""
+
+
+class Problem(Enum):
+    """Why a request is not answered by the application: the end of its type's URI, status, title, what to do."""
+
+    KEY_MISSING = (
+        *("key-missing", 400, "Idempotency-Key is missing"),
+        "This operation requires an Idempotency-Key. Nothing was done.",
+    )
+    KEY_MALFORMED = (
+        *("key-malformed", 400, "Idempotency-Key is malformed"),
+        f"It is one header line with one string of 1 to {LONGEST_KEY} characters, such as a UUID in double quotes. "
+        "Nothing was done.",
+    )
+    BODY_MALFORMED = ("body-malformed", 400, "Content-Length is wrong", "Nothing was done.")
+    CALLER_UNKNOWN = (
+        *("caller-unknown", 403, "The caller is unknown"),
+        "A request with an Idempotency-Key has to be authenticated here. Nothing was done.",
+    )
+    IN_FLIGHT = (
+        *("in-flight", 409, "A request is outstanding for this Idempotency-Key"),
+        "Send the same request with the same key again later. It is done once.",
+    )
+    BODY_TOO_LARGE = (
+        *("body-too-large", 413, "The request is too large"),
+        "An idempotent request is read before it is processed, up to a limit. Nothing was done.",
+    )
+    KEY_REUSED = (
+        *("key-reused", 422, "Idempotency-Key is already used"),
+        "It belongs to a request with another payload. Nothing was done. Use a new key for a new request.",
+    )
+    OUTCOME_UNKNOWN = (
+        *("outcome-unknown", 500, "The outcome is unknown"),
+        "An earlier request with this key ended without an outcome, and a person has to find out what it did. Do not "
+        "send it with another key. With the same key nothing is done until then.",
+    )
+    RESPONSE_LOST = (
+        *("response-lost", 500, "The response was not kept"),
+        "The request was processed and will not be processed again; its response could not be kept. Do not send it "
+        "with another key.",
+    )
+    STORE_UNAVAILABLE = (
+        *("store-unavailable", 503, "The request cannot be recorded"),
+        "Nothing was done. Send the same request with the same key again later.",
+    )
+    UNCONFIRMED = (
+        *("unconfirmed", 503, "The outcome is not confirmed"),
+        "The request may have been processed. Send it with the same key again later: it is done once.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """A whole response."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+
+    def replayed(self) -> "HttpAnswer":
+        """The same, marked as recorded by an earlier request."""
+        return replace(self, headers=(*self.headers, REPLAYED))
+
+
+def answer(status: int, content: Any = None, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A response as it is recorded, for a view that commits its outcome itself::
+
+        with current_attempt().transaction() as tx:
+            tx.execute(...)
+            return tx.done(answer(201, {"order": order_id}))
+
+    What is committed is what this request and every repetition are answered with, whatever else the view returns.
+
+    Args:
+        status: The status code.
+        content: Text or bytes; anything else is made JSON. None: no content.
+        headers: Further headers. Text is ``text/plain`` unless they say otherwise.
+    """
+    kind, body = _content(content)
+    named = {name.lower() for name in headers or {}}
+    first = (("content-type", kind),) if kind and "content-type" not in named else ()
+    return recorded(HttpAnswer(status, (*first, *(headers or {}).items()), body))
+
+
+def _content(content: Any) -> tuple[str, bytes]:
+    match content:
+        case None:
+            return "", b""
+        case bytes():
+            return "application/octet-stream", content
+        case str():
+            return "text/plain; charset=utf-8", content.encode()
+        case _:
+            return "application/json", json.dumps(content, default=str).encode()
+
+
+def recorded(given: HttpAnswer) -> dict[str, Any]:
+    """The response as every serialiser can keep it."""
+    headers = [list(each) for each in given.headers if each[0].lower() not in _NEVER_KEPT]
+    try:
+        body = {"text": given.body.decode()}
+    except UnicodeDecodeError:
+        body = {"base64": b64encode(given.body).decode()}
+    return {"http": 1, "status": given.status, "headers": headers, **body}
+
+
+def answer_of(value: Any) -> HttpAnswer:
+    """The response that a recorded result is.
+
+    A result that is none, of a view that committed something else or of a person who resolved the operation, is sent as
+    JSON; where nothing was kept, there is no content.
+    """
+    match value:
+        case {"http": 1, "status": int(status), "headers": [*headers], "text": str(text)}:
+            return HttpAnswer(status, tuple((name, kept) for name, kept in headers), text.encode())
+        case {"http": 1, "status": int(status), "headers": [*headers], "base64": str(text)}:
+            return HttpAnswer(status, tuple((name, kept) for name, kept in headers), b64decode(text))
+        case None:
+            return HttpAnswer(204)
+        case _:
+            kind, body = "application/json", json.dumps(value, default=str).encode()
+            return HttpAnswer(200, (("content-type", kind),), body)
+
+
+_STRING = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+"""RFC 9651, section 3.3.3."""
+
+_BARE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z:/=@-]+")
+"""A token, and what else clients send without quotes. No comma: by one a server joins two header lines."""
+
+
+def key_of(lines: Sequence[str]) -> str | Problem:
+    """The key in the ``Idempotency-Key`` header lines of a request (section 2.1); ``"k"`` and ``k`` are the same."""
+    if not lines:
+        return Problem.KEY_MISSING
+    line = lines[0].strip(" \t")
+    quoted = _STRING.fullmatch(line)
+    key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else line
+    fits = len(lines) == 1 and 0 < len(key) <= LONGEST_KEY and (quoted or _BARE.fullmatch(line))
+    return key if fits else Problem.KEY_MALFORMED
+
+
+def caller_of(value: Any) -> str | None:
+    """What a function of the author's says about who calls, as text.
+
+    Raises:
+        PolicyError: It is neither text nor a number.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | UUID) and not isinstance(value, bool):
+        return str(value)
+    raise PolicyError("caller", repr(type(value)), "it must return text, a number, a UUID or None")
+
+
+def by_authorization(header: str | None) -> str | None:
+    """Who calls, by a hash of the ``Authorization`` header."""
+    return sha256(header.encode("utf-8", "surrogatepass")).hexdigest() if header else None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """All of a request that its identity depends on; ``route`` is what people call it."""
+
+    method: str
+    path: str
+    query: str
+    content_type: str
+    body: bytes
+    key: str
+    caller: str
+    route: str | None
+
+    @property
+    def name(self) -> str:
+        """In records, logs and metrics, such as ``POST /orders/{order_id}``."""
+        return bounded(f"{self.method} {self.route or self.path}")
+
+    def arguments(self) -> dict[str, Any]:
+        """What a policy's ``fingerprint`` and ``label`` can name."""
+        return {
+            "method": self.method,
+            "path": self.path,
+            "caller": self.caller,
+            "key": self.key,
+            "query": self.query,
+            "content_type": self.content_type.partition(";")[0].strip().lower(),
+            "digest": sha256(self.body).hexdigest(),
+            "body": self._payload(),
+        }
+
+    def _payload(self) -> Any:
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            return self.body.decode("utf-8", "backslashreplace")
+
+
+def _request(
+    method: str, path: str, caller: str, key: str, query: str, content_type: str, digest: str, body: Any
+) -> None:
+    """What a request is to a policy."""
+
+
+SIGNATURE = CallSignature(inspect.signature(_request))
+
+Caller = Callable[..., Any] | Literal["authorization", "anybody"]
+
+
+class Options(TypedDict, total=False):
+    """What can be chosen, alike for all frameworks; see :class:`HttpRules`."""
+
+    policy: Policy
+    required: bool
+    methods: Iterable[str]
+    outcomes: Callable[[int], bool]
+    headers: Iterable[str]
+    max_request: int
+    max_response: int
+    documentation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpRules:
+    """What is decided about requests.
+
+    Args:
+        caller: Who calls: a function of the request that returns the id of a user or tenant, or None where it cannot
+            tell, and such a request is refused; ``"authorization"``: the ``Authorization`` header, so that a new token
+            is another caller; ``"anybody"``: whoever knows or guesses a key sees its response.
+        policy: What is promised. Its ``key`` is always method, path, caller and ``Idempotency-Key``. ``fingerprint``
+            and ``label`` can name these as ``method``, ``path``, ``caller`` and ``key``, and ``query``,
+            ``content_type``, ``digest`` (of the body) and ``body``, parsed if it is JSON. Default fingerprint: query,
+            content type and digest.
+        required: Whether a request without key is refused; otherwise it runs unprotected.
+        methods: Those that are protected.
+        outcomes: Whether a status is an outcome, to be recorded and replayed; after any other the next request with the
+            key runs. Default: all but 408, 409, 425, 429 and 5xx. Under ``on_takeover="refuse"`` the default is all, as
+            a failure may have begun; what you exclude there is your word that nothing has.
+        headers: The names of response headers to keep. Default: all. Never kept are those about one connection or one
+            client: ``Set-Cookie``, ``Date``, ``Server``, and hop-by-hop headers.
+        max_request: Bytes of a body beyond which a request is refused, as it has to be read before it is processed.
+        max_response: Bytes of a body beyond which a response is not kept: the operation is completed, this caller gets
+            it, and a repetition is told that it is lost.
+        documentation: URL of your page about all this, for the ``type`` and ``Link`` of problems (section 2.7).
+
+    Raises:
+        PolicyError: A value cannot work; the message says which and what to write instead.
+    """
+
+    caller: Caller
+    policy: Policy = field(default_factory=Policy)
+    required: bool = False
+    methods: Iterable[str] = ("POST", "PATCH")
+    outcomes: Callable[[int], bool] | None = None
+    headers: Iterable[str] | None = None
+    max_request: int = 1_000_000
+    max_response: int = 300_000
+    documentation: str | None = None
+
+    def __post_init__(self) -> None:
+        named = ("authorization", "anybody")
+        self._require("caller", callable(self.caller) or self.caller in named, f"must be a function or one of {named}")
+        self._require("required", isinstance(self.required, bool), "must be True or False")
+        self._require("outcomes", self.outcomes is None or callable(self.outcomes), "must be a function of a status")
+        for option in ("max_request", "max_response"):
+            limit = getattr(self, option)
+            self._require(option, type(limit) is int and limit > 0, "must be a number of bytes from 1")
+        about = "must be an absolute URL without fragment"
+        self._require("documentation", self.documentation is None or _is_url(self.documentation), about)
+        self._settle("methods", self._names("methods", str.upper))
+        self._require("methods", bool(self.methods), "must name at least one")
+        safe = sorted(_SAFE.intersection(self.methods))
+        self._require("methods", not safe, f"{', '.join(safe)} has no effect to protect; leave it out")
+        if self.headers is not None:
+            self._settle("headers", self._names("headers", str.lower))
+            never = sorted(_NEVER_KEPT.intersection(self.headers))
+            self._require("headers", not never, f"{', '.join(never)} is never kept; leave it out")
+        self._settle("policy", self._adapted())
+
+    def _require(self, option: str, holds: bool, remedy: str) -> None:
+        if not holds:
+            raise PolicyError(option, repr(getattr(self, option)), remedy)
+
+    def _settle(self, option: str, value: Any) -> None:
+        object.__setattr__(self, option, value)
+
+    def _names(self, option: str, spelt: Callable[[str], str]) -> frozenset[str]:
+        given = getattr(self, option)
+        fits = not isinstance(given, str) and isinstance(given, Iterable)
+        names = list(given) if fits else []
+        self._require(option, fits and all(isinstance(each, str) for each in names), "must be a tuple of names")
+        return frozenset(map(spelt, names))
+
+    def _adapted(self) -> Policy:
+        policy = self.policy
+        self._require("policy", isinstance(policy, Policy), "must be a Policy(...)")
+        if policy.key != WHOLE_CALL:
+            raise PolicyError("key", repr(policy.key), "it is method, path, caller and Idempotency-Key; leave it out")
+        refuse_what_is_about_messages(policy)
+        fingerprint = ("query", "content_type", "digest") if policy.fingerprint == WHOLE_CALL else policy.fingerprint
+        key = ("method", "path", "caller", "key")
+        adapted = replace(policy, key=key, fingerprint=fingerprint, scope=policy.scope or "http")
+        check_policy(adapted, SIGNATURE.signature)
+        return adapted
+
+    def admitted(self, method: str, lines: Sequence[str]) -> str | Problem | None:
+        """The key of a request, or why it is refused; None where it is none of ours."""
+        if method not in frozenset(self.methods):
+            return None
+        key = key_of(lines)
+        return None if key is Problem.KEY_MISSING and not self.required else key
+
+    def sized(self, declared: str | None) -> Problem | None:
+        """What is wrong with a request of that ``Content-Length``."""
+        if declared is None or declared == "":
+            return None
+        if not (declared.isascii() and declared.isdigit()):
+            return Problem.BODY_MALFORMED
+        # Its length first: Python converts no number of thousands of digits.
+        digits = declared.lstrip("0")
+        return Problem.BODY_TOO_LARGE if len(digits) > 18 or int(digits or "0") > self.max_request else None
+
+    def is_outcome(self, status: int) -> bool:
+        """Whether a response of the application's is recorded and replayed."""
+        if self.outcomes is not None:
+            return bool(self.outcomes(status))
+        return self.policy.on_takeover == "refuse" or (status < 500 and status not in _TRY_LATER)
+
+    def kept(self, given: HttpAnswer) -> dict[str, Any]:
+        """A response of the application's as it is recorded."""
+        chosen = None if self.headers is None else frozenset(self.headers)
+        headers = tuple(each for each in given.headers if chosen is None or each[0].lower() in chosen)
+        return recorded(replace(given, headers=headers))
+
+    def refusal(self, problem: Problem, retry_after: float | None = None) -> HttpAnswer:
+        """The response that tells a problem, as RFC 9457 has it."""
+        slug, status, title, detail = problem.value
+        where = self.documentation
+        kind = {"type": f"{where or DOCUMENTATION}#{slug}"}
+        body = json.dumps({**kind, "title": title, "status": status, "detail": detail}).encode()
+        headers = [("content-type", "application/problem+json"), ("content-language", "en")]
+        if where is not None:
+            headers.append(("link", f'<{where}>; rel="describedby"; type="text/html"'))
+        if retry_after is not None:
+            headers.append(("retry-after", str(max(1, ceil(retry_after)))))
+        return HttpAnswer(status, tuple(headers), body)
+
+    def refusal_of(self, error: Exception, key: str, *, has_run: bool) -> HttpAnswer | None:
+        """The response that tells of an error about the operation of that key; None where it is another's."""
+        later = self.policy.backoff_ms / 1000
+        match error:
+            case StoreMisconfigured():
+                return None  # it stays until somebody mends it, and he has to see why
+            case StoreUnavailable():
+                return self.refusal(Problem.UNCONFIRMED if has_run else Problem.STORE_UNAVAILABLE, later)
+            case KeyReused(key=of) if of == key:
+                return self.refusal(Problem.KEY_REUSED)
+            case LeaseLost(key=of) if of == key:
+                return self.refusal(Problem.IN_FLIGHT, later)
+            case OutcomeUnknown(key=of) if of == key:
+                return self.refusal(Problem.OUTCOME_UNKNOWN)
+            case ResultLost(key=of) if of == key:
+                return self.refusal(Problem.RESPONSE_LOST)
+            case _:
+                return None
+
+
+DOCUMENTATION = "https://github.com/celery-idempotent/celery-idempotent/blob/main/docs/http.md"
+
+
+def _is_url(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"https?://[^\s<>\"#\\]+", value) is not None

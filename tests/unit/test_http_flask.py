@@ -1,0 +1,145 @@
+"""Flask's views behind the decorator, by Flask's own client."""
+
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from typing import Any
+
+import pytest
+from flask import Flask, Response, abort, request, send_file
+
+from celery_idempotent.contrib.http.flask import idempotent_view
+from celery_idempotent.stores.memory import MemoryStore
+from tests.support.http_behaviour import Behaviour, Got, Reply
+
+
+def client_of(view: Callable[..., Any], **options: Any) -> Any:
+    """A client of an application with this view."""
+    app = Flask("shop")
+    app.testing = True
+    protected = idempotent_view(**{"caller": "anybody", **options})(view)
+    app.route("/<path:path>", methods=["POST", "PATCH", "PUT"])(protected)
+    app.errorhandler(410)(lambda error: ("gone for good", 410))
+    return app.test_client()
+
+
+class FlaskShop:
+    """An application of Flask's."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self._client: Any = None
+
+    def serve(self, respond: Callable[[], Reply], **options: Any) -> None:
+        def view(path: str) -> Response:
+            self.bodies.append(request.get_data())
+            reply = respond()
+            body: Any = reply.body if reply.chunks is None else iter(reply.chunks)
+            return Response(body, reply.status, dict(reply.headers))
+
+        self._client = client_of(view, **options)
+
+    def request(
+        self,
+        key: str | None = "k-1",
+        *,
+        method: str = "POST",
+        path: str = "/orders",
+        body: bytes = b"{}",
+        **headers: str,
+    ) -> Got:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if key is not None:
+            named["Idempotency-Key"] = key
+        got = self._client.open(path, method=method, data=body, headers=named)
+        return Got(got.status_code, {name.lower(): value for name, value in got.headers.items()}, got.data)
+
+
+class TestFlask(Behaviour):
+    """The behaviour that all coats share."""
+
+    @pytest.fixture
+    def shop(self) -> FlaskShop:
+        return FlaskShop()
+
+
+KEY = {"Idempotency-Key": "k"}
+
+
+def test_abort_is_a_response() -> None:
+    """With the application's own page; it is an outcome, and replayed."""
+    store = MemoryStore()
+    aborted: list[int] = []
+
+    def view(path: str) -> None:
+        aborted.append(1)
+        abort(int(path))
+
+    client = client_of(view, store=store)
+    for status in (404, 410):
+        answers = [client.post(f"/{status}", headers=KEY) for _ in range(2)]
+        assert [each.status_code for each in answers] == [status] * 2
+        assert answers[0].data == answers[1].data
+    assert answers[0].data == b"gone for good"
+    assert len(aborted) == 2
+
+
+def test_file_is_recorded() -> None:
+    """Though Flask would hand it to the server; it is closed when it was read."""
+    file = BytesIO(b"report")
+    client = client_of(lambda path: send_file(file, download_name="report.txt"), store=MemoryStore())
+    first, again = (client.post("/report", headers=KEY) for _ in range(2))
+    assert first.data == again.data == b"report"
+    assert first.headers["Content-Disposition"] == again.headers["Content-Disposition"]
+    assert file.closed
+
+
+def test_async_view_is_run() -> None:
+    """As Flask runs it."""
+
+    async def view(path: str) -> dict[str, str]:
+        return {"path": path}
+
+    client = client_of(view, store=MemoryStore())
+    assert [client.post("/a", headers=KEY).json for _ in range(2)] == [{"path": "a"}] * 2
+
+
+def test_form_is_read_after_its_body() -> None:
+    """What was read for the fingerprint is there for Flask's parsers."""
+    client = client_of(lambda path: dict(request.form), store=MemoryStore())
+    assert client.post("/a", headers=KEY, data={"order": "7"}).json == {"order": "7"}
+
+
+@pytest.mark.parametrize("limit", [None, 1_000])
+def test_body_in_chunks_is_bounded(limit: int | None) -> None:
+    """Also where no length is declared."""
+    store = MemoryStore()
+    client = client_of(lambda path: "done", store=store, max_request=4)
+    client.application.config["MAX_CONTENT_LENGTH"] = limit
+
+    def sent(body: bytes) -> Any:
+        environ = {"wsgi.input_terminated": True, "wsgi.input": BytesIO(body)}
+        return client.post("/a", headers=KEY, environ_overrides=environ)
+
+    assert sent(b"12345").status_code == 413
+    assert sent(b"1234").status_code == 200
+
+
+def test_wrong_length_is_refused() -> None:
+    """By the library, where the server has let it pass."""
+    client = client_of(lambda path: "done", store=MemoryStore())
+    assert client.post("/a", headers=KEY, environ_overrides={"CONTENT_LENGTH": "ten"}).status_code == 400
+
+
+def test_path_that_no_rule_has_is_its_own_name() -> None:
+    """As where a view is called by a handler of errors."""
+    store = MemoryStore()
+    app = Flask("shop")
+    app.errorhandler(404)(idempotent_view(caller="anybody", store=store)(lambda error: ("found", 200)))
+    assert app.test_client().post("/lost", headers=KEY).status_code == 200
+    assert [each.task for each in store.scan()] == ["POST /lost"]
+
+
+@pytest.fixture(autouse=True)
+def _no_request_left() -> Iterator[None]:
+    yield
+    assert not request

@@ -1,0 +1,217 @@
+"""The rules of requests with an ``Idempotency-Key``, apart from any framework."""
+
+import json
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_idempotent import LeaseLost, Policy, PolicyError
+from celery_idempotent.contrib.http import answer
+from celery_idempotent.contrib.http.passage import Spool, _Unkept
+from celery_idempotent.contrib.http.semantics import (
+    HttpAnswer,
+    HttpRules,
+    Problem,
+    RequestFacts,
+    answer_of,
+    by_authorization,
+    caller_of,
+    key_of,
+    recorded,
+)
+from celery_idempotent.protocol.codec import Codec
+
+PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
+BARE = "!#$%&'*+.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ:/=@-"
+BYTES = Codec("json", frozenset({"application/json"}))
+
+
+def quoted(key: str) -> str:
+    """``key`` as RFC 9651 serialises a string."""
+    return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+@given(PRINTABLE)
+def test_structured_string_is_its_value(key: str) -> None:
+    """Whatever printable characters it holds; blanks around it do not count."""
+    assert key_of([quoted(key)]) == key_of([f" {quoted(key)}\t"]) == key
+
+
+@given(st.text(BARE, min_size=1, max_size=255))
+def test_key_without_quotes_is_the_same_key(key: str) -> None:
+    """As most clients send it."""
+    assert key_of([key]) == key_of([quoted(key)]) == key
+
+
+@given(st.text(max_size=300))
+def test_every_other_line_is_refused(line: str) -> None:
+    """No line is read as a key that it does not spell."""
+    key = key_of([line])
+    bare = line.strip(" \t")
+    assert key is Problem.KEY_MALFORMED or (isinstance(key, str) and bare in (key, quoted(key)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", '""', "a,b", '"a", "b"', '"a";b=1', "a;b", '"a\\b"', '"a', 'a"', '"é"', "é", "a b", "a\n", '"a\n"', "x" * 256],
+)
+def test_malformed_key_is_refused(line: str) -> None:
+    """Lists, parameters, what is not ASCII, and what is too long or empty."""
+    assert key_of([line]) is Problem.KEY_MALFORMED
+
+
+def test_one_line_is_all_that_is_allowed() -> None:
+    """Two are refused even if they are equal (section 2.1); none is a key that is missing."""
+    assert key_of(["a", "a"]) is Problem.KEY_MALFORMED
+    assert key_of([]) is Problem.KEY_MISSING
+
+
+@given(
+    st.integers(200, 599),
+    st.lists(st.tuples(st.sampled_from(["location", "x-a"]), st.text(st.characters(max_codepoint=255)))),
+    st.binary(),
+)
+def test_record_gives_the_response_back(status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+    """Through the serialiser, whatever the body holds."""
+    given_answer = HttpAnswer(status, tuple(headers), body)
+    assert answer_of(BYTES.keep(recorded(given_answer)).value) == given_answer
+
+
+@pytest.mark.parametrize("name", ["Set-Cookie", "Date", "Server", "Connection", "Transfer-Encoding", "Content-Length"])
+def test_what_is_about_one_message_is_not_recorded(name: str) -> None:
+    """Cookies are one client's, and the rest is one connection's."""
+    assert answer_of(recorded(HttpAnswer(200, ((name, "x"), ("ETag", "1"))))).headers == (("ETag", "1"),)
+
+
+def test_answers_for_a_commit_are_built() -> None:
+    """JSON, text, bytes or nothing; a header of the author's counts."""
+    json_answer = answer_of(answer(201, {"order": UUID(int=1)}, {"Location": "/1"}))
+    assert json_answer.headers == (("content-type", "application/json"), ("Location", "/1"))
+    assert json.loads(json_answer.body) == {"order": str(UUID(int=1))}
+    assert answer_of(answer(200, "é")) == HttpAnswer(
+        200, (("content-type", "text/plain; charset=utf-8"),), "é".encode()
+    )
+    assert answer_of(answer(200, b"\xff", {"Content-Type": "x/y"})) == HttpAnswer(
+        200, (("Content-Type", "x/y"),), b"\xff"
+    )
+    assert answer_of(answer(200, b"x")).headers == (("content-type", "application/octet-stream"),)
+    assert answer_of(answer(204)) == HttpAnswer(204)
+
+
+def test_result_that_is_no_response_is_sent_as_json() -> None:
+    """What a view has committed, or a person has said."""
+    assert answer_of({"booked": 5}) == HttpAnswer(200, (("content-type", "application/json"),), b'{"booked": 5}')
+    assert answer_of(None) == HttpAnswer(204)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, None), ("a", "a"), (7, "7"), (UUID(int=7), "00000000-0000-0000-0000-000000000007")]
+)
+def test_caller_is_text(value: Any, text: str | None) -> None:
+    """An id of a database or of a token."""
+    assert caller_of(value) == text
+
+
+@pytest.mark.parametrize("value", [True, 1.5, b"a", object()])
+def test_caller_of_no_certain_text_is_refused(value: Any) -> None:
+    """Two of them could be written alike."""
+    with pytest.raises(PolicyError, match="caller"):
+        caller_of(value)
+
+
+def test_authorization_is_hashed() -> None:
+    """The token is not in the key; where there is none, nobody calls."""
+    found = by_authorization("Bearer secret")
+    assert "secret" not in str(found)
+    assert found != by_authorization("Bearer other")
+    assert by_authorization(None) is by_authorization("") is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"caller": None},
+        {"caller": "cookie"},
+        {"required": 1},
+        {"outcomes": 200},
+        {"max_request": 0},
+        {"max_response": True},
+        {"documentation": "shop.example/api"},
+        {"documentation": "https://shop.example/api#top"},
+        {"methods": ()},
+        {"methods": "POST"},
+        {"methods": 5},
+        {"methods": ("GET", "POST")},
+        {"headers": (1,)},
+        {"headers": ("Set-Cookie",)},
+        {"policy": "order_id"},
+        {"policy": Policy("body.order")},
+        {"policy": Policy(label="order")},
+        {"policy": Policy(publish="once")},
+        {"policy": Policy(on_conflict="skip")},
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    """Where they are written."""
+    with pytest.raises(PolicyError):
+        HttpRules(**{"caller": "anybody", **options})
+
+
+@pytest.mark.parametrize(
+    ("declared", "problem"),
+    [
+        (None, None),
+        ("", None),
+        ("0", None),
+        ("0010", None),
+        ("11", Problem.BODY_TOO_LARGE),
+        ("9" * 5000, Problem.BODY_TOO_LARGE),
+        ("-1", Problem.BODY_MALFORMED),
+        ("ten", Problem.BODY_MALFORMED),
+        ("²", Problem.BODY_MALFORMED),
+    ],
+)
+def test_declared_length_is_checked(declared: str | None, problem: Problem | None) -> None:
+    """Before anything is read."""
+    assert HttpRules(caller="anybody", max_request=10).sized(declared) is problem
+
+
+def test_name_of_a_request_is_bounded() -> None:
+    """The route is what people know; a path may be as long as a client likes."""
+    facts = RequestFacts("POST", "/orders/7", "", "", b"", "k", "", "/orders/{id}")
+    assert facts.name == "POST /orders/{id}"
+    long = RequestFacts("POST", "/" + "x" * 5000, "", "", b"", "k", "", None)
+    assert 10 < len(long.name) < 1000
+
+
+def test_body_that_is_no_json_is_text() -> None:
+    """For labels and fingerprints."""
+    facts = RequestFacts("POST", "/", "", "", b"[" * 100_000, "k", "", None)
+    assert facts.arguments()["body"] == "[" * 100_000
+
+
+def test_attempt_that_was_taken_over_is_a_conflict() -> None:
+    """Who repeats the request gets what the other one has done."""
+    refusal = HttpRules(caller="anybody").refusal_of(LeaseLost("k", 1), "k", has_run=True)
+    assert refusal is not None
+    assert refusal.status == 409
+    assert HttpRules(caller="anybody").refusal_of(LeaseLost("k", 1), "other", has_run=True) is None
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
+def test_no_serialiser_keeps_what_is_too_large(serializer: str) -> None:
+    """And the record says why."""
+    kept = Codec(serializer, frozenset({"application/json"})).keep(_Unkept(20, 10))
+    assert kept.encoded is None
+    assert "20 bytes, over max_response=10" in str(kept.lost)
+
+
+def test_spool_is_read_as_often_as_needed() -> None:
+    """Small ones as a whole; large ones in parts, from a file."""
+    small, large = Spool(10).fill([b"a", b"b"]), Spool(10).fill([b"x" * 70_000])
+    assert small.whole() == small.whole() == b"ab"
+    assert large.whole() == b""
+    assert [len(each) for each in large.chunks()] == [65_536, 4_464]
