@@ -1,0 +1,133 @@
+"""One shop behind each framework, as its server loads it. It says by files what it does, and waits where it is told.
+
+``SHOP_STORE`` is the URL of the store, empty for an application without the library; ``SHOP_FOLDER`` holds the ledger.
+"""
+
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from celery_idempotent import Policy, current_attempt
+
+FOLDER = Path(os.environ.get("SHOP_FOLDER", "."))
+STORE = os.environ.get("SHOP_STORE", "")
+OPTIONS: Any = {"store": STORE, "caller": "authorization", "policy": Policy(lease=2)}
+
+
+def charge(order: dict[str, Any]) -> dict[str, str]:
+    """Charge a card at a bank that honours keys; the bank's own answer is what the client gets."""
+    key = current_attempt().effect_key("charge") if STORE else str(uuid4())
+    with sqlite3.connect(FOLDER / "ledger.sqlite", timeout=30) as bank:
+        bank.execute("INSERT INTO charges VALUES (?, ?) ON CONFLICT DO NOTHING", (key, str(uuid4())))
+        (receipt,) = bank.execute("SELECT receipt FROM charges WHERE key = ?", (key,)).fetchone()
+    if order.get("stall") and not (FOLDER / "killed").exists():
+        (FOLDER / "stalled.new").write_text(str(os.getpid()))
+        (FOLDER / "stalled.new").rename(FOLDER / "stalled")
+        time.sleep(600)  # until it is killed
+    return {"receipt": receipt}
+
+
+def starlette() -> Any:
+    """Starlette, for uvicorn."""
+    import asyncio
+
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    from celery_idempotent.contrib.http.asgi import IdempotencyMiddleware
+
+    async def view(request: Request) -> JSONResponse:
+        return JSONResponse(await asyncio.to_thread(charge, await request.json()), 201)
+
+    coats = [Middleware(IdempotencyMiddleware, **OPTIONS)] if STORE else []
+    return Starlette(routes=[Route("/charges", view, methods=["POST"])], middleware=coats)
+
+
+def fastapi() -> Any:
+    """FastAPI, for uvicorn; its view runs in a thread of FastAPI's."""
+    from fastapi import FastAPI
+
+    from celery_idempotent.contrib.http.asgi import IdempotencyMiddleware
+
+    app = FastAPI()
+    if STORE:
+        app.add_middleware(IdempotencyMiddleware, **OPTIONS)
+
+    @app.post("/charges", status_code=201)
+    def view(order: dict[str, Any]) -> dict[str, str]:
+        return charge(order)
+
+    return app
+
+
+def flask() -> Any:
+    """Flask, for gunicorn."""
+    from flask import Flask, request
+
+    from celery_idempotent.contrib.http.flask import idempotent_view
+
+    def view() -> tuple[dict[str, str], int]:
+        return charge(request.get_json()), 201
+
+    app = Flask("shop")
+    app.post("/charges")(idempotent_view(**OPTIONS)(view) if STORE else view)
+    return app
+
+
+urlpatterns: list[Any] = []
+
+
+def _django(view: Any, middleware: list[str]) -> None:
+    import django
+    from django.conf import settings
+    from django.urls import path
+
+    settings.configure(
+        ALLOWED_HOSTS=["*"],
+        IDEMPOTENT_REQUESTS=OPTIONS,
+        MIDDLEWARE=middleware if STORE else [],
+        ROOT_URLCONF=__name__,
+        SECRET_KEY="shop",
+    )
+    django.setup()
+    urlpatterns.append(path("charges", view))
+
+
+def django_wsgi() -> Any:
+    """Django with the decorator, for gunicorn."""
+    import json
+
+    from django.core.wsgi import get_wsgi_application
+    from django.http import HttpRequest, JsonResponse
+
+    def view(request: HttpRequest) -> JsonResponse:
+        return JsonResponse(charge(json.loads(request.body)), status=201)
+
+    def protected(request: HttpRequest) -> Any:
+        from celery_idempotent.contrib.http.django import idempotent_view
+
+        return idempotent_view(**OPTIONS)(view)(request)
+
+    _django(protected if STORE else view, [])
+    return get_wsgi_application()
+
+
+def django_asgi() -> Any:
+    """Django with the middleware and an async view, for uvicorn."""
+    import asyncio
+    import json
+
+    from django.core.asgi import get_asgi_application
+    from django.http import HttpRequest, JsonResponse
+
+    async def view(request: HttpRequest) -> JsonResponse:
+        return JsonResponse(await asyncio.to_thread(charge, json.loads(request.body)), status=201)
+
+    _django(view, ["celery_idempotent.contrib.http.django.IdempotentViewMiddleware"])
+    return get_asgi_application()
