@@ -1,10 +1,11 @@
-"""The ways by which a body can be delivered once: as a task's, by a function, by a function that is awaited."""
+"""The ways by which a body can be delivered once: as a task's, by a function, awaited or not, or by an HTTP request."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery_idempotent import current_attempt, idempotent
+from celery_idempotent.contrib.http.asgi import IdempotencyMiddleware
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event
@@ -49,6 +50,44 @@ def _awaited(
     return _told(lambda: asyncio.run(call(operation.identity.key)))
 
 
+def _request(
+    operation: Operation, store: Store, heartbeat: Heartbeat, observe: Callable[[Event], None], body: Body
+) -> Told:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        receipt = body(_claim()).encode()
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": receipt})
+
+    coat = IdempotencyMiddleware(app, caller="anybody", store=store, policy=operation.policy)
+    return _told(lambda: asyncio.run(_answer(coat, operation.identity.key)))
+
+
+async def _answer(app: IdempotencyMiddleware, key: str) -> str:
+    """The body of the answer to a request; what is no outcome is raised, as a function would."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"idempotency-key", key.encode())]
+    await app({"type": "http", "method": "POST", "path": "/charges", "headers": headers}, receive, send)
+    start, *parts = sent
+    text = b"".join(each["body"] for each in parts).decode()
+    match start["status"]:
+        case 409:
+            raise InFlight(key, 0, "")
+        case 503:
+            raise StoreUnavailable("the store", "request", text)
+        case 500:
+            raise OutcomeUnknown(key, text)
+        case _:
+            return text
+
+
 def _claim() -> Claim:
     attempt = current_attempt()
     assert isinstance(attempt, ProtectedAttempt)
@@ -66,5 +105,10 @@ def _told(call: Callable[[], Any]) -> Told:
         return Told("failed", str(failure))
 
 
-WAYS: Mapping[str, Way] = {"delivery": _delivery, "function": _function, "awaited function": _awaited}
+WAYS: Mapping[str, Way] = {
+    "delivery": _delivery,
+    "function": _function,
+    "awaited function": _awaited,
+    "request": _request,
+}
 """By name."""

@@ -61,7 +61,9 @@ class Shop:
                 return None
             return answer
 
-        return wait_until(answered, f"{key} is answered")
+        found = wait_until(answered, f"{key} is answered")
+        assert found is not None
+        return found
 
     def charges(self) -> int:
         """How often the bank has charged."""
