@@ -1,6 +1,6 @@
 """What an ``Idempotency-Key`` means, without framework, clock or I/O.
 
-Sections are those of draft-ietf-httpapi-idempotency-key-header-07.
+Sections are those of draft-ietf-httpapi-idempotency-key-header-06.
 """
 
 import inspect
