@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Thread
 from typing import Any, NamedTuple, Protocol
 
@@ -203,7 +203,7 @@ class Behaviour:
         assert [shop.request().status for _ in range(2)] == [status, status]
         assert count.orders == 1
 
-    @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 503])
+    @pytest.mark.parametrize("status", [401, 408, 409, 425, 429, 500, 503])
     def test_what_is_no_outcome_gives_the_claim_back(self, shop: Shop, store: MemoryStore, status: int) -> None:
         """The caller gets the response, and his repetition runs."""
         count = Count(status=status)
@@ -330,6 +330,81 @@ class Behaviour:
         shop.serve(count, store=store, policy=Policy(mode="off"))
         shop.request(body=b'{"order": "o-7"}')
         assert count.orders == 2
+
+    @pytest.mark.parametrize("mode", ["observe", "off"])
+    def test_policy_that_does_not_enforce_refuses_nothing(self, shop: Shop, store: MemoryStore, mode: Any) -> None:
+        """Everything runs, and the application reads all of its body."""
+        count = Count()
+        callers = iter([None, "ann", "ann"])
+        shop.serve(
+            count,
+            store=store,
+            policy=Policy(mode=mode),
+            required=True,
+            max_request=10,
+            caller=lambda request: next(callers),
+        )
+        shop.request(None, body=b"x" * 11)
+        shop.request("a,b", body=b"x" * 11)
+        shop.request(body=b"x" * 11)
+        assert [shop.request().status for _ in range(3)] == [201] * 3
+        assert count.orders == 6
+        assert shop.bodies == [b"x" * 11] * 3 + [b"{}"] * 3
+
+    def test_request_without_key_has_an_attempt_that_protects_nothing(self, shop: Shop, store: MemoryStore) -> None:
+        """Its steps are made each time, under keys of its own."""
+        keys: list[str] = []
+
+        def respond() -> Reply:
+            assert current_attempt().number == 0
+            current_attempt().step("pay", lambda step: keys.append(step.key))
+            return Reply()
+
+        shop.serve(respond, store=store)
+        assert [shop.request(None).status for _ in range(2)] == [201, 201]
+        assert len(set(keys)) == 2
+        assert not list(store.scan())
+
+    def test_outcome_of_who_took_over_is_the_answer(self, shop: Shop, store: MemoryStore) -> None:
+        """Not that of the request that was slower."""
+
+        def respond() -> Reply:
+            (record,) = store.scan()
+            result = json.dumps(answer(202, "by another"))
+            other = replace(
+                record,
+                status=Status.COMPLETED,
+                revision="r",
+                owner="o",
+                result=result,
+                content_type="application/json",
+                expires_at=store.now() + 60_000,
+            )
+            assert store.swap(other, record.revision) == other
+            return Reply()
+
+        shop.serve(respond, store=store)
+        got = shop.request()
+        assert (got.status, got.body) == (202, b"by another")
+
+    def test_request_that_was_taken_over_is_sent_again(self, shop: Shop, store: MemoryStore) -> None:
+        """409: the other one runs, and its outcome counts."""
+
+        def respond() -> Reply:
+            (record,) = store.scan()
+            other = replace(record, revision="r", owner="o", fencing_token=record.fencing_token + 1)
+            assert store.swap(other, record.revision) == other
+            return Reply()
+
+        shop.serve(respond, store=store)
+        assert (shop.request().status, shop.request().problem) == (409, "in-flight")
+
+    def test_result_that_is_not_kept_is_no_content(self, shop: Shop, store: MemoryStore) -> None:
+        """The first request gets the response."""
+        shop.serve(Count(), store=store, policy=Policy(keep_result=False))
+        first, again = shop.request(), shop.request()
+        assert (first.status, first.body) == (201, b'{"order": 1}')
+        assert (again.status, again.body, again.headers["idempotent-replayed"]) == (204, b"", "true")
 
     def test_signals_are_sent(self, shop: Shop, store: MemoryStore) -> None:
         """As of tasks; the sender has the request's name."""

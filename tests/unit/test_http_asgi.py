@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from celery_idempotent import Status, current_attempt
+from celery_idempotent import Policy, Status, current_attempt
 from celery_idempotent.contrib.http import answer
 from celery_idempotent.contrib.http.asgi import IdempotencyMiddleware, route_of
 from celery_idempotent.stores.memory import MemoryStore
@@ -85,6 +85,33 @@ def test_body_in_parts_is_one() -> None:
     assert client.send("POST", "/orders/1", [key, ("content-length", "x")], [b"abc"]).problem == "body-malformed"
     assert client.send("POST", "/orders/1", [key, key], [b"abcd"]).problem == "key-malformed"
     assert bodies == [b"abcd"]
+
+
+def test_body_that_is_too_large_is_observed_as_it_comes() -> None:
+    """Part of it was read; the application gets all."""
+    bodies: list[bytes] = []
+
+    async def view(request: Request) -> Response:
+        bodies.append(await request.body())
+        return Response()
+
+    client = starlette(view, MemoryStore(), max_request=4, policy=Policy(mode="observe"))
+    assert client.send("POST", "/orders/1", [("idempotency-key", "k")], [b"abc", b"de", b"f"]).status == 200
+    assert bodies == [b"abcdef"]
+
+
+def test_coat_in_a_coat_is_one() -> None:
+    """The inner one meets its own operation, and would wait for itself."""
+    store = MemoryStore()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["body"] == b"{}"
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"once"})
+
+    inner = IdempotencyMiddleware(app, caller="anybody", store=store)
+    client = Client(IdempotencyMiddleware(inner, caller="anybody", store=store))
+    assert [client.request().body for _ in range(2)] == [b"once"] * 2
 
 
 def test_client_that_leaves_within_his_request_asked_for_nothing() -> None:

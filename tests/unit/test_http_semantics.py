@@ -183,6 +183,8 @@ def test_name_of_a_request_is_bounded() -> None:
     """The route is what people know; a path may be as long as a client likes."""
     facts = RequestFacts("POST", "/orders/7", "", "", b"", "k", "", "/orders/{id}")
     assert facts.name == "POST /orders/{id}"
+    odd = RequestFacts("POST", "/a\0b/\ud800 é", "", "", b"", "k", "", None)
+    assert odd.name == "POST /a%00b/%5Cud800%20%C3%A9"
     long = RequestFacts("POST", "/" + "x" * 5000, "", "", b"", "k", "", None)
     assert 10 < len(long.name) < 1000
 

@@ -8,7 +8,14 @@ from typing import Any, Unpack
 from celery import Celery
 
 from celery_idempotent.contrib.http.passage import Made, Passage, Spool
-from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, Options, Problem, RequestFacts
+from celery_idempotent.contrib.http.semantics import (
+    Caller,
+    HttpAnswer,
+    HttpRules,
+    Options,
+    Problem,
+    RequestFacts,
+)
 from celery_idempotent.protocol.store import Store
 
 __all__ = ["IdempotencyMiddleware", "route_of"]
@@ -75,49 +82,31 @@ class IdempotencyMiddleware:
         if scope["type"] != "http" or (self._only is not None and not self._only(scope)):
             await self._app(scope, receive, send)
             return
-        key = self._passage.rules.admitted(scope["method"], _lines(scope, b"idempotency-key"))
-        if key is None:
-            await self._app(scope, receive, send)
-        elif isinstance(key, Problem):
-            await self._refuse(key, send)
-        else:
-            await self._read_and_answer(key, scope, receive, send)
-
-    async def _refuse(self, problem: Problem, send: Send) -> None:
-        await _send_answer(self._passage.rules.refusal(problem), send)
-
-    async def _read_and_answer(self, key: str, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._read(scope, receive)
-        if isinstance(body, Problem):
-            await self._refuse(body, send)
-        elif body is not None:
-            await self._answer(key, body, scope, send)
-
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | Problem | None:
-        """The body of a request; None where the client is gone."""
         rules = self._passage.rules
-        declared = next(iter(_lines(scope, b"content-length")), None)
-        if problem := rules.sized(declared):
-            return problem
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            body += message.get("body", b"")
-            if len(body) > rules.max_request:
-                return Problem.BODY_TOO_LARGE
-            if not message.get("more_body", False):
-                return Problem.BODY_MALFORMED if declared and int(declared) != len(body) else bytes(body)
+        reading = _Reading(receive, rules)
+        facts = await self._facts(scope, reading)
+        if isinstance(facts, Problem) and rules.refuses:
+            await _send_answer(rules.refusal(facts), send)
+        elif isinstance(facts, RequestFacts):
+            await self._answer(facts, scope, send)
+        elif not reading.is_left:
+            with self._passage.unprotected():
+                await self._app(scope, reading.receive, send)
 
-    async def _answer(self, key: str, body: bytes, scope: Scope, send: Send) -> None:
+    async def _facts(self, scope: Scope, reading: "_Reading") -> RequestFacts | Problem | None:
+        """What a request is about, or why it is refused; None where it runs unprotected, or its client is gone."""
         passage = self._passage
+        key = passage.rules.admitted(scope["method"], _lines(scope, b"idempotency-key"))
+        if not isinstance(key, str):
+            return key
+        body = await reading.whole(next(iter(_lines(scope, b"content-length")), None))
+        if not isinstance(body, bytes):
+            return body
         found = passage.caller(scope, next(iter(_lines(scope, b"authorization")), None))
         caller = passage.known(await found if isawaitable(found) else found)
-        if isinstance(caller, HttpAnswer):
-            await _send_answer(caller, send)
-            return
-        facts = RequestFacts(
+        if isinstance(caller, Problem):
+            return caller
+        return RequestFacts(
             method=scope["method"],
             path=scope["path"],
             query=scope.get("query_string", b"").decode("latin-1"),
@@ -128,8 +117,11 @@ class IdempotencyMiddleware:
             route=self._route(scope),
         )
 
+    async def _answer(self, facts: RequestFacts, scope: Scope, send: Send) -> None:
+        passage = self._passage
+
         async def make() -> Made[_Buffered]:
-            response = _Buffered(body, passage.rules.max_response)
+            response = _Buffered(facts.body, passage.rules.max_response)
             # Without extensions: by them a server would send what nobody has recorded.
             await self._app({**scope, "extensions": {}}, response.receive, response.send)
             return response.made()
@@ -139,6 +131,41 @@ class IdempotencyMiddleware:
             await _send_answer(response, send)
         else:
             await response.sent_by(send)
+
+
+class _Reading:
+    """The body of a request, read in advance; who reads it afterwards gets all of it."""
+
+    def __init__(self, receive: Receive, rules: HttpRules) -> None:
+        self._receive = receive
+        self._rules = rules
+        self._body = bytearray()
+        self._has_more = True
+        self._is_given = True
+        self.is_left = False
+
+    async def whole(self, declared: str | None) -> bytes | Problem | None:
+        """All of it, or what is wrong with it; None where the client is gone."""
+        if problem := self._rules.sized(declared):
+            return problem
+        self._is_given = False
+        while self._has_more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.is_left = True
+                return None
+            self._body += message.get("body", b"")
+            self._has_more = message.get("more_body", False)
+            if len(self._body) > self._rules.max_request:
+                return Problem.BODY_TOO_LARGE
+        return Problem.BODY_MALFORMED if declared and int(declared) != len(self._body) else bytes(self._body)
+
+    async def receive(self) -> Message:
+        """What was read, and then what comes."""
+        if self._is_given:
+            return await self._receive()
+        self._is_given = True
+        return {"type": "http.request", "body": bytes(self._body), "more_body": self._has_more}
 
 
 class _Buffered:

@@ -143,13 +143,13 @@ class _Coat:
     ) -> HttpResponseBase:
         """The response to a request."""
         asked = self._asked(request)
-        if asked is None:
-            return respond()
-        if isinstance(asked, HttpAnswer):
-            return _response(asked)
-        caller = self._passage.known(self._caller(request))
-        if isinstance(caller, HttpAnswer):
-            return _response(caller)
+        caller = self._passage.known(self._caller(request)) if isinstance(asked, tuple) else None
+        refused = self._refused(asked, caller)
+        if refused is not None:
+            return refused
+        if not (isinstance(asked, tuple) and isinstance(caller, str)):
+            with self._passage.unprotected():
+                return respond()
         made = _Maker(request, self._passage.rules.max_response)
         try:
             found = self._passage.passed(_facts(request, *asked, caller, route), lambda: made.of(respond()))
@@ -165,14 +165,14 @@ class _Coat:
     ) -> HttpResponseBase:
         """As :meth:`answer`, awaited."""
         asked = self._asked(request)
-        if asked is None:
-            return await respond()
-        if isinstance(asked, HttpAnswer):
-            return _response(asked)
-        found_caller = self._caller(request)
-        caller = self._passage.known(await found_caller if isawaitable(found_caller) else found_caller)
-        if isinstance(caller, HttpAnswer):
-            return _response(caller)
+        told = self._caller(request) if isinstance(asked, tuple) else None
+        caller = self._passage.known(await told if isawaitable(told) else told) if isinstance(asked, tuple) else None
+        refused = self._refused(asked, caller)
+        if refused is not None:
+            return refused
+        if not (isinstance(asked, tuple) and isinstance(caller, str)):
+            with self._passage.unprotected():
+                return await respond()
         made = _Maker(request, self._passage.rules.max_response)
 
         async def make() -> Made[HttpResponseBase]:
@@ -187,20 +187,24 @@ class _Coat:
             return page
         return _response(found) if isinstance(found, HttpAnswer) else found
 
-    def _asked(self, request: HttpRequest) -> tuple[str, bytes] | HttpAnswer | None:
-        """Key and body of a request, or its refusal; None where it is none of ours."""
+    def _asked(self, request: HttpRequest) -> tuple[str, bytes] | Problem | None:
+        """Key and body of a request, or why it is refused; None where it runs unprotected."""
         rules = self._passage.rules
         line = request.headers.get("Idempotency-Key")
         key = rules.admitted(request.method or "", [] if line is None else [line])
-        if key is None:
-            return None
-        if isinstance(key, Problem):
-            return rules.refusal(key)
-        _refuse_transaction()
+        if not isinstance(key, str):
+            return key
+        if rules.refuses:
+            _refuse_transaction()
         if problem := rules.sized(request.META.get("CONTENT_LENGTH")):
-            return rules.refusal(problem)
+            return problem
         body = request.body
-        return rules.refusal(Problem.BODY_TOO_LARGE) if len(body) > rules.max_request else (key, body)
+        return Problem.BODY_TOO_LARGE if len(body) > rules.max_request else (key, body)
+
+    def _refused(self, *found: object) -> HttpResponse | None:
+        problem = next((each for each in found if isinstance(each, Problem)), None)
+        rules = self._passage.rules
+        return _response(rules.refusal(problem)) if problem is not None and rules.refuses else None
 
     def _caller(self, request: HttpRequest) -> Any:
         return self._passage.caller(request, request.headers.get("Authorization"))

@@ -43,12 +43,12 @@ def idempotent_view(
         @wraps(view)
         def protected(*args: Any, **kwargs: Any) -> Any:
             rules = passage.rules
-            key = rules.admitted(request.method, request.headers.getlist("Idempotency-Key"))
-            if key is None:
-                return current_app.ensure_sync(view)(*args, **kwargs)
-            facts = _facts(passage, key)
-            if isinstance(facts, HttpAnswer):
-                return _response(facts)
+            facts = _facts(passage)
+            if isinstance(facts, Problem) and rules.refuses:
+                return _response(rules.refusal(facts))
+            if not isinstance(facts, RequestFacts):
+                with passage.unprotected():
+                    return current_app.ensure_sync(view)(*args, **kwargs)
             found = passage.passed(facts, lambda: _made(view, args, kwargs, rules.max_response))
             return _response(found) if isinstance(found, HttpAnswer) else found
 
@@ -57,15 +57,16 @@ def idempotent_view(
     return decorated
 
 
-def _facts(passage: Passage, key: str | Problem) -> RequestFacts | HttpAnswer:
-    """What a request is about, or why it is refused."""
-    if isinstance(key, Problem):
-        return passage.rules.refusal(key)
+def _facts(passage: Passage) -> RequestFacts | Problem | None:
+    """What a request is about, or why it is refused; None where it runs unprotected."""
+    key = passage.rules.admitted(request.method, request.headers.getlist("Idempotency-Key"))
+    if not isinstance(key, str):
+        return key
     body = _body(passage)
     if isinstance(body, Problem):
-        return passage.rules.refusal(body)
+        return body
     caller = passage.known(passage.caller(request, request.headers.get("Authorization")))
-    if isinstance(caller, HttpAnswer):
+    if isinstance(caller, Problem):
         return caller
     return RequestFacts(
         method=request.method,

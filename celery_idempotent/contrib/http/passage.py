@@ -1,9 +1,11 @@
 """A request on its way through the gate: what all frameworks have in common beside the rules."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any, Generic, NoReturn, TypeVar
+from uuid import uuid4
 from weakref import finalize
 
 from celery import Celery
@@ -22,6 +24,7 @@ from celery_idempotent.contrib.http.semantics import (
 )
 from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict, Outcome
+from celery_idempotent.engine.execution import executed_by, execution
 from celery_idempotent.errors import SafeToRetry
 from celery_idempotent.integration.gates import Gate
 from celery_idempotent.integration.places import place_of
@@ -122,6 +125,13 @@ class Passage:
         self.rules = HttpRules(caller=caller, **options)
         self._where = place_of(store, celery)
 
+    def unprotected(self) -> AbstractContextManager[Any]:
+        """Within the block, the current attempt protects nothing: each request is an operation of its own."""
+        around = execution()
+        identity = Identity(f"{self.rules.policy.scope_of('http')}:{uuid4()}", None)
+        attempt = Attempt(lambda: identity, around.attempt if around else None)
+        return executed_by(attempt, "http", None, Passage)
+
     def caller(self, request: Any, authorization: str | None) -> Any:
         """What the author says about who calls."""
         match self.rules.caller:
@@ -132,10 +142,10 @@ class Passage:
             case function:
                 return function(request)
 
-    def known(self, caller: Any) -> str | HttpAnswer:
-        """Who calls, or the refusal of who cannot be told."""
+    def known(self, caller: Any) -> str | Problem:
+        """Who calls, or that it cannot be told."""
         found = caller_of(caller)
-        return self.rules.refusal(Problem.CALLER_UNKNOWN) if found is None else found
+        return Problem.CALLER_UNKNOWN if found is None else found
 
     def passed(self, facts: RequestFacts, make: Callable[[], Made[R]]) -> R | HttpAnswer:
         """What to send: the response that ``make`` makes, or one in its place."""

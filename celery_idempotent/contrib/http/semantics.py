@@ -13,6 +13,7 @@ from enum import Enum
 from hashlib import sha256
 from math import ceil
 from typing import Any, Literal, TypedDict
+from urllib.parse import quote
 from uuid import UUID
 
 from celery_idempotent.errors import (
@@ -37,8 +38,8 @@ LONGEST_KEY = 255
 """Characters, as for Stripe's."""
 
 _SAFE = {"GET", "HEAD", "OPTIONS", "TRACE"}
-_TRY_LATER = {408, 409, 425, 429}
-"""By these an application says that it did nothing, and that the same request may succeed."""
+_NOT_APPLIED = {401, 408, 409, 425, 429}
+"""By these an application says that it did nothing, and that the same request may succeed (RFC 9110, section 15.5)."""
 
 _ABOUT_THE_CONNECTION = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
@@ -206,6 +207,10 @@ def by_authorization(header: str | None) -> str | None:
     return sha256(header.encode("utf-8", "surrogatepass")).hexdigest() if header else None
 
 
+_IN_PATHS = "/:@!$&'()*+,;=~"
+"""RFC 3986, section 3.3; anything else that a client has put into a path is no text for a record."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
     """All of a request that its identity depends on; ``route`` is what people call it."""
@@ -222,7 +227,7 @@ class RequestFacts:
     @property
     def name(self) -> str:
         """In records, logs and metrics, such as ``POST /orders/{order_id}``."""
-        return bounded(f"{self.method} {self.route or self.path}")
+        return bounded(f"{self.method} {self.route or quote(self.path, _IN_PATHS, errors='backslashreplace')}")
 
     def arguments(self) -> dict[str, Any]:
         """What a policy's ``fingerprint`` and ``label`` can name."""
@@ -283,8 +288,8 @@ class HttpRules:
         required: Whether a request without key is refused; otherwise it runs unprotected.
         methods: Those that are protected.
         outcomes: Whether a status is an outcome, to be recorded and replayed; after any other the next request with the
-            key runs. Default: all but 408, 409, 425, 429 and 5xx. Under ``on_takeover="refuse"`` the default is all, as
-            a failure may have begun; what you exclude there is your word that nothing has.
+            key runs. Default: all but 401, 408, 409, 425, 429 and 5xx. Under ``on_takeover="refuse"`` the default is
+            all, as a failure may have begun; what you exclude there is your word that nothing has.
         headers: The names of response headers to keep. Default: all. Never kept are those about one connection or one
             client: ``Set-Cookie``, ``Date``, ``Server``, and hop-by-hop headers.
         max_request: Bytes of a body beyond which a request is refused, as it has to be read before it is processed.
@@ -352,12 +357,19 @@ class HttpRules:
         check_policy(adapted, SIGNATURE.signature)
         return adapted
 
+    @property
+    def refuses(self) -> bool:
+        """Whether what is wrong with a request is refused; a policy that is tried out, or off, lets it run."""
+        return self.policy.mode == "enforce"
+
     def admitted(self, method: str, lines: Sequence[str]) -> str | Problem | None:
-        """The key of a request, or why it is refused; None where it is none of ours."""
+        """The key of a request, or why it is refused; None where it runs unprotected."""
         if method not in frozenset(self.methods):
             return None
         key = key_of(lines)
-        return None if key is Problem.KEY_MISSING and not self.required else key
+        if key is Problem.KEY_MISSING and not self.required:
+            return None
+        return key if self.refuses or isinstance(key, str) else None
 
     def sized(self, declared: str | None) -> Problem | None:
         """What is wrong with a request of that ``Content-Length``."""
@@ -373,7 +385,7 @@ class HttpRules:
         """Whether a response of the application's is recorded and replayed."""
         if self.outcomes is not None:
             return bool(self.outcomes(status))
-        return self.policy.on_takeover == "refuse" or (status < 500 and status not in _TRY_LATER)
+        return self.policy.on_takeover == "refuse" or (status < 500 and status not in _NOT_APPLIED)
 
     def kept(self, given: HttpAnswer) -> dict[str, Any]:
         """A response of the application's as it is recorded."""
