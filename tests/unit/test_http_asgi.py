@@ -114,6 +114,19 @@ def test_coat_in_a_coat_is_one() -> None:
     assert [client.request().body for _ in range(2)] == [b"once"] * 2
 
 
+def test_coat_that_does_not_care_leaves_the_attempt_around_it() -> None:
+    """As of an application that is mounted in another."""
+    store = MemoryStore()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": str(current_attempt().number).encode()})
+
+    inner = IdempotencyMiddleware(app, caller="anybody", store=store, methods=("PATCH",))
+    client = Client(IdempotencyMiddleware(inner, caller="anybody", store=store))
+    assert client.request().body == b"1"
+
+
 def test_client_that_leaves_within_his_request_asked_for_nothing() -> None:
     """Half a body is none."""
     store = MemoryStore()

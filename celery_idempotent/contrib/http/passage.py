@@ -1,7 +1,7 @@
 """A request on its way through the gate: what all frameworks have in common beside the rules."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any, Generic, NoReturn, TypeVar
@@ -126,11 +126,11 @@ class Passage:
         self._where = place_of(store, celery)
 
     def unprotected(self) -> AbstractContextManager[Any]:
-        """Within the block, the current attempt protects nothing: each request is an operation of its own."""
-        around = execution()
+        """Within the block, the current attempt protects nothing, unless one around it does."""
+        if execution() is not None:
+            return nullcontext()
         identity = Identity(f"{self.rules.policy.scope_of('http')}:{uuid4()}", None)
-        attempt = Attempt(lambda: identity, around.attempt if around else None)
-        return executed_by(attempt, "http", None, Passage)
+        return executed_by(Attempt(lambda: identity), "http", None, Passage)
 
     def caller(self, request: Any, authorization: str | None) -> Any:
         """What the author says about who calls."""
