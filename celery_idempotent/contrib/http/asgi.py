@@ -11,8 +11,8 @@ from celery_idempotent.contrib.http.passage import Made, Passage, Spool
 from celery_idempotent.contrib.http.semantics import (
     Caller,
     HttpAnswer,
+    HttpOptions,
     HttpRules,
-    Options,
     Problem,
     RequestFacts,
 )
@@ -70,7 +70,7 @@ class IdempotencyMiddleware:
         celery: Celery | None = None,
         only: Callable[[Scope], bool] | None = None,
         route: Callable[[Scope], str | None] = route_of,
-        **options: Unpack[Options],
+        **options: Unpack[HttpOptions],
     ) -> None:
         self._app = app
         self._passage = Passage(caller, store, celery, options)

@@ -17,7 +17,7 @@ from django.urls import Resolver404, resolve
 from django.utils.module_loading import import_string
 
 from celery_idempotent.contrib.http.passage import Made, Passage, Spool
-from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, Options, Problem, RequestFacts
+from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, HttpOptions, Problem, RequestFacts
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.store import Store
 
@@ -30,7 +30,7 @@ _RESPONSES = (Http404, PermissionDenied, BadRequest, SuspiciousOperation)
 
 
 def idempotent_view(
-    *, caller: Caller, store: str | Store | None = None, celery: Celery | None = None, **options: Unpack[Options]
+    *, caller: Caller, store: str | Store | None = None, celery: Celery | None = None, **options: Unpack[HttpOptions]
 ) -> Callable[[View], View]:
     """Have the effect of a request with an ``Idempotency-Key`` happen once, and answer its repetitions alike::
 
@@ -105,7 +105,7 @@ class IdempotentViewMiddleware:
                 options[name] = import_string(options[name])
         self._only = options.pop("only", None)
         caller, store, celery = (options.pop(name, None) for name in ("caller", "store", "celery"))
-        self._coat = _Coat(Passage(caller, store, celery, cast(Options, options)))
+        self._coat = _Coat(Passage(caller, store, celery, cast(HttpOptions, options)))
         self._get_response = get_response
         self._is_async = iscoroutinefunction(get_response)
         if self._is_async:

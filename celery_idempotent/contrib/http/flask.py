@@ -9,7 +9,7 @@ from flask import Response, current_app, make_response, request
 from werkzeug.exceptions import HTTPException
 
 from celery_idempotent.contrib.http.passage import Made, Passage, Spool
-from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, Options, Problem, RequestFacts
+from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, HttpOptions, Problem, RequestFacts
 from celery_idempotent.protocol.store import Store
 
 __all__ = ["idempotent_view"]
@@ -18,7 +18,7 @@ View = Callable[..., Any]
 
 
 def idempotent_view(
-    *, caller: Caller, store: str | Store | None = None, celery: Celery | None = None, **options: Unpack[Options]
+    *, caller: Caller, store: str | Store | None = None, celery: Celery | None = None, **options: Unpack[HttpOptions]
 ) -> Callable[[View], View]:
     """Have the effect of a request with an ``Idempotency-Key`` happen once, and answer its repetitions alike::
 

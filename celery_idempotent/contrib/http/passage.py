@@ -14,8 +14,8 @@ from celery_idempotent.contrib.http.semantics import (
     SIGNATURE,
     Caller,
     HttpAnswer,
+    HttpOptions,
     HttpRules,
-    Options,
     Problem,
     RequestFacts,
     answer_of,
@@ -121,7 +121,7 @@ class Made(Generic[R]):
 class Passage:
     """Where requests pass: the rules, and the store."""
 
-    def __init__(self, caller: Caller, store: str | Store | None, celery: Celery | None, options: Options) -> None:
+    def __init__(self, caller: Caller, store: str | Store | None, celery: Celery | None, options: HttpOptions) -> None:
         self.rules = HttpRules(caller=caller, **options)
         self._where = place_of(store, celery)
 

@@ -260,7 +260,7 @@ SIGNATURE = CallSignature(inspect.signature(_request))
 Caller = Callable[..., Any] | Literal["authorization", "anybody"]
 
 
-class Options(TypedDict, total=False):
+class HttpOptions(TypedDict, total=False):
     """What can be chosen, alike for all frameworks; see :class:`HttpRules`."""
 
     policy: Policy
