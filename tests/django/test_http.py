@@ -17,6 +17,7 @@ from django.urls import path
 
 from celery_idempotent import Policy, PolicyError, Status, StoreUnavailable, current_attempt
 from celery_idempotent.contrib.http import answer
+from celery_idempotent.contrib.http import django as coat
 from celery_idempotent.contrib.http.django import IdempotentViewMiddleware, idempotent_view
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.http_behaviour import Behaviour, Got, Reply
@@ -272,6 +273,11 @@ def test_settings_of_the_middleware_may_be_names(store: MemoryStore) -> None:
     shop.request(x_caller="ann")
     shop.request(x_caller="bob")
     assert len(list(store.scan())) == 2
+
+
+def test_public_names_are_these() -> None:
+    """As in tests/unit/test_public_names.py, where there is no Django."""
+    assert set(coat.__all__) == {"IdempotentViewMiddleware", "idempotent_view"}
 
 
 def test_middleware_needs_a_caller() -> None:
