@@ -93,6 +93,7 @@ Real processes and real servers. Effects are counted in a ledger without a uniqu
 
 - **Crash sweep**: SIGKILL at every point of an attempt and at pairs of points, then at every system call that talks to
   the store (SQLite: that writes, syncs or locks a file), with no hook in the code. Two clean deliveries follow.
+  Functions, awaited functions and HTTP requests are killed alike in `tests/proof`.
 - **Effects**: SIGKILL at every point of a step, a fenced step, a commit in DynamoDB and a transaction in SQL, and at
   pairs of points, with receivers that do what they are asked as often as they are asked. Where results are objects,
   each that the record points to is looked at after every delivery. The *negative control* passes

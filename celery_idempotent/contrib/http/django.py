@@ -24,6 +24,7 @@ from celery_idempotent.protocol.store import Store
 __all__ = ["IdempotentViewMiddleware", "idempotent_view"]
 
 View = Callable[..., Any]
+Route = Callable[[HttpRequest], str | None]
 
 _RESPONSES = (Http404, PermissionDenied, BadRequest, SuspiciousOperation)
 """What a view raises in place of returning a response."""
@@ -63,7 +64,7 @@ def idempotent_view(
                     except _RESPONSES as error:
                         return await sync_to_async(response_for_exception)(request, error)
 
-                return await coat.answer_on_loop(request, respond, _route_of(request))
+                return await coat.answer_on_loop(request, respond, _route_of)
 
             return awaited
 
@@ -75,7 +76,7 @@ def idempotent_view(
                 except _RESPONSES as error:
                     return response_for_exception(request, error)
 
-            return coat.answer(request, respond, _route_of(request))
+            return coat.answer(request, respond, _route_of)
 
         return called
 
@@ -117,15 +118,13 @@ class IdempotentViewMiddleware:
             return self._get_response(request)
         if self._is_async:
             return self._answer_on_loop(request)
-        return self._coat.answer(
-            request, lambda: cast(HttpResponseBase, self._get_response(request)), _resolved(request)
-        )
+        return self._coat.answer(request, lambda: cast(HttpResponseBase, self._get_response(request)), _resolved)
 
     async def _answer_on_loop(self, request: HttpRequest) -> HttpResponseBase:
         async def respond() -> HttpResponseBase:
             return cast(HttpResponseBase, await self._get_response(request))
 
-        return await self._coat.answer_on_loop(request, respond, _resolved(request))
+        return await self._coat.answer_on_loop(request, respond, _resolved)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> None:
         """Note what the view raised: the gate is to see it, and not only the page that Django makes of it."""
@@ -138,9 +137,7 @@ class _Coat:
     def __init__(self, passage: Passage) -> None:
         self._passage = passage
 
-    def answer(
-        self, request: HttpRequest, respond: Callable[[], HttpResponseBase], route: str | None
-    ) -> HttpResponseBase:
+    def answer(self, request: HttpRequest, respond: Callable[[], HttpResponseBase], route: Route) -> HttpResponseBase:
         """The response to a request."""
         asked = self._asked(request)
         caller = self._passage.known(self._caller(request)) if isinstance(asked, tuple) else None
@@ -152,7 +149,7 @@ class _Coat:
                 return respond()
         made = _Maker(request, self._passage.rules.max_response)
         try:
-            found = self._passage.passed(_facts(request, *asked, caller, route), lambda: made.of(respond()))
+            found = self._passage.passed(_facts(request, *asked, caller, route(request)), lambda: made.of(respond()))
         except Exception as error:
             page = made.page_of(error)
             if page is None:
@@ -161,7 +158,7 @@ class _Coat:
         return _response(found) if isinstance(found, HttpAnswer) else found
 
     async def answer_on_loop(
-        self, request: HttpRequest, respond: Callable[[], Awaitable[HttpResponseBase]], route: str | None
+        self, request: HttpRequest, respond: Callable[[], Awaitable[HttpResponseBase]], route: Route
     ) -> HttpResponseBase:
         """As :meth:`answer`, awaited."""
         asked = self._asked(request)
@@ -179,7 +176,7 @@ class _Coat:
             return await made.of_on_loop(await respond())
 
         try:
-            found = await self._passage.passed_on_loop(_facts(request, *asked, caller, route), make)
+            found = await self._passage.passed_on_loop(_facts(request, *asked, caller, route(request)), make)
         except Exception as error:
             page = made.page_of(error)
             if page is None:
