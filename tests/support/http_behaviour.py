@@ -324,7 +324,10 @@ class Behaviour:
         shop.request(body=b'{"at": 2, "order": "o-7"}')
         assert count.orders == 1
         (record,) = store.scan()
-        assert (record.label, record.task) == ("/o-7", "POST /<path:path>" if ":" in record.task else record.task)
+        assert (record.label, record.task) == (
+            "anybody/o-7",
+            "POST /<path:path>" if ":" in record.task else record.task,
+        )
         assert record.task.startswith("POST /")
 
         shop.serve(count, store=store, policy=Policy(mode="off"))

@@ -135,8 +135,8 @@ class Passage:
     def caller(self, request: Any, authorization: str | None) -> Any:
         """What the author says about who calls."""
         match self.rules.caller:
-            case "anybody":
-                return ""
+            case "anybody" as everybody:
+                return everybody
             case "authorization":
                 return by_authorization(authorization)
             case function:

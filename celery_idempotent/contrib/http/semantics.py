@@ -196,7 +196,7 @@ def caller_of(value: Any) -> str | None:
         PolicyError: It is neither text nor a number.
     """
     if value is None or isinstance(value, str):
-        return value
+        return value or None  # an empty header names nobody
     if isinstance(value, int | UUID) and not isinstance(value, bool):
         return str(value)
     raise PolicyError("caller", repr(type(value)), "it must return text, a number, a UUID or None")
