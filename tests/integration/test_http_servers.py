@@ -30,7 +30,8 @@ SERVERS: dict[str, tuple[tuple[str, ...], str]] = {
     "fastapi": (UVICORN, "redis"),
     "django_asgi": (UVICORN, "postgresql"),
     "django_wsgi": ((*GUNICORN, "--worker-class", "sync", "--bind"), "postgresql"),
-    "flask": ((*GUNICORN, "--worker-class", "gthread", "--threads", "8", "--bind"), "redis"),
+    "flask on threads": ((*GUNICORN, "--worker-class", "gthread", "--threads", "8", "--bind"), "redis"),
+    "flask on gevent": ((*GUNICORN, "--worker-class", "gevent", "--bind"), "redis"),
 }
 """By function of ``http_shop``: server and store."""
 
@@ -90,7 +91,7 @@ def serving(name: str, store: str, folder: Path) -> Iterator[Shop]:
         bank.execute("CREATE TABLE charges (key TEXT PRIMARY KEY, receipt TEXT)")
     command, port = SERVERS[name][0], free_port()
     at = str(port) if command[-1] == "--port" else f"{HOST}:{port}"
-    shop = f"tests.integration.http_shop:{name}{'' if '--factory' in command else '()'}"
+    shop = f"tests.integration.http_shop:{name.split()[0]}{'' if '--factory' in command else '()'}"
     environment = {**os.environ, "SHOP_STORE": store, "SHOP_FOLDER": str(folder), "PYTHONPATH": str(ROOT)}
     server = subprocess.Popen(
         [sys.executable, "-m", *command, at, shop], env=environment, cwd=folder, start_new_session=True
