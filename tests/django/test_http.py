@@ -15,7 +15,7 @@ from django.template.response import TemplateResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
 
-from celery_idempotent import Policy, PolicyError, Status, StoreUnavailable, current_attempt
+from celery_idempotent import IdempotencyWarning, Policy, PolicyError, Status, StoreUnavailable, current_attempt
 from celery_idempotent.contrib.http import answer
 from celery_idempotent.contrib.http import django as coat
 from celery_idempotent.contrib.http.django import IdempotentViewMiddleware, idempotent_view
@@ -280,9 +280,12 @@ def test_public_names_are_these() -> None:
     assert set(coat.__all__) == {"IdempotentViewMiddleware", "idempotent_view"}
 
 
-def test_middleware_needs_a_caller() -> None:
+def test_middleware_that_nobody_told_of_callers_warns() -> None:
     """At the start."""
-    with pytest.raises(PolicyError, match="caller"), override_settings(IDEMPOTENT_REQUESTS={"store": "memory://"}):
+    with (
+        pytest.warns(IdempotencyWarning, match="caller is not given"),
+        override_settings(IDEMPOTENT_REQUESTS={"store": "memory://"}),
+    ):
         IdempotentViewMiddleware(lambda request: None)
 
 

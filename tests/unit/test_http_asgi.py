@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from celery_idempotent import Policy, Status, current_attempt
+from celery_idempotent import IdempotencyWarning, Policy, Status, current_attempt
 from celery_idempotent.contrib.http import answer
 from celery_idempotent.contrib.http.asgi import IdempotencyMiddleware, route_of
 from celery_idempotent.stores.memory import MemoryStore
@@ -112,6 +112,24 @@ def test_coat_in_a_coat_is_one() -> None:
     inner = IdempotencyMiddleware(app, caller="anybody", store=store)
     client = Client(IdempotencyMiddleware(inner, caller="anybody", store=store))
     assert [client.request().body for _ in range(2)] == [b"once"] * 2
+
+
+def test_without_a_caller_the_authorization_tells_who_calls_and_a_warning_is_given() -> None:
+    """Requests that have one keep to themselves; those without are of one caller, which an author has to hear."""
+    store = MemoryStore()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"once"})
+
+    with pytest.warns(IdempotencyWarning, match="caller is not given"):
+        client = Client(IdempotencyMiddleware(app, store=store))
+    for authorization in ("Bearer ann", "Bearer bob"):
+        client.request(authorization=authorization)
+    client.request()
+    client.request()
+
+    assert len(list(store.scan())) == 3
 
 
 def test_coat_that_does_not_care_leaves_the_attempt_around_it() -> None:

@@ -135,7 +135,6 @@ def test_authorization_is_hashed() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"caller": None},
         {"caller": "cookie"},
         {"required": 1},
         {"outcomes": 200},

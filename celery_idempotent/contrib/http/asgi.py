@@ -65,7 +65,7 @@ class IdempotencyMiddleware:
         self,
         app: App,
         *,
-        caller: Caller,
+        caller: Caller | None = None,
         store: str | Store | None = None,
         celery: Celery | None = None,
         only: Callable[[Scope], bool] | None = None,

@@ -31,7 +31,11 @@ _RESPONSES = (Http404, PermissionDenied, BadRequest, SuspiciousOperation)
 
 
 def idempotent_view(
-    *, caller: Caller, store: str | Store | None = None, celery: Celery | None = None, **options: Unpack[HttpOptions]
+    *,
+    caller: Caller | None = None,
+    store: str | Store | None = None,
+    celery: Celery | None = None,
+    **options: Unpack[HttpOptions],
 ) -> Callable[[View], View]:
     """Have the effect of a request with an ``Idempotency-Key`` happen once, and answer its repetitions alike::
 
@@ -99,8 +103,6 @@ class IdempotentViewMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         options = dict(getattr(settings, "IDEMPOTENT_REQUESTS", {}))
-        if "caller" not in options:
-            raise PolicyError("IDEMPOTENT_REQUESTS", repr(sorted(options)), 'it needs "caller"; see its documentation')
         for name in ("caller", "outcomes", "only"):
             if isinstance(options.get(name), str) and "." in options[name]:
                 options[name] = import_string(options[name])

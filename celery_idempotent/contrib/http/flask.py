@@ -18,7 +18,11 @@ View = Callable[..., Any]
 
 
 def idempotent_view(
-    *, caller: Caller, store: str | Store | None = None, celery: Celery | None = None, **options: Unpack[HttpOptions]
+    *,
+    caller: Caller | None = None,
+    store: str | Store | None = None,
+    celery: Celery | None = None,
+    **options: Unpack[HttpOptions],
 ) -> Callable[[View], View]:
     """Have the effect of a request with an ``Idempotency-Key`` happen once, and answer its repetitions alike::
 

@@ -1,5 +1,6 @@
 """A request on its way through the gate: what all frameworks have in common beside the rules."""
 
+import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -25,7 +26,7 @@ from celery_idempotent.contrib.http.semantics import (
 from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.engine.execution import executed_by, execution
-from celery_idempotent.errors import SafeToRetry
+from celery_idempotent.errors import IdempotencyWarning, SafeToRetry
 from celery_idempotent.integration.gates import Gate
 from celery_idempotent.integration.places import place_of
 from celery_idempotent.protocol.keys import Identity
@@ -34,6 +35,11 @@ from celery_idempotent.protocol.store import Store
 R = TypeVar("R")
 
 _CHUNK = 65_536
+
+_NOBODY_NAMED = (
+    "caller is not given, so requests without an Authorization header share their keys, and whoever knows the key and "
+    'the payload of another reads his response; name the user or tenant by a function, or write caller="anybody"'
+)
 
 
 class Spool:
@@ -121,7 +127,11 @@ class Made(Generic[R]):
 class Passage:
     """Where requests pass: the rules, and the store."""
 
-    def __init__(self, caller: Caller, store: str | Store | None, celery: Celery | None, options: HttpOptions) -> None:
+    def __init__(
+        self, caller: Caller | None, store: str | Store | None, celery: Celery | None, options: HttpOptions
+    ) -> None:
+        if caller is None:
+            warnings.warn(_NOBODY_NAMED, IdempotencyWarning, stacklevel=3)
         self.rules = HttpRules(caller=caller, **options)
         self._where = place_of(store, celery)
 
@@ -139,6 +149,8 @@ class Passage:
                 return everybody
             case "authorization":
                 return by_authorization(authorization)
+            case None:
+                return by_authorization(authorization) or "anybody"
             case function:
                 return function(request)
 

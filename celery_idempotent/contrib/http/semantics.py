@@ -280,7 +280,8 @@ class HttpRules:
     Args:
         caller: Who calls: a function of the request that returns the id of a user or tenant, or None where it cannot
             tell, and such a request is refused; ``"authorization"``: the ``Authorization`` header, so that a new token
-            is another caller; ``"anybody"``: whoever knows or guesses a key sees its response.
+            is another caller; ``"anybody"``: whoever knows or guesses a key sees its response. Default: that header,
+            and all requests without one are of one caller; this warns, as it may be meant otherwise.
         policy: What is promised. Its ``key`` is always method, path, caller and ``Idempotency-Key``. ``fingerprint``
             and ``label`` can name these as ``method``, ``path``, ``caller`` and ``key``, and ``query``,
             ``content_type``, ``digest`` (of the body) and ``body``, parsed if it is JSON. Default fingerprint: query,
@@ -301,7 +302,7 @@ class HttpRules:
         PolicyError: A value cannot work; the message says which and what to write instead.
     """
 
-    caller: Caller
+    caller: Caller | None = None
     policy: Policy = field(default_factory=Policy)
     required: bool = False
     methods: Iterable[str] = ("POST", "PATCH")
@@ -313,7 +314,8 @@ class HttpRules:
 
     def __post_init__(self) -> None:
         named = ("authorization", "anybody")
-        self._require("caller", callable(self.caller) or self.caller in named, f"must be a function or one of {named}")
+        is_caller = self.caller is None or callable(self.caller) or self.caller in named
+        self._require("caller", is_caller, f"must be a function or one of {named}")
         self._require("required", isinstance(self.required, bool), "must be True or False")
         self._require("outcomes", self.outcomes is None or callable(self.outcomes), "must be a function of a status")
         for option in ("max_request", "max_response"):
