@@ -7,17 +7,18 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, replace
 
-from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Execution:
     """One body being executed, within ``outer`` if there is one.
 
     ``delivery`` is an object that lasts as long as the delivery, or None for a function call. A redelivery has the same
     task id, and would pass for a recursion where a time limit has left an execution behind. ``layer`` is the class
     whose ``__call__`` is being executed; ``item_of`` the task id of the ``map`` or ``starmap`` that it is an item of,
-    if it is one.
+    if it is one. ``is_over`` counts where a context outlives the body that it was copied in, as a task of an event loop
+    can.
     """
 
     attempt: Attempt
@@ -26,6 +27,7 @@ class Execution:
     layer: type
     item_of: str | None
     outer: "Execution | None"
+    is_over: bool = False
 
     def is_of(self, task: str, delivery: object | None) -> bool:
         """Whether this is the execution of that very delivery."""
@@ -34,6 +36,12 @@ class Execution:
     def is_around(self, task: str, delivery: object | None) -> bool:
         """Whether this or a surrounding execution is that very delivery: the call is then a recursion."""
         return self.is_of(task, delivery) or (self.outer is not None and self.outer.is_around(task, delivery))
+
+    def holds(self, key: str) -> bool:
+        """Whether this or a surrounding body is running under a claim of that key: to ask for it would be to wait for
+        itself."""
+        holds = not self.is_over and isinstance(self.attempt, ProtectedAttempt) and self.attempt.key == key
+        return holds or (self.outer is not None and self.outer.holds(key))
 
 
 _executing: ContextVar[Execution | None] = ContextVar("celery_idempotent_executing", default=None)
@@ -83,6 +91,7 @@ class _Innermost(AbstractContextManager[Execution]):
         return self._execution
 
     def __exit__(self, *_: object) -> None:
+        self._execution.is_over = True
         try:  # noqa: SIM105 - as above
             _executing.reset(self._token)
         except ValueError:

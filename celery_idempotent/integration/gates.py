@@ -144,7 +144,8 @@ class Gate:
             reason = type(error).__name__ if self.policy.redact_errors else repr(error)
             say(logger.warning, "not_observed", task=self.name, reason=reason)
             return None
-        return None if _is_recursion(known, execution()) else known
+        around = execution()
+        return None if around is not None and around.holds(known.key) else known
 
     def _delivered(self, known: Identity | None, body: Body) -> Outcome | Conflict:
         if known is None:
@@ -189,10 +190,3 @@ class Gate:
 
     def _tell(self, call_id: str, event: Event, *, is_observed: bool) -> None:
         report(self.sender or self, call_id or None, event, observed=is_observed)
-
-
-def _is_recursion(identity: Identity, around: Execution | None) -> bool:
-    """Whether the body of this very operation calls it: it would wait for itself."""
-    if around is None:
-        return False
-    return around.attempt.key == identity.key or _is_recursion(identity, around.outer)

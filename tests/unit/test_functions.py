@@ -1,13 +1,14 @@
 """Functions outside tasks: the same promises, without a message."""
 
 import asyncio
+import contextvars
 import functools
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from celery import Celery
@@ -222,6 +223,32 @@ def test_recursion_is_a_function_call(shop: Shop) -> None:
 
     assert charge("o-1") == "by attempt 1"
     assert shop.charged == ["o-1", "o-1"]
+
+
+def test_context_that_outlives_its_body_makes_no_recursion(shop: Shop) -> None:
+    """Such as that of a task which the body left on the event loop: what it calls is answered as everybody is."""
+    copied = []
+    charge = shop.charge(body=lambda: copied.append(contextvars.copy_context()))
+
+    charge("o-1")
+
+    assert copied[0].run(charge, "o-1") == "charged 1"
+    assert shop.charged == ["o-1"]
+
+
+@pytest.mark.parametrize(("mode", "order"), [("off", "o-1"), ("off", None), ("observe", None)])
+def test_body_without_a_claim_leaves_what_it_calls_protected(
+    shop: Shop, mode: Literal["off", "observe"], order: str | None
+) -> None:
+    """It holds nothing that a call in it could wait for, whether it has that key or none at all."""
+    charge = shop.charge(Policy("order", scope="charges"))
+
+    @idempotent(Policy("order", scope="charges", mode=mode), store=shop.store)
+    def sell(order: str | None) -> Any:
+        return charge("o-1")
+
+    assert sell(order) == sell(order) == "charged 1"
+    assert shop.charged == ["o-1"]
 
 
 def test_another_operation_in_a_body_is_its_own() -> None:
