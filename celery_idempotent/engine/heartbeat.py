@@ -216,7 +216,7 @@ class Heartbeat:
         with self._lock:
             if not beat.is_handed_over or self._beats.get(beat.claim) is not beat:
                 return False
-            if not _is_alive(beat.body):
+            if not is_alive(beat.body):
                 # A heartbeat that outlives its task would keep a dead claim alive for ever.
                 self.stop(beat.claim)
                 return False
@@ -245,7 +245,7 @@ def _is_renewed(claim: Claim) -> bool:
     return True
 
 
-def _is_alive(body: threading.Thread) -> bool:
+def is_alive(body: threading.Thread) -> bool:
     """False only if it is certain. A greenlet or a thread of foreign code may be said to live when it is gone."""
     try:
         return body.is_alive()

@@ -7,16 +7,20 @@ very task that asked, in its own context, so cancellations and context variables
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from celery_idempotent.engine.heartbeat import is_alive
 from celery_idempotent.errors import SafeToRetry
 
 T = TypeVar("T")
 G = TypeVar("G")
+
+_LOOK_EVERY = 1.0
+"""Seconds between two looks whether the loop of a call is still there: one that ends tells nobody."""
 
 
 class _NobodyWaits(SafeToRetry):
@@ -44,6 +48,7 @@ class _Thread:
     def __init__(self, act: Callable[[Callable[[G], Any]], Any]) -> None:
         self._act = act
         self._loop = asyncio.get_running_loop()
+        self._home = threading.current_thread()
         #: What the call returned or raised, for the thread.
         self.returned: Future[Any] = Future()
         #: What comes first, and what comes last; the same where there is no call.
@@ -63,7 +68,15 @@ class _Thread:
 
     def _call(self, given: Any) -> Any:
         self._tell(_Turn(given))
+        while not self.returned.done():
+            if self._is_abandoned():
+                raise asyncio.CancelledError("its event loop has ended")
+            wait([self.returned], _LOOK_EVERY)
         return self.returned.result()
+
+    def _is_abandoned(self) -> bool:
+        """Whether the call will never go on: whoever waited for it would keep the interpreter from ending."""
+        return self._loop.is_closed() or not (self._loop.is_running() or is_alive(self._home))
 
     def _tell(self, what: _Turn | _Done) -> None:
         with suppress(RuntimeError):  # the loop is closed
@@ -81,7 +94,7 @@ async def awaited(act: Callable[[Callable[[G], Any]], T], call: Callable[[G], Aw
 
     Cancelled before the call has begun, the call raises ``SafeToRetry`` in ``act``, as nothing has happened; cancelled
     in the call, ``act`` gets what the call made of that. Either way the end of ``act`` is waited for. Cancelled after
-    the call, or once more, ``act`` goes on by itself.
+    the call, or once more, ``act`` goes on by itself. Where the loop ends in the call, ``act`` gets ``CancelledError``.
     """
     thread = _Thread(act)
     thread.start()

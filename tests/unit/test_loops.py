@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent import AtMostOnce, LeaseLost, OutcomeUnknown, Policy, current_attempt, idempotent
+from celery_idempotent.engine import loops
 from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.loops import awaited
 from celery_idempotent.protocol.keys import Identity
@@ -257,6 +258,37 @@ def test_coroutine_that_is_dropped_ends_its_claim() -> None:
 
     _join_threads()
     assert store.statuses == [Status.RELEASED]
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "left by its thread"])
+def test_loop_that_ends_before_the_body_ends_its_claim(monkeypatch: pytest.MonkeyPatch, is_closed: bool) -> None:
+    """Its program keeps the coroutine, so nothing closes that; the interpreter must not wait for the body for ever."""
+    monkeypatch.setattr(loops, "_LOOK_EVERY", 0.01)
+    store = Slow()
+    store.may_write.set()
+    loop = asyncio.new_event_loop()
+
+    async def body() -> None:
+        loop.stop()
+        await asyncio.sleep(TIMEOUT)
+
+    coroutine = a_charge(store, body)("o-1")
+
+    def leave() -> None:
+        task: Any = loop.create_task(coroutine)
+        loop.run_forever()
+        task._log_destroy_pending = False  # asyncio's own switch: it is left pending on purpose
+        if is_closed:
+            loop.close()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join(TIMEOUT)
+
+    _join_threads()
+    assert store.statuses == [Status.RELEASED]
+    coroutine.close()
+    loop.close()
 
 
 def _drop(loop: asyncio.AbstractEventLoop, task: Any, coroutine: Coroutine[Any, Any, Any]) -> None:
