@@ -102,6 +102,32 @@ def test_answers_for_a_commit_are_built() -> None:
     assert answer_of(answer(204)) == HttpAnswer(204)
 
 
+@pytest.mark.parametrize(
+    ("status", "content", "headers", "named"),
+    [
+        *((status, None, {}, "status") for status in (99, 103, 600, "201", None)),
+        *((status, "", {"ETag": "1"}, None) for status in (204, 205, 304)),
+        *((status, {"a": 1}, {}, "status") for status in (204, 205, 304)),
+        *((201, None, {name: "x"}, "headers") for name in ("", "a b", "a:", "é", "a\n", 1)),
+        *(
+            (201, None, {"Location": value}, "Location")
+            for value in ("\u2603", "/a\r\nB: c", "/a\n", "\0", " a", "a\t", 3)
+        ),
+        *((201, None, {"Location": value}, None) for value in ("", "/a b", "\xe9", "a\tb")),
+    ],
+)
+def test_answer_that_no_server_can_send_is_refused_before_it_is_committed(
+    status: Any, content: Any, headers: Any, named: str | None
+) -> None:
+    """Its effect would be there, and each repetition would fail."""
+    if named is None:
+        assert answer_of(answer(status, content, headers)).status == status
+        return
+    with pytest.raises(PolicyError) as refused:
+        answer(status, content, headers)
+    assert refused.value.option == named
+
+
 def test_result_that_is_no_response_is_sent_as_json() -> None:
     """What a view has committed, or a person has said."""
     assert answer_of({"booked": 5}) == HttpAnswer(200, (("content-type", "application/json"),), b'{"booked": 5}')

@@ -124,11 +124,34 @@ def answer(status: int, content: Any = None, headers: Mapping[str, str] | None =
         status: The status code.
         content: Text or bytes; anything else is made JSON. None: no content.
         headers: Further headers. Text is ``text/plain`` unless they say otherwise.
+
+    Raises:
+        PolicyError: No server can send it: committed, it would fail each repetition for good.
     """
+    if not (isinstance(status, int) and 200 <= status <= 599):
+        raise PolicyError("status", repr(status), "must be a number from 200 to 599")
     kind, body = _content(content)
-    named = {name.lower() for name in headers or {}}
+    if body and status in _WITHOUT_CONTENT:
+        raise PolicyError("status", repr(status), "such a response has no content")
+    given = dict(headers or {})
+    for name, value in given.items():
+        _refuse_unsendable(name, value)
+    named = {name.lower() for name in given}
     first = (("content-type", kind),) if kind and "content-type" not in named else ()
-    return recorded(HttpAnswer(status, (*first, *(headers or {}).items()), body))
+    return recorded(HttpAnswer(status, (*first, *given.items()), body))
+
+
+_WITHOUT_CONTENT = {204, 205, 304}
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
+"""RFC 9110, section 5.5; what is no ASCII is sent as Latin-1."""
+
+
+def _refuse_unsendable(name: object, value: object) -> None:
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise PolicyError("headers", repr(name), "is no name of a header")
+    if not (isinstance(value, str) and _VALUE.fullmatch(value)):
+        raise PolicyError(name, repr(value), "must be one line of Latin-1 text, without blanks around it")
 
 
 def _content(content: Any) -> tuple[str, bytes]:
