@@ -384,7 +384,7 @@ class ProtectedAttempt(Attempt):
             lost = shown(self._codec.cipher, finished.lost or "", slot.of_error)
             raise ResultLost(self.key, f"step {step.name!r}: {lost}; {_RETURN_LESS}")
         try:
-            result: T = self._codec.decode(fetched(self._claim.large, finished.result), slot)
+            result: T = self._codec.decode(fetched(self._claim.large, finished.result, self.key), slot)
         except ObjectLost as error:
             raise ResultLost(self.key, f"step {step.name!r}: {error}") from error
         except KombuError as error:

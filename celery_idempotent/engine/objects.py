@@ -15,8 +15,8 @@ class ObjectLost(Exception):
     """The object of a result is gone, or not what was written; the text says which."""
 
 
-def fetched(large: LargeResults | None, encoded: Encoded) -> Encoded:
-    """The encoded result: what was recorded, or what its object has.
+def fetched(large: LargeResults | None, encoded: Encoded, key: str) -> Encoded:
+    """The encoded result of the operation ``key``: what was recorded, or what its object has.
 
     Raises:
         ObjectLost: It is gone, or not what was written.
@@ -27,6 +27,8 @@ def fetched(large: LargeResults | None, encoded: Encoded) -> Encoded:
         pointer = pointer_in(encoded)
         if pointer is None:
             return encoded
+        if not pointer.is_of(key):
+            raise ValueError("it is not one of this operation's")
         if large is None:
             raise StoreMisconfigured(
                 "idempotency_large_results",
@@ -46,7 +48,7 @@ def with_result(large: LargeResults | None, record: Record) -> Record:
     if record.result is None or record.content_type is None:
         return record
     try:
-        encoded = fetched(large, Encoded(record.result, record.content_type))
+        encoded = fetched(large, Encoded(record.result, record.content_type), record.key)
     except ObjectLost as error:
         return record.but(result=None, content_type=None, error=str(error))
     return record.but(result=encoded.data, content_type=encoded.content_type)
@@ -77,7 +79,10 @@ def verify(large: LargeResults) -> None:
 
 
 def pointers_of(record: Record) -> Iterator[Pointer]:
-    """The objects that the record's result and its steps are kept in; what cannot be read points to none."""
+    """The objects that the record's result and its steps are kept in.
+
+    What cannot be read points to none, and what names another operation's counts as none.
+    """
     results = [Encoded(record.result, record.content_type)] if record.result and record.content_type else []
     for plain in record.steps.values():
         try:
@@ -91,5 +96,5 @@ def pointers_of(record: Record) -> Iterator[Pointer]:
             pointer = pointer_in(each)
         except ValueError:
             continue
-        if pointer:
+        if pointer and pointer.is_of(record.key):
             yield pointer

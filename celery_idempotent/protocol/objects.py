@@ -97,6 +97,10 @@ class Pointer:
     content_type: str
     is_text: bool
 
+    def is_of(self, key: str) -> bool:
+        """Whether it points to an object of that operation: whoever can write the store may name any other."""
+        return self.name.rpartition("/")[0].endswith(folder_of(key))
+
     def to_encoded(self) -> Encoded:
         """The pointer as a record keeps it, in place of the result."""
         plain = {

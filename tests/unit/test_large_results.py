@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -285,6 +286,18 @@ class TestReplay:
         (name,) = scene.objects.objects
         scene.objects.objects[name] = b"x"
         self._lost(scene, "it has 1 bytes, and was written with 202")
+
+    def test_an_object_of_another_operation_is_never_read_or_deleted(self, scene: _LargeScene) -> None:
+        """Whoever can write the store chooses what a pointer says, and must not choose among all of the bucket."""
+        seen = scene.record
+        name = f"shop/{folder_of('another')}/nonce"
+        scene.objects.objects = {name: b'"theirs"'}
+        pointer = Pointer(name, 8, sha256(b'"theirs"').hexdigest(), "application/json", is_text=True).to_encoded()
+        step = {"text": pointer.data, "content_type": CONTENT_TYPE}
+        scene.store.swap(seen.but(result=pointer.data, steps={"a": step}, revision="r"), seen.revision)
+        self._lost(scene, "not one of this operation's")
+        verdicts.forget(scene.store, "k", large=scene.large)
+        assert list(scene.objects.objects) == [name]
 
     def test_a_damaged_pointer_is_a_lost_result(self, scene: _LargeScene) -> None:
         """Nothing is read for it."""
@@ -600,13 +613,13 @@ class TestPointers:
         """It is returned as it is, without a place for objects."""
         encoded = Encoded("1", "application/json")
         assert pointer_in(encoded) is None
-        assert fetched(None, encoded) is encoded
+        assert fetched(None, encoded, "k") is encoded
 
     @pytest.mark.parametrize("data", ["", "[" * 100_000, "{}", '{"name": 1}', b"\xff"])
     def test_a_damaged_one_is_a_loss(self, data: str | bytes) -> None:
         """Whatever stands there."""
         with pytest.raises(ObjectLost, match="damaged"):
-            fetched(large_results(), Encoded(data, CONTENT_TYPE))
+            fetched(large_results(), Encoded(data, CONTENT_TYPE), "k")
 
     def test_a_record_without_a_result_has_nothing_to_fetch(self) -> None:
         """It is lost already."""
