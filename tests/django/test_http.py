@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import PermissionDenied
+from django.core.signals import request_finished
 from django.db import connection, transaction
 from django.http import FileResponse, Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.template import engines
@@ -213,6 +214,20 @@ def test_sync_stream_and_file_are_recorded(shop: DjangoShop, store: MemoryStore)
     else:
         assert [shop.request().body for _ in range(2)] == [b"report"] * 2
     assert file.closed
+
+
+def test_request_with_a_stream_is_over_once(shop: DjangoShop, store: MemoryStore) -> None:
+    """Django closes connections and caches then, and tells the site's own receivers."""
+    over: list[Any] = []
+
+    def receive(**about: Any) -> None:
+        over.append(about["sender"])
+
+    request_finished.connect(receive)
+    shop.serve_view(of_kind(shop, lambda request: FileResponse(BytesIO(b"report"))), store=store)
+    assert shop.request().body == b"report"
+    assert len(over) == 1
+    request_finished.disconnect(receive)
 
 
 def test_lists_of_one_header_are_in_one_line(shop: DjangoShop, store: MemoryStore) -> None:

@@ -1,6 +1,7 @@
 """A decorator for Django's views, sync and async, and middleware for all of them."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import wraps
 from inspect import isawaitable
 from typing import Any, Unpack, cast
@@ -223,7 +224,7 @@ class _Maker:
         if not isinstance(response, StreamingHttpResponse):
             return _made(response, cast(HttpResponse, response).content)
         spool = Spool(self._limit).fill(cast(Iterator[bytes], response))
-        response.close()  # what the view has opened to stream from it
+        _close_sources(response)
         response.streaming_content = spool.chunks()
         return _made(response, spool)
 
@@ -238,7 +239,7 @@ class _Maker:
                 spool.write(chunk)
         else:
             await sync_to_async(spool.fill)(cast(Iterator[bytes], response.streaming_content))
-        await sync_to_async(response.close)()
+        await sync_to_async(_close_sources)(response)
         response.streaming_content = _awaited(spool.chunks())
         return _made(response, spool)
 
@@ -251,6 +252,14 @@ class _Maker:
         if raised is not None and response.status_code >= 500:
             self._page = response
             raise raised
+
+
+def _close_sources(response: HttpResponseBase) -> None:
+    """Close what the view has opened to stream from it; ``response.close()`` would tell that the request is over."""
+    sources: list[Callable[[], object]] = response._resource_closers  # type: ignore[attr-defined]  # of Django's own
+    while sources:
+        with suppress(Exception):  # as Django does
+            sources.pop(0)()
 
 
 _RAISED = "_idempotent_raised"
