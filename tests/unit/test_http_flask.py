@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from flask import Flask, Response, abort, request, send_file
 
+from celery_idempotent import Policy, PolicyError
 from celery_idempotent.contrib.http.flask import idempotent_view
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.http_behaviour import Behaviour, Got, Reply
@@ -107,6 +108,33 @@ def test_form_is_read_after_its_body() -> None:
     """What was read for the fingerprint is there for Flask's parsers."""
     client = client_of(lambda path: dict(request.form), store=MemoryStore())
     assert client.post("/a", headers=KEY, data={"order": "7"}).json == {"order": "7"}
+
+
+@pytest.mark.parametrize("content", ["5", (BytesIO(b"5"), "cents")])
+def test_form_that_was_read_before_is_refused(content: Any) -> None:
+    """Without a body, one with other cents would be taken for a repetition."""
+    client = client_of(lambda path: "done", store=MemoryStore())
+    client.application.before_request(lambda: request.form.get("csrf") and None)
+    with pytest.raises(PolicyError, match="get_data"):
+        client.post("/a", headers=KEY, data={"cents": content})
+
+
+def test_form_whose_body_was_kept_is_told_from_another() -> None:
+    """As its refusal advises; and a body that is no form is left by who looks for one."""
+    client = client_of(lambda path: "done", store=MemoryStore())
+    client.application.before_request(lambda: request.get_data() and request.form.get("csrf") and None)
+    assert [client.post("/a", headers=KEY, data={"cents": each}).status_code for each in "55"] == [200, 200]
+    assert client.post("/a", headers=KEY, data={"cents": "500"}).status_code == 422
+    client.application.before_request_funcs[None] = [lambda: request.form.get("csrf") and None]
+    assert client.post("/b", headers=KEY).status_code == 200
+    assert [client.post("/c", headers=KEY, json={"cents": each}).status_code for each in (5, 500)] == [200, 422]
+
+
+def test_form_that_was_read_before_runs_where_a_policy_is_tried_out() -> None:
+    """Nothing is refused then."""
+    client = client_of(lambda path: request.form["cents"], store=MemoryStore(), policy=Policy(mode="observe"))
+    client.application.before_request(lambda: request.form.get("csrf") and None)
+    assert client.post("/a", headers=KEY, data={"cents": "5"}).data == b"5"
 
 
 @pytest.mark.parametrize("limit", [None, 1_000])

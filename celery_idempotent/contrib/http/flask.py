@@ -10,6 +10,7 @@ from werkzeug.exceptions import HTTPException
 
 from celery_idempotent.contrib.http.passage import Made, Passage, Spool
 from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, HttpOptions, Problem, RequestFacts
+from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.store import Store
 
 __all__ = ["idempotent_view"]
@@ -91,7 +92,18 @@ def _body(passage: Passage) -> bytes | Problem:
     # Werkzeug cuts a body in chunks at its limit, and says nothing: one byte more tells.
     request.max_content_length = min(limit + 1, request.max_content_length or limit + 1)
     body = request.get_data()
+    if not body and passage.rules.refuses and _is_consumed():
+        raise PolicyError(
+            "request.form",
+            "read before the view",
+            "of its body nothing is left to tell two requests apart; call request.get_data() before, which keeps it",
+        )
     return Problem.BODY_TOO_LARGE if len(body) > limit else body
+
+
+def _is_consumed() -> bool:
+    """Whether somebody, such as a check against CSRF, has made a form of the body."""
+    return "form" in vars(request) and bool(request.form or request.files)
 
 
 def _made(view: View, args: Any, kwargs: Any, limit: int) -> Made[Response]:
