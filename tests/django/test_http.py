@@ -4,16 +4,23 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from io import BytesIO
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from django.core.exceptions import PermissionDenied
 from django.core.signals import request_finished
 from django.db import connection, transaction
-from django.http import FileResponse, Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import (
+    FileResponse,
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    RawPostDataException,
+    StreamingHttpResponse,
+)
 from django.template import engines
 from django.template.response import TemplateResponse
-from django.test import AsyncClient, Client, override_settings
+from django.test import AsyncClient, Client, RequestFactory, override_settings
 from django.urls import path
 
 from celery_idempotent import IdempotencyWarning, Policy, PolicyError, Status, StoreUnavailable, current_attempt
@@ -214,6 +221,23 @@ def test_sync_stream_and_file_are_recorded(shop: DjangoShop, store: MemoryStore)
     else:
         assert [shop.request().body for _ in range(2)] == [b"report"] * 2
     assert file.closed
+
+
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+def test_form_that_was_read_before_runs_only_where_a_policy_is_tried_out(
+    store: MemoryStore, mode: Literal["enforce", "observe"]
+) -> None:
+    """Django keeps no body of multipart forms, and two of them could not be told apart."""
+    view = idempotent_view(store=store, caller="anybody", policy=Policy(mode=mode))(
+        lambda request: HttpResponse(request.POST["cents"])
+    )
+    request = RequestFactory().post("/", {"cents": "5"}, headers={"Idempotency-Key": "k-1"})
+    assert request.POST
+    if mode == "observe":
+        assert view(request).content == b"5"
+    else:
+        with pytest.raises(RawPostDataException):
+            view(request)
 
 
 def test_request_with_a_stream_is_over_once(shop: DjangoShop, store: MemoryStore) -> None:

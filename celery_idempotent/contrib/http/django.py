@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.handlers.exception import response_for_exception
 from django.db import connections
-from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, RawPostDataException, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve
 from django.utils.module_loading import import_string
@@ -198,7 +198,12 @@ class _Coat:
             _refuse_transaction()
         if problem := rules.sized(request.META.get("CONTENT_LENGTH")):
             return problem
-        body = request.body
+        try:
+            body = request.body
+        except RawPostDataException:
+            if rules.refuses:
+                raise
+            return None
         return Problem.BODY_TOO_LARGE if len(body) > rules.max_request else (key, body)
 
     def _refused(self, *found: object) -> HttpResponse | None:
