@@ -165,7 +165,7 @@ def request_class(cls: type[Task]) -> Any:
 def refuse_unsupported_body(cls: type) -> None:
     """Refuse a body whose effect would come after its claim was completed: async, or a generator."""
     body: Any = getattr(cls, "run", cls)
-    while _is_a_frame_around(body):
+    while is_a_frame_around(body):
         body = body.__wrapped__
     for each in (body, getattr(body, "__call__", None)):  # noqa: B004 - an object's own, to look at
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
@@ -204,7 +204,7 @@ _AWAIT = "write def, and asyncio.run(...) in the body"
 _ITERATE = "return a list"
 
 
-def _is_a_frame_around(body: Any) -> bool:
+def is_a_frame_around(body: Any) -> bool:
     """Whether it is a wrapper that changes nothing about when the body runs: one of Celery's, or of contextlib's."""
     return hasattr(body, "__wrapped__") and (_is_celerys(body) or _module_of(body) == "contextlib")
 

@@ -186,6 +186,8 @@ def refuse_what_is_no_function(function: Any) -> None:
     if not callable(function) or inspect.isclass(function):
         raise PolicyError("function", repr(function), "must be a function")
     body = _innermost(function)
+    while binding.is_a_frame_around(body):
+        body = body.__wrapped__
     if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         raise PolicyError(
             "function",

@@ -1,6 +1,7 @@
 """Functions outside tasks: the same promises, without a message."""
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import sys
@@ -464,6 +465,8 @@ class CallableGenerator:
         (an_async_generator, "function", "return a list"),
         (functools.partial(a_generator), "function", "return a list"),
         (CallableGenerator(), "function", "return a list"),
+        (contextlib.contextmanager(a_generator), "function", "return a list"),
+        (contextlib.asynccontextmanager(an_async_generator), "function", "return a list"),
         (Account, "function", "must be a function"),
         ("charge", "function", "must be a function"),
         (staticmethod(len), "function", "write @staticmethod above"),
@@ -473,7 +476,8 @@ class CallableGenerator:
         (functools.partial(len), "name", "write name="),
     ],
     ids=[
-        *("generator", "async generator", "partial of a generator", "object that is one", "class", "text"),
+        *("generator", "async generator", "partial of a generator", "object that is one"),
+        *("context manager", "async context manager", "class", "text"),
         *("staticmethod", "classmethod", "task", "lambda", "partial"),
     ],
 )
