@@ -32,7 +32,7 @@ _RENEWALS_PER_LEASE = 3
 _RETRIES_PER_LEASE = 10
 """Two renewals may fail outright, and each is retried at a tenth of the lease, before the lease is over."""
 
-_NO_THREAD = (RuntimeError, MemoryError)
+NO_THREAD = (RuntimeError, MemoryError)
 """What starting a thread raises: the process is at a limit, or the interpreter shuts down."""
 
 _BEGINS_WITHIN = 5.0
@@ -66,7 +66,7 @@ class _Resident:
         self.is_alive = False
 
     def start(self) -> None:
-        """Return when it lives; raises one of ``_NO_THREAD`` if it does not."""
+        """Return when it lives; raises one of ``NO_THREAD`` if it does not."""
         self._begun.clear()
         _thread.start_new_thread(self._run, ())
         if not self._begun.wait(_BEGINS_WITHIN):
@@ -144,7 +144,7 @@ class Heartbeat:
     def _engage(self, resident: _Resident, claim: Claim) -> None:
         try:
             resident.start()
-        except _NO_THREAD as error:
+        except NO_THREAD as error:
             raise StoreUnavailable(
                 repr(claim.store),
                 "heartbeat",
@@ -156,7 +156,7 @@ class Heartbeat:
         for beat in self._wait_for_due():
             try:
                 _thread.start_new_thread(self._renew, (beat,))
-            except _NO_THREAD as error:
+            except NO_THREAD as error:
                 self._leave(beat, _described(error))
 
     def _wait_for_due(self) -> list[_Beat]:

@@ -13,8 +13,8 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from celery_idempotent.engine.heartbeat import is_alive
-from celery_idempotent.errors import SafeToRetry
+from celery_idempotent.engine.heartbeat import NO_THREAD, is_alive
+from celery_idempotent.errors import SafeToRetry, StoreUnavailable
 
 T = TypeVar("T")
 G = TypeVar("G")
@@ -56,8 +56,21 @@ class _Thread:
         self.last: asyncio.Future[_Done] = self._loop.create_future()
 
     def start(self) -> None:
-        """Begin. The interpreter waits for the thread: an effect that happened is recorded."""
-        threading.Thread(target=copy_context().run, args=(self._run,), name="celery-idempotent").start()
+        """Begin. The interpreter waits for the thread: an effect that happened is recorded.
+
+        Raises:
+            StoreUnavailable: The process can start no thread; nothing was asked.
+        """
+        thread = threading.Thread(target=copy_context().run, args=(self._run,), name="celery-idempotent")
+        try:
+            thread.start()
+        except NO_THREAD as error:
+            raise StoreUnavailable(
+                "celery-idempotent",
+                "waiting",
+                f"no thread can be started to wait for the store: {error!r}; give the process more "
+                "threads (ulimit -u, pids.max) or memory, or let fewer calls in at a time",
+            ) from error
 
     def _run(self) -> None:
         try:

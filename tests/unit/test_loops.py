@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import AtMostOnce, LeaseLost, OutcomeUnknown, Policy, current_attempt, idempotent
+from celery_idempotent import (
+    AtMostOnce,
+    LeaseLost,
+    OutcomeUnknown,
+    Policy,
+    StoreUnavailable,
+    current_attempt,
+    idempotent,
+)
 from celery_idempotent.engine import loops
 from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.loops import awaited
@@ -258,6 +266,26 @@ def test_coroutine_that_is_dropped_ends_its_claim() -> None:
 
     _join_threads()
     assert store.statuses == [Status.RELEASED]
+
+
+@pytest.mark.parametrize("limit", [RuntimeError("can't start new thread"), MemoryError()], ids=["threads", "memory"])
+def test_call_that_no_thread_can_wait_for_runs_nothing_and_may_be_made_again(
+    monkeypatch: pytest.MonkeyPatch, limit: Exception
+) -> None:
+    """A process at its limit tells it as the heartbeat does."""
+    store = Slow()
+    store.may_write.set()
+
+    async def body() -> None:
+        raise AssertionError
+
+    def refuse(thread: threading.Thread) -> None:
+        raise limit
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(StoreUnavailable, match="no thread can be started"):
+        asyncio.run(a_charge(store, body)("o-1"))
+    assert store.statuses == []
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "left by its thread"])
