@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.objects import LargeResults, ObjectMissing, Pointer, pointer_in
+from celery_idempotent.protocol.objects import CONTENT_TYPE, LargeResults, ObjectMissing, Pointer, pointer_in
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.steps import Finished, from_plain
 
@@ -45,10 +45,10 @@ def fetched(large: LargeResults | None, encoded: Encoded, key: str) -> Encoded:
 
 def with_result(large: LargeResults | None, record: Record) -> Record:
     """The record with its result in the place of a pointer; or without one, and why. Raises as :func:`fetched` does."""
-    if record.result is None or record.content_type is None:
+    if record.result is None or record.content_type != CONTENT_TYPE:
         return record
     try:
-        encoded = fetched(large, Encoded(record.result, record.content_type), record.key)
+        encoded = fetched(large, Encoded(record.result, CONTENT_TYPE), record.key)
     except ObjectLost as error:
         return record.but(result=None, content_type=None, error=str(error))
     return record.but(result=encoded.data, content_type=encoded.content_type)

@@ -116,8 +116,8 @@ class Codec:
 
     def _read_back(self, value: Any, slot: Slot, most: int | None) -> "Kept":
         encoded = self._encoded(value)
-        reads_back, size = self._decoded(encoded), _size(encoded.data)
-        if most is not None and size > most:
+        reads_back = self._decoded(encoded)
+        if most is not None and (size := _size(encoded.data)) > most:
             return Kept(None, reads_back, f"{size} bytes, over {most}")
         return Kept(self._sealed(encoded, slot), reads_back, None)
 

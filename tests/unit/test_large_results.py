@@ -563,6 +563,7 @@ class TestForgetting:
         steps = {
             "damaged": {"text": "x", "content_type": CONTENT_TYPE},
             "unreadable": {},
+            "lost": {"lost": "too large"},
             "begun": {"begun_at": 1, "attempt": 1},
         }
         record = a_record().but(status=Status.RELEASED, steps=steps, result="x", content_type=CONTENT_TYPE)
@@ -625,6 +626,11 @@ class TestPointers:
         """It is lost already."""
         record = a_record().but(status=Status.COMPLETED, result=None)
         assert with_result(large_results(), record) is record
+
+    def test_a_record_with_its_result_is_left_as_it_is(self) -> None:
+        """Every replay comes here, and a copy is most of what one costs."""
+        record = a_record().but(status=Status.COMPLETED, result="1", content_type="application/json")
+        assert with_result(None, record) is record
 
     def test_a_worker_that_knows_no_objects_takes_a_pointer_for_no_result(self) -> None:
         """Its codec accepts no such content."""
