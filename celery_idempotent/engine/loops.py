@@ -130,9 +130,6 @@ async def awaited(act: Callable[[Callable[[G], Any]], T], call: Callable[[G], Aw
 async def _made(call: Callable[[], Awaitable[Any]], returned: "Future[Any]") -> None:
     try:
         value = await call()
-    except GeneratorExit as error:
-        returned.set_exception(error)
-        raise
     except BaseException as error:  # noqa: BLE001 - the thread raises it again, or what is to be raised instead
         returned.set_exception(error)
     else:

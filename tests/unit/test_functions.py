@@ -29,8 +29,9 @@ from celery_idempotent import (
     idempotent,
     signals,
 )
+from celery_idempotent.engine.processes import this_process
 from celery_idempotent.integration.task import IdempotentTask
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.record import Record, Status, process_of, trace_of
 from celery_idempotent.protocol.steps import Step
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
@@ -47,6 +48,16 @@ class Killed(BaseException):
 
 def _refuse_to_write(record: Record) -> None:
     raise Killed
+
+
+def _die_in_the_body(shop: "Shop", policy: Policy) -> None:
+    def die() -> None:
+        shop.store.before_swap = _refuse_to_write  # a dead process writes nothing
+        raise Killed
+
+    with pytest.raises(Killed):
+        shop.charge(policy, die)("o-1")
+    shop.store.before_swap = lambda record: None
 
 
 class Shop:
@@ -153,7 +164,7 @@ def test_call_without_a_key_runs_nothing_and_is_told(shop: Shop) -> None:
     told = []
 
     def receive(**about: Any) -> None:
-        told.append(about["sender"].name)
+        told.append((about["sender"], about["task_id"]))
 
     signals.key_missing.connect(receive)
     charge = shop.charge()
@@ -161,7 +172,7 @@ def test_call_without_a_key_runs_nothing_and_is_told(shop: Shop) -> None:
     with pytest.raises(KeyMissing):
         charge(None)
     assert not shop.charged
-    assert told == [charge.name]
+    assert told == [(charge.__wrapped__, None)]
     signals.key_missing.disconnect(receive)
 
 
@@ -252,6 +263,17 @@ def test_body_without_a_claim_leaves_what_it_calls_protected(
     assert shop.charged == ["o-1"]
 
 
+def test_recursion_by_way_of_another_function_is_one_too() -> None:
+    """However many operations lie between, it would wait for itself."""
+    shop = Shop("sync")
+    depth = iter([True, False])
+    charge: Any = shop.charge(name="charge", body=lambda: other("o-2") if next(depth) else None)
+    other = shop.charge(name="other", body=lambda: charge("o-1"))
+
+    assert charge("o-1") == "charged 1"
+    assert shop.charged == ["o-1", "o-2", "o-1"]
+
+
 def test_another_operation_in_a_body_is_its_own() -> None:
     """What surrounds it is another key's."""
     shop = Shop("sync")
@@ -340,6 +362,48 @@ def test_call_in_flight_raises_at_once_or_after_a_wait(shop: Shop) -> None:
     assert shop.charged == ["o-1"]
 
 
+def test_wait_asks_ever_more_seldom_and_ends_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last pause is what is left of it."""
+    shop = Shop("sync")
+    _die_in_the_body(shop, Policy("order"))
+    pauses: list[float] = []
+    shop.clock.on_sleep = pauses.append
+    monkeypatch.setattr("celery_idempotent.integration.functions.time", shop.clock)
+    monkeypatch.setattr("celery_idempotent.integration.gates.random", SimpleNamespace(random=lambda: 0.0))
+
+    with pytest.raises(InFlight):
+        shop.charge(Policy("order", backoff=1, backoff_max=60), wait=3)("o-1")
+    assert pauses == [1.0, 1.5, 0.5]
+
+
+def test_record_names_trace_and_process_of_its_caller(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a thread asks the store: the trace is the one that the call belongs to."""
+    trace = contextvars.ContextVar("trace", default="")
+    monkeypatch.setattr("celery_idempotent.integration.traces._read", trace.get)
+    charge = shop.charge()
+
+    def call() -> None:
+        trace.set("00-of-the-caller-01")
+        charge("o-1")
+
+    contextvars.Context().run(call)
+
+    assert trace_of(shop.record) == "00-of-the-caller-01"
+    assert process_of(shop.record) == this_process() != ""
+
+
+def test_store_that_is_down_is_asked_by_one_call_at_a_time(shop: Shop) -> None:
+    """Functions of one store share its circuit breaker."""
+    charge, refund = shop.charge(name="charge"), shop.charge(name="refund")
+    shop.store.faults.extend(["request lost"] * 1_000)
+
+    for number in range(100):
+        with pytest.raises(StoreUnavailable):
+            (charge, refund)[number % 2](f"o-{number}")
+
+    assert len(shop.store.swaps) < 100
+
+
 def test_app_gives_store_policy_namespace_and_serialiser(shop: Shop) -> None:
     """One setting serves its tasks and its functions, and they can share an operation."""
     app = an_app(
@@ -390,6 +454,27 @@ def test_store_without_an_app_keeps_the_policys_limits(shop: Shop) -> None:
     assert charge("o-1") is None
 
 
+@pytest.mark.parametrize("most", [None, 5])
+def test_store_without_an_app_keeps_no_result_beyond_the_policys_size(shop: Shop, most: int | None) -> None:
+    """The effect has happened all the same."""
+    charge = shop.charge(Policy("order", max_result=most))
+
+    charge("o-1")
+    assert (shop.record.result is None) is (most is not None)
+
+
+@pytest.mark.parametrize("redacted", [True, False])
+def test_store_without_an_app_keeps_no_text_that_the_policy_redacts(shop: Shop, redacted: bool) -> None:
+    """An error can quote what is secret."""
+
+    def body() -> None:
+        raise Declined("of Ada's card")
+
+    with pytest.raises(Declined):
+        shop.charge(Policy("order", remember=(Declined,), redact_errors=redacted), body)("o-1")
+    assert ("Ada" in str(shop.record)) is not redacted
+
+
 def test_function_without_a_policy_is_keyed_by_all_arguments() -> None:
     """As a task is."""
     store = MemoryStore()
@@ -433,6 +518,16 @@ def test_methods_are_keyed_without_their_instance() -> None:
     assert Account.of_class("o-1") == Account().of_class("o-1") == ["Account", "o-1"]
     assert Account.of_nobody("o-1") == Account().of_nobody("o-1") == ["o-1"]
     assert Account().of_instance.idempotency_key_for("o-1").startswith(f"{__name__}.Account.of_instance:1:")  # type: ignore[attr-defined]
+
+
+def test_function_that_was_written_in_another_is_no_method() -> None:
+    """Whatever it calls its first argument, that is an argument."""
+
+    @idempotent(store=MemoryStore())
+    def charge(self: str) -> str:
+        return self
+
+    assert (charge("o-1"), charge("o-2")) == ("o-1", "o-2")
 
 
 @pytest.mark.parametrize("policy", [None, Policy()])
@@ -572,22 +667,17 @@ def test_script_is_named_as_others_import_it(monkeypatch: pytest.MonkeyPatch, ma
 
 def test_guarantee_speaks_of_the_function(shop: Shop) -> None:
     """As a task's does."""
-    charge = shop.charge(Policy("order", effects={"text": AtMostOnce()}))
+    policy = Policy("order", effects={"text": AtMostOnce()})
+    charge = shop.charge(policy)
 
+    assert charge.guarantee() == policy.guarantee(charge.name)
     assert charge.guarantee().startswith(f"{charge.name}: calls with the same idempotency key are one operation")
 
 
 def test_operation_in_doubt_stops(shop: Shop) -> None:
     """A process that died in its body leaves what a person has to resolve, under a policy that says so."""
     policy = Policy("order", on_takeover="refuse")
-
-    def die() -> None:
-        shop.store.before_swap = _refuse_to_write  # a dead process writes nothing
-        raise Killed
-
-    with pytest.raises(Killed):
-        shop.charge(policy, die)("o-1")
-    shop.store.before_swap = lambda record: None
+    _die_in_the_body(shop, policy)
     shop.clock.advance(120_000)
 
     with pytest.raises(OutcomeUnknown):

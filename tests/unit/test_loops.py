@@ -173,7 +173,11 @@ def test_call_that_is_cancelled_after_its_body_is_recorded_all_the_same() -> Non
     store = Slow()
     store.may_write.set()
 
+    complaints: list[Any] = []
+
     async def test() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, about: complaints.append(about))
+
         async def body() -> str:
             store.may_write.clear()
             return "charged"
@@ -182,6 +186,7 @@ def test_call_that_is_cancelled_after_its_body_is_recorded_all_the_same() -> Non
         charging = asyncio.create_task(charge("o-1"))
         await store.until_one_waits()  # the claim
         await store.until_one_waits()  # the completion
+        assert not any(each.daemon for each in _threads())  # or the interpreter would not wait for them
         charging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await charging
@@ -191,6 +196,7 @@ def test_call_that_is_cancelled_after_its_body_is_recorded_all_the_same() -> Non
         assert await charge("o-1") == "charged"
 
     run(test())
+    assert not complaints
 
 
 def test_cancelled_step_is_in_doubt_only_if_it_had_begun() -> None:
@@ -319,6 +325,21 @@ def test_loop_that_ends_before_the_body_ends_its_claim(monkeypatch: pytest.Monke
     loop.close()
 
 
+def test_coroutine_of_an_unprotected_body_can_be_dropped() -> None:
+    """It is closed in another context than it ran in, and says nothing of it."""
+    loop = asyncio.new_event_loop()
+
+    async def body() -> None:
+        loop.stop()
+        await asyncio.sleep(TIMEOUT)
+
+    coroutine = a_charge(Slow(), body, mode="off")("o-1")
+    task = loop.create_task(coroutine)
+    loop.run_forever()
+
+    _drop(loop, task, coroutine)
+
+
 def _drop(loop: asyncio.AbstractEventLoop, task: Any, coroutine: Coroutine[Any, Any, Any]) -> None:
     coroutine.close()
     loop.run_until_complete(loop.shutdown_default_executor())
@@ -327,8 +348,12 @@ def _drop(loop: asyncio.AbstractEventLoop, task: Any, coroutine: Coroutine[Any, 
 
 
 def _join_threads() -> None:
-    for each in [each for each in threading.enumerate() if each.name == "celery-idempotent"]:
+    for each in _threads():
         each.join(TIMEOUT)
+
+
+def _threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "celery-idempotent"]
 
 
 def test_errors_of_the_thread_and_of_the_call_are_the_callers() -> None:
