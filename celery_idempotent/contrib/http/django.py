@@ -143,16 +143,16 @@ class _Coat:
     def answer(self, request: HttpRequest, respond: Callable[[], HttpResponseBase], route: Route) -> HttpResponseBase:
         """The response to a request."""
         asked = self._asked(request)
-        caller = self._passage.known(self._caller(request)) if isinstance(asked, tuple) else None
-        refused = self._refused(asked, caller)
-        if refused is not None:
-            return refused
-        if not (isinstance(asked, tuple) and isinstance(caller, str)):
+        told = self._told(request) if isinstance(asked, tuple) else None
+        facts = self._facts(request, asked, told, route)
+        if isinstance(facts, Problem) and self._passage.rules.refuses:
+            return _response(self._passage.rules.refusal(facts))
+        if not isinstance(facts, RequestFacts):
             with self._passage.unprotected():
                 return respond()
         made = _Maker(request, self._passage.rules.max_response)
         try:
-            found = self._passage.passed(_facts(request, *asked, caller, route(request)), lambda: made.of(respond()))
+            found = self._passage.passed(facts, lambda: made.of(respond()))
         except Exception as error:
             page = made.page_of(error)
             if page is None:
@@ -165,12 +165,11 @@ class _Coat:
     ) -> HttpResponseBase:
         """As :meth:`answer`, awaited."""
         asked = self._asked(request)
-        told = self._caller(request) if isinstance(asked, tuple) else None
-        caller = self._passage.known(await told if isawaitable(told) else told) if isinstance(asked, tuple) else None
-        refused = self._refused(asked, caller)
-        if refused is not None:
-            return refused
-        if not (isinstance(asked, tuple) and isinstance(caller, str)):
+        told = self._told(request) if isinstance(asked, tuple) else None
+        facts = self._facts(request, asked, await told if isawaitable(told) else told, route)
+        if isinstance(facts, Problem) and self._passage.rules.refuses:
+            return _response(self._passage.rules.refusal(facts))
+        if not isinstance(facts, RequestFacts):
             with self._passage.unprotected():
                 return await respond()
         made = _Maker(request, self._passage.rules.max_response)
@@ -179,7 +178,7 @@ class _Coat:
             return await made.of_on_loop(await respond())
 
         try:
-            found = await self._passage.passed_on_loop(_facts(request, *asked, caller, route(request)), make)
+            found = await self._passage.passed_on_loop(facts, make)
         except Exception as error:
             page = made.page_of(error)
             if page is None:
@@ -206,13 +205,30 @@ class _Coat:
             return None
         return Problem.BODY_TOO_LARGE if len(body) > rules.max_request else (key, body)
 
-    def _refused(self, *found: object) -> HttpResponse | None:
-        problem = next((each for each in found if isinstance(each, Problem)), None)
-        rules = self._passage.rules
-        return _response(rules.refusal(problem)) if problem is not None and rules.refuses else None
-
-    def _caller(self, request: HttpRequest) -> Any:
+    def _told(self, request: HttpRequest) -> Any:
+        """What the author says about who calls, or what has to be awaited for that."""
         return self._passage.caller(request, request.headers.get("Authorization"))
+
+    def _facts(
+        self, request: HttpRequest, asked: tuple[str, bytes] | Problem | None, told: Any, route: Route
+    ) -> RequestFacts | Problem | None:
+        """What a request is about, or why it is refused; None where it runs unprotected."""
+        if not isinstance(asked, tuple):
+            return asked
+        caller = self._passage.known(told)
+        if isinstance(caller, Problem):
+            return caller
+        key, body = asked
+        return RequestFacts(
+            method=request.method or "",
+            path=request.path,
+            query=request.META.get("QUERY_STRING", ""),
+            content_type=request.content_type or "",
+            body=body,
+            key=key,
+            caller=caller,
+            route=route(request),
+        )
 
 
 class _Maker:
@@ -302,19 +318,6 @@ def _refuse_transaction() -> None:
                 "the view's effect could be rolled back after it was recorded; write @transaction.non_atomic_requests "
                 "above @idempotent_view, and a transaction into the view",
             )
-
-
-def _facts(request: HttpRequest, key: str, body: bytes, caller: str, route: str | None) -> RequestFacts:
-    return RequestFacts(
-        method=request.method or "",
-        path=request.path,
-        query=request.META.get("QUERY_STRING", ""),
-        content_type=request.content_type or "",
-        body=body,
-        key=key,
-        caller=caller,
-        route=route,
-    )
 
 
 def _route_of(request: HttpRequest) -> str | None:
