@@ -269,7 +269,7 @@ def cipher_of(setting: Any) -> Cipher | None:
     if setting is None:
         return None
     try:
-        module = import_module("celery_idempotent.contrib.cipher")
+        module = import_module("celery_idempotent.integration.keyring")
     except ModuleNotFoundError as error:
         raise PolicyError(
             "idempotency_cipher", "...", f'{error.name} is not installed; run: pip install "celery-idempotent[cipher]"'

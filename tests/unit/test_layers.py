@@ -31,13 +31,9 @@ FACES = {
 }
 """Modules at the root that hand on what is public and define nothing."""
 
-PLUGGED_IN = {
-    "stores.__init__": {"contrib.django.store"},
-    "integration.cli.__init__": {"contrib.web.command"},
-    "integration.settings": {"contrib.cipher"},
-}
+PLUGGED_IN = {"stores.__init__": {"contrib.django.store"}, "integration.cli.__init__": {"contrib.web.command"}}
 """By module, what it opens by name though it stands above: a store that a URL's scheme names, as a third party's is; a
-command beside the others; the cipher, where it is set."""
+command beside the others."""
 
 PACKAGES: dict[str, set[str]] = {
     "errors": set(),
@@ -60,9 +56,9 @@ PACKAGES: dict[str, set[str]] = {
     "stores.sql": {"psycopg", "sqlalchemy"},
     "integration": {"billiard", "celery", "click", "kombu"},
     "integration.cli": {"celery", "click", "kombu", "rich"},
+    "integration.keyring": {"cryptography"},
     "contrib": set(),
     "contrib.aws_lambda": {"celery"},
-    "contrib.cipher": {"cryptography"},
     "contrib.django": {"celery", "django", "sqlalchemy"},
     "contrib.http": {"celery"},
     "contrib.http.django": {"asgiref", "celery", "django"},
