@@ -4,7 +4,6 @@ import re
 import threading
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from typing import Any, Literal
 from weakref import proxy
 
@@ -269,13 +268,12 @@ def cipher_of(setting: Any) -> Cipher | None:
     if setting is None:
         return None
     try:
-        module = import_module("celery_idempotent.integration.keyring")
+        from celery_idempotent.integration.keyring import KeyRing
     except ModuleNotFoundError as error:
         raise PolicyError(
             "idempotency_cipher", "...", f'{error.name} is not installed; run: pip install "celery-idempotent[cipher]"'
         ) from error
-    cipher: Cipher = module.KeyRing(setting)
-    return cipher
+    return KeyRing(setting)
 
 
 def _milliseconds(setting: str, value: Any, what: str) -> int:

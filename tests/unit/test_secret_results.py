@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,7 @@ from celery_idempotent import (
     signals,
 )
 from celery_idempotent.engine.search import Filter, found, looked_up
-from celery_idempotent.integration import settings, startup
+from celery_idempotent.integration import startup
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.cipher import SEALED
 from celery_idempotent.protocol.codec import Codec, Encoded, result_slot
@@ -709,11 +710,8 @@ def test_key_that_became_bad_is_refused_when_a_worker_starts() -> None:
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what installs it."""
-
-    def missing(name: str) -> Any:
-        raise ModuleNotFoundError(f"No module named {name!r}", name="cryptography")
-
-    monkeypatch.setattr(settings, "import_module", missing)
+    monkeypatch.delitem(sys.modules, "celery_idempotent.integration.keyring")
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
 
     with pytest.raises(PolicyError, match=re.escape('pip install "celery-idempotent[cipher]"')):
         _bound(NEW)
