@@ -18,14 +18,17 @@ from celery_idempotent.protocol.cipher import (
     SEALED,
     NotOpened,
     Slot,
+    error_slot,
     hidden,
     hidden_label,
     is_hidden,
     label_slot,
+    legible,
     shown,
 )
 from celery_idempotent.protocol.codec import Codec, Encoded, failure_slot, result_slot
 from celery_idempotent.protocol.record import RecordUnreadable
+from celery_idempotent.testing.contract import a_record
 
 OLD, NEW = (urlsafe_b64encode(each * 32) for each in (b"\xb1", b"\x4e"))
 """The same in each process, so that tests have the same names."""
@@ -86,6 +89,12 @@ def test_what_was_cut_is_not_opened(clear: bytes, data: st.DataObject) -> None:
             RING.open(cut, SLOT)
 
 
+def test_what_an_earlier_release_has_sealed_is_opened() -> None:
+    """Records outlive the code that wrote them: neither the form nor how keys are derived may change."""
+    sealed = bytes.fromhex("0147763655000102030405060708090a0b8ff20061056052429511eef35ad0d7af03d44113")
+    assert RING.open(sealed, SLOT) == b"ch_1"
+
+
 def test_nonce_is_fresh_each_time() -> None:
     """Who reads the store cannot tell whether two operations have one result."""
     assert len({RING.seal(b"ch_1", SLOT) for _ in range(1000)}) == 1000
@@ -140,6 +149,8 @@ def test_bad_key_is_refused_and_not_shown(keys: Any) -> None:
 
     assert refused.value.option == "idempotency_cipher"
     assert refused.value.__cause__ is None
+    if isinstance(keys, list) and keys:
+        assert "key 2 is not 32 bytes" in str(refused.value)  # which one, as it is not shown
     for each in (OLD, NEW):
         assert each[:8].decode() not in str(refused.value)
 
@@ -300,3 +311,15 @@ def test_clear_label_that_looks_encrypted_is_marked() -> None:
     assert not is_hidden(kept)
     assert kept == "(encrypted:" + "x" * 244
     assert hidden_label(None, "o-1", "k") == "o-1"
+
+
+def test_verdict_is_legible_where_nothing_else_is_encrypted() -> None:
+    """It has copies of the errors that were judged, and each is read by itself."""
+    judged = hidden(RING, "card 4711", error_slot("k"))
+    earlier = {"action": "rerun", "error": judged}
+    record = a_record().but(key="k", verdict={"action": "completed", "error": judged, "earlier": [earlier]})
+    assert (record.label, record.error) == ("acme/1001", None)
+
+    read = legible(RING, record).verdict
+
+    assert (read["error"], read["earlier"][0]["error"]) == ("card 4711", "card 4711")
