@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent import LeaseLost, Policy, PolicyError
+from celery_idempotent import KeyReused, LeaseLost, OutcomeUnknown, Policy, PolicyError, ResultLost
 from celery_idempotent.contrib.http import answer
 from celery_idempotent.contrib.http.passage import Spool, _Unkept
 from celery_idempotent.contrib.http.semantics import (
+    LONGEST_KEY,
     HttpAnswer,
     HttpRules,
     Problem,
@@ -222,12 +223,38 @@ def test_body_that_is_no_json_is_text() -> None:
     assert facts.arguments()["body"] == "[" * 100_000
 
 
-def test_attempt_that_was_taken_over_is_a_conflict() -> None:
-    """Who repeats the request gets what the other one has done."""
-    refusal = HttpRules(caller="anybody").refusal_of(LeaseLost("k", 1), "k", has_run=True)
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (LeaseLost("k", 1), 409),  # who repeats the request gets what the other one has done
+        (KeyReused("k", "t-1"), 422),
+        (OutcomeUnknown("k", "nobody knows"), 500),
+        (ResultLost("k", "too large"), 500),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_error_about_the_request_is_told_and_one_about_another_operation_is_not(error: Exception, status: int) -> None:
+    """What the application asks of others is its own business."""
+    rules = HttpRules(caller="anybody")
+    refusal = rules.refusal_of(error, "k", has_run=True)
     assert refusal is not None
-    assert refusal.status == 409
-    assert HttpRules(caller="anybody").refusal_of(LeaseLost("k", 1), "other", has_run=True) is None
+    assert refusal.status == status
+    assert rules.refusal_of(error, "other", has_run=True) is None
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0, "1"), (0.2, "1"), (1, "1"), (1.2, "2")])
+def test_retry_after_is_whole_seconds_and_never_too_early(seconds: float, told: str) -> None:
+    """Zero would have a client ask without a pause."""
+    refusal = HttpRules(caller="anybody").refusal(Problem.IN_FLIGHT, seconds)
+    assert ("retry-after", told) in refusal.headers
+
+
+@pytest.mark.parametrize(("length", "fits"), [(1, True), (LONGEST_KEY, True), (LONGEST_KEY + 1, False)])
+def test_key_has_up_to_255_characters(length: int, fits: bool) -> None:
+    """As Stripe's; quotes and escapes are not counted."""
+    key = '"' * length
+    quoted = key.replace('"', '\\"')
+    assert key_of([f'"{quoted}"']) == (key if fits else Problem.KEY_MALFORMED)
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
