@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from celery_idempotent import KeyReused, LeaseLost, OutcomeUnknown, Policy, PolicyError, ResultLost
 from celery_idempotent.contrib.http import answer
-from celery_idempotent.contrib.http.passage import Spool, _Unkept
+from celery_idempotent.contrib.http.passage import Made, Spool, _Unkept
 from celery_idempotent.contrib.http.semantics import (
     LONGEST_KEY,
     HttpAnswer,
@@ -215,6 +215,21 @@ def test_name_of_a_request_is_bounded() -> None:
     assert odd.name == "POST /a%00b/%5Cud800%20%C3%A9"
     long = RequestFacts("POST", "/" + "x" * 5000, "", "", b"", "k", "", None)
     assert 10 < len(long.name) < 1000
+
+
+def test_keys_do_not_depend_on_how_routes_are_called() -> None:
+    """A route that is written in another way is the same operation; a policy may still have a scope of its own."""
+    assert HttpRules(caller="anybody").policy.scope == "http"
+    assert HttpRules(caller="anybody", policy=Policy(scope="shop")).policy.scope == "shop"
+
+
+def test_response_of_the_largest_size_is_kept() -> None:
+    """Only what is larger is not."""
+    rules = HttpRules(caller="anybody", max_response=2)
+    assert Made(None, 200, [], b"ok").value(rules)["text"] == "ok"
+    assert Made(None, 200, [], Spool(2).fill([b"o", b"k"])).value(rules)["text"] == "ok"
+    assert isinstance(Made(None, 200, [], b"ok!").value(rules), _Unkept)
+    assert isinstance(Made(None, 200, [], Spool(2).fill([b"o", b"k!"])).value(rules), _Unkept)
 
 
 def test_body_that_is_no_json_is_text() -> None:

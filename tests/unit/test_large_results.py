@@ -498,6 +498,12 @@ class TestTransactions:
         assert kept.encoded.content_type == CONTENT_TYPE
         assert len(scene.objects.objects) == 1
 
+    def test_each_result_is_an_object_of_its_own(self, scene: _LargeScene, claim: Claim) -> None:
+        """Also one that the same attempt names again: what a record points to is never written over."""
+        for value in (LARGE, LARGE, f"{LARGE}!"):
+            claim.recordable(scene.codec.keep(value, SLOT))
+        assert len(scene.objects.objects) == 3
+
     def test_no_answer_is_not_waited_for(self, scene: _LargeScene, claim: Claim) -> None:
         """Nothing has happened yet, and it is undone."""
         scene.objects.always = NO_ANSWER

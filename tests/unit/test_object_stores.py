@@ -3,6 +3,7 @@
 import os
 import stat
 from importlib.metadata import EntryPoint
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from celery_idempotent.stores import objects as objects_module
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.objects import LargeResults, ObjectMissing, ObjectStore, address_of, open_large_results
 from celery_idempotent.stores.objects.folder import FolderObjects
+from celery_idempotent.stores.objects.s3 import S3Objects
 from tests.support.deliveries import an_app, deliver, published
 from tests.support.objects import NO_ANSWER, REFUSED, MemoryObjects, large_results
 
@@ -56,6 +58,11 @@ class TestUrls:
         """Whether it ends with a slash or not."""
         opened = open_large_results(url)
         assert (repr(opened.objects), opened.prefix) == ("s3://bucket", prefix)
+
+    def test_a_folder_is_no_part_of_names(self) -> None:
+        """Where it is mounted elsewhere, all that is recorded is found again."""
+        opened = open_large_results("file:///mnt/results")
+        assert (repr(opened.objects), opened.prefix) == ("file:///mnt/results", "")
 
     @pytest.mark.parametrize(
         ("url", "remedy"),
@@ -171,6 +178,18 @@ class TestFolder:
             FolderObjects(tmp_path).put("a/b", b"data")
         assert not isinstance(told.value, StoreMisconfigured)
         assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
+
+    def test_what_a_put_has_written_outlives_a_loss_of_power(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The file, its name in its folder, and the folder's own name."""
+        synced = []
+        monkeypatch.setattr(
+            os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        )
+        FolderObjects(tmp_path).put("a/b", b"data")
+        assert synced[0].name.startswith(".")
+        assert synced[1:] == [tmp_path / "a", tmp_path]
 
     @pytest.mark.parametrize("name", ["../outside", "a/../../outside", "", ".", "/etc/hostname", "a\0b"])
     def test_no_name_leads_out_of_it(self, tmp_path: Path, name: str) -> None:
@@ -290,6 +309,32 @@ class TestSetting:
         large.objects.always = NO_ANSWER
         assert deliver(task, "o").state == "RETRY"
         assert task.calls == ["o"]
+
+
+class TestS3:
+    """What is asked of boto3; what S3 answers is a contract's."""
+
+    def test_a_reply_is_closed_once_it_is_read(self) -> None:
+        """Or its connection would go back to no pool."""
+        body = BytesIO(b"data")
+        s3 = SimpleNamespace(get_object=lambda **asked: {"Body": body})
+        assert S3Objects("bucket", client=lambda: s3).get("a") == b"data"
+        assert body.closed
+
+    @pytest.mark.parametrize(("endpoint", "style"), [("http://minio:9000", "path"), (None, None)])
+    def test_a_bucket_is_part_of_the_path_where_the_server_is_not_aws(
+        self, endpoint: str | None, style: str | None
+    ) -> None:
+        """Such a server has no host name for each bucket."""
+        configs = []
+
+        def client(service: str, *, config: Any, **_: Any) -> Any:
+            configs.append(config)
+            return SimpleNamespace(delete_object=lambda **asked: None)
+
+        session: Any = SimpleNamespace(client=client)
+        S3Objects("bucket", endpoint_url=endpoint, session=session).delete("a")
+        assert (configs[0].s3 or {}).get("addressing_style") == style
 
 
 class TestFunctions:

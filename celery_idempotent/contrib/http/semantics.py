@@ -392,9 +392,7 @@ class HttpRules:
         if method not in frozenset(self.methods):
             return None
         key = key_of(lines)
-        if key is Problem.KEY_MISSING and not self.required:
-            return None
-        return key if self.refuses or isinstance(key, str) else None
+        return None if key is Problem.KEY_MISSING and not self.required else key
 
     def sized(self, declared: str | None) -> Problem | None:
         """What is wrong with a request of that ``Content-Length``."""
