@@ -15,7 +15,7 @@ from typing import Any, TypeVar, assert_never
 from kombu.exceptions import KombuError
 
 from celery_idempotent.engine.claim import Claim, effect_key
-from celery_idempotent.engine.loops import awaited
+from celery_idempotent.engine.loops import awaited, is_unfinished
 from celery_idempotent.engine.objects import ObjectLost, fetched
 from celery_idempotent.engine.transaction import BodyTransaction, derived_id, signature_of
 from celery_idempotent.errors import OutcomeUnknown, PolicyError, ResultLost, SafeToRetry, WriteRefused
@@ -132,10 +132,11 @@ class Attempt:
             LeaseLost: Somebody took over; let it pass.
             DeadlineExceeded: A ``LeaseLost``: the body has been running for too long, and nothing was called; likewise.
             StoreUnavailable: The store did not confirm; let it pass.
-            PolicyError: The name was used before in this attempt, or the policy's ``effects`` do not name it.
+            PolicyError: The name was used before in this attempt, the policy's ``effects`` do not name it, or the call
+                returned what has still to be awaited or iterated.
         """
         terms_of(name, {})
-        return call(Step(name, self.effect_key(name), self.fencing_token))
+        return _called(call, Step(name, self.effect_key(name), self.fencing_token))
 
     async def astep(self, name: str, call: Callable[[Step], Awaitable[T]]) -> T:
         """As :meth:`step`, for a call that is awaited: ``await attempt.astep("charge", lambda step: api.charge(...))``.
@@ -350,7 +351,7 @@ class ProtectedAttempt(Attempt):
         match decide_step(step.name, claim.step_state(step.name), terms=terms, now=claim.store.now()):
             case Call():
                 claim.ensure_owned()  # no request while the lease runs; a body that stalled begins nothing
-                return self._finished(step, call(step))
+                return self._finished(step, _called(call, step))
             case Begin():
                 return self._begun(step, call)
             case Recall(finished):
@@ -366,7 +367,7 @@ class ProtectedAttempt(Attempt):
         except RecordTooLarge as error:
             raise PolicyError("step", repr(step.name), f"the record has no room for it; {_RETURN_LESS}") from error
         try:
-            value = call(step)
+            value = _called(call, step)
         except self._nothing_begun:
             self._claim.finish_step(step.name, None)
             raise
@@ -404,6 +405,18 @@ def _refuse_uncallable(name: str, call: object) -> None:
         signature.bind(None)
     except TypeError as error:
         raise PolicyError("step", repr(name), f"its call takes one argument, the step: {error}") from error
+
+
+def _called(call: Callable[[Step], T], step: Step) -> T:
+    """What ``call`` returns, if it has run: a step that is recorded as done is never called again."""
+    value = call(step)
+    if is_unfinished(value):
+        kind = type(value).__name__
+        remedy = "write await attempt.astep(...)" if isinstance(value, Awaitable) else "return a list"
+        raise PolicyError(
+            "step", repr(step.name), f"its call returned an unfinished {kind}, so it has not run; {remedy}"
+        )
+    return value
 
 
 def _without_claim(option: str) -> PolicyError:
@@ -445,8 +458,8 @@ def fenced(
     """A call that shuts out earlier attempts, then looks for their effect, and acts only if there is none."""
 
     def call(step: Step) -> T:
-        fence(step)
-        found = probe(step)
+        _called(fence, step)
+        found = _called(probe, step)
         return act(step) if found is None else found
 
     return call

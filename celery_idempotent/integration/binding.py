@@ -2,8 +2,8 @@
 
 import inspect
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
 from types import CellType, FunctionType
@@ -12,6 +12,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.utils.imports import symbol_by_name
 
+from celery_idempotent.engine.loops import is_unfinished
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
 from celery_idempotent.integration.settings import refuse_control_flow, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
@@ -187,17 +188,10 @@ def refuse_unfinished(value: Any, task: str) -> None:
     such a thing from what looks like a plain function. It is closed, so that Python does not warn of it, too. What the
     body did before it returned has happened; nothing of what it returned has.
     """
-    if type(value) in _FINISHED:
-        return  # asking an abstract class takes longer than all else here
-    if isinstance(value, Coroutine | Generator):
-        with suppress(Exception):
-            value.close()
-    if isinstance(value, Awaitable | Generator | AsyncGenerator):
+    if is_unfinished(value):
         remedy = _AWAIT if isinstance(value, Awaitable) else _ITERATE
         raise PolicyError("body", task, f"it returned an unfinished {type(value).__name__}, which {_LATE}; {remedy}")
 
-
-_FINISHED = {type(None), bool, int, float, str, bytes, list, tuple, dict}
 
 _LATE = "runs only after its claim was completed, if at all"
 _AWAIT = "write def, and asyncio.run(...) in the body"

@@ -13,6 +13,7 @@ from celery_idempotent import (
     LeaseLost,
     OutcomeUnknown,
     Policy,
+    PolicyError,
     StoreUnavailable,
     current_attempt,
     idempotent,
@@ -22,7 +23,7 @@ from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.loops import awaited
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.steps import Step
+from celery_idempotent.protocol.steps import Finished, Step
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 
@@ -390,3 +391,38 @@ def test_step_without_a_claim_is_awaited_too() -> None:
         assert await attempt.astep("charge", lambda step: asyncio.sleep(0, step.name)) == "charge"
 
     run(test())
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "remedy"),
+    [
+        (lambda _: asyncio.sleep(0), r"unfinished coroutine, so it has not run; write await attempt\.astep"),
+        (lambda _: (each for each in [1]), "unfinished generator, so it has not run; return a list"),
+    ],
+)
+@pytest.mark.parametrize("effects", [{}, {"charge": AtMostOnce()}])
+def test_step_whose_call_has_still_to_run_is_not_recorded_as_done(
+    unfinished: Callable[[Step], Any], remedy: str, effects: dict[str, Any]
+) -> None:
+    """``await attempt.step(...)`` would record the step first and make its call then, or never."""
+    store = Slow()
+    store.may_write.set()
+
+    async def body() -> Any:
+        return await current_attempt().step("charge", unfinished)
+
+    with pytest.raises(PolicyError, match=remedy):
+        asyncio.run(a_charge(store, body, effects=effects)("o-1"))
+    assert not any(isinstance(each, Finished) for record in store.scan() for each in record.steps.values())
+    with pytest.raises(PolicyError, match=remedy):
+        Attempt(lambda: Identity("key", None)).step("charge", unfinished)
+
+
+@pytest.mark.parametrize("role", ["fence", "probe", "act"])
+def test_fenced_step_runs_each_of_its_calls_or_none_counts(role: str) -> None:
+    """A fence that was never awaited shuts nobody out."""
+    calls: dict[str, Callable[[Step], Any]] = dict.fromkeys(("fence", "probe", "act"), lambda _: None)
+    attempt = Attempt(lambda: Identity("key", None))
+
+    with pytest.raises(PolicyError, match="unfinished coroutine"):
+        attempt.fenced_step("index", **{**calls, role: lambda _: asyncio.sleep(0)})
