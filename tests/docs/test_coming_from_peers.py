@@ -256,13 +256,13 @@ def _left(stage: Stage) -> int:
 
 
 def _moved(server: str, task: Task, library: str | None, policy: Policy = KEPT) -> Task:
-    """Our task of the same name: plain, or with the base that ``library``'s page has for the time of a deploy."""
+    """Our task of the same name: plain, or with what ``library``'s page has for the time of a deploy."""
     app = _app(server)
+    names: dict[str, Any] = {"app": app, "__name__": "page"}
     if library is None:
         options: dict[str, Any] = {"base": IdempotentTask}
     else:
         (line, block), *_ = code(PAGES[library], "python")
-        names = {"app": app, "__name__": "page"}
         execute_block(PAGES[library], line, block, names)
         leaving: Any = names["rebuild"]
         old = {name: getattr(leaving, name) for name in ("old_keys", "old_names") if hasattr(leaving, name)}
@@ -271,7 +271,8 @@ def _moved(server: str, task: Task, library: str | None, policy: Policy = KEPT) 
     def rebuild(index: str) -> None:
         work(server, index)
 
-    return app.task(name=task.name, shared=False, idempotent=policy, **options)(rebuild)
+    # A module would keep its receivers of signals.
+    return app.task(name=task.name, shared=False, idempotent=policy, page=names, **options)(rebuild)
 
 
 @pytest.mark.parametrize("library", PAGES)
@@ -288,6 +289,21 @@ def test_their_message_is_executed_here(stage: Stage, library: str, is_cleared: 
     assert _left(stage) == (0 if is_cleared else 1)
     assert stage.again(theirs) is is_cleared
     assert not stage.again(here), "its outcome is known"
+
+
+@pytest.mark.parametrize("library", PAGES)
+def test_lock_of_a_duplicate_is_cleared_too(stage: Stage, library: str) -> None:
+    """Their publisher sends it again after the first has ended; here it is answered, and no body runs."""
+    theirs = TASKS[library](stage.server)
+    here = _moved(stage.server, theirs, library)
+
+    with stage.worker(here):
+        for _ in range(3):
+            theirs.delay("i").get(timeout=60)
+            wait_until(lambda: _left(stage) == 0, "unlocked")
+
+    assert stage.messages == 3
+    assert stage.client.llen("ran") == 1
 
 
 @pytest.mark.parametrize("library", PAGES)
