@@ -94,7 +94,7 @@ class KeyMissing(IdempotencyError):
     def _sentence(self) -> str:
         return (
             f"{self.task}: {self.source} is missing, null or empty, so this call has no idempotency key; nothing ran. "
-            "Pass the argument, or publish with apply_async(..., idempotency_key='...')"
+            "Pass the argument; a task may be published with apply_async(..., idempotency_key='...') instead"
         )
 
 

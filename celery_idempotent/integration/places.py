@@ -85,12 +85,14 @@ def place_of(store: str | Store | None, app: Celery | None) -> Callable[[], Plac
     """Tells the place that an author named by ``store`` or ``app``; by neither, it is the current app, when asked.
 
     Raises:
-        PolicyError: Both are given.
+        PolicyError: Both are given, or something that is no app.
     """
+    if app is not None and not isinstance(app, Celery):
+        raise PolicyError("app", repr(app), "must be a Celery app")
     if store is None:
         return lambda: runtime_of(app or current_app)
     if app is not None:
-        raise PolicyError("store", "beside app=", "an app has a store, by idempotency_store; give one of the two")
+        raise PolicyError("store", "beside an app", "an app has a store, by idempotency_store; give one of the two")
     alone = StoreAlone(store)
     return lambda: alone
 

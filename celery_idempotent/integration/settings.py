@@ -292,7 +292,7 @@ def _open(setting: Any) -> Store:
             "idempotency_store",
             "None",
             "set it to a store or its URL, such as dynamodb://@eu-west-1/idempotency (under a settings namespace "
-            "CELERY it is called CELERY_IDEMPOTENCY_STORE)",
+            "CELERY it is called CELERY_IDEMPOTENCY_STORE); what is no task may be given store=... instead",
         )
     return open_store(setting)
 

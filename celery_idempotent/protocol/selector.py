@@ -163,7 +163,7 @@ class Selector:
                 raise PolicyError(
                     self.option,
                     repr(path.expression),
-                    f"the task has no argument {min(unknown)!r}; its signature is {signature}",
+                    f"there is no argument {min(unknown)!r}; the signature is {signature}",
                 )
 
     def canonical(self, bound: inspect.BoundArguments, task: str) -> str:

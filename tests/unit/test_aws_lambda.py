@@ -629,7 +629,7 @@ def test_a_function_that_cannot_be_a_handler_is_refused(store: FakeStore, functi
         ({"needs": -1}, "needs=-1: must be seconds"),
         ({"reserve": "1"}, "reserve='1': must be seconds"),
         ({"record": "message"}, "record='message': .*: the function has no such parameter"),
-        ({"policy": Policy("absent")}, "the task has no argument 'absent'"),
+        ({"policy": Policy("absent")}, "there is no argument 'absent'"),
         ({"policy": Policy("order_id", on_conflict="skip")}, "on_conflict"),
         ({"app": an_app()}, "an app has a store"),
     ],

@@ -630,7 +630,7 @@ def test_refusal_holds_each_time(app: Celery) -> None:
     plain, wrong = _name(), _name()
     for name, options, remedy in (
         (plain, {"idempotent": Policy()}, "write base=IdempotentTask"),
-        (wrong, {"idempotent": Policy("order"), "base": IdempotentTask}, "the task has no argument"),
+        (wrong, {"idempotent": Policy("order"), "base": IdempotentTask}, "there is no argument"),
     ):
         with pytest.raises(PolicyError, match=remedy):
             app.task(name=name, shared=False, lazy=False, **options)(charge)
@@ -646,7 +646,7 @@ def test_refusal_names_the_task(app: Celery) -> None:
     def charge(order_id: str) -> None: ...
 
     name = _name()
-    with pytest.raises(PolicyError, match=f"{name}: the task has no argument 'order'"):
+    with pytest.raises(PolicyError, match=f"{name}: there is no argument 'order'"):
         app.task(name=name, shared=False, base=IdempotentTask, lazy=False, idempotent=Policy("order"))(charge)
 
 
@@ -698,7 +698,7 @@ def test_policy_of_an_app_that_does_not_fit_a_task_stops_its_worker() -> None:
     name = _name()
     app.task(name=name, shared=False, base=IdempotentTask)(charge)
 
-    told = rf"^idempotency_policy=Policy\(key='order_id'\): {name}: the task has no argument 'order_id'"
+    told = rf"^idempotency_policy=Policy\(key='order_id'\): {name}: there is no argument 'order_id'"
     with pytest.raises(PolicyError, match=told):
         check(app, "celery.concurrency.solo")
 

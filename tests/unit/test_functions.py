@@ -438,6 +438,14 @@ def test_current_app_counts_when_the_function_is_called(monkeypatch: pytest.Monk
     assert record.task == charge.name  # type: ignore[attr-defined]
 
 
+def test_function_without_a_store_is_told_that_it_may_be_given_one() -> None:
+    """Who has no app has no setting to set."""
+    charge: Any = idempotent(Policy("order"), app=Celery(set_as_current=False), name="charge")(lambda order: "charged")
+
+    with pytest.raises(PolicyError, match=r"may be given store=\.\.\."):
+        charge("o-1")
+
+
 def test_functions_of_one_url_share_a_store() -> None:
     """It is opened once in a process, at the first call."""
     first: Any = idempotent(Policy("order"), store="memory://shared", name="charge")(lambda order: "by the first")
@@ -590,8 +598,9 @@ def test_what_cannot_be_protected_is_refused_where_it_is_written(function: Any, 
         ({"policy": len}, "policy"),
         ({"wait": -1}, "wait"),
         ({"store": "memory://", "app": Celery(set_as_current=False)}, "store"),
+        ({"app": "shop"}, "app"),
     ],
-    ids=["text for a policy", "no brackets", "negative wait", "two stores"],
+    ids=["text for a policy", "no brackets", "negative wait", "two stores", "name of an app"],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], named: str) -> None:
     """Each error names its option; ``@idempotent`` without brackets is one of them."""

@@ -977,7 +977,7 @@ def test_selector_that_cannot_give_a_value_is_refused() -> None:
 )
 def test_selector_must_start_at_an_argument(spec: Spec) -> None:
     """A misspelt argument is found when the task is bound, not when money is at stake."""
-    with pytest.raises(PolicyError, match="the task has no argument"):
+    with pytest.raises(PolicyError, match="there is no argument"):
         Selector("key", spec).check(inspect.signature(_charge))
 
 

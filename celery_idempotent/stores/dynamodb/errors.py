@@ -19,7 +19,8 @@ _RULES = (
     Rule(text="(?is)^ValidationException: .*key", remedy=OTHER_KEY),
     Rule(
         codes=frozenset({"ResourceNotFoundException"}),
-        remedy="the table does not exist; create it with: celery -A <your app> idempotency provision",
+        remedy="the table does not exist; create it with: celery -A <your app> idempotency provision, "
+        "or without an app: open_store(URL).provision()",
     ),
     Rule(
         codes=frozenset({"AccessDeniedException", "AccessDenied"}),

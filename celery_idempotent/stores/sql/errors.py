@@ -11,7 +11,7 @@ OTHER_TABLE = (
 )
 """What is wrong with a table that others made."""
 
-CREATION = "celery -A <your app> idempotency provision"
+CREATION = "celery -A <your app> idempotency provision, or without an app: open_store(URL).provision()"
 """What creates the tables, unless a store has another command."""
 
 _RULES = (
