@@ -215,7 +215,7 @@ class ResultLost(IdempotencyError):
     def _sentence(self) -> str:
         return (
             f"idempotency key {self.key} is completed, but its result was not kept: {self.reason}. "
-            "Return something small and serialisable, such as an id"
+            "The effect is not repeated; a body that returns something small and serialisable, such as an id, keeps it"
         )
 
 

@@ -319,6 +319,13 @@ def test_public_names_are_these() -> None:
     assert set(coat.__all__) == {"IdempotentViewMiddleware", "idempotent_view"}
 
 
+def test_middleware_refuses_a_path_for_a_function_of_the_request() -> None:
+    """At the start."""
+    options = {"store": "memory://", "caller": "anybody", "only": "/orders"}
+    with pytest.raises(PolicyError, match="only"), override_settings(IDEMPOTENT_REQUESTS=options):
+        IdempotentViewMiddleware(lambda request: None)
+
+
 def test_middleware_that_nobody_told_of_callers_warns() -> None:
     """At the start."""
     with (

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from celery_idempotent import IdempotencyWarning, Policy, Status, current_attempt
+from celery_idempotent import IdempotencyWarning, Policy, PolicyError, Status, current_attempt
 from celery_idempotent.contrib.http import answer
 from celery_idempotent.contrib.http.asgi import IdempotencyMiddleware, route_of
 from celery_idempotent.stores.memory import MemoryStore
@@ -65,6 +65,17 @@ def test_other_connections_pass() -> None:
     asyncio.run(exchange(middleware, {"type": "lifespan"}, []))
     asyncio.run(exchange(middleware, scope("POST", "/", [("idempotency-key", "k")]), []))
     assert seen == ["lifespan", "http"]
+
+
+def test_path_is_no_function_of_the_request() -> None:
+    """Refused where it is written; at the first request it would be an error of the server's."""
+    only: Any = "/orders"
+    with pytest.raises(PolicyError, match="only"):
+        IdempotencyMiddleware(starlette_app, caller="anybody", store="memory://", only=only)
+
+
+async def starlette_app(scope: Any, receive: Any, send: Any) -> None:
+    """Any application."""
 
 
 def test_body_in_parts_is_one() -> None:

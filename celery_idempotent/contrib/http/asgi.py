@@ -15,6 +15,7 @@ from celery_idempotent.contrib.http.semantics import (
     HttpRules,
     Problem,
     RequestFacts,
+    require_function,
 )
 from celery_idempotent.protocol.store import Store
 
@@ -74,6 +75,7 @@ class IdempotencyMiddleware:
     ) -> None:
         self._app = app
         self._passage = Passage(caller, store, celery, options)
+        require_function("only", only)
         self._only = only
         self._route = route
 

@@ -18,7 +18,14 @@ from django.urls import Resolver404, resolve
 from django.utils.module_loading import import_string
 
 from celery_idempotent.contrib.http.passage import Made, Passage, Spool
-from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, HttpOptions, Problem, RequestFacts
+from celery_idempotent.contrib.http.semantics import (
+    Caller,
+    HttpAnswer,
+    HttpOptions,
+    Problem,
+    RequestFacts,
+    require_function,
+)
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.store import Store
 
@@ -108,6 +115,7 @@ class IdempotentViewMiddleware:
             if isinstance(options.get(name), str) and "." in options[name]:
                 options[name] = import_string(options[name])
         self._only = options.pop("only", None)
+        require_function("only", self._only)
         caller, store, celery = (options.pop(name, None) for name in ("caller", "store", "celery"))
         self._coat = _Coat(Passage(caller, store, celery, cast(HttpOptions, options)))
         self._get_response = get_response

@@ -225,6 +225,12 @@ def caller_of(value: Any) -> str | None:
     raise PolicyError("caller", repr(type(value)), "it must return text, a number, a UUID or None")
 
 
+def require_function(option: str, value: object) -> None:
+    """Refuse what is given for a function of the request and is none."""
+    if value is not None and not callable(value):
+        raise PolicyError(option, repr(value), "must be a function of the request")
+
+
 def by_authorization(header: str | None) -> str | None:
     """Who calls, by a hash of the ``Authorization`` header."""
     return sha256(header.encode("utf-8", "surrogatepass")).hexdigest() if header else None
