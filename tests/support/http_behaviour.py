@@ -164,6 +164,15 @@ class Behaviour:
         assert (shop.request().status, shop.request().problem) == (403, "caller-unknown")
         assert count.orders == 0
 
+    @pytest.mark.filterwarnings("ignore:caller is not given")
+    def test_session_is_not_answered_with_anothers_response(self, shop: Shop, store: MemoryStore) -> None:
+        """A cookie alone may be one, and nobody has said who it is; who is told by a header keeps to himself."""
+        shop.serve(Count(), store=store, caller=None)
+        assert {shop.request(cookie=f"session={each}").problem for each in ("ann", "bob")} == {"caller-unknown"}
+        answers = [shop.request(cookie="a=b", authorization=each).body for each in ("ann", "bob", "ann")]
+        assert answers == [b'{"order": 1}', b'{"order": 2}', b'{"order": 1}']
+        assert [shop.request().body for _ in range(2)] == [b'{"order": 3}'] * 2
+
     def test_function_names_the_caller(self, shop: Shop, store: MemoryStore) -> None:
         """Of the framework's own request."""
         count = Count()

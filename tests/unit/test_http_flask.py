@@ -20,7 +20,7 @@ def client_of(view: Callable[..., Any], **options: Any) -> Any:
     protected = idempotent_view(**{"caller": "anybody", **options})(view)
     app.route("/<path:path>", methods=["POST", "PATCH", "PUT"])(protected)
     app.errorhandler(410)(lambda error: ("gone for good", 410))
-    return app.test_client()
+    return app.test_client(use_cookies=False)
 
 
 class FlaskShop:

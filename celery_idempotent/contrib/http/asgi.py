@@ -104,7 +104,9 @@ class IdempotencyMiddleware:
         body = await reading.whole(next(iter(_lines(scope, b"content-length")), None))
         if not isinstance(body, bytes):
             return body
-        found = passage.caller(scope, next(iter(_lines(scope, b"authorization")), None))
+        found = passage.caller(
+            scope, *(next(iter(_lines(scope, each)), None) for each in (b"authorization", b"cookie"))
+        )
         caller = passage.known(await found if isawaitable(found) else found)
         if isinstance(caller, Problem):
             return caller

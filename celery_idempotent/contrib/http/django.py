@@ -215,7 +215,7 @@ class _Coat:
 
     def _told(self, request: HttpRequest) -> Any:
         """What the author says about who calls, or what has to be awaited for that."""
-        return self._passage.caller(request, request.headers.get("Authorization"))
+        return self._passage.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie"))
 
     def _facts(
         self, request: HttpRequest, asked: tuple[str, bytes] | Problem | None, told: Any, route: Route

@@ -70,7 +70,7 @@ def _facts(passage: Passage) -> RequestFacts | Problem | None:
     body = _body(passage)
     if isinstance(body, Problem):
         return body
-    caller = passage.known(passage.caller(request, request.headers.get("Authorization")))
+    caller = passage.known(passage.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie")))
     if isinstance(caller, Problem):
         return caller
     return RequestFacts(

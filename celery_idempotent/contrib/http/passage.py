@@ -37,8 +37,8 @@ R = TypeVar("R")
 _CHUNK = 65_536
 
 _NOBODY_NAMED = (
-    "caller is not given, so requests without an Authorization header share their keys, and whoever knows the key and "
-    'the payload of another reads his response; name the user or tenant by a function, or write caller="anybody"'
+    "caller is not given, so requests with neither an Authorization header nor a cookie share their keys, and those "
+    'with a cookie alone are refused; name the user or tenant by a function, or write caller="anybody"'
 )
 
 
@@ -142,15 +142,15 @@ class Passage:
         identity = Identity(f"{self.rules.policy.scope_of('http')}:{uuid4()}", None)
         return executed_by(Attempt(lambda: identity), "http", None, Passage)
 
-    def caller(self, request: Any, authorization: str | None) -> Any:
-        """What the author says about who calls."""
+    def caller(self, request: Any, authorization: str | None, cookie: str | None) -> Any:
+        """What the author says about who calls; where he says nothing, a cookie may be somebody's session."""
         match self.rules.caller:
             case "anybody" as everybody:
                 return everybody
             case "authorization":
                 return by_authorization(authorization)
             case None:
-                return by_authorization(authorization) or "anybody"
+                return by_authorization(authorization) or (None if cookie else "anybody")
             case function:
                 return function(request)
 

@@ -309,8 +309,9 @@ class HttpRules:
     Args:
         caller: Who calls: a function of the request that returns the id of a user or tenant, or None where it cannot
             tell, and such a request is refused; ``"authorization"``: the ``Authorization`` header, so that a new token
-            is another caller; ``"anybody"``: whoever knows or guesses a key sees its response. Default: that header,
-            and all requests without one are of one caller; this warns, as it may be meant otherwise.
+            is another caller; ``"anybody"``: whoever knows or guesses a key sees its response. Default: that header;
+            requests with neither header nor cookie are of one caller, and one with a cookie alone, which may be
+            somebody's session, is refused; this warns, as it may be meant otherwise.
         policy: What is promised. Its ``key`` is always method, path, caller and ``Idempotency-Key``. ``fingerprint``
             and ``label`` can name these as ``method``, ``path``, ``caller`` and ``key``, and ``query``,
             ``content_type``, ``digest`` (of the body) and ``body``, parsed if it is JSON. Default fingerprint: query,
