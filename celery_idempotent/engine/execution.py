@@ -3,9 +3,10 @@
 A context variable and not Celery's request: it is right in threads, in greenlets and in nested calls.
 """
 
+import os
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 
@@ -28,6 +29,7 @@ class Execution:
     item_of: str | None
     outer: "Execution | None"
     is_over: bool = False
+    process: int = field(default_factory=os.getpid)
 
     def is_of(self, task: str, delivery: object | None) -> bool:
         """Whether this is the execution of that very delivery."""
@@ -39,8 +41,9 @@ class Execution:
 
     def holds(self, key: str) -> bool:
         """Whether this or a surrounding body is running under a claim of that key: to ask for it would be to wait for
-        itself."""
-        holds = not self.is_over and isinstance(self.attempt, ProtectedAttempt) and self.attempt.key == key
+        itself. In a process that was forked in a body nothing tells when that one ends, so it holds nothing."""
+        is_running = not self.is_over and self.process == os.getpid()
+        holds = is_running and isinstance(self.attempt, ProtectedAttempt) and self.attempt.key == key
         return holds or (self.outer is not None and self.outer.holds(key))
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -245,6 +246,25 @@ def test_context_that_outlives_its_body_makes_no_recursion(shop: Shop) -> None:
     charge("o-1")
 
     assert copied[0].run(charge, "o-1") == "charged 1"
+    assert shop.charged == ["o-1"]
+
+
+def test_process_that_was_forked_in_a_body_makes_no_recursion(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one of a pool that the body has made: it has a copy of the context, and nothing tells it of the end."""
+    pid = os.getpid()
+    policy = Policy("order", fingerprint="order", scope="charges")
+
+    def body() -> Any:
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: pid + 1)
+            with pytest.raises(InFlight):
+                again("o-1")
+
+    @idempotent(policy, store=shop.store)
+    def again(order: str) -> None:
+        raise AssertionError
+
+    shop.charge(policy, body)("o-1")
     assert shop.charged == ["o-1"]
 
 
