@@ -33,7 +33,7 @@ EMPTY :=
 INTERPRETERS := $(subst $(EMPTY) $(EMPTY),:,$(wildcard $(HOME)/.pyenv/versions/3.*/bin))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example fast compat oldest test lint types pure covered evidence integration prove soak bench capacity clean
+.PHONY: help demo example fast compat oldest test lint types pure covered evidence integration prove soak bench capacity docs clean
 
 help:  ## list the targets; variables follow: make demo STORE=redis
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-8s %s\n", $$1, $$2}'
@@ -119,6 +119,10 @@ bench: $(SYSTEM)  ## what it costs, on each store and beside peers; PART=stores:
 
 capacity: $(INSTALLED)  ## what a load asks of a store, and what that costs, simulated: SEED=1
 	$(BIN)/python -m lab.capacity --seed $(or $(SEED),1)
+
+docs: $(INSTALLED)  ## the pages as a site, in build/site; a dead link is an error
+	$(BIN)/sphinx-build -W --keep-going -q docs build/site
+	@echo build/site/index.html
 
 clean:
 	rm -rf .venv .venv-demo .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -51,7 +51,7 @@ def idempotent(
 
     Args:
         policy: What identifies the effect, and what is promised; default: the app's ``idempotency_policy``.
-        store: Where it is recorded: a URL, as :func:`~celery_idempotent.open_store` takes, or a store. Results
+        store: Where it is recorded: a URL, as :func:`~celery_idempotent.stores.open_store` takes, or a store. Results
             are JSON.
         app: The app whose ``idempotency_*`` settings and result serialiser count; default, without ``store``: the
             current app.

@@ -68,8 +68,7 @@ class Record:
     trace: str = ""
     #: Finished and started steps of the operation.
     steps: Mapping[str, Any] = field(default_factory=dict)
-    #: An operator's last word on the operation, as :func:`celery_idempotent.protocol.verdicts.given` writes it; empty:
-    #: nobody has judged it.
+    #: An operator's last word on the operation, as ``given`` writes it; empty: nobody has judged it.
     verdict: Mapping[str, Any] = field(default_factory=dict)
     #: The encoded outcome, and how it is encoded. None on COMPLETED: the result was lost.
     result: str | bytes | None = None

@@ -118,14 +118,16 @@ def test_the_wheel_holds_what_is_no_module(wheel: Path, needed: str) -> None:
         assert needed in archive.namelist()
 
 
-def test_the_source_archive_holds_the_package_and_its_build(dist: Path, tracked: set[str]) -> None:
-    """What the wheel is built from; nothing of the lab, the tests, the example."""
+def test_the_source_archive_holds_the_package_its_build_and_its_pages(dist: Path, tracked: set[str]) -> None:
+    """What the wheel is built from, and what there is to read; nothing of the lab, the tests, the example."""
     (archive,) = dist.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         files = {each.name.split("/", 1)[1] for each in opened if each.isfile()}
     generated = {"PKG-INFO"} | {each for each in files if each.startswith("celery_idempotent.egg-info/")}
-    built_with = {"LICENSE", "README.md", "pyproject.toml", "setup.cfg", "setup.py"}
-    assert files - generated == built_with | {path for path in tracked if path.startswith(PACKAGE)}
+    built_with = {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py"}
+    beside = {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+    held = {path for path in tracked if path.startswith((*PACKAGE, "docs/"))}
+    assert files - generated == built_with | beside | held
 
 
 def test_an_index_accepts_the_distributions(dist: Path) -> None:

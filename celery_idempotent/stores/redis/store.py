@@ -102,7 +102,7 @@ class RedisStore:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """The store that a URL names: see :mod:`celery_idempotent.stores.redis.url` and ``docs/redis.md``.
+        """The store that a URL names: see ``docs/redis.md``.
 
         Raises:
             PolicyError: The URL cannot be used; the message names the part and the remedy.
