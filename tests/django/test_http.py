@@ -292,6 +292,26 @@ def test_transaction_around_a_view_is_refused(store: MemoryStore) -> None:
     assert not list(store.scan())
 
 
+def test_transaction_of_a_test_case_is_none(store: MemoryStore) -> None:
+    """As for Django's own checks: it is rolled back with all that the test has done."""
+    shop = DjangoShop("decorator")
+    shop.serve(Reply, store=store)
+    connection.ensure_connection()
+    around: Any = transaction.atomic()
+    around._from_testcase = True
+    with around:
+        assert shop.request().status == 201
+
+
+def test_transaction_around_a_view_that_is_observed_is_its_own_affair(store: MemoryStore) -> None:
+    """Trying a policy out changes nothing of what a view does."""
+    shop = DjangoShop("decorator")
+    shop.serve(Reply, store=store, policy=Policy(mode="observe"))
+    connection.ensure_connection()
+    with transaction.atomic():
+        assert shop.request().status == 201
+
+
 def test_awaited_caller_is_awaited(store: MemoryStore) -> None:
     """As ``request.auser()`` is."""
 

@@ -94,6 +94,47 @@ def test_file_is_recorded() -> None:
     assert file.closed
 
 
+def test_what_a_view_calls_on_close_is_called_once() -> None:
+    """At the end of its request, as ever; its stream is closed when it was read."""
+    closed: list[str] = []
+
+    def chunks() -> Iterator[bytes]:
+        try:
+            yield b"a"
+        finally:
+            closed.append("stream")
+
+    def view(path: str) -> Response:
+        response = Response(chunks())
+        response.call_on_close(lambda: closed.append("response"))
+        return response
+
+    client = client_of(view, store=MemoryStore())
+    with client.post("/a", headers=KEY) as first:
+        assert first.data == b"a"
+    assert closed == ["stream", "response"]
+
+
+def test_mounted_app_has_keys_of_its_own() -> None:
+    """One app can serve several tenants by where it is mounted."""
+    client = client_of(lambda path: request.root_path, store=MemoryStore())
+    answers = [client.post("/a", headers=KEY, base_url=f"http://shop{mount}").data for mount in ("/eu", "/us", "/eu")]
+    assert answers == [b"/eu", b"/us", b"/eu"]
+
+
+def test_header_of_several_lines_is_replayed_as_such() -> None:
+    """Not all are lists that fit into one."""
+    client = client_of(lambda path: ("", 200, [("X-Note", "a, b"), ("X-Note", "c")]), store=MemoryStore())
+    assert [client.post("/a", headers=KEY).headers.getlist("X-Note") for _ in range(2)] == [["a, b", "c"]] * 2
+
+
+def test_limit_of_the_app_holds_where_it_is_smaller() -> None:
+    """It says what the author wants to read at most."""
+    client = client_of(lambda path: "done", store=MemoryStore(), max_request=1_000)
+    client.application.config["MAX_CONTENT_LENGTH"] = 4
+    assert client.post("/a", headers=KEY, data=b"12345").status_code == 413
+
+
 def test_async_view_is_run() -> None:
     """As Flask runs it."""
 

@@ -115,7 +115,9 @@ def _made(view: View, args: Any, kwargs: Any, limit: int) -> Made[Response]:
     if not (response.is_streamed or response.direct_passthrough):
         return Made(response, response.status_code, response.headers.items(), response.get_data())
     spool = Spool(limit).fill(response.iter_encoded())
-    response.close()  # what the view has opened to stream from it
+    close = getattr(response.response, "close", None)
+    if close is not None:
+        close()  # it, and not the response: what the view calls on close is called at the end, once
     response.direct_passthrough = False
     response.response = spool.chunks()
     return Made(response, response.status_code, response.headers.items(), spool)
