@@ -11,6 +11,7 @@ from celery_once import QueueOnce
 from celery_singleton import Singleton
 
 from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent.integration.predecessors import settings_of, translations
 from tests.support.commands import run
 from tests.support.deliveries import an_app
 
@@ -204,3 +205,28 @@ def test_app_without_such_tasks_is_told_so() -> None:
 
     assert run(app, "coming-from").output == "No task has a base of celery-once or celery-singleton.\n"
     assert json.loads(run(app, "coming-from", "--json").output)["tasks"] == []
+
+
+def test_settings_of_the_app_count_where_a_task_says_nothing() -> None:
+    """celery-singleton has them for all tasks, in small letters or large."""
+    app = an_app(singleton_raise_on_duplicate=True, singleton_lock_expiry=5, SINGLETON_KEY_PREFIX="shop")
+    app.task(base=Singleton, name="plain", shared=False)(body)
+
+    (plain,) = translations(app)
+
+    assert plain.notes == (f"DuplicateTaskError {TOLD_OF_ERRORS}", f"lock_expiry=5: {TOLD_OF_TIMES}")
+    gone, _ = settings_of(app, ["celery-singleton"])
+    assert gone == ["SINGLETON_KEY_PREFIX", "singleton_lock_expiry", "singleton_raise_on_duplicate"]
+
+
+def test_task_that_beat_sends_keeps_the_key_that_it_has() -> None:
+    """Only where none is named would each tick be an operation of its own."""
+    app = an_app(beat_schedule={"nightly": {"task": "report", "schedule": 60}})
+
+    @app.task(base=QueueOnce, name="report", shared=False, once={"keys": ["shop"], "graceful": True})
+    def report(shop: str, day: str = "") -> None: ...
+
+    (told,) = translations(app)
+
+    assert told.after == f'base=IdempotentTask, idempotent=Policy(key="shop", fingerprint=None, {KEPT})'
+    assert told.notes == ()

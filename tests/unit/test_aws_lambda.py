@@ -235,9 +235,10 @@ def test_a_key_can_come_from_the_record(store: FakeStore, caplog: pytest.LogCapt
     assert orders(one, one, other) == []
     assert orders.charged == ["o-1", "o-1"]
 
-    orders = Orders(store, key=lambda record: record["attributes"].get("absent"))
-    assert orders(one) == [0]
-    assert orders.charged == []
+    for none in (None, ""):
+        orders = Orders(store, key=lambda record, none=none: record["attributes"].get("absent", none))
+        assert orders(one) == [0]
+        assert orders.charged == []
     assert "so this call has no idempotency key" in caplog.text
 
 
@@ -334,6 +335,7 @@ def test_an_operation_in_flight_comes_again(store: FakeStore, caplog: pytest.Log
     assert other(order(1)) == []
     assert other.charged == []
     assert "is in flight on" in reasons(caplog)[0]
+    assert {each.levelno for each in caplog.records if hasattr(each, "idempotency_message_id")} == {logging.INFO}
 
 
 def test_a_key_of_other_arguments_comes_again(store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:

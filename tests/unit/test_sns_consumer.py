@@ -185,6 +185,21 @@ def test_reason_keeps_what_a_task_redacts(consumer: Consumer, queue: Queue, capl
     assert "o-1" not in caplog.text
 
 
+def test_reason_keeps_what_one_of_several_tasks_redacts(
+    app: Celery, queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody knows whose message it was."""
+    queue.put(_notification({"order_id": "o-1"}))
+    broken: Any = lambda each: {}[each.text]  # noqa: E731
+    routes = [Route(queue="orders", task="charge", when=broken), Route(queue="orders", task="secret")]
+    client: Any = lambda: queue  # noqa: E731
+
+    Subscriber(app, routes, client, Pace(), threading.Event()).look()
+
+    assert "reason=KeyError" in caplog.text
+    assert "o-1" not in caplog.text
+
+
 def test_word_about_a_subscription_is_deleted(
     app: Celery, consumer: Consumer, queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -431,6 +446,27 @@ def test_it_goes_on_whatever_fails_with_growing_pauses(
     assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60, 0, 1, 2]
     assert caplog.text.count("sns_failed") == 10
     assert "no route to host" in caplog.text
+
+
+def test_broker_is_asked_again_after_a_failure(
+    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had room for before says nothing; while it is away, nothing more is taken."""
+    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(2)))
+    subject, pauses = consumer(), list[float]()
+    subject.look()
+    queue.put(_notification({"order_id": "o-3"}))
+    monkeypatch.setattr(app, "connection_for_write", _away)
+    monkeypatch.setattr(app.tasks["charge"], "apply_async", _away)
+
+    def wait(pause: float) -> bool:
+        pauses.append(pause)
+        return len(pauses) == 3
+
+    monkeypatch.setattr(subject._stopping, "wait", wait)
+    subject.run()
+
+    assert len(queue.asked) == 2
 
 
 def test_it_stops_after_the_call_at_hand(

@@ -15,6 +15,8 @@ from celery_idempotent.contrib.sns import Route, consume, step
 from celery_idempotent.contrib.sns.consumer import Pace
 from celery_idempotent.contrib.sns.step import Subscribers
 from celery_idempotent.errors import PolicyError
+from celery_idempotent.integration import settings
+from celery_idempotent.stores.memory import MemoryStore
 from tests.support.deliveries import an_app, published
 from tests.support.waiting import wait_until
 
@@ -136,6 +138,35 @@ def test_consumers_begin_and_end_with_the_worker(app: Celery) -> None:
     assert not any(each.is_alive() for each in subject._threads)
     assert len(made) == 1
     assert len(published(app)) == 1
+
+
+def test_store_is_opened_before_forks_wait(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is registered later comes earlier before a fork: first the look ends, then the store lets go."""
+    done: list[str] = []
+    app.conf.idempotency_store = "memory://"
+    monkeypatch.setattr(settings, "open_store", lambda url: done.append("store") or MemoryStore())  # type: ignore[func-returns-value]
+    monkeypatch.setattr(step, "fork_between_looks", lambda: done.append("forks"))
+
+    _step(app).start(SimpleNamespace(app=app))
+
+    assert done == ["store", "forks"]
+
+
+def test_stop_waits_for_the_longest_poll(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several consumers; what a poll brings is given back."""
+    waited: list[float] = []
+    thread: Any = lambda **_: SimpleNamespace(start=lambda: None, join=waited.append)  # noqa: E731
+    monkeypatch.setattr(step, "threading", SimpleNamespace(Thread=thread, Event=threading.Event))
+    client: Any = Sqs
+    consume(app, Route(queue="orders", task="charge"), wait=20, client=client)
+    consume(app, Route(queue="returns", task="charge"), wait=1, client=client)
+    subject = _step(app)
+
+    subject.start(SimpleNamespace(app=app))
+    subject.stop(SimpleNamespace(app=app))
+
+    assert len(waited) == 2
+    assert min(waited) >= 20
 
 
 def test_worker_that_is_terminated_waits_for_nothing(app: Celery) -> None:

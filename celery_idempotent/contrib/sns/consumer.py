@@ -164,7 +164,7 @@ class Subscriber:
 
     def _publish(self, batch: _Batch) -> None:
         for index, message in enumerate(batch.messages):
-            if self._stopping.is_set() or self._room <= 0 or time.monotonic() >= batch.ends_at:
+            if self._stopping.is_set() or time.monotonic() >= batch.ends_at:
                 batch.untried.extend(batch.messages[index:])
                 return
             try:
