@@ -426,3 +426,22 @@ def test_fenced_step_runs_each_of_its_calls_or_none_counts(role: str) -> None:
 
     with pytest.raises(PolicyError, match="unfinished coroutine"):
         attempt.fenced_step("index", **{**calls, role: lambda _: asyncio.sleep(0)})
+
+
+@pytest.mark.parametrize("call", [None, lambda: asyncio.sleep(0)], ids=["no function", "without the step"])
+def test_step_that_cannot_be_called_is_refused_before_it_begins(call: Any) -> None:
+    """As :meth:`Attempt.step` does: nothing has happened, also where it may happen at most once."""
+    store = Slow()
+    store.may_write.set()
+
+    async def body() -> None:
+        await current_attempt().astep("text", call)
+
+    async def test() -> None:
+        with pytest.raises(PolicyError, match="text"):
+            await a_charge(store, body, effects={"text": AtMostOnce()})("o-1")
+        assert store.statuses == [Status.RELEASED]
+        (record,) = store.scan()
+        assert not record.steps
+
+    run(test())
