@@ -746,16 +746,17 @@ def test_object_of_a_large_result_is_forgotten_with_it(
     store: DjangoStore, operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a page cannot show it can delete."""
-    large = large_results()
-    large.objects.put(POINTER.name, b"x")
+    large, key = large_results(), a_record().key
+    pointer, data = pointed(large, key, "nonce", Encoded("x" * 200, "application/json"))
+    large.objects.put(pointer.name, data)
     monkeypatch.setitem(vars(project.runtime()), "large_results", large)
-    written = POINTER.to_encoded()
-    record = _written(store, Status.COMPLETED, result=written.data, content_type=written.content_type)
+    written = pointer.to_encoded()
+    record = _written(store, Status.COMPLETED, key=key, result=written.data, content_type=written.content_type)
 
     _judge(operator, "forget", record, checked="on")
 
     with pytest.raises(ObjectMissing):
-        large.objects.get(POINTER.name)
+        large.objects.get(pointer.name)
 
 
 def test_selected_outcomes_are_forgotten_after_a_confirmation(store: DjangoStore, operator: Client) -> None:
