@@ -15,9 +15,9 @@ from typing import Any, TypeVar, assert_never
 from kombu.exceptions import KombuError
 
 from celery_idempotent.engine.claim import Claim, effect_key
-from celery_idempotent.engine.loops import awaited, is_unfinished
 from celery_idempotent.engine.objects import ObjectLost, fetched
 from celery_idempotent.engine.transaction import BodyTransaction, derived_id, signature_of
+from celery_idempotent.engine.unfinished import is_unfinished
 from celery_idempotent.errors import OutcomeUnknown, PolicyError, ResultLost, SafeToRetry, WriteRefused
 from celery_idempotent.protocol.cipher import shown
 from celery_idempotent.protocol.codec import Codec
@@ -143,6 +143,8 @@ class Attempt:
 
         The event loop waits for no store. The other tools block: ``await asyncio.to_thread(attempt.commit, ...)``.
         """
+        from celery_idempotent.engine.loops import awaited  # a process without an event loop imports none
+
         _refuse_uncallable(name, call)
         return await awaited(partial(self.step, name), call)
 

@@ -6,7 +6,7 @@ very task that asked, in its own context, so cancellations and context variables
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from contextvars import copy_context
@@ -134,16 +134,3 @@ async def _made(call: Callable[[], Awaitable[Any]], returned: "Future[Any]") -> 
         returned.set_exception(error)
     else:
         returned.set_result(value)
-
-
-def is_unfinished(value: Any) -> bool:
-    """Whether it is a call that has still to run; it is closed, so that Python does not warn of it, too."""
-    if type(value) in _FINISHED:
-        return False  # asking an abstract class takes longer than all else here
-    if isinstance(value, Coroutine | Generator):
-        with suppress(Exception):
-            value.close()
-    return isinstance(value, Awaitable | Generator | AsyncGenerator)
-
-
-_FINISHED = {type(None), bool, int, float, str, bytes, list, tuple, dict}

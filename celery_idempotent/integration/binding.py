@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.utils.imports import symbol_by_name
 
-from celery_idempotent.engine.loops import is_unfinished
+from celery_idempotent.engine.unfinished import is_unfinished
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
 from celery_idempotent.integration.settings import refuse_control_flow, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker

@@ -1,6 +1,5 @@
 """Any function as an idempotent operation: claimed, renewed, recorded and replayed as a task is, without a message."""
 
-import asyncio
 import inspect
 import sys
 import time
@@ -137,6 +136,8 @@ class _Caller:
         return call
 
     def _awaited(self) -> Callable[..., Any]:
+        import asyncio  # a process without an event loop imports none
+
         async def call(*args: Any, **kwargs: Any) -> Any:
             async def body(attempt: Attempt) -> Any:
                 value = await self._function(*args, **kwargs)

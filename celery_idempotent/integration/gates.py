@@ -21,7 +21,6 @@ from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, Delivery, Event, EventName, Outcome
 from celery_idempotent.engine.execution import Execution, executed_by, execution
 from celery_idempotent.engine.heartbeat import heartbeat
-from celery_idempotent.engine.loops import awaited
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.integration.places import Place
@@ -113,6 +112,8 @@ class Gate:
         self, identity: Callable[[], Identity], body: Callable[[Attempt], Awaitable[Any]]
     ) -> Outcome | Conflict:
         """As :meth:`passed`, for a body that is awaited; the event loop is not blocked."""
+        from celery_idempotent.engine.loops import awaited  # a process without an event loop imports none
+
         known = self._known(identity)
 
         async def call(claim: Claim | None) -> Any:

@@ -43,6 +43,7 @@ def test_worker_imports_nothing_that_it_does_not_use() -> None:
     assert not {*packages.split()} & {
         *("rich", "starlette", "jinja2", "uvicorn", "opentelemetry", "cryptography", "flask"),
         *("boto3", "redis", "sqlalchemy", "psycopg"),
+        "asyncio",
     }
 
 
