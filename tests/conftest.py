@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from celery import _state
 from hypothesis import settings
 
 from lab.embedded import (
@@ -96,3 +97,13 @@ def _require(server: type[Server]) -> None:
     if missing := server.missing():
         verdict = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         verdict(f"{server.__name__}: {missing}")
+
+
+@pytest.fixture
+def unchanged_celery() -> Iterator[None]:
+    """Documents make apps and tasks as a reader does: each app becomes the thread's, each task every app's."""
+    app, finalizers = _state._tls.current_app, set(_state._on_app_finalizers)
+    yield
+    _state._tls.current_app = app
+    _state._on_app_finalizers.clear()
+    _state._on_app_finalizers |= finalizers

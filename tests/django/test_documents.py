@@ -4,6 +4,7 @@
 import re
 from typing import Any
 
+import pytest
 from celery import Celery
 from django.conf import settings
 from django.core.checks import run_checks
@@ -22,6 +23,7 @@ PAGE = DOCS / "django.md"
 TEXT = PAGE.read_text()
 
 
+@pytest.mark.usefixtures("unchanged_celery")
 class TestBlocks(TestCase):
     """A reader can paste them, in their order."""
 

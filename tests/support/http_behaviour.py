@@ -7,7 +7,6 @@ from threading import Thread
 from typing import Any, NamedTuple, Protocol
 
 import pytest
-from celery import Celery
 
 from celery_idempotent import (
     KeyReused,
@@ -25,6 +24,7 @@ from celery_idempotent.contrib.http import answer
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
+from tests.support.deliveries import an_app
 
 __all__ = ["Behaviour", "Got", "Reply", "Shop"]
 
@@ -306,8 +306,7 @@ class Behaviour:
         assert [shop.request().problem for _ in range(2)] == ["outcome-unknown"] * 2
 
         (record,) = store.scan()
-        app = Celery(set_as_current=False)
-        app.conf.idempotency_store = store
+        app = an_app(idempotency_store=store)
         resolve(record.key, completed=answer(200, "paid"), by="ann", reason="asked the bank", app=app)
         again = shop.request()
         assert (again.status, again.body, again.headers["idempotent-replayed"]) == (200, b"paid", "true")
