@@ -23,6 +23,7 @@ from celery_idempotent.engine.execution import Execution, executed_by, execution
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, PolicyError
+from celery_idempotent.integration.arrivals import at_once
 from celery_idempotent.integration.places import Place
 from celery_idempotent.integration.reports import Named, report
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN
@@ -79,31 +80,28 @@ class Gate:
         """The identity of a call.
 
         Raises:
-            KeyMissing: The call has no key; it is told.
+            KeyMissing: The call has no key.
             PolicyError: An argument has no canonical form.
             TypeError: The arguments do not fit the signature.
         """
         policy = self.policy
-        try:
-            return identify(
-                self.where().scope_of(policy, self.name),
-                signature.bind(args, kwargs),
-                task=self.name,
-                key=policy.key_selector,
-                fingerprint=policy.fingerprint_selector,
-                label=policy.label_selector,
-                explicit=explicit,
-            )
-        except KeyMissing as error:
-            self._tell("", Event(EventName.KEY_MISSING, "", None, str(error)), is_observed=policy.mode == "observe")
-            raise
+        return identify(
+            self.where().scope_of(policy, self.name),
+            signature.bind(args, kwargs),
+            task=self.name,
+            key=policy.key_selector,
+            fingerprint=policy.fingerprint_selector,
+            label=policy.label_selector,
+            explicit=explicit,
+        )
 
     def passed(self, identity: Callable[[], Identity], body: Callable[[Attempt], Any]) -> Outcome | Conflict:
         """Run ``body``, or tell what is recorded; raises as ``identity`` and :meth:`Delivery.run` do."""
+        identity = at_once(identity)  # the body may change what it follows from
         known = self._known(identity)
 
         def call(claim: Claim | None) -> Any:
-            with self._executed(known or identity, claim) as executed:
+            with self._executed(identity, claim) as executed:
                 return body(executed.attempt)
 
         return self._delivered(known, call)
@@ -114,10 +112,11 @@ class Gate:
         """As :meth:`passed`, for a body that is awaited; the event loop is not blocked."""
         from celery_idempotent.engine.loops import awaited  # a process without an event loop imports none
 
+        identity = at_once(identity)
         known = self._known(identity)
 
         async def call(claim: Claim | None) -> Any:
-            with self._executed(known or identity, claim) as executed:
+            with self._executed(identity, claim) as executed:
                 return await body(executed.attempt)
 
         if known is None:
@@ -140,6 +139,8 @@ class Gate:
         try:
             known = identity()
         except Exception as error:
+            if isinstance(error, KeyMissing):
+                self._tell("", Event(EventName.KEY_MISSING, "", None, str(error)), is_observed=mode == "observe")
             if mode == "enforce":
                 raise
             reason = type(error).__name__ if self.policy.redact_errors else repr(error)
@@ -155,16 +156,13 @@ class Gate:
             return Outcome(self._delivery(known, is_observed=True).observe(body))
         return self._delivery(known, is_observed=False).run(body)
 
-    def _executed(
-        self, identity: Identity | Callable[[], Identity], claim: Claim | None
-    ) -> AbstractContextManager[Execution]:
+    def _executed(self, identity: Callable[[], Identity], claim: Claim | None) -> AbstractContextManager[Execution]:
         return executed_by(self._attempt(identity, claim), self.name, None, Gate)
 
-    def _attempt(self, identity: Identity | Callable[[], Identity], claim: Claim | None) -> Attempt:
+    def _attempt(self, identity: Callable[[], Identity], claim: Claim | None) -> Attempt:
         if claim is None:
             around = execution()
-            lazy = (lambda: identity) if isinstance(identity, Identity) else identity
-            return Attempt(lazy, around.attempt if around else None)
+            return Attempt(identity, around.attempt if around else None)
         place, policy = self.where(), self.policy
         return ProtectedAttempt(claim, place.codec_of(policy), NOTHING_BEGUN, policy.effects, place.message_codec)
 

@@ -240,6 +240,7 @@ def test_a_key_can_come_from_the_record(store: FakeStore, caplog: pytest.LogCapt
         assert orders(one) == [0]
         assert orders.charged == []
     assert "so this call has no idempotency key" in caplog.text
+    assert caplog.text.count("event=idempotency.key_missing") == 2
 
 
 # -- what comes again

@@ -353,6 +353,37 @@ def test_function_that_is_switched_off_asks_no_store(shop: Shop) -> None:
     assert not list(shop.store.scan())
 
 
+@pytest.mark.parametrize("mode", ["off", "observe"])
+def test_key_of_an_unprotected_body_stays_whatever_that_does_to_its_arguments(mode: Any) -> None:
+    """A receiver that honours keys would take a changed one for another effect."""
+    store = FaultyStore(MemoryStore(), "request lost", "request lost")  # under which observing runs without a claim
+
+    @idempotent(Policy("order.id", mode=mode), store=store)
+    def charge(order: dict[str, str]) -> list[str]:
+        before = current_attempt().key
+        order["id"] = "changed"
+        return [before, current_attempt().key]
+
+    expected = charge.idempotency_key_for({"id": "o-1"})  # type: ignore[attr-defined]
+    assert charge({"id": "o-1"}) == [expected] * 2
+
+
+def test_asking_for_a_key_tells_nobody_that_it_is_missing(shop: Shop) -> None:
+    """No call came without one."""
+    told = []
+
+    def receive(**about: Any) -> None:
+        told.append(about)
+
+    signals.key_missing.connect(receive)
+    with pytest.raises(KeyMissing):
+        shop.charge().idempotency_key_for(None)
+    shop.charge(Policy("order", mode="off"))(None)
+    signals.key_missing.disconnect(receive)
+
+    assert told == []
+
+
 def test_call_in_flight_raises_at_once_or_after_a_wait(shop: Shop) -> None:
     """Both tell how long it can take; one that waits gets the result if the body ends in time."""
     begun, go_on = threading.Event(), threading.Event()
