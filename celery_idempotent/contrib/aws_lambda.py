@@ -24,7 +24,7 @@ from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import IdempotencyError, InFlight, KeyMissing, PolicyError, ResultLost
 from celery_idempotent.integration import binding
 from celery_idempotent.integration.functions import is_async, is_method, name_of, refuse_what_is_no_function
-from celery_idempotent.integration.gates import Gate, refuse_what_is_about_messages
+from celery_idempotent.integration.gates import Gate, check_policy
 from celery_idempotent.integration.places import place_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.durations import Duration, is_duration, milliseconds
@@ -138,8 +138,7 @@ class _Consumer:
         self._signature = CallSignature(inspect.Signature(list(parameters.values())))
         self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         if gate.declared is not None:
-            refuse_what_is_about_messages(gate.declared)
-            binding.check_policy(gate.declared, self._signature.signature)
+            check_policy(gate.declared, self._signature.signature)
 
     def consume(self, message: _Message, gate: Gate) -> None:
         """Have the message's effect happen, unless it has happened.
@@ -234,10 +233,7 @@ def _handler(consumer: _Consumer, needs: int, reserve: int) -> BatchHandler:
 
     made: Any = handler
     made.__module__, made.__doc__ = consumer.function.__module__, consumer.function.__doc__
-    made.name = consumer.gate.name
-    made.idempotency_key_for = lambda **arguments: consumer.key_for(arguments)
-    made.guarantee = lambda: consumer.gate.policy.guarantee(consumer.gate.name)
-    consumer.gate.sender = made
+    consumer.gate.introduce(made, lambda **arguments: consumer.key_for(arguments))
     found: BatchHandler = made
     return found
 

@@ -170,9 +170,9 @@ def refuse_unsupported_body(cls: type) -> None:
         body = body.__wrapped__
     for each in (body, getattr(body, "__call__", None)):  # noqa: B004 - an object's own, to look at
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
-            raise PolicyError("body", f"async def {cls.__name__}", f"{_place(body)}an async body {_LATE}; {_AWAIT}")
+            raise PolicyError("body", f"async def {cls.__name__}", f"{_place(body)}an async body {LATE}; {_AWAIT}")
         if inspect.isgeneratorfunction(each):
-            raise PolicyError("body", f"def {cls.__name__}", f"{_place(body)}a generator {_LATE}; {_ITERATE}")
+            raise PolicyError("body", f"def {cls.__name__}", f"{_place(body)}a generator {LATE}; {ITERATE}")
 
 
 def _place(body: Any) -> str:
@@ -189,13 +189,13 @@ def refuse_unfinished(value: Any, task: str) -> None:
     body did before it returned has happened; nothing of what it returned has.
     """
     if is_unfinished(value):
-        remedy = _AWAIT if isinstance(value, Awaitable) else _ITERATE
-        raise PolicyError("body", task, f"it returned an unfinished {type(value).__name__}, which {_LATE}; {remedy}")
+        remedy = _AWAIT if isinstance(value, Awaitable) else ITERATE
+        raise PolicyError("body", task, f"it returned an unfinished {type(value).__name__}, which {LATE}; {remedy}")
 
 
-_LATE = "runs only after its claim was completed, if at all"
+LATE = "runs only after its claim was completed, if at all"
 _AWAIT = "write def, and asyncio.run(...) in the body"
-_ITERATE = "return a list"
+ITERATE = "return a list"
 
 
 def is_a_frame_around(body: Any) -> bool:

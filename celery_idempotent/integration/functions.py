@@ -14,7 +14,7 @@ from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration import binding
-from celery_idempotent.integration.gates import Gate, refuse_what_is_about_messages
+from celery_idempotent.integration.gates import Gate, check_policy
 from celery_idempotent.integration.places import place_of
 from celery_idempotent.protocol.durations import Duration, is_duration, milliseconds
 from celery_idempotent.protocol.keys import Identity
@@ -108,17 +108,13 @@ class _Caller:
                 "a method's instance is no part of the key, and two may mean two effects; write Policy(key=...)",
             )
         if policy is not None:
-            refuse_what_is_about_messages(policy)
-            binding.check_policy(policy, self._signature.signature)
+            check_policy(policy, self._signature.signature)
 
     def wrapper(self) -> Any:
         """The function that callers get."""
         made: Any = self._awaited() if is_async(self._function) else self._called()
         update_wrapper(made, self._function)
-        made.name = self._gate.name
-        made.idempotency_key_for = lambda *args, **kwargs: self._identity(args, kwargs).key
-        made.guarantee = lambda: self._gate.policy.guarantee(self._gate.name)
-        self._gate.sender = made  # who connects a signal names the function that he sees
+        self._gate.introduce(made, lambda *args, **kwargs: self._identity(args, kwargs).key)
         return made
 
     def _called(self) -> Callable[..., Any]:
@@ -193,7 +189,7 @@ def refuse_what_is_no_function(function: Any) -> None:
         raise PolicyError(
             "function",
             _described(function),
-            "a generator runs only after its claim was completed, if at all; return a list",
+            f"a generator {binding.LATE}; {binding.ITERATE}",
         )
 
 

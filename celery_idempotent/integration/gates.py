@@ -4,6 +4,7 @@ It takes an identity and a body, and does what a task's gate does; only conflict
 as there is no message to postpone.
 """
 
+import inspect
 import logging
 import os
 import platform
@@ -23,6 +24,7 @@ from celery_idempotent.engine.execution import Execution, executed_by, execution
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, PolicyError
+from celery_idempotent.integration import binding
 from celery_idempotent.integration.arrivals import at_once
 from celery_idempotent.integration.places import Place
 from celery_idempotent.integration.reports import Named, report
@@ -40,8 +42,8 @@ _LONGEST_PAUSE_MS = 900_000
 """Somebody waits in his own thread; this only keeps numbers sane."""
 
 
-def refuse_what_is_about_messages(policy: Policy) -> None:
-    """Refuse options that mean something only where there is a message."""
+def check_policy(policy: Policy, signature: inspect.Signature) -> None:
+    """Refuse a policy that cannot be a gate's whose calls have this signature: nothing here is about messages."""
     for option, plain in (("publish", "always"), ("max_conflicts", None)):
         if getattr(policy, option) != plain:
             raise PolicyError(option, repr(getattr(policy, option)), "it is about messages of tasks; leave it out")
@@ -49,6 +51,7 @@ def refuse_what_is_about_messages(policy: Policy) -> None:
         raise PolicyError(
             "on_conflict", "'skip'", "it ends a task's message; a call has to be answered: catch InFlight instead"
         )
+    binding.check_policy(policy, signature)
 
 
 @dataclass(eq=False)  # it sends signals, and who does must have a hash
@@ -68,6 +71,13 @@ class Gate:
     where: Callable[[], Place]
     sender: Named | None = None
     until: float = inf
+
+    def introduce(self, caller: Any, key_for: Callable[..., str]) -> None:
+        """Have what people call, and name where they connect signals, tell its name, keys and promise."""
+        caller.name = self.name
+        caller.idempotency_key_for = key_for
+        caller.guarantee = lambda: self.policy.guarantee(self.name)
+        self.sender = caller
 
     @property
     def policy(self) -> Policy:

@@ -25,8 +25,7 @@ from celery_idempotent.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
-from celery_idempotent.integration.binding import check_policy
-from celery_idempotent.integration.gates import refuse_what_is_about_messages
+from celery_idempotent.integration.gates import check_policy
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import bounded
 from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature
@@ -382,7 +381,6 @@ class HttpRules:
         self._require("policy", isinstance(policy, Policy), "must be a Policy(...)")
         if policy.key != WHOLE_CALL:
             raise PolicyError("key", repr(policy.key), "it is method, path, caller and Idempotency-Key; leave it out")
-        refuse_what_is_about_messages(policy)
         fingerprint = ("query", "content_type", "digest") if policy.fingerprint == WHOLE_CALL else policy.fingerprint
         key = ("method", "path", "caller", "key")
         adapted = replace(policy, key=key, fingerprint=fingerprint, scope=policy.scope or "http")
