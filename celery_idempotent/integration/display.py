@@ -9,7 +9,7 @@ from celery_idempotent.engine.search import FORGOTTEN, status_of
 from celery_idempotent.engine.verdicts import fitting
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.cipher import SEALED
-from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.codec import Encoded, as_bytes
 from celery_idempotent.protocol.objects import Pointer, pointer_in
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.publishing import shown_status
@@ -113,7 +113,7 @@ def names_of_effects(record: Record, policy: Policy) -> list[str]:
 
 def size(result: str | bytes | None) -> int:
     """Bytes of an encoded outcome."""
-    return len(result.encode() if isinstance(result, str) else result or b"")
+    return len(as_bytes(result or b""))
 
 
 def beginning(key: str) -> str:

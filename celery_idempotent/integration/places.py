@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -72,9 +72,7 @@ class StoreAlone:
 
     def codec_of(self, policy: Policy) -> Codec:
         """As a place's."""
-        return replace(
-            _JSON, redact_errors=policy.redact_errors, keep_result=policy.keep_result, max_result=policy.max_result
-        )
+        return _JSON.under(policy)
 
     def scope_of(self, policy: Policy, task: str) -> str:
         """As a place's."""

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 from weakref import proxy
@@ -189,9 +189,7 @@ class Runtime:
         options = policy.redact_errors, policy.keep_result, policy.max_result
         codec = self._codecs.get(options)
         if codec is None:
-            codec = self._codecs[options] = replace(
-                self.codec, redact_errors=options[0], keep_result=options[1], max_result=options[2]
-            )
+            codec = self._codecs[options] = self.codec.under(policy)
         return codec
 
     @cached_property

@@ -15,6 +15,7 @@ from kombu.utils import json as kombus_json
 
 from celery_idempotent.errors import ReplayedFailure
 from celery_idempotent.protocol.cipher import ANY_TEXT, SEALED, Cipher, Slot, hidden, opened
+from celery_idempotent.protocol.policy import Policy
 
 T = TypeVar("T")
 
@@ -63,6 +64,12 @@ class Codec:
     keep_result: bool = True
     max_result: int | None = None
     cipher: Cipher | None = None
+
+    def under(self, policy: Policy) -> "Codec":
+        """The same, with what ``policy`` says of what is kept."""
+        return replace(
+            self, redact_errors=policy.redact_errors, keep_result=policy.keep_result, max_result=policy.max_result
+        )
 
     def encode(self, value: Any, slot: Slot) -> Encoded:
         """``value`` encoded for ``slot``; raises ``kombu.exceptions.EncodeError``."""
@@ -117,7 +124,7 @@ class Codec:
     def _read_back(self, value: Any, slot: Slot, most: int | None) -> "Kept":
         encoded = self._encoded(value)
         reads_back = self._decoded(encoded)
-        if most is not None and (size := _size(encoded.data)) > most:
+        if most is not None and (size := len(as_bytes(encoded.data))) > most:
             return Kept(None, reads_back, f"{size} bytes, over {most}")
         return Kept(self._sealed(encoded, slot), reads_back, None)
 
@@ -203,8 +210,8 @@ def unsealed(cipher: Cipher | None, encoded: Encoded, slot: Slot) -> Encoded:
 
 
 def _packed(encoded: Encoded) -> bytes:
-    kind, data = (_TEXT, encoded.data.encode(*ANY_TEXT)) if isinstance(encoded.data, str) else (_BYTES, encoded.data)
-    return b"\0".join((kind, encoded.content_type.encode(), data))
+    kind = _TEXT if isinstance(encoded.data, str) else _BYTES
+    return b"\0".join((kind, encoded.content_type.encode(), as_bytes(encoded.data)))
 
 
 _TEXT, _BYTES = b"text", b"bytes"
@@ -222,8 +229,9 @@ def _is_kombus_json() -> bool:
     return is_written and registry._decoders.get(_JSON) is kombus_json.loads
 
 
-def _size(data: str | bytes) -> int:
-    return len(data.encode(*ANY_TEXT) if isinstance(data, str) else data)
+def as_bytes(data: str | bytes) -> bytes:
+    """The bytes of an encoded outcome, which may be any text of Python's."""
+    return data.encode(*ANY_TEXT) if isinstance(data, str) else data
 
 
 def _is_bare_json(encoded: Encoded) -> bool:

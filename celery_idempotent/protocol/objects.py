@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Protocol
 
-from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.cipher import ANY_TEXT
+from celery_idempotent.protocol.codec import Encoded, as_bytes
 
 CONTENT_TYPE = "application/vnd.celery-idempotent.object+json"
 """Of a pointer. No codec accepts it, so a worker that does not know of objects takes it for nothing else."""
@@ -72,7 +73,7 @@ class LargeResults:
 
     def takes(self, encoded: Encoded) -> bool:
         """Whether the result is to be kept as an object."""
-        return len(encoded.data) * _MOST_BYTES > self.over and len(_bytes(encoded.data)) > self.over
+        return len(encoded.data) * _MOST_BYTES > self.over and len(as_bytes(encoded.data)) > self.over
 
 
 _MOST_BYTES = 4
@@ -122,7 +123,7 @@ class Pointer:
             raise ValueError(f"it has {len(data)} bytes, and was written with {self.size}")
         if sha256(data).hexdigest() != self.sha256:
             raise ValueError("it has another SHA-256 than what was written")
-        return Encoded(data.decode("utf-8", "surrogatepass") if self.is_text else data, self.content_type)
+        return Encoded(data.decode(*ANY_TEXT) if self.is_text else data, self.content_type)
 
 
 def pointed(large: LargeResults, key: str, nonce: str, encoded: Encoded) -> tuple[Pointer, bytes]:
@@ -131,7 +132,7 @@ def pointed(large: LargeResults, key: str, nonce: str, encoded: Encoded) -> tupl
     ``nonce`` is fresh for every result that is encoded: one object is never written with two contents, even where the
     same attempt encodes the same result again.
     """
-    data = _bytes(encoded.data)
+    data = as_bytes(encoded.data)
     name = f"{large.prefix}{folder_of(key)}/{nonce}"
     pointer = Pointer(
         name, len(data), sha256(data).hexdigest(), encoded.content_type, is_text=isinstance(encoded.data, str)
@@ -141,7 +142,7 @@ def pointed(large: LargeResults, key: str, nonce: str, encoded: Encoded) -> tupl
 
 def folder_of(key: str) -> str:
     """What all objects of an operation have in their names, after the prefix: a key may be longer than a name."""
-    return sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+    return sha256(key.encode(*ANY_TEXT)).hexdigest()
 
 
 def pointer_in(encoded: Encoded) -> Pointer | None:
@@ -170,7 +171,3 @@ def _plain(data: str | bytes) -> Mapping[str, Any] | None:
         return json.loads(data)  # type: ignore[no-any-return]
     except (ValueError, RecursionError):
         return None
-
-
-def _bytes(data: str | bytes) -> bytes:
-    return data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data

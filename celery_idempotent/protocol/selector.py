@@ -127,9 +127,9 @@ class Selector:
             if inspect.iscoroutinefunction(spec) or inspect.isgeneratorfunction(spec):
                 raise PolicyError(option, repr(spec), "must be a plain function that returns the value")
         elif isinstance(spec, str):
-            self._paths = (_compile(option, spec),)
+            self._paths = (compiled(option, spec),)
         elif isinstance(spec, tuple) and spec and all(isinstance(each, str) for each in spec):
-            self._paths = tuple(_compile(option, each) for each in spec)
+            self._paths = tuple(compiled(option, each) for each in spec)
         else:
             raise PolicyError(
                 option,
@@ -248,7 +248,8 @@ class Selector:
 _EXAMPLES: Mapping[Any, Any] = {inspect.Parameter.VAR_POSITIONAL: (), inspect.Parameter.VAR_KEYWORD: {}}
 
 
-def _compile(option: str, expression: str) -> Any:
+def compiled(option: str, expression: str) -> Any:
+    """The JMESPath, parsed; jmespath keeps what it has parsed. Raises ``PolicyError`` if it is none."""
     try:
         return jmespath.compile(expression)
     except JMESPathError as error:

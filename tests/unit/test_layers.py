@@ -64,7 +64,7 @@ PACKAGES: dict[str, set[str]] = {
     "contrib.http.django": {"asgiref", "celery", "django"},
     "contrib.http.flask": {"celery", "flask", "werkzeug"},
     "contrib.otel": {"opentelemetry"},
-    "contrib.sns": {"boto3", "celery", "click", "jmespath", "mypy_boto3_sqs"},
+    "contrib.sns": {"boto3", "celery", "click", "mypy_boto3_sqs"},
     "contrib.web": {"celery", "click", "jinja2", "markupsafe", "starlette", "uvicorn"},
     "testing": {"celery", "kombu", "pytest", "sqlalchemy"},
 }

@@ -10,13 +10,10 @@ from hashlib import sha256
 from typing import Any
 from uuid import UUID, uuid5
 
-import jmespath
-from jmespath.exceptions import JMESPathError
-
 from celery_idempotent.contrib.sns.notification import Notification
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.paths import LENIENT, root_names
-from celery_idempotent.protocol.selector import Selector, Spec
+from celery_idempotent.protocol.selector import Selector, Spec, compiled
 
 
 class By(Enum):
@@ -184,7 +181,7 @@ _OF_A_FUNCTION = inspect.Signature([inspect.Parameter("notification", inspect.Pa
 
 def _check(option: str, choice: Any) -> None:
     if isinstance(choice, str):
-        unknown = root_names(_compiled(option, choice).parsed) - set(_NAMES)
+        unknown = root_names(compiled(option, choice).parsed) - set(_NAMES)
         if unknown:
             raise PolicyError(option, repr(choice), f"there is no {min(unknown)!r}; there are {', '.join(_NAMES)}")
         return
@@ -198,17 +195,10 @@ def _check(option: str, choice: Any) -> None:
         pass  # a function of C's may not tell its signature; the first notification will
 
 
-def _compiled(option: str, expression: str) -> Any:
-    try:
-        return jmespath.compile(expression)  # which keeps what it has compiled
-    except JMESPathError as error:
-        raise PolicyError(option, repr(expression), f"is not a JMESPath: {error}") from error
-
-
 def _chosen(choice: Choice, notification: Notification, document: Mapping[str, Any]) -> Any:
     if callable(choice):
         return choice(notification)
-    return LENIENT.visit(_compiled("", choice).parsed, document)
+    return LENIENT.visit(compiled("", choice).parsed, document)
 
 
 def _is_true(value: Any) -> bool:
