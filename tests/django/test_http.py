@@ -28,7 +28,7 @@ from celery_idempotent.contrib.http import answer
 from celery_idempotent.contrib.http import django as coat
 from celery_idempotent.contrib.http.django import IdempotentViewMiddleware, idempotent_view
 from celery_idempotent.stores.memory import MemoryStore
-from tests.support.http_behaviour import Behaviour, Got, Reply
+from tests.support.http_behaviour import Behaviour, Got, Reply, Shop
 
 MIDDLEWARE = f"{IdempotentViewMiddleware.__module__}.{IdempotentViewMiddleware.__qualname__}"
 KINDS = ["decorator", "async decorator", "middleware", "async middleware"]
@@ -39,7 +39,7 @@ def somebody(request: HttpRequest) -> str:
     return request.headers.get("X-Caller", "somebody")
 
 
-class DjangoShop:
+class DjangoShop(Shop):
     """A project with one view; the settings are those of the test's time."""
 
     def __init__(self, kind: str) -> None:
@@ -74,19 +74,9 @@ class DjangoShop:
         urls.urlpatterns = [path("<path:path>", view)]
         self._settings["ROOT_URLCONF"] = urls
 
-    def request(
-        self,
-        key: str | None = "k-1",
-        *,
-        method: str = "POST",
-        path: str = "/orders",
-        body: bytes = b"{}",
-        **headers: str,
-    ) -> Got:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
+    def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Got:
+        named = dict(headers)
         kind = named.pop("content-type", "application/octet-stream")
-        if key is not None:
-            named["Idempotency-Key"] = key
         with override_settings(**self._settings):
             got, content = self._sent(method, path, data=body, content_type=kind, headers=named)
         if got.status_code == 500 and got.exc_info and got.headers["Content-Type"] != "application/problem+json":

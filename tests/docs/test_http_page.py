@@ -143,7 +143,7 @@ def _long(acted: Acted) -> Got:
 @scene("there are two header lines")
 def _two(acted: Acted) -> Got:
     acted.serve()
-    return acted.shop.send("POST", "/orders", [KEY, KEY], [b""])
+    return acted.shop.send("POST", "/orders", [KEY, KEY], b"")
 
 
 @scene("another caller has the same key")

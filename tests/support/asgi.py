@@ -5,33 +5,24 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from celery_idempotent.contrib.http.asgi import IdempotencyMiddleware
-from tests.support.http_behaviour import Got, Reply
+from tests.support.http_behaviour import Got, Reply, Sender, Shop
 
 __all__ = ["AsgiShop", "Client", "Message", "exchange", "scope"]
 
 Message = MutableMapping[str, Any]
 
 
-class Client:
+class Client(Sender):
     """Speaks ASGI: each request is a connection, in an event loop of its own."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
 
-    def request(
-        self,
-        key: str | None = "k-1",
-        *,
-        method: str = "POST",
-        path: str = "/orders",
-        body: bytes = b"{}",
-        **headers: str,
-    ) -> Got:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        lines = [("idempotency-key", key)] if key is not None else []
-        return self.send(method, path, [*lines, *named.items()], [body])
+    def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Got:
+        return self.send_parts(method, path, headers, [body])
 
-    def send(self, method: str, path: str, headers: list[tuple[str, str]], parts: list[bytes]) -> Got:
+    def send_parts(self, method: str, path: str, headers: list[tuple[str, str]], parts: list[bytes]) -> Got:
+        """Send a request whose body comes in parts."""
         waiting: list[Message] = [
             {"type": "http.request", "body": each, "more_body": each is not parts[-1]} for each in parts
         ]
@@ -74,7 +65,7 @@ async def exchange(app: Any, asked: dict[str, Any], waiting: list[Message]) -> l
     return sent
 
 
-class AsgiShop(Client):
+class AsgiShop(Client, Shop):
     """An application of plain ASGI."""
 
     def __init__(self) -> None:

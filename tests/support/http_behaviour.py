@@ -1,10 +1,11 @@
 """What every framework's coat does with requests that have an ``Idempotency-Key``: the same tests for all of them."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from threading import Thread
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -26,7 +27,7 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from tests.support.deliveries import an_app
 
-__all__ = ["Behaviour", "Got", "Reply", "Shop"]
+__all__ = ["Behaviour", "Got", "Reply", "Sender", "Shop"]
 
 
 @dataclass
@@ -57,13 +58,8 @@ class Got(NamedTuple):
         return str(told["type"]).partition("#")[2]
 
 
-class Shop(Protocol):
-    """An application behind a coat."""
-
-    bodies: list[bytes]
-
-    def serve(self, respond: Callable[[], Reply], **options: Any) -> None:
-        """Have requests to any path answered by ``respond``; ``options`` are the coat's."""
+class Sender(ABC):
+    """Sends requests as a client does."""
 
     def request(
         self,
@@ -74,7 +70,24 @@ class Shop(Protocol):
         body: bytes = b"{}",
         **headers: str,
     ) -> Got:
-        """Send a request."""
+        """Send a request; names of headers are written with underscores."""
+        lines = [("idempotency-key", key)] if key is not None else []
+        named = [(name.replace("_", "-"), value) for name, value in headers.items()]
+        return self.send(method, path, [*lines, *named], body)
+
+    @abstractmethod
+    def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Got:
+        """Send it as its framework's client sends."""
+
+
+class Shop(Sender):
+    """An application behind a coat."""
+
+    bodies: list[bytes]
+
+    @abstractmethod
+    def serve(self, respond: Callable[[], Reply], **options: Any) -> None:
+        """Have requests to any path answered by ``respond``; ``options`` are the coat's."""
 
 
 class Count:

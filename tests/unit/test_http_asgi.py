@@ -89,12 +89,12 @@ def test_body_in_parts_is_one() -> None:
 
     client = starlette(view, store, max_request=4)
     key = ("idempotency-key", "k")
-    assert client.send("POST", "/orders/1", [key], [b"ab", b"cd"]).status == 204
-    assert "content-length" not in client.send("POST", "/orders/1", [key], [b"abcd"]).headers
-    assert client.send("POST", "/orders/1", [key], [b"ab", b"cde"]).problem == "body-too-large"
-    assert client.send("POST", "/orders/1", [key, ("content-length", "4")], [b"abc"]).problem == "body-malformed"
-    assert client.send("POST", "/orders/1", [key, ("content-length", "x")], [b"abc"]).problem == "body-malformed"
-    assert client.send("POST", "/orders/1", [key, key], [b"abcd"]).problem == "key-malformed"
+    assert client.send_parts("POST", "/orders/1", [key], [b"ab", b"cd"]).status == 204
+    assert "content-length" not in client.send_parts("POST", "/orders/1", [key], [b"abcd"]).headers
+    assert client.send_parts("POST", "/orders/1", [key], [b"ab", b"cde"]).problem == "body-too-large"
+    assert client.send_parts("POST", "/orders/1", [key, ("content-length", "4")], [b"abc"]).problem == "body-malformed"
+    assert client.send_parts("POST", "/orders/1", [key, ("content-length", "x")], [b"abc"]).problem == "body-malformed"
+    assert client.send_parts("POST", "/orders/1", [key, key], [b"abcd"]).problem == "key-malformed"
     assert bodies == [b"abcd"]
 
 
@@ -107,7 +107,7 @@ def test_body_that_is_too_large_is_observed_as_it_comes() -> None:
         return Response()
 
     client = starlette(view, MemoryStore(), max_request=4, policy=Policy(mode="observe"))
-    assert client.send("POST", "/orders/1", [("idempotency-key", "k")], [b"abc", b"de", b"f"]).status == 200
+    assert client.send_parts("POST", "/orders/1", [("idempotency-key", "k")], [b"abc", b"de", b"f"]).status == 200
     assert bodies == [b"abcdef"]
 
 

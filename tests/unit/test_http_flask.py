@@ -10,7 +10,7 @@ from flask import Flask, Response, abort, request, send_file
 from celery_idempotent import Policy, PolicyError
 from celery_idempotent.contrib.http.flask import idempotent_view
 from celery_idempotent.stores.memory import MemoryStore
-from tests.support.http_behaviour import Behaviour, Got, Reply
+from tests.support.http_behaviour import Behaviour, Got, Reply, Shop
 
 
 def client_of(view: Callable[..., Any], **options: Any) -> Any:
@@ -23,7 +23,7 @@ def client_of(view: Callable[..., Any], **options: Any) -> Any:
     return app.test_client(use_cookies=False)
 
 
-class FlaskShop:
+class FlaskShop(Shop):
     """An application of Flask's."""
 
     def __init__(self) -> None:
@@ -39,19 +39,8 @@ class FlaskShop:
 
         self._client = client_of(view, **options)
 
-    def request(
-        self,
-        key: str | None = "k-1",
-        *,
-        method: str = "POST",
-        path: str = "/orders",
-        body: bytes = b"{}",
-        **headers: str,
-    ) -> Got:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        if key is not None:
-            named["Idempotency-Key"] = key
-        got = self._client.open(path, method=method, data=body, headers=named)
+    def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Got:
+        got = self._client.open(path, method=method, data=body, headers=headers)
         return Got(got.status_code, {name.lower(): value for name, value in got.headers.items()}, got.data)
 
 
