@@ -22,6 +22,7 @@ lets an exception survive pickle and Celery's JSON result backend. ``_sentence``
 """
 
 from celery_idempotent.printable import one_line
+from celery_idempotent.troubleshooting import with_link
 
 __all__ = [
     "DeadlineExceeded",
@@ -45,18 +46,34 @@ __all__ = [
 class IdempotencyError(Exception):
     """Base of everything this library raises on its own behalf.
 
-    Its text is one line, whatever its fields hold.
+    Its text is one line, whatever its fields hold, and ends with the address of the page that says more.
     """
 
+    see = ""
+    """The entry under ``docs/troubleshooting``: its page and heading."""
+
     def __str__(self) -> str:
-        return one_line(self._sentence())
+        return one_line(with_link(self._sentence(), see=self.see))
 
     def _sentence(self) -> str:
         return super().__str__()
 
 
 class IdempotencyWarning(UserWarning):
-    """A setting under which the promise is weaker than its author probably thinks."""
+    """A setting under which the promise is weaker than its author probably thinks.
+
+    Args:
+        text: What is set, what comes of it, and what to write instead.
+        see: The entry under ``docs/troubleshooting``.
+    """
+
+    def __init__(self, text: str, see: str = "") -> None:
+        super().__init__(text, see)
+        self.text = text
+        self.see = see
+
+    def __str__(self) -> str:
+        return with_link(self.text, see=self.see)
 
 
 class PolicyError(IdempotencyError, ValueError):
@@ -66,13 +83,15 @@ class PolicyError(IdempotencyError, ValueError):
         option: The option, setting or argument at fault.
         value: ``repr`` of what was given.
         remedy: What is wrong and what to write instead.
+        see: The entry under ``docs/troubleshooting``.
     """
 
-    def __init__(self, option: str, value: str, remedy: str) -> None:
-        super().__init__(option, value, remedy)
+    def __init__(self, option: str, value: str, remedy: str, see: str = "") -> None:
+        super().__init__(option, value, remedy, see)
         self.option = option
         self.value = value
         self.remedy = remedy
+        self.see = see
 
     def _sentence(self) -> str:
         return f"{self.option}={self.value}: {self.remedy}"
@@ -85,6 +104,8 @@ class KeyMissing(IdempotencyError):
         task: Name of the task.
         source: Where the key was looked for.
     """
+
+    see = "keys#the-key-is-missing"
 
     def __init__(self, task: str, source: str) -> None:
         super().__init__(task, source)
@@ -108,6 +129,8 @@ class KeyReused(IdempotencyError):
         task_id: Task id of the call that the key belongs to.
     """
 
+    see = "keys#the-key-was-used-with-other-arguments"
+
     def __init__(self, key: str, task_id: str) -> None:
         super().__init__(key, task_id)
         self.key = key
@@ -129,6 +152,8 @@ class InFlight(IdempotencyError):
         retry_after: Milliseconds until the lease can be taken over, on the store's clock.
         holder: Worker that holds the lease.
     """
+
+    see = "deliveries#another-delivery-is-running"
 
     def __init__(self, key: str, retry_after: int, holder: str) -> None:
         super().__init__(key, retry_after, holder)
@@ -154,6 +179,8 @@ class LeaseLost(IdempotencyError):
         fencing_token: The token of this attempt.
     """
 
+    see = "deliveries#another-attempt-took-over"
+
     def __init__(self, key: str, fencing_token: int) -> None:
         super().__init__(key, fencing_token)
         self.key = key
@@ -169,6 +196,8 @@ class DeadlineExceeded(LeaseLost):
     Its lease is not renewed any more, and others may take over once that is over. Let it pass: the claim ends
     without an outcome, as that of an attempt that never ended, and the delivery is postponed.
     """
+
+    see = "deliveries#the-deadline-is-over"
 
     def _sentence(self) -> str:
         return (
@@ -186,6 +215,8 @@ class OutcomeUnknown(IdempotencyError):
         key: The idempotency key.
         reason: How the attempt ended, for the person who resolves it.
     """
+
+    see = "deliveries#it-is-unknown-whether-the-effect-happened"
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(key, reason)
@@ -207,6 +238,8 @@ class ResultLost(IdempotencyError):
         reason: Why: too large for the store or the policy, or not encodable.
     """
 
+    see = "results#the-result-was-not-kept"
+
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(key, reason)
         self.key = key
@@ -227,6 +260,8 @@ class ReplayedFailure(IdempotencyError):
         type_name: Qualified name of the exception that was recorded.
         message: Its message; empty if none was kept.
     """
+
+    see = "deliveries#an-earlier-delivery-failed"
 
     def __init__(self, key: str, type_name: str, message: str) -> None:
         super().__init__(key, type_name, message)
@@ -250,6 +285,8 @@ class WriteRefused(IdempotencyError):
         reason: Why, in the store's words; ``ConditionalCheckFailed`` for a condition of yours.
     """
 
+    see = "effects#a-write-was-refused"
+
     def __init__(self, key: str, write: str, reason: str) -> None:
         super().__init__(key, write, reason)
         self.key = key
@@ -269,13 +306,15 @@ class StoreUnavailable(IdempotencyError):
         store: The store, readable, without credentials.
         operation: What was asked of it.
         reason: What went wrong.
+        see: The entry under ``docs/troubleshooting``.
     """
 
-    def __init__(self, store: str, operation: str, reason: str) -> None:
-        super().__init__(store, operation, reason)
+    def __init__(self, store: str, operation: str, reason: str, see: str = "") -> None:
+        super().__init__(store, operation, reason, see)
         self.store = store
         self.operation = operation
         self.reason = reason
+        self.see = see
 
     def _sentence(self) -> str:
         return f"{self.store}: {self.operation} failed: {self.reason}"

@@ -2,6 +2,10 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery_idempotent.troubleshooting import link
 
 _UNSAFE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, ends of lines, changes of direction, and what no terminal can encode."""
@@ -16,16 +20,21 @@ def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape", "surrogatepass").decode()
 
 
-def say(log: Callable[..., None], event: str, /, **fields: object) -> None:
+def say(log: Callable[..., None], event: str, /, *, page: str = "log-lines", **fields: object) -> None:
     """Log what happened: in logfmt for people and parsers, and by field for formatters that make JSON of it.
 
+    A warning or an error ends with the field ``see``: the address of the entry that says what to do.
+
     Args:
-        log: The method of a logger, such as ``logger.warning``.
+        log: The method of a logger, such as ``logger.warning``; of ``logger.log``, a partial with the level.
         event: Its name, without ``idempotency.``.
+        page: The page under ``docs/troubleshooting`` that has an entry for it.
         fields: What is told of it, in this order. None is left out.
     """
     told: dict[str, object] = {"event": f"idempotency.{event}"}
     told |= {name: _plain(value) for name, value in fields.items() if value is not None}
+    if _is_loud(log):
+        told["see"] = link(f"{page}#{event.replace('_', '-')}")
     log(
         " ".join(f"{name}=%s" for name in told),
         *map(_logfmt, told.values()),
@@ -33,6 +42,15 @@ def say(log: Callable[..., None], event: str, /, **fields: object) -> None:
         extra={f"idempotency_{name}": value for name, value in told.items()},
         stacklevel=2,
     )
+
+
+_WARNING = 30
+"""Of the module ``logging``."""
+
+
+def _is_loud(log: Any) -> bool:
+    level = next(iter(log.args), None) if isinstance(log, partial) else getattr(log, "__name__", None)
+    return level >= _WARNING if isinstance(level, int) else level not in {"debug", "info"}
 
 
 def _plain(value: object) -> object:

@@ -99,8 +99,8 @@ _made: dict[MeterProvider | None, _Instruments] = {}
 def instrument(meter_provider: MeterProvider | None = None) -> None:
     """Measure and trace in this process from now on; safe to repeat.
 
-    Instruments belong to a process: under prefork call it in each, as ``docs/telemetry.md`` shows. The global provider
-    may also be set later.
+    Instruments belong to a process: under prefork call it in each, as ``docs/how-to/telemetry.md`` shows. The global
+    provider may also be set later.
 
     Args:
         meter_provider: Where metrics go; by default the global provider. Another one takes the place of the first.

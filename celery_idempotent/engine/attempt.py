@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class Attempt:
-    """What a body may know and do about the attempt that executes it; ``self.attempt`` in a bound task.
+    """What a body can know and do about the attempt that runs it; ``self.attempt`` in a bound task.
 
-    This class is the attempt of a body that no claim protects: a direct call, ``mode="off"``, or an outage under
-    ``on_outage="run"``. There a step is called each time and nothing is recorded, and what needs a record is refused.
-    ``outer`` is the attempt in whose body it is called, if there is one.
+    A body that no claim protects has an attempt, too: in a direct call, with ``mode="off"``, or in an outage under
+    ``on_outage="run"``. There every step is called each time, nothing is recorded, and :meth:`commit` and
+    :meth:`transaction` are refused.
     """
 
     def __init__(self, identity: Callable[[], Identity], outer: "Attempt | None" = None) -> None:
@@ -51,7 +51,7 @@ class Attempt:
     def fencing_token(self) -> int:
         """Larger than that of every earlier attempt; 0 where the body runs unprotected.
 
-        Send it to receivers that check it. It shuts out late writers; it does not make an effect happen once.
+        Send it to receivers that check it. It keeps late writers out; by itself it does not make an effect happen once.
         """
         return self._outer.fencing_token if self._outer else 0
 
@@ -64,16 +64,13 @@ class Attempt:
     def is_takeover(self) -> bool:
         """Whether the attempt before this one never ended, so that its effects may have happened.
 
-        False proves nothing: an attempt that raised gave its claim back, whatever it had done before.
+        False proves nothing: an earlier attempt may have had its effect, then raised and released its claim.
         """
         return self._outer.is_takeover if self._outer else False
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the policy's ``deadline``, such as for the timeout of a request; None where there is none.
-
-        0 once it is over.
-        """
+        """Seconds until the policy's ``deadline``, 0 once it is over, None if there is none; a timeout for requests."""
         return self._outer.remaining if self._outer else None
 
     def effect_key(self, name: str) -> str:
@@ -84,28 +81,27 @@ class Attempt:
         return effect_key(self.key, name)
 
     def ensure_owned(self) -> None:
-        """Return if the attempt still owns its key; call it right before an effect.
+        """Return if this attempt still owns its key, and raise if not; call it right before an effect.
 
         Ownership can end right after the answer, so this makes a second effect unlikely, not impossible.
 
         Raises:
-            LeaseLost: It does not; let it pass, and the delivery is postponed.
-            DeadlineExceeded: A ``LeaseLost``: the body has been running for too long; likewise.
-            StoreUnavailable: It cannot be known; likewise.
+            LeaseLost: Another attempt took over. Let it pass: the delivery is postponed.
+            DeadlineExceeded: A ``LeaseLost``: the body ran past its deadline. Let it pass.
+            StoreUnavailable: The store did not say. Let it pass.
         """
         if self._outer:
             self._outer.ensure_owned()
 
     def before_effects(self) -> AbstractContextManager[None]:
-        """A stretch of the body in which no effect has begun, at its beginning::
+        """Mark the beginning of the body, in which no effect has begun::
 
             with self.attempt.before_effects():
                 order = load(order_id)
                 check(order)
 
-        An exception that leaves the block releases the claim, also under ``on_takeover="refuse"``: the delivery fails
-        with it, and the next one runs. It is your word, as :exc:`~celery_idempotent.errors.SafeToRetry` is; what the
-        library can see, it holds you to.
+        An exception that leaves the block releases the claim, also under ``on_takeover="refuse"``: this delivery fails,
+        and the next one runs. It is a promise of yours, as :exc:`~celery_idempotent.errors.SafeToRetry` is.
 
         Raises:
             PolicyError: A step or commit was made before the block, or is made in it.
@@ -113,27 +109,27 @@ class Attempt:
         return nullcontext()
 
     def step(self, name: str, call: Callable[[Step], T]) -> T:
-        """Make ``call`` until it has returned once; after that, return what it returned.
+        """Make ``call`` until it has returned once; from then on, return its recorded result.
 
-        Its result is recorded before this returns, and every later attempt of the operation gets it without a
-        call. Between the effect and that record a worker can die. The step is then called again with the same key
-        (at least once; exactly once where the receiver honours the key), unless the policy declares another promise
-        for it: ``Policy(effects={"text": AtMostOnce()})``. An exception of the call passes through; steps that
-        finished stay recorded.
+        The result is recorded before this returns, and later attempts of the operation get it without a call. If the
+        worker dies between the effect and that record, the step is called again with the same key: at least once, and
+        exactly once if the receiver honours the key. ``Policy(effects={"text": AtMostOnce()})`` declares another
+        promise for a step. An exception of the call passes through; steps that have finished stay recorded.
 
         Args:
-            name: Identifies the step within the operation, across deployments; steps may be reordered.
-            call: Has the effect. It is given the step, whose ``key`` and ``fencing_token`` are for the receiver.
-                It should return something small that the app's result serialiser can encode.
+            name: Identifies the step within the operation, also across deployments; steps may change their order.
+            call: Has the effect. It gets the step, whose ``key`` and ``fencing_token`` are for the receiver, and
+                should return something small that the app's result serialiser can encode.
 
         Raises:
-            OutcomeUnknown: Let it pass: the operation ends UNKNOWN, and a person resolves it.
+            OutcomeUnknown: Nobody knows whether the step had its effect. Let it pass: the operation ends UNKNOWN, and a
+                person resolves it.
             ResultLost: The step finished in an earlier attempt, and its result could not be kept.
-            LeaseLost: Somebody took over; let it pass.
-            DeadlineExceeded: A ``LeaseLost``: the body has been running for too long, and nothing was called; likewise.
-            StoreUnavailable: The store did not confirm; let it pass.
-            PolicyError: The name was used before in this attempt, the policy's ``effects`` do not name it, or the call
-                returned what has still to be awaited or iterated.
+            LeaseLost: Another attempt took over. Let it pass.
+            DeadlineExceeded: A ``LeaseLost``: the body ran past its deadline; nothing was called. Let it pass.
+            StoreUnavailable: The store did not confirm. Let it pass.
+            PolicyError: This attempt has used the name before, the policy's ``effects`` do not name it, or the call
+                returned something that must still be awaited or iterated.
         """
         terms_of(name, {})
         return _called(call, Step(name, self.effect_key(name), self.fencing_token))
@@ -141,7 +137,7 @@ class Attempt:
     async def astep(self, name: str, call: Callable[[Step], Awaitable[T]]) -> T:
         """As :meth:`step`, for a call that is awaited: ``await attempt.astep("charge", lambda step: api.charge(...))``.
 
-        The event loop waits for no store. The other tools block: ``await asyncio.to_thread(attempt.commit, ...)``.
+        It does not block the event loop. The other tools do: ``await asyncio.to_thread(attempt.commit, ...)``.
         """
         from celery_idempotent.engine.loops import awaited  # a process without an event loop imports none
 
@@ -151,7 +147,7 @@ class Attempt:
     def fenced_step(
         self, name: str, *, fence: Callable[[Step], object], probe: Callable[[Step], T | None], act: Callable[[Step], T]
     ) -> T:
-        """Have one effect on a receiver that checks fencing tokens: exactly once.
+        """Have an effect exactly once, on a receiver that checks fencing tokens.
 
         Args:
             name: As for :meth:`step`.
@@ -160,19 +156,18 @@ class Attempt:
             act: Has the effect and stores ``step.key`` with it, in one write that the receiver refuses if it
                 has seen a larger token than ``step.fencing_token``.
 
-        Raises as :meth:`step` does. All three are needed: a token alone lets every new attempt pass the check
-        and repeat what an earlier one did, and a probe without a fence misses an effect still on its way.
+        Raises as :meth:`step` does. All three are needed: with a token alone, every new attempt passes the check and
+        repeats the effect; without a fence, the probe misses an effect that is still on its way.
         """
         return self.step(name, fenced(fence, probe, act))
 
     def commit(self, result: T, writes: Sequence[Mapping[str, Any]]) -> T:
-        """Record ``result`` as the operation's outcome and make ``writes``, in one atomic step: exactly once.
+        """Record ``result`` as the operation's outcome and make ``writes`` in one atomic step: exactly once.
 
-        Make it the body's last act: ``return self.attempt.commit(...)``. Whatever the body does afterwards, the
-        outcome is this result.
+        Call it last: ``return self.attempt.commit(...)``. Whatever the body does after it, this is the outcome.
 
         Args:
-            result: What this delivery and every duplicate is answered with.
+            result: What this delivery and every duplicate return.
             writes: Up to 99 puts, updates, deletes and condition checks in DynamoDB, as boto3's
                 ``transact_write_items`` takes them; values may also be plain Python. The tables are in the same
                 account and Region as the idempotency table, and no item stands in two writes.
@@ -182,14 +177,14 @@ class Attempt:
 
         Raises:
             WriteRefused: A condition of yours failed, or a write is malformed; nothing was written.
-            LeaseLost: Somebody took over, and nothing was written; let it pass.
-            StoreUnavailable: It could not be confirmed; let it pass.
-            PolicyError: The store commits no writes.
+            LeaseLost: Another attempt took over, and nothing was written. Let it pass.
+            StoreUnavailable: The store did not confirm. Let it pass.
+            PolicyError: The store is not DynamoDB.
         """
         raise _without_claim("commit")
 
     def transaction(self, using: Any = None) -> AbstractContextManager[BodyTransaction]:
-        """A transaction on the SQL store's database, with the operation's record in it: exactly once.
+        """Open a transaction on the SQL store's database that holds the operation's record, too: exactly once.
 
         ::
 
@@ -198,8 +193,8 @@ class Attempt:
                 tx.send(receipt, order_id)
                 return tx.done({"booked": cents})
 
-        What is done in the block is committed together with the result given to ``tx.done()``, or not at all: an
-        exception undoes it, and so does a claim that somebody took over meanwhile. Make it the body's last act.
+        The block is committed together with the result given to ``tx.done()``, or not at all: an exception rolls it
+        back, and so does a takeover meanwhile. Do it last.
 
         Args:
             using: A connection or ORM session of your own to the store's database, without a transaction begun on
@@ -207,18 +202,18 @@ class Attempt:
                 heartbeat's renewals make long transactions fail, to be retried.
 
         Raises:
-            LeaseLost: At the end of the block: somebody took over, and nothing was committed; let it pass.
-            StoreUnavailable: Nothing was committed, or it could not be confirmed; let it pass.
-            PolicyError: The store has no transactions, or the block ends without ``tx.done()``.
+            LeaseLost: At the end of the block: another attempt took over, and nothing was committed. Let it pass.
+            StoreUnavailable: Nothing was committed, or the store did not confirm. Let it pass.
+            PolicyError: The store is not SQL, or the block ended without ``tx.done()``.
         """
         raise _without_claim("transaction")
 
     def send(self, name: str, task: Any, *args: Any, **kwargs: Any) -> str:
-        """Publish a follow-up task in a step of its own: never again once that is recorded.
+        """Publish a follow-up task in a step of its own: not again once the step is recorded.
 
-        Until then it may be published again, with the same task id. A follow-up task that is idempotent, and whose
-        key follows from its arguments, then has its effect once. To publish if and only if a transaction commits,
-        use ``tx.send()``.
+        Until then it may be published again, with the same task id. So make the follow-up task idempotent, with a key
+        from its arguments, and its effect happens once. To publish if and only if a transaction commits, use
+        ``tx.send()``.
 
         Args:
             name: Name of the step.
@@ -274,7 +269,10 @@ class ProtectedAttempt(Attempt):
     def before_effects(self) -> Iterator[None]:
         if self._stretch is not _Stretch.BEFORE_ALL:
             raise PolicyError(
-                "before_effects", "after an effect", "it is for the beginning of the body, and entered once"
+                "before_effects",
+                "after an effect",
+                "it is for the beginning of the body, and entered once",
+                see="effects#before-effects-is-for-the-beginning",
             )
         self._stretch = _Stretch.BEFORE_EFFECTS
         try:
@@ -288,7 +286,10 @@ class ProtectedAttempt(Attempt):
     def _begin_effect(self, what: str) -> None:
         if self._stretch is _Stretch.BEFORE_EFFECTS:
             raise PolicyError(
-                what, "inside before_effects()", "make it after the block, which says that nothing has begun"
+                what,
+                "inside before_effects()",
+                "make it after the block, which says that nothing has begun",
+                see="effects#before-effects-is-for-the-beginning",
             )
         self._stretch = _Stretch.AMONG_EFFECTS
         self._claim.excused = None  # an earlier error that is raised again from here on excuses nothing
@@ -306,10 +307,18 @@ class ProtectedAttempt(Attempt):
         store = self._claim.store
         if not isinstance(store, CommittingStore):
             raise PolicyError(
-                "idempotency_store", repr(store), "commits no writes; attempt.commit() needs a DynamoDB store"
+                "idempotency_store",
+                repr(store),
+                "commits no writes; attempt.commit() needs a DynamoDB store",
+                see="effects#the-store-cannot-do-this",
             )
         if self._claim.committed is not None:
-            raise PolicyError("commit", "a second time", "an operation commits once; give all writes to one commit()")
+            raise PolicyError(
+                "commit",
+                "a second time",
+                "an operation commits once; give all writes to one commit()",
+                see="effects#an-operation-commits-once",
+            )
         kept = self._codec.keep_outcome(result, self.key)
         try:
             self._claim.recorded(kept, lambda each: self._claim.commit(store, each, writes))
@@ -323,10 +332,18 @@ class ProtectedAttempt(Attempt):
         store = self._claim.store
         if not isinstance(store, TransactionalStore):
             raise PolicyError(
-                "idempotency_store", repr(store), "has no transactions; attempt.transaction() needs an SQL store"
+                "idempotency_store",
+                repr(store),
+                "has no transactions; attempt.transaction() needs an SQL store",
+                see="effects#the-store-cannot-do-this",
             )
         if self._claim.committed is not None:
-            raise PolicyError("transaction", "after a commit", "an operation commits once; do it all in one")
+            raise PolicyError(
+                "transaction",
+                "after a commit",
+                "an operation commits once; do it all in one",
+                see="effects#an-operation-commits-once",
+            )
         return BodyTransaction(self._claim, self._codec, self._message_codec, store, using)
 
     def _made(self, name: str, call: Callable[[Step], T], terms: Terms) -> T:
@@ -344,7 +361,10 @@ class ProtectedAttempt(Attempt):
         with self._naming:
             if name in self._names:
                 raise PolicyError(
-                    "step", repr(name), "this attempt has made a step of that name; name each step differently"
+                    "step",
+                    repr(name),
+                    "this attempt has made a step of that name; name each step differently",
+                    see="effects#the-name-of-a-step-cannot-be-used",
                 )
             self._names.add(name)
 
@@ -367,7 +387,12 @@ class ProtectedAttempt(Attempt):
         try:
             self._claim.begin_step(step.name)
         except RecordTooLarge as error:
-            raise PolicyError("step", repr(step.name), f"the record has no room for it; {_RETURN_LESS}") from error
+            raise PolicyError(
+                "step",
+                repr(step.name),
+                f"the record has no room for it; {_RETURN_LESS}",
+                see="effects#the-record-has-no-room",
+            ) from error
         try:
             value = _called(call, step)
         except self._nothing_begun:
@@ -398,7 +423,12 @@ class ProtectedAttempt(Attempt):
 
 def _refuse_uncallable(name: str, call: object) -> None:
     if not callable(call):
-        raise PolicyError("step", repr(name), f"{call!r} cannot be called; write lambda step: ...")
+        raise PolicyError(
+            "step",
+            repr(name),
+            f"{call!r} cannot be called; write lambda step: ...",
+            see="effects#a-step-needs-a-function",
+        )
     try:
         signature = inspect.signature(call)
     except (TypeError, ValueError):
@@ -406,7 +436,9 @@ def _refuse_uncallable(name: str, call: object) -> None:
     try:
         signature.bind(None)
     except TypeError as error:
-        raise PolicyError("step", repr(name), f"its call takes one argument, the step: {error}") from error
+        raise PolicyError(
+            "step", repr(name), f"its call takes one argument, the step: {error}", see="effects#a-step-needs-a-function"
+        ) from error
 
 
 def _called(call: Callable[[Step], T], step: Step) -> T:
@@ -416,7 +448,10 @@ def _called(call: Callable[[Step], T], step: Step) -> T:
         kind = type(value).__name__
         remedy = "write await attempt.astep(...)" if isinstance(value, Awaitable) else "return a list"
         raise PolicyError(
-            "step", repr(step.name), f"its call returned an unfinished {kind}, so it has not run; {remedy}"
+            "step",
+            repr(step.name),
+            f"its call returned an unfinished {kind}, so it has not run; {remedy}",
+            see="effects#a-step-returned-something-unfinished",
         )
     return value
 
@@ -427,6 +462,7 @@ def _without_claim(option: str) -> PolicyError:
         "without a claim",
         "this body runs unprotected (a direct call, mode='off', or an outage under on_outage='run'); deliver the task, "
         "or write without it where attempt.number is 0",
+        see="effects#the-body-runs-without-a-claim",
     )
 
 

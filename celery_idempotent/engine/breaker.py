@@ -75,7 +75,12 @@ class Breaker:
             self._circuit, is_sent = decisions.admitted(self._circuit, self._clock.monotonic())
             is_trial = self.is_open
         if not is_sent:
-            raise StoreUnavailable(self._store, "claim", "not asked, as it did not answer the claims before this one")
+            raise StoreUnavailable(
+                self._store,
+                "claim",
+                "not asked, as it did not answer the claims before this one",
+                see="stores#the-store-is-not-asked-for-a-while",
+            )
         return is_trial
 
     def _failed(self, error: StoreUnavailable, key: str, is_trial: bool) -> None:
@@ -85,6 +90,7 @@ class Breaker:
             say(
                 logger.warning,
                 "store_circuit_opened",
+                page="log-lines-workers",
                 store=self._store,
                 failures=decisions.FAILURES,
                 next_try_in=round(after.trial_at - now, 1),
@@ -98,6 +104,7 @@ class Breaker:
             say(
                 logger.warning,
                 "store_circuit_closed",
+                page="log-lines-workers",
                 store=self._store,
                 seconds=seconds,
                 postponed=before.unanswered,

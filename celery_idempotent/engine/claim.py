@@ -115,11 +115,14 @@ def claim(store: Store, operation: Operation, check: Callable[[Record], None] = 
                 type(store).__name__,
                 "claim",
                 f"the record's steps leave no room to claim it again ({error}); resolve it",
+                see="effects#the-record-has-no-room",
             ) from error
         won = seen is not None and seen.revision == decision.record.revision
         if won and isinstance(decision, Run):
             return decision
-    raise StoreUnavailable(type(store).__name__, "claim", f"{MAX_RACES} races lost in a row")
+    raise StoreUnavailable(
+        type(store).__name__, "claim", f"{MAX_RACES} races lost in a row", see="stores#other-claims-were-faster"
+    )
 
 
 def end_lease(store: Store, record: Record, clock: Clock = time) -> None:
@@ -313,11 +316,12 @@ class Claim:
         with self._writing:
             if self._has_ended:
                 return Lost()
-            asked_at = self._clock.monotonic()
+            asked_at, now = self._clock.monotonic(), self.store.now()
             settlement = self._write(transition, swap)
             match settlement:
                 case Written():
-                    self._owned_until = min(asked_at + self.lease, self._until)
+                    left = (self._record.lease_until - now) / 1000
+                    self._owned_until = min(asked_at + min(left, self.lease), self._until)
                 case Superseded(record) if record.owner == self._record.owner:
                     self._settled = True  # our own completion, whose reply was lost
                 case Superseded() | Lost():
@@ -555,10 +559,12 @@ class Claim:
         expected: str | None = current.revision
         for _ in range(MAX_RACES):
             write = transition(current)
-            settlement = settle(write, swap(write, expected))
+            stored = swap(write, expected)
+            settlement = settle(write, stored)
             match settlement:
                 case Written():
-                    self._record = write
+                    assert stored is not None
+                    self._record = stored  # perhaps by an earlier try, whose lease ends earlier
                     return settlement
                 case Rebase(record):
                     current, expected = record, record.revision
@@ -568,4 +574,9 @@ class Claim:
                     return settlement
                 case unreachable:
                     assert_never(unreachable)
-        raise StoreUnavailable(type(self.store).__name__, "write", f"{MAX_RACES} races lost in a row")
+        raise StoreUnavailable(
+            type(self.store).__name__,
+            "write",
+            f"{MAX_RACES} races lost in a row",
+            see="stores#other-claims-were-faster",
+        )

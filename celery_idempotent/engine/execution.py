@@ -9,6 +9,7 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
 
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
+from celery_idempotent.troubleshooting import with_link
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +65,10 @@ def current_attempt() -> Attempt:
     innermost = execution()
     if innermost is None:
         raise LookupError(
-            "nothing idempotent is executing here; call it from the body of a task or function, in its own context"
+            with_link(
+                "nothing idempotent is executing here; call it from the body of a task or function, in its own context",
+                see="deliveries#nothing-idempotent-is-executing",
+            )
         )
     return innermost.attempt
 

@@ -39,7 +39,9 @@ def announce(store: Store, outgoing: Outgoing) -> Publication:
             raise
         if seen is not None and seen.revision == decision.record.revision:
             return decision
-    raise StoreUnavailable(type(store).__name__, "announce", f"{MAX_RACES} races lost in a row")
+    raise StoreUnavailable(
+        type(store).__name__, "announce", f"{MAX_RACES} races lost in a row", see="stores#other-claims-were-faster"
+    )
 
 
 def withdraw(store: Store, announced: Announce) -> None:

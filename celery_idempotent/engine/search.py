@@ -93,6 +93,7 @@ def _revealed(cipher: Cipher | None, record: Record, wanted: Filter) -> Record:
             repr(wanted.label),
             f"the label of {record.key} is encrypted with a key that is not here, so what has this label cannot be "
             "told; set idempotency_cipher as workers have it, or ask by key, task or status",
+            see="operators#the-label-is-encrypted",
         )
     return revealed(cipher, record)
 
@@ -125,12 +126,13 @@ def looked_up(store: Store, text: str, cipher: Cipher | None = None) -> Record:
     if not fitting:
         remedy = "nothing is recorded under it, and it is no record's task id or label"
         hidden = f" that can be read: {len(unread)} are encrypted, and idempotency_cipher has no key for them here"
-        raise PolicyError("key", repr(text), f"{remedy}{hidden if unread else ''}")
+        raise PolicyError("key", repr(text), f"{remedy}{hidden if unread else ''}", see="operators#nothing-is-recorded")
     named = ", ".join(each.key for each in fitting[:_MOST_NAMED])
     raise PolicyError(
         "key",
         repr(text),
         f"it fits several records: {named}{', ...' if len(fitting) > _MOST_NAMED else ''}; give the key of one",
+        see="operators#it-fits-several-records",
     )
 
 

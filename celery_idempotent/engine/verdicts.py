@@ -106,7 +106,7 @@ def _delete(large: LargeResults, name: str, key: str) -> None:
     try:
         large.objects.delete(name)
     except StoreUnavailable as error:
-        say(logger.warning, "object_left", key=key, object=name, reason=error)
+        say(logger.warning, "object_left", page="log-lines-workers", key=key, object=name, reason=error)
 
 
 def fitting(record: Record, *, grace: int, now: int) -> list[Action]:
@@ -127,10 +127,15 @@ def fitting(record: Record, *, grace: int, now: int) -> list[Action]:
 def require_forgettable(seen: Record, *, now: int) -> None:
     """Refuse to forget what may still run, or what a person has to judge first. Raises as :func:`forget` does."""
     if seen.status is Status.UNKNOWN:
-        raise PolicyError("key", repr(seen.key), "its outcome is UNKNOWN; resolve it first")
+        raise PolicyError(
+            "key", repr(seen.key), "its outcome is UNKNOWN; resolve it first", see="operators#the-outcome-is-unknown"
+        )
     if seen.status is Status.IN_PROGRESS:
         raise PolicyError(
-            "key", repr(seen.key), "an attempt owns it; wait for its end, or release it once its lease is over"
+            "key",
+            repr(seen.key),
+            "an attempt owns it; wait for its end, or release it once its lease is over",
+            see="operators#the-body-may-be-running",
         )
     if seen.fencing_token > now:
         # A store may delete the record at once, and the next token would be the time of its claim.
@@ -138,15 +143,26 @@ def require_forgettable(seen: Record, *, now: int) -> None:
             "key",
             repr(seen.key),
             f"its fencing token is {seen.fencing_token - now} ms ahead of the store's clock; forget it after that time",
+            see="operators#it-is-too-early-to-forget",
         )
 
 
 def require_abandoned(seen: Record, *, grace: int, now: int) -> None:
     """Refuse to release what is not in progress, or whose body may be alive. Raises as :func:`release` does."""
     if seen.status is Status.UNKNOWN:
-        raise PolicyError("key", repr(seen.key), "its outcome is UNKNOWN; check the receiver, then resolve it")
+        raise PolicyError(
+            "key",
+            repr(seen.key),
+            "its outcome is UNKNOWN; check the receiver, then resolve it",
+            see="operators#the-outcome-is-unknown",
+        )
     if seen.status is not Status.IN_PROGRESS:
-        raise PolicyError("key", repr(seen.key), f"only what is IN_PROGRESS can be released; it is {seen.status}")
+        raise PolicyError(
+            "key",
+            repr(seen.key),
+            f"only what is IN_PROGRESS can be released; it is {seen.status}",
+            see="operators#the-record-takes-another-verdict",
+        )
     remaining = seen.lease_until + grace - now
     if remaining > 0:
         raise PolicyError(
@@ -154,13 +170,19 @@ def require_abandoned(seen: Record, *, grace: int, now: int) -> None:
             repr(seen.key),
             f"the body may be alive on {seen.worker}: its lease and grace run for another {remaining} ms; "
             "release it when they are over",
+            see="operators#the-body-may-be-running",
         )
 
 
 def require_unknown(seen: Record) -> None:
     """Refuse a verdict on what is not UNKNOWN. Raises as :func:`completed` does."""
     if seen.status is not Status.UNKNOWN:
-        raise PolicyError("key", repr(seen.key), f"only an UNKNOWN outcome takes a verdict; it is {seen.status}")
+        raise PolicyError(
+            "key",
+            repr(seen.key),
+            f"only an UNKNOWN outcome takes a verdict; it is {seen.status}",
+            see="operators#the-record-takes-another-verdict",
+        )
 
 
 def _unknown(store: Store, key: str, seen_revision: str | None) -> Record:
@@ -173,7 +195,7 @@ def recorded(store: Store, key: str, seen_revision: str | None = None) -> Record
     """What is recorded under ``key``. Raises as :func:`completed` does."""
     seen = store.get(key)
     if seen is None:
-        raise PolicyError("key", repr(key), "nothing is recorded under it")
+        raise PolicyError("key", repr(key), "nothing is recorded under it", see="operators#nothing-is-recorded")
     if seen_revision not in (None, seen.revision):
         raise _changed(key)
     return seen
@@ -187,4 +209,9 @@ def _write(store: Store, seen: Record, new: Record) -> Record:
 
 
 def _changed(key: str) -> PolicyError:
-    return PolicyError("key", repr(key), "somebody else changed the record meanwhile; look again")
+    return PolicyError(
+        "key",
+        repr(key),
+        "somebody else changed the record meanwhile; look again",
+        see="operators#somebody-else-changed-the-record",
+    )

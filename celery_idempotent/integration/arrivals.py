@@ -14,6 +14,7 @@ from celery.app.task import Context
 from celery.utils.threads import LocalStack
 
 from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.troubleshooting import with_link
 
 CONTENT_TYPE = "idempotency_content_type"
 """Attribute of a request by which a worker tells the content type of its message."""
@@ -101,7 +102,9 @@ def arrived_list(request: Context) -> None:
 
 
 def _no_identity() -> NoReturn:
-    raise LookupError("a list of items has no identity; each item has")
+    raise LookupError(
+        with_link("a list of items has no identity; each item has", see="deliveries#nothing-idempotent-is-executing")
+    )
 
 
 def arrival_of(request: Context) -> Arrival | None:

@@ -55,7 +55,7 @@ def named(task: str) -> Iterator[None]:
     except PolicyError as error:
         if task in error.remedy:
             raise
-        raise PolicyError(error.option, error.value, f"{task}: {error.remedy}") from error
+        raise PolicyError(error.option, error.value, f"{task}: {error.remedy}", see=error.see) from error
 
 
 def refuse_place(cls: type, mixin: type) -> None:
@@ -67,6 +67,7 @@ def refuse_place(cls: type, mixin: type) -> None:
                 cls.__name__,
                 f"{base.__name__} goes before {mixin.__name__}, so nothing would be protected; "
                 f"write class {cls.__name__}({mixin.__name__}, {base.__name__})",
+                see="tasks#the-base-classes-are-in-the-wrong-order",
             )
 
 
@@ -75,7 +76,7 @@ def refuse_misplaced_policy(cls: type) -> None:
     remedy = f"must be a Policy: {cls.__name__}(idempotent=Policy(key=...))"
     given = getattr(cls, "idempotent", None)
     if given is not None and not isinstance(given, Policy):
-        raise PolicyError("idempotent", repr(given), remedy)
+        raise PolicyError("idempotent", repr(given), remedy, see="tasks#nothing-reads-the-option")
     for name, value in vars(cls).items():
         if isinstance(value, Policy) and name != "idempotent":
             raise _unread(cls, name, "Policy(...)", "the option is called idempotent")
@@ -96,7 +97,7 @@ def refuse_misplaced_option(cls: type) -> None:
 
 
 def _unread(cls: type, name: str, value: str, remedy: str) -> PolicyError:
-    return PolicyError(name, value, f"{cls.__name__}: nothing reads it; {remedy}")
+    return PolicyError(name, value, f"{cls.__name__}: nothing reads it; {remedy}", see="tasks#nothing-reads-the-option")
 
 
 _OF_OTHERS = {
@@ -145,10 +146,20 @@ def refuse_unknown_settings(app: Celery) -> None:
         if is_misplaced:
             field = name.partition("_")[2]
             if field in _FIELDS:
-                raise PolicyError(str(found), "...", f"nothing reads this setting; write it in Policy({field}=...)")
+                raise PolicyError(
+                    str(found),
+                    "...",
+                    f"nothing reads this setting; write it in Policy({field}=...)",
+                    see="settings#nothing-reads-the-setting",
+                )
             (nearest,) = get_close_matches(name, SETTINGS, 1, 0)
             right = f"{prefix}{nearest}".upper() if prefix else nearest
-            raise PolicyError(str(found), "...", f"nothing reads this setting; is it {right}?")
+            raise PolicyError(
+                str(found),
+                "...",
+                f"nothing reads this setting; is it {right}?",
+                see="settings#nothing-reads-the-setting",
+            )
 
 
 def request_class(cls: type[Task]) -> Any:
@@ -170,9 +181,19 @@ def refuse_unsupported_body(cls: type) -> None:
         body = body.__wrapped__
     for each in (body, getattr(body, "__call__", None)):  # noqa: B004 - an object's own, to look at
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
-            raise PolicyError("body", f"async def {cls.__name__}", f"{_place(body)}an async body {LATE}; {_AWAIT}")
+            raise PolicyError(
+                "body",
+                f"async def {cls.__name__}",
+                f"{_place(body)}an async body {LATE}; {_AWAIT}",
+                see="tasks#the-body-is-async-or-a-generator",
+            )
         if inspect.isgeneratorfunction(each):
-            raise PolicyError("body", f"def {cls.__name__}", f"{_place(body)}a generator {LATE}; {ITERATE}")
+            raise PolicyError(
+                "body",
+                f"def {cls.__name__}",
+                f"{_place(body)}a generator {LATE}; {ITERATE}",
+                see="tasks#the-body-is-async-or-a-generator",
+            )
 
 
 def _place(body: Any) -> str:
@@ -190,7 +211,12 @@ def refuse_unfinished(value: Any, task: str) -> None:
     """
     if is_unfinished(value):
         remedy = _AWAIT if isinstance(value, Awaitable) else ITERATE
-        raise PolicyError("body", task, f"it returned an unfinished {type(value).__name__}, which {LATE}; {remedy}")
+        raise PolicyError(
+            "body",
+            task,
+            f"it returned an unfinished {type(value).__name__}, which {LATE}; {remedy}",
+            see="tasks#the-body-is-async-or-a-generator",
+        )
 
 
 LATE = "runs only after its claim was completed, if at all"
@@ -240,13 +266,13 @@ def warn_about_delivery(cls: type[Task], app: Celery) -> None:
     """Warn where Celery's or the broker's settings make the promise weaker than it looks."""
     problems = problems_of_delivery(cls, app)
     told = vars(cls).get("_told", frozenset())
-    cls._told = told | set(problems)  # Celery binds a task more than once
+    cls._told = told | {each.text for each in problems}  # Celery binds a task more than once
     for problem in problems:
-        if problem not in told:
-            _warn(cls, f"{cls.name}: {problem}")
+        if problem.text not in told:
+            _warn(cls, IdempotencyWarning(f"{cls.name}: {problem.text}", see=problem.see))
 
 
-def problems_of_delivery(cls: type[Task], app: Celery) -> list[str]:
+def problems_of_delivery(cls: type[Task], app: Celery) -> list[IdempotencyWarning]:
     """How the settings make the promise of an idempotent task weaker than it looks."""
     if cls.idempotent is not None and cls.idempotent.mode == "off":
         return []
@@ -256,28 +282,39 @@ def problems_of_delivery(cls: type[Task], app: Celery) -> list[str]:
     timeout = runtime.broker.visibility_timeout
     if timeout is not None and policy.retain_ms <= timeout * 1000:
         problems.append(
-            f"retain ({policy.retain_ms / 1000:g} s) is not longer than the broker's visibility timeout "
-            f"({timeout:g} s), so a redelivery can come after its outcome was forgotten"
+            IdempotencyWarning(
+                f"retain ({policy.retain_ms / 1000:g} s) is not longer than the broker's visibility timeout "
+                f"({timeout:g} s), so a redelivery can come after its outcome was forgotten",
+                see="celery-settings#an-outcome-is-forgotten-too-early",
+            )
         )
     autoretried = [each for each in getattr(cls, "autoretry_for", ()) if not issubclass(each, SafeToRetry)]
     if policy.on_takeover == "refuse" and autoretried:
         problems.append(
-            "autoretry_for turns exceptions into retries, and a retry runs the body again although on_takeover is "
-            "'refuse'; list only exceptions that prove that no effect had begun, or raise SafeToRetry and list that"
+            IdempotencyWarning(
+                "autoretry_for turns exceptions into retries, and a retry runs the body again although on_takeover "
+                "is 'refuse'; list only exceptions that prove that no effect had begun, or raise SafeToRetry and list "
+                "that",
+                see="celery-settings#a-retry-runs-the-body-again",
+            )
         )
     return problems
 
 
-def _losses(cls: type[Task], app: Celery) -> Iterator[str]:
+def _losses(cls: type[Task], app: Celery) -> Iterator[IdempotencyWarning]:
     if not cls.acks_late:
         remedies = [
             _switched_on(app, each) for each in ("acks_late", "reject_on_worker_lost") if not getattr(cls, each)
         ]
-        yield f"acks_late is off, so a task whose worker dies is lost; {'; '.join(remedies)}"
+        yield IdempotencyWarning(
+            f"acks_late is off, so a task whose worker dies is lost; {'; '.join(remedies)}",
+            see="celery-settings#a-task-is-lost-with-its-worker",
+        )
     elif not comes_back_from_lost_worker(cls):
-        yield (
+        yield IdempotencyWarning(
             "reject_on_worker_lost is off, so a task whose pool process is killed is lost; "
-            f"{_switched_on(app, 'reject_on_worker_lost')}"
+            f"{_switched_on(app, 'reject_on_worker_lost')}",
+            see="celery-settings#a-task-is-lost-with-its-worker",
         )
 
 
@@ -286,10 +323,10 @@ def _switched_on(app: Celery, option: str) -> str:
     return f"remove {option}=False from the task" if app.conf[f"task_{option}"] else f"set task_{option}=True"
 
 
-def _warn(cls: type[Task], message: str) -> None:
+def _warn(cls: type[Task], warning: IdempotencyWarning) -> None:
     """Warn at the line where the author wrote the body: binding happens anywhere, and often long after."""
     code = getattr(inspect.unwrap(cls.run), "__code__", Task.__call__.__code__)
-    warnings.warn_explicit(message, IdempotencyWarning, code.co_filename, code.co_firstlineno, cls.__module__)
+    warnings.warn_explicit(warning, None, code.co_filename, code.co_firstlineno, cls.__module__)
 
 
 def conversion(cls: type[Task]) -> Conversion | None:

@@ -80,7 +80,7 @@ def inspected(app: Celery, pool: str, *, timeout: float) -> Inspection:
 def _found(app: Celery, task: Any) -> TaskFound:
     if not is_idempotent(task):
         return TaskFound(task.name, False, None, UNPROTECTED, ())
-    problems = tuple(problems_of_delivery(type(task), app))
+    problems = tuple(str(each) for each in problems_of_delivery(type(task), app))
     return TaskFound(task.name, is_enforced(task), _options(task.idempotency_policy), task.guarantee(), problems)
 
 

@@ -37,7 +37,12 @@ class KeyRing:
     def __init__(self, keys: Any) -> None:
         given = keys if isinstance(keys, list | tuple) else [keys]
         if not given:
-            raise PolicyError("idempotency_cipher", "[]", f"there must be a key at least; {_REMEDY}")
+            raise PolicyError(
+                "idempotency_cipher",
+                "[]",
+                f"there must be a key at least; {_REMEDY}",
+                see="settings#an-encryption-key-cannot-be-used",
+            )
         ring = [_Key(_secret(each, number)) for number, each in enumerate(given, 1)]
         self._first = ring[0]
         self._by_id = {each.id: each for each in reversed(ring)}
@@ -95,5 +100,10 @@ def _secret(key: Any, number: int) -> bytes:
     except UnicodeError:
         text = b""
     if not _KEY.fullmatch(text.strip()):
-        raise PolicyError("idempotency_cipher", "...", f"key {number} is not 32 bytes in URL-safe Base64; {_REMEDY}")
+        raise PolicyError(
+            "idempotency_cipher",
+            "...",
+            f"key {number} is not 32 bytes in URL-safe Base64; {_REMEDY}",
+            see="settings#an-encryption-key-cannot-be-used",
+        )
     return urlsafe_b64decode(text.strip())

@@ -106,7 +106,12 @@ def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) 
     names = tuple(options), tuple(headers)
     name = _misspelt(*names) if _are_usual(*names) else _misspelt.__wrapped__(*names)
     if name is not None:
-        raise PolicyError(str(name), "...", f"{task}: unknown option; did you mean idempotency_key='...'?")
+        raise PolicyError(
+            str(name),
+            "...",
+            f"{task}: unknown option; did you mean idempotency_key='...'?",
+            see="keys#an-option-of-the-call-is-misspelt",
+        )
 
 
 @lru_cache(1000)  # most messages of an app have the same names
@@ -149,7 +154,12 @@ def checked_key(explicit: Any, task: str) -> str:
     if explicit is None or explicit == "":
         raise KeyMissing(task, "the option idempotency_key")
     if not isinstance(explicit, str):
-        raise PolicyError("idempotency_key", repr(explicit), "must be a string; write str(...) around it")
+        raise PolicyError(
+            "idempotency_key",
+            repr(explicit),
+            "must be a string; write str(...) around it",
+            see="keys#the-explicit-key-is-not-a-string",
+        )
     return explicit
 
 
@@ -174,6 +184,7 @@ def _refuse_shared_key(task: Task, options: Mapping[str, Any], task_id: str) -> 
             repr(options[KEY_HEADER]),
             f"{task.name}: two members of a group have it, so only one would run; give each its own: "
             "group(task.s(...).set(idempotency_key=...), ...)",
+            see="keys#one-key-stands-for-several-operations",
         )
 
 

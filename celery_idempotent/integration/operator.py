@@ -51,7 +51,12 @@ def resolve(
         StoreUnavailable: No certain answer; look at the record before repeating.
     """
     if (completed is _NOT_GIVEN) is not rerun:
-        raise PolicyError("resolve", repr(key), "give either completed=<its result> or rerun=True")
+        raise PolicyError(
+            "resolve",
+            repr(key),
+            "give either completed=<its result> or rerun=True",
+            see="operators#the-verdict-is-not-clear",
+        )
     app, runtime = _of(app)
     store, by = runtime.store, by or this_user()
     if rerun:

@@ -119,6 +119,7 @@ class _Look:
             say(
                 logger.error,
                 "relay_failed",
+                page="log-lines-workers",
                 task_id=taken.message.id,
                 failures=failures,
                 pause=pause // 1000,
@@ -146,7 +147,12 @@ def outbox_of(app: Celery) -> Outbox:
     """The outbox of the app's store."""
     store = runtime_of(app).store
     if not isinstance(store, Outbox):
-        raise PolicyError("idempotency_store", repr(store), "has no outbox; that needs an SQL store")
+        raise PolicyError(
+            "idempotency_store",
+            repr(store),
+            "has no outbox; that needs an SQL store",
+            see="effects#the-store-cannot-do-this",
+        )
     return store
 
 
@@ -188,9 +194,9 @@ class Relay(Periodic):
     def failed(self, reason: str | None) -> None:
         """The messages wait on disk."""
         if reason is None:
-            say(logger.exception, "relay_failed")
+            say(logger.exception, "relay_failed", page="log-lines-workers")
         else:
-            say(logger.warning, "relay_failed", reason=reason)
+            say(logger.warning, "relay_failed", page="log-lines-workers", reason=reason)
 
     def stop(self, parent: Any) -> None:
         """Stop after the messages at hand."""

@@ -86,11 +86,16 @@ def place_of(store: str | Store | None, app: Celery | None) -> Callable[[], Plac
         PolicyError: Both are given, or something that is no app.
     """
     if app is not None and not isinstance(app, Celery):
-        raise PolicyError("app", repr(app), "must be a Celery app")
+        raise PolicyError("app", repr(app), "must be a Celery app", see="settings#the-place-of-the-records-is-unclear")
     if store is None:
         return lambda: runtime_of(app or current_app)
     if app is not None:
-        raise PolicyError("store", "beside an app", "an app has a store, by idempotency_store; give one of the two")
+        raise PolicyError(
+            "store",
+            "beside an app",
+            "an app has a store, by idempotency_store; give one of the two",
+            see="settings#the-place-of-the-records-is-unclear",
+        )
     alone = StoreAlone(store)
     return lambda: alone
 

@@ -54,7 +54,12 @@ def refuse_control_flow(policy: Policy) -> None:
     for each in policy.remember:
         for kind, meaning in _MEANINGS.items():
             if issubclass(each, kind):
-                raise PolicyError("remember", repr(policy.remember), f"{each.__name__} {meaning}; leave it out")
+                raise PolicyError(
+                    "remember",
+                    repr(policy.remember),
+                    f"{each.__name__} {meaning}; leave it out",
+                    see="policy#an-exception-cannot-be-remembered",
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,12 @@ class Runtime:
         """The policy of tasks that declare none."""
         policy = self._app.conf.get("idempotency_policy") or Policy()
         if not isinstance(policy, Policy):
-            raise PolicyError("idempotency_policy", repr(policy), "must be a Policy")
+            raise PolicyError(
+                "idempotency_policy",
+                repr(policy),
+                "must be a Policy",
+                see="settings#the-default-policy-is-not-a-policy",
+            )
         refuse_control_flow(policy)
         return policy
 
@@ -149,7 +159,10 @@ class Runtime:
             return ""
         if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
             raise PolicyError(
-                "idempotency_namespace", repr(namespace), "must be 1 to 64 letters, digits, dots, dashes or underscores"
+                "idempotency_namespace",
+                repr(namespace),
+                "must be 1 to 64 letters, digits, dots, dashes or underscores",
+                see="settings#the-namespace-cannot-be-used",
             )
         return f"{namespace}:"
 
@@ -168,6 +181,7 @@ class Runtime:
                 "result_serializer",
                 repr(conf.result_serializer),
                 f"outcomes in it could never be replayed, as {setting} does not list it; add it there",
+                see="settings#results-could-not-be-replayed",
             )
         return Codec(conf.result_serializer, accept, cipher=self.cipher)
 
@@ -204,7 +218,12 @@ class Runtime:
         """Seconds between two looks into the outbox, by ``idempotency_relay``; 0: a worker does not look."""
         every = self._app.conf.get("idempotency_relay", _RELAY_EVERY)
         if not is_duration(every):
-            raise PolicyError("idempotency_relay", repr(every), "must be seconds between two looks, or 0 for none")
+            raise PolicyError(
+                "idempotency_relay",
+                repr(every),
+                "must be seconds between two looks, or 0 for none",
+                see="settings#a-period-cannot-be-used",
+            )
         return milliseconds(every) / 1000
 
     @cached_property
@@ -236,7 +255,12 @@ class Runtime:
         if held is True or held is False:
             return held
         if held != "all":
-            raise PolicyError("idempotency_hold_messages", repr(held), 'must be True, False or "all"')
+            raise PolicyError(
+                "idempotency_hold_messages",
+                repr(held),
+                'must be True, False or "all"',
+                see="settings#whose-messages-to-hold",
+            )
         return "all"
 
     @cached_property
@@ -269,14 +293,19 @@ def cipher_of(setting: Any) -> Cipher | None:
         from celery_idempotent.integration.keyring import KeyRing
     except ModuleNotFoundError as error:
         raise PolicyError(
-            "idempotency_cipher", "...", f'{error.name} is not installed; run: pip install "celery-idempotent[cipher]"'
+            "idempotency_cipher",
+            "...",
+            f'{error.name} is not installed; run: pip install "celery-idempotent[cipher]"',
+            see="settings#the-package-for-encryption-is-missing",
         ) from error
     return KeyRing(setting)
 
 
 def _milliseconds(setting: str, value: Any, what: str) -> int:
     if not is_duration(value):
-        raise PolicyError(setting, repr(value), f"must be seconds {what}, or 0 for no purge")
+        raise PolicyError(
+            setting, repr(value), f"must be seconds {what}, or 0 for no purge", see="settings#a-period-cannot-be-used"
+        )
     return milliseconds(value)
 
 
@@ -291,6 +320,7 @@ def _open(setting: Any) -> Store:
             "None",
             "set it to a store or its URL, such as dynamodb://@eu-west-1/idempotency (under a settings namespace "
             "CELERY it is called CELERY_IDEMPOTENCY_STORE); what is no task may be given store=... instead",
+            see="settings#no-store-is-set",
         )
     return open_store(setting)
 

@@ -98,15 +98,17 @@ def check(app: Celery, pool: str) -> list[Hint]:
     _ = runtime.purge_every, runtime.purge_released, runtime.purge_abandoned
     if isinstance(store, MemoryStore) and not pool.endswith((".solo", ".thread")):
         warnings.warn(
-            "idempotency_store=memory://: every process of this pool has a memory of its own, so duplicates that "
-            "reach another process run again; use another store, or --pool=threads or solo",
-            IdempotencyWarning,
+            IdempotencyWarning(
+                "idempotency_store=memory://: every process of this pool has a memory of its own, so duplicates that "
+                "reach another process run again; use another store, or --pool=threads or solo",
+                see="settings#the-memory-store-in-several-processes",
+            ),
             stacklevel=2,
         )
     found = hints(setup_of(app, pool, unheld_tasks(app)))
     for hint in found:
         if not hint.is_advice:
-            warnings.warn(str(hint), IdempotencyWarning, stacklevel=2)
+            warnings.warn(IdempotencyWarning(str(hint), see=hint.see), stacklevel=2)
     if isinstance(store, VerifiableStore):
         store.verify()
     if runtime.large_results is not None:
@@ -130,6 +132,7 @@ def _check_tasks(app: Celery, default: Policy) -> None:
             "Policy(...)",
             "no task of the app is idempotent, so nothing is protected; write base=IdempotentTask, or for all tasks "
             'Celery(..., task_cls="celery_idempotent:IdempotentTask")',
+            see="tasks#no-task-is-idempotent",
         )
     for task in tasks:
         if task.idempotent is None:
@@ -140,6 +143,7 @@ def _check_tasks(app: Celery, default: Policy) -> None:
                     "idempotency_policy",
                     f"Policy({error.option}={error.value})",
                     f"{task.name}: {error.remedy}; a task can have a policy of its own: idempotent=Policy(...)",
+                    see=error.see,
                 ) from error
 
 

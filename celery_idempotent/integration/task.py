@@ -255,6 +255,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
                 "idempotency_key",
                 repr(given[messages.KEY_HEADER]),
                 f"{map_of.name}: each item is an operation of its own; publish a group of signatures with keys",
+                see="keys#one-key-stands-for-several-operations",
             )
         arrived_list(map_of.request)
         identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
@@ -435,7 +436,7 @@ class IdempotentTask(IdempotentMixin, Task):  # type: ignore[misc]  # Celery has
 
     Before the body runs, a conditional write claims the call's idempotency key. The result is recorded and
     given to every duplicate; a duplicate that meets the body running is postponed; if the worker dies, another
-    takes over when the lease is over. What exactly is promised for which kind of effect stands in the README.
+    takes over when the lease is over. What is promised for which effect: docs/explanation/promises.md.
 
     Set it as a task's ``base``, or for a whole app with ``Celery(task_cls="celery_idempotent:IdempotentTask")``.
     Its one option is ``idempotent=Policy(...)``. It needs a delivery that comes back when a worker dies, so set

@@ -81,7 +81,9 @@ def opened(cipher: Cipher | None, sealed: bytes, slot: Slot) -> bytes:
             raise NotOpened("it is encrypted, and no key is set here; set idempotency_cipher as its writers have it")
         return cipher.open(sealed, slot)
     except NotOpened as error:
-        raise RecordUnreadable("idempotency_cipher", f"decrypting {slot}", str(error)) from error
+        raise RecordUnreadable(
+            "idempotency_cipher", f"decrypting {slot}", str(error), see="results#it-cannot-be-decrypted"
+        ) from error
 
 
 def hidden(cipher: Cipher | None, text: str, slot: Slot) -> str:

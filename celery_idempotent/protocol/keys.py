@@ -81,6 +81,7 @@ def identify(
             f"<{error.type_name}>",
             f"{task}: this argument has no canonical form, so equal calls cannot be recognised; pass a plain value, "
             "or leave it out with Policy(key=..., fingerprint=...)",
+            see="keys#an-argument-has-no-canonical-form",
         ) from error
     named = label_of(label, lambda: bound)
     return Identity(f"{scope}:{_digest(material)}", None if declared is None else _digest(declared), named)

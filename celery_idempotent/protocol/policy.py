@@ -40,74 +40,69 @@ class Policy:
     Durations are seconds or :class:`datetime.timedelta`.
 
     Args:
-        key: What identifies the intended effect: a JMESPath over the arguments (``"order_id"``,
-            ``"order.id"``), a tuple of them, or a function with the task's own signature. A missing or null
-            key is :exc:`~celery_idempotent.errors.KeyMissing`, never an unprotected run. So is a null in
-            what it builds: a tuple, a multiselect, the result of a function, or a projection such as
-            ``"lines[].sku"``, where JMESPath itself would drop the nulls. What it selects whole is data and may
-            hold nulls. Default: all arguments, so two equal calls within ``retain`` are one operation; except that
-            with this default a task sent by beat is a new operation at every tick (by Celery's own before 5.7 it is
-            not, as nothing marks its messages).
-        scope: Namespace of the key; set it to survive a rename or to share keys between tasks.
-            Default: the task's name.
-        version: Generation of the key; a new one makes every operation new.
-        fingerprint: What must be equal under one key, in the same forms as ``key``; None to compare nothing. It is
-            compared and identifies nothing, so null is a value like any other. Default: all arguments, so a new
-            parameter makes duplicates of older calls fail with :exc:`~celery_idempotent.errors.KeyReused`.
-        label: What people call the operation, such as the number of an order, in the same forms as ``key``; several
-            parts are joined by a slash. It is kept, logged and shown **in clear**, of the first call, cut at 255
-            characters, and searched for. It identifies nothing, and a call without one runs all the same.
-            Default: none, so that records show only a hash.
-        lease: How long a claim lasts without renewal, in seconds. A heartbeat renews it every third, so it
-            bounds recovery after a crash, not the length of a task.
-        grace: Seconds past the lease before a takeover, for ordinary clock error between machines.
-        deadline: The longest that a body may run, in seconds from its claim. When it is over, the lease is renewed no
-            more, so that others may take over as from an attempt that never ended; the signal ``deadline_exceeded`` is
-            sent; and ``attempt.ensure_owned()`` and every new step raise
-            :exc:`~celery_idempotent.errors.DeadlineExceeded`. It does not stop a body that asks for none of these. One
-            that ends late, while nobody has taken over, completes all the same. Default: no limit.
-        retain: How long an outcome is replayed, in seconds from its recording. Make it longer than any
-            redelivery can take: what comes later runs again.
-        on_conflict: When another delivery is running the operation: ``"retry"`` later without using up
-            ``max_retries``, ``"raise"`` :exc:`~celery_idempotent.errors.InFlight`, or ``"skip"`` (Celery's
-            ``Ignore``). A redelivery of the running message itself, and a member of a group or chord, is
-            always retried: dropping those would lose the task when its first worker dies.
-        backoff: The shortest delay after a conflict, in seconds. Delays grow with the time for which the other body has
-            been running, so a delivery asks about once for every doubling of it. After an outage ``backoff`` bounds
-            the first delay, and doubles with every further one. All are random within bounds
+        key: What identifies the intended effect: a JMESPath into the arguments (``"order_id"``, ``"order.id"``), a
+            tuple of them, or a function with the task's own signature. If the key is missing or null, the call raises
+            :exc:`~celery_idempotent.errors.KeyMissing` and nothing runs. A null in a part that the key builds (a tuple,
+            a multiselect, a projection such as ``"lines[].sku"``, a function's result) counts as missing, too; a value
+            that it selects whole is data and may hold nulls. Default: all arguments, so two equal calls within
+            ``retain`` are one operation. With this default each tick of beat is an operation of its own. (Celery's
+            own beat marks its ticks since 5.7; before, use :mod:`celery_idempotent.beat`.)
+        scope: Namespace of the key. Set it to rename the task later, or to share keys between tasks. Default: the
+            task's name.
+        version: Generation of the key. A new version makes every operation new.
+        fingerprint: What must be equal under one key, in the same forms as ``key``; None compares nothing. Null is a
+            value like any other. Default: all arguments, so after you add a parameter, duplicates of older calls raise
+            :exc:`~celery_idempotent.errors.KeyReused`.
+        label: A name for people, such as the order number, in the same forms as ``key``; parts are joined by a slash.
+            The first call's label is kept, logged and shown **in clear**, cut at 255 characters, and can be searched
+            for. It identifies nothing: a call without one runs. Default: none, so records show only a hash.
+        lease: How long a claim lasts unless it is renewed, in seconds. A heartbeat renews it every third of a lease, so
+            the lease bounds how long recovery takes, not how long a task may run.
+        grace: Seconds that a takeover waits after the lease, for clocks that differ a little.
+        deadline: The longest that a body may run, in seconds from its claim. After it the lease is no longer renewed,
+            so another delivery may take over; the signal ``deadline_exceeded`` is sent; and ``attempt.ensure_owned()``
+            and every new step raise :exc:`~celery_idempotent.errors.DeadlineExceeded`. A body that calls none of these
+            is not stopped. If it ends late and nobody has taken over, it still completes. Default: no limit.
+        retain: How long an outcome is replayed, in seconds from its recording. Make it longer than any redelivery can
+            take: a duplicate that comes later runs again.
+        on_conflict: What to do while another delivery runs the operation: ``"retry"`` later, which does not count
+            against ``max_retries``; ``"raise"`` :exc:`~celery_idempotent.errors.InFlight`; or ``"skip"`` (Celery's
+            ``Ignore``). A redelivery of the running message itself and a member of a group or chord always retry:
+            dropping them would lose the task if its first worker dies.
+        backoff: The shortest delay after a conflict, in seconds. Delays grow with the time that the other body has
+            been running, so a delivery asks about once per doubling of it. After an outage ``backoff`` bounds the
+            first delay, and the bound doubles each time. All delays are random within their bounds
             (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
         backoff_max: Upper bound of these delays, in seconds.
-        max_conflicts: After that many conflicts of one delivery, ``InFlight`` is raised, except for a
-            redelivery of the running message. Default: no limit.
-        on_takeover: When an attempt never ended: ``"rerun"`` (at least once) or ``"refuse"`` (at
-            most once; ends UNKNOWN and a person resolves it). Under ``"refuse"`` every exception of the body is
-            a final outcome, except Celery's ``Retry``, which ``autoretry_for`` raises, too, and
-            :exc:`~celery_idempotent.errors.SafeToRetry`.
-        remember: Exception types that are a final outcome: recorded and replayed. Others release the claim,
-            and the next delivery runs. What steers a delivery is never an outcome and is refused here: Celery's
-            ``Retry``, ``Ignore`` and ``Reject``, ``SafeToRetry``, ``LeaseLost``, ``StoreUnavailable``, and what
-            ends a process.
-        max_takeovers: After that many takeovers in a row the operation is UNKNOWN and a person resolves it: a body that
-            kills its worker each time does not loop. None: no limit.
-        on_outage: When the store gives no answer to a claim: ``"retry"`` later and run nothing, or ``"run"``
-            unprotected. An answer that cannot be read, such as a record of a newer version, never runs the body.
-        publish: ``"always"``, or ``"once"``: an operation that is queued, running or has an outcome is not published
-            again, and the caller gets the first one's result, with its value if there is an outcome. One request more
-            for each call, and for its claim. In doubt the message is sent.
-        mode: ``"enforce"``; ``"observe"`` runs everything and reports what would have been suppressed;
-            ``"off"`` does nothing.
-        redact_errors: Keep and log nothing of an exception but its type, where text or arguments of the body's can
-            hold what must not be stored, such as the number of a card. A replay is then
-            :exc:`~celery_idempotent.errors.ReplayedFailure` with the type and no message. Celery itself logs and
-            stores what the delivery that ran has raised, as it does for every task.
-        keep_result: False: the outcome is recorded and the result is not. Every replay then returns None, as do a chain
-            and a chord that go on from a duplicate; Celery gives the first delivery's value to whoever waits for it.
-            Results of steps are kept all the same.
-        max_result: Bytes of an encoded result beyond which it is not kept: the operation is completed, and a replay
-            raises :exc:`~celery_idempotent.errors.ResultLost`, as where a store has no room. Default: what the store
-            takes.
-        effects: By name, what the body does: :class:`~celery_idempotent.Keyed` and its like. If there are
-            any, a step of another name is an error, so that ``guarantee()`` tells all of it.
+        max_conflicts: How many conflicts one delivery may meet before ``InFlight`` is raised. A redelivery of the
+            running message has no such limit. Default: no limit.
+        on_takeover: What to do if an attempt never ended: ``"rerun"`` (at least once), or ``"refuse"`` (at most once:
+            the operation ends UNKNOWN, and a person resolves it). Under ``"refuse"`` every exception of the body is a
+            final outcome, except :exc:`~celery_idempotent.errors.SafeToRetry` and Celery's ``Retry``, which
+            ``autoretry_for`` raises, too.
+        remember: Exception types that are a final outcome: recorded and replayed. Every other exception releases the
+            claim, and the next delivery runs. Types that steer a delivery are refused here: Celery's ``Retry``,
+            ``Ignore`` and ``Reject``, ``SafeToRetry``, ``LeaseLost``, ``StoreUnavailable``, and those that end a
+            process.
+        max_takeovers: How many takeovers in a row may happen before the operation is UNKNOWN and a person resolves it,
+            so that a body which kills its worker does not loop. None: no limit.
+        on_outage: What to do if the store does not answer a claim: ``"retry"`` later and run nothing, or ``"run"``
+            unprotected. If the answer cannot be read, such as a record of a newer version, the body never runs.
+        publish: ``"always"``, or ``"once"``: a call whose operation is queued, running or finished is not published
+            again. Its caller gets the first call's result, at once if there is an outcome. It costs one more request
+            for each call and for its claim. In doubt the message is sent.
+        mode: ``"enforce"``; ``"observe"`` runs everything and reports what it would have suppressed; ``"off"`` does
+            nothing.
+        redact_errors: Keep and log nothing of an exception but its type, for bodies whose errors can hold what must not
+            be stored, such as a card number. A replay then raises :exc:`~celery_idempotent.errors.ReplayedFailure`
+            with the type and no message. Celery still logs and stores what the delivery that ran has raised.
+        keep_result: If False, the outcome is recorded without its result, and every replay returns None, also to a
+            chain or chord that goes on from a duplicate. Whoever waits for the first delivery gets its value. Results
+            of steps are always kept.
+        max_result: The largest encoded result to keep, in bytes. If a result is larger, the operation is completed and
+            a replay raises :exc:`~celery_idempotent.errors.ResultLost`. Default: what the store takes.
+        effects: What the body does, by name: :class:`~celery_idempotent.Keyed` and its like. If any are declared, a
+            step of another name is an error, so that ``guarantee()`` tells all of it.
 
     Raises:
         PolicyError: A value cannot work; the message says which and what to write instead.
@@ -145,39 +140,103 @@ class Policy:
             ("publish", Publish),
             ("mode", Mode),
         ):
-            self._require(option, getattr(self, option) in get_args(literal), f"must be one of {get_args(literal)}")
+            self._require(
+                option,
+                getattr(self, option) in get_args(literal),
+                f"must be one of {get_args(literal)}",
+                see="policy#an-option-takes-one-of-a-few-values",
+            )
         for option in ("lease", "grace", "retain", "backoff", "backoff_max"):
-            self._require(option, is_duration(getattr(self, option)), "must be seconds or a timedelta, not negative")
-        self._require("lease", self.lease_ms >= MIN_LEASE * 1000, f"must be at least {MIN_LEASE} s")
+            self._require(
+                option,
+                is_duration(getattr(self, option)),
+                "must be seconds or a timedelta, not negative",
+                see="policy#a-duration-cannot-be-used",
+            )
+        self._require(
+            "lease",
+            self.lease_ms >= MIN_LEASE * 1000,
+            f"must be at least {MIN_LEASE} s",
+            see="policy#a-duration-cannot-be-used",
+        )
         self._require(
             "deadline",
             self.deadline is None or (is_duration(self.deadline) and self.deadline_ms >= self.lease_ms),
             "must be None, or a duration from the lease, before whose end nobody can take over; for less, set a "
             "shorter lease",
+            see="policy#a-duration-cannot-be-used",
         )
-        self._require("retain", self.retain_ms > self.lease_ms, "must be longer than the lease")
-        self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
-        self._require("backoff_max", self.backoff_max_ms >= self.backoff_ms, "must be at least backoff")
-        self._require("version", _is_count(self.version), "must be a whole number from 1")
+        self._require(
+            "retain",
+            self.retain_ms > self.lease_ms,
+            "must be longer than the lease",
+            see="policy#a-duration-cannot-be-used",
+        )
+        self._require("backoff", self.backoff_ms > 0, "must be more than 0 s", see="policy#a-duration-cannot-be-used")
+        self._require(
+            "backoff_max",
+            self.backoff_max_ms >= self.backoff_ms,
+            "must be at least backoff",
+            see="policy#a-duration-cannot-be-used",
+        )
+        self._require(
+            "version", _is_count(self.version), "must be a whole number from 1", see="policy#a-number-cannot-be-used"
+        )
         for option in ("max_conflicts", "max_takeovers", "max_result"):
             limit = getattr(self, option)
-            self._require(option, limit is None or _is_count(limit), "must be None or from 1")
+            self._require(
+                option,
+                limit is None or _is_count(limit),
+                "must be None or from 1",
+                see="policy#a-number-cannot-be-used",
+            )
         self._require(
             "remember",
             isinstance(self.remember, tuple)
             and all(isclass(each) and issubclass(each, BaseException) for each in self.remember),
             "must be a tuple of exception types",
+            see="policy#an-exception-cannot-be-remembered",
         )
         for each in self.remember:
             for kind, meaning in _NEVER_AN_OUTCOME.items():
-                self._require("remember", not issubclass(each, kind), f"{each.__name__} {meaning}; leave it out")
-            self._require("remember", issubclass(each, Exception), f"{each.__name__} {_ENDS_ITS_PROCESS}")
-        self._require("scope", self.scope is None or _is_scope(self.scope), "must be text of 1 to 1900 bytes")
+                self._require(
+                    "remember",
+                    not issubclass(each, kind),
+                    f"{each.__name__} {meaning}; leave it out",
+                    see="policy#an-exception-cannot-be-remembered",
+                )
+            self._require(
+                "remember",
+                issubclass(each, Exception),
+                f"{each.__name__} {_ENDS_ITS_PROCESS}",
+                see="policy#an-exception-cannot-be-remembered",
+            )
+        self._require(
+            "scope",
+            self.scope is None or _is_scope(self.scope),
+            "must be text of 1 to 1900 bytes",
+            see="policy#the-scope-is-too-long",
+        )
         for option in ("redact_errors", "keep_result"):
-            self._require(option, isinstance(getattr(self, option), bool), "must be True or False")
-        self._require("max_result", self.keep_result or self.max_result is None, "nothing is kept; leave it out")
+            self._require(
+                option,
+                isinstance(getattr(self, option), bool),
+                "must be True or False",
+                see="policy#an-option-takes-one-of-a-few-values",
+            )
+        self._require(
+            "max_result",
+            self.keep_result or self.max_result is None,
+            "nothing is kept; leave it out",
+            see="policy#a-limit-for-results-that-are-not-kept",
+        )
         check_effects(self.effects)
-        self._require("label", self.label != WHOLE_CALL, "must name what to show: all arguments are no name")
+        self._require(
+            "label",
+            self.label != WHOLE_CALL,
+            "must name what to show: all arguments are no name",
+            see="policy#the-label-names-nothing",
+        )
         _ = self.key_selector, self.fingerprint_selector, self.label_selector
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -190,9 +249,9 @@ class Policy:
             owner.on_bound = classmethod(_refuse_without_base)
             owner.__call__ = _refuse_to_run  # type: ignore[method-assign]  # Celery has registered it by then
 
-    def _require(self, option: str, holds: bool, remedy: str) -> None:
+    def _require(self, option: str, holds: bool, remedy: str, *, see: str) -> None:
         if not holds:
-            raise PolicyError(option, repr(getattr(self, option)), remedy)
+            raise PolicyError(option, repr(getattr(self, option)), remedy, see=see)
 
     @cached_property
     def key_selector(self) -> Selector:
@@ -306,7 +365,12 @@ class Policy:
         """The namespace and generation of the keys of the task called ``task``."""
         scope = self.scope or task
         if not _is_scope(scope):
-            raise PolicyError("scope", repr(scope), "the task's name is over 1900 bytes; set a shorter scope")
+            raise PolicyError(
+                "scope",
+                repr(scope),
+                "the task's name is over 1900 bytes; set a shorter scope",
+                see="policy#the-scope-is-too-long",
+            )
         return f"{scope}:{self.version}"
 
 
@@ -315,6 +379,7 @@ def _refuse_without_base(cls: type, app: object) -> None:
         "idempotent",
         "Policy(...)",
         f"{cls.__name__} would run unprotected, because its base is not an IdempotentTask; write base=IdempotentTask",
+        see="tasks#the-task-would-run-unprotected",
     )
 
 

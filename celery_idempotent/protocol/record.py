@@ -153,6 +153,7 @@ def damaged(key: object, error: Exception, *, store: str) -> RecordUnreadable:
         "read",
         f"the record {_legible(key)!r} is damaged: {told}; look at it, and know that without it the operation "
         "runs again",
+        see="records#the-record-is-damaged",
     )
 
 
@@ -176,7 +177,12 @@ def _check_schema(values: Mapping[str, Any], store: str, decode: Callable[[str, 
         )
     else:
         return
-    raise RecordUnreadable(store, "read", f"{problem}, or point idempotency_store at a table of its own")
+    raise RecordUnreadable(
+        store,
+        "read",
+        f"{problem}, or point idempotency_store at a table of its own",
+        see="records#the-schema-of-the-record-is-not-known",
+    )
 
 
 def _check(known: Mapping[str, Any]) -> None:

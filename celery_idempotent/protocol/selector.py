@@ -125,7 +125,12 @@ class Selector:
         self._paths: tuple[Any, ...] = ()
         if callable(spec):
             if inspect.iscoroutinefunction(spec) or inspect.isgeneratorfunction(spec):
-                raise PolicyError(option, repr(spec), "must be a plain function that returns the value")
+                raise PolicyError(
+                    option,
+                    repr(spec),
+                    "must be a plain function that returns the value",
+                    see="keys#the-selector-cannot-be-read",
+                )
         elif isinstance(spec, str):
             self._paths = (compiled(option, spec),)
         elif isinstance(spec, tuple) and spec and all(isinstance(each, str) for each in spec):
@@ -135,6 +140,7 @@ class Selector:
                 option,
                 repr(spec),
                 "must be a JMESPath, a non-empty tuple of them, or a function of the arguments",
+                see="keys#the-selector-cannot-be-read",
             )
 
     def check(self, signature: inspect.Signature) -> None:
@@ -151,7 +157,10 @@ class Selector:
                 inspect.signature(self.spec).bind(*example.args, **example.kwargs)
             except TypeError as error:
                 raise PolicyError(
-                    self.option, repr(self.spec), f"must take the task's arguments {signature}: {error}"
+                    self.option,
+                    repr(self.spec),
+                    f"must take the task's arguments {signature}: {error}",
+                    see="keys#the-selector-does-not-fit-the-task",
                 ) from error
             except ValueError:
                 pass  # a function of C's may not tell its signature; the first call will
@@ -164,6 +173,7 @@ class Selector:
                     self.option,
                     repr(path.expression),
                     f"there is no argument {min(unknown)!r}; the signature is {signature}",
+                    see="keys#the-selector-does-not-fit-the-task",
                 )
 
     def canonical(self, bound: inspect.BoundArguments, task: str) -> str:
@@ -210,7 +220,12 @@ class Selector:
         except Exception as error:
             raise self._failed(function, error, task) from error
         if value is None and self._nulls:
-            raise PolicyError(self.option, repr(function), f"{task}: it returned None; return what is to be compared")
+            raise PolicyError(
+                self.option,
+                repr(function),
+                f"{task}: it returned None; return what is to be compared",
+                see="keys#the-selector-fails-for-a-call",
+            )
         form = canonical(value, self.option)
         part = None if self._nulls else _null_that_was_built(value, (args, kwargs))
         if part is not None:
@@ -233,7 +248,10 @@ class Selector:
 
     def _failed(self, source: object, error: Exception, task: str) -> PolicyError:
         return PolicyError(
-            self.option, repr(source), f"{task}: it raised {type(error).__name__} for these arguments{_told(error)}"
+            self.option,
+            repr(source),
+            f"{task}: it raised {type(error).__name__} for these arguments{_told(error)}",
+            see="keys#the-selector-fails-for-a-call",
         )
 
     def _search(self, path: Any, arguments: Mapping[str, Any]) -> Any:
@@ -253,7 +271,9 @@ def compiled(option: str, expression: str) -> Any:
     try:
         return jmespath.compile(expression)
     except JMESPathError as error:
-        raise PolicyError(option, repr(expression), f"is not a JMESPath: {error}") from error
+        raise PolicyError(
+            option, repr(expression), f"is not a JMESPath: {error}", see="keys#the-selector-cannot-be-read"
+        ) from error
 
 
 def _member(path: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:

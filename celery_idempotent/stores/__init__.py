@@ -64,8 +64,8 @@ def open_store(url: str | Store) -> Store:
 
     Args:
         url: ``dynamodb://@eu-west-1/table``, ``dynamodb://@localhost:8000/table``, ``memory://``,
-            ``redis://host/0`` or another form of ``docs/redis.md``, ``postgresql+psycopg://host/database`` or
-            another of ``docs/sql.md``, or the scheme of an entry point in the group
+            ``redis://host/0`` or another form of ``docs/reference/redis.md``, ``postgresql+psycopg://host/database`` or
+            another of ``docs/reference/sql.md``, or the scheme of an entry point in the group
             ``celery_idempotent.stores``, which must be a callable that takes the URL.
 
     Raises:
@@ -78,7 +78,10 @@ def open_store(url: str | Store) -> Store:
     built_in = _BUILT_IN.get(scheme) or _SQL.get(scheme.partition("+")[0])
     if scheme in _BUILT_IN and scheme not in _SQL and not url.partition(":")[2].startswith("//"):  # SQL says so itself
         raise PolicyError(
-            "idempotency_store", scheme_of(url), f"behind the scheme a URL has ://, so write {scheme}://..."
+            "idempotency_store",
+            scheme_of(url),
+            f"behind the scheme a URL has ://, so write {scheme}://...",
+            see="stores#the-scheme-names-no-store",
         )
     if built_in:
         return _open_built_in(url, *built_in)
@@ -87,10 +90,18 @@ def open_store(url: str | Store) -> Store:
         return _open_registered(url, registered[scheme])
     if scheme.partition("+")[0] == "postgres":
         raise PolicyError(
-            "idempotency_store", scheme_of(url), "the scheme is called postgresql: write postgresql://..."
+            "idempotency_store",
+            scheme_of(url),
+            "the scheme is called postgresql: write postgresql://...",
+            see="stores#the-scheme-names-no-store",
         )
     known = ", ".join(sorted({*_BUILT_IN, *registered}))
-    raise PolicyError("idempotency_store", scheme_of(url), f"no store has this scheme; known schemes: {known}")
+    raise PolicyError(
+        "idempotency_store",
+        scheme_of(url),
+        f"no store has this scheme; known schemes: {known}",
+        see="stores#the-scheme-names-no-store",
+    )
 
 
 def _open_built_in(url: str, module: str, name: str, extra: str | None) -> Store:
@@ -101,6 +112,7 @@ def _open_built_in(url: str, module: str, name: str, extra: str | None) -> Store
             "idempotency_store",
             scheme_of(url),
             f'{error.name} is not installed; run: pip install "celery-idempotent[{extra}]"',
+            see="stores#the-package-for-the-store-is-missing",
         ) from error
     return cast(Store, store.from_url(url))
 
@@ -109,7 +121,12 @@ def _open_registered(url: str, entry_point: EntryPoint) -> Store:
     def unusable(why: str) -> PolicyError:
         package = entry_point.dist.name if entry_point.dist else "its package"
         registration = f"entry point {entry_point.name} = {entry_point.value} of {package}"
-        return PolicyError("idempotency_store", scheme_of(url), f"{registration}: {why}")
+        return PolicyError(
+            "idempotency_store",
+            scheme_of(url),
+            f"{registration}: {why}",
+            see="stores#the-package-for-the-store-is-broken",
+        )
 
     try:
         opener = entry_point.load()

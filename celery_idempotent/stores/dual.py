@@ -31,7 +31,7 @@ _CAPABILITIES = ("swap_with", "begin", "enqueue", "take", "give_back", "postpone
 
 
 class DualStore:
-    """Reads two stores and writes the new one; see ``docs/migration.md`` for what to do in which order.
+    """Reads two stores and writes the new one; see ``docs/how-to/migration.md`` for what to do in which order.
 
     Args:
         old: Where the records were. Marks are written there, and nothing is deleted.
@@ -55,7 +55,10 @@ class DualStore:
         options = dict(parse_qsl(url.partition("?")[2]))
         if options.keys() != {"old", "new"} or options["old"] == options["new"]:
             raise PolicyError(
-                "idempotency_store", "dual", "write dual://?old=URL&new=URL, two URLs with special characters as %xx"
+                "idempotency_store",
+                "dual",
+                "write dual://?old=URL&new=URL, two URLs with special characters as %xx",
+                see="stores#moving-cannot-start",
             )
         return cls(open_store(options["old"]), open_store(options["new"]))
 
@@ -127,9 +130,11 @@ class DualStore:
         apart = abs(self._old.now() - self._new.now())
         if apart > _CLOCKS_APART:
             warnings.warn(
-                f"idempotency_store={self!r}: the clocks of the two stores are {apart} ms apart, so an attempt that "
-                "was claimed by the old one's can be taken over too early; set both by NTP",
-                IdempotencyWarning,
+                IdempotencyWarning(
+                    f"idempotency_store={self!r}: the clocks of the two stores are {apart} ms apart, so an attempt "
+                    "that was claimed by the old one's can be taken over too early; set both by NTP",
+                    see="stores#the-clocks-of-two-stores-differ",
+                ),
                 stacklevel=2,
             )
 
@@ -188,7 +193,12 @@ class DualStore:
             raise self._misplaced("operations have been moved from there, and there is no way back")
 
     def _misplaced(self, reason: str) -> StoreMisconfigured:
-        return StoreMisconfigured(repr(self._new), "move", f"{reason}; move on to an empty table, database or prefix")
+        return StoreMisconfigured(
+            repr(self._new),
+            "move",
+            f"{reason}; move on to an empty table, database or prefix",
+            see="stores#moving-cannot-start",
+        )
 
     def _arrive(self, mark: Record) -> None:
         """See to it that what the mark holds is in the new store, and then that nobody takes it from the mark again."""

@@ -35,8 +35,10 @@ def warn_if_exposed(store: str, weakness: str, remedy: str) -> None:
     """Warn of what is weak about a store's connections, unless ``weakness`` is empty."""
     if weakness:
         warnings.warn(
-            f"idempotency_store={store}: the connection to another machine {weakness}, so others can read results and "
-            f"the password, and invent outcomes; {remedy}",
-            IdempotencyWarning,
+            IdempotencyWarning(
+                f"idempotency_store={store}: the connection to another machine {weakness}, so others can read results "
+                f"and the password, and invent outcomes; {remedy}",
+                see="stores#others-can-read-the-connection",
+            ),
             stacklevel=3,
         )

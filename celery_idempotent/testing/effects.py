@@ -16,6 +16,7 @@ from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.testing.deliveries import Deliveries, Ended
 from celery_idempotent.testing.rehearsal import Rehearsal, RehearsalStore, Row
 from celery_idempotent.testing.stores import installed
+from celery_idempotent.troubleshooting import with_link
 
 Promise = Literal["exactly once", "at least once", "at most once"]
 
@@ -62,9 +63,19 @@ def assert_effect_once(
     """
     __tracebackhide__ = True
     if promise not in get_args(Promise):
-        raise ValueError(f"promise={promise!r}: must be one of {get_args(Promise)}")
+        raise ValueError(
+            with_link(
+                f"promise={promise!r}: must be one of {get_args(Promise)}",
+                see="testing#the-check-cannot-use-an-argument",
+            )
+        )
     if not isinstance(task, Task):
-        raise TypeError(f"task={task!r}: must be a Celery task; not its function, its signature or its name")
+        raise TypeError(
+            with_link(
+                f"task={task!r}: must be a Celery task; not its function, its signature or its name",
+                see="testing#the-check-cannot-use-an-argument",
+            )
+        )
     with (
         closing(RehearsalStore(task.app.conf.get("idempotency_store"))) as store,
         Deliveries.of(task) as deliveries,
@@ -83,7 +94,12 @@ def _counting(effects: Callable[[], int] | Sized | None, deliveries: Deliveries)
         return effects.__len__
     if callable(effects):
         return effects
-    raise TypeError(f"effects={effects!r}: must be a function that counts, or a container with a length")
+    raise TypeError(
+        with_link(
+            f"effects={effects!r}: must be a function that counts, or a container with a length",
+            see="testing#the-check-cannot-use-an-argument",
+        )
+    )
 
 
 def _keeps(row: Row, promise: Promise) -> bool:

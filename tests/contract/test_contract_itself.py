@@ -222,6 +222,13 @@ class RefusesResends(MemoryStore):
         return replace(stored, revision="of somebody else") if stored and stored is seen else stored
 
 
+@wrong("writes again what has its revision", "first_try_that_lands_after_a_later_one_takes_nothing_back")
+class RewritesItsOwn(MemoryStore):
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        stored = self.get(new.key)
+        return super().swap(new, new.revision if stored and stored.revision == new.revision else expected)
+
+
 @wrong("accepts any revision there ever was", "late_request_writes_nothing")
 class AcceptsOldRevisions(MemoryStore):
     def __init__(self) -> None:

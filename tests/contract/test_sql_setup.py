@@ -378,7 +378,7 @@ def test_worker_needs_the_documented_rights_and_no_more(served: Database) -> Non
             assert store.purge(1) == 1
 
 
-RIGHTS = {row["who"]: row for row in documented(DOCS / "sql.md", "who")}
+RIGHTS = {row["who"]: row for row in documented(DOCS / "how-to/sql.md", "who")}
 
 
 def _rights(who: str, place: str) -> list[str]:

@@ -20,7 +20,7 @@ from django.db import OperationalError, connections, transaction
 from django.db.backends.signals import connection_created
 
 from celery_idempotent import IdempotentTask, Policy, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.contrib.django.store import DjangoStore, _leave_to_parent
+from celery_idempotent.contrib.django.store import DjangoStore, _leave_files, _leave_to_parent
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 from celery_idempotent.stores import forks
@@ -417,3 +417,14 @@ def test_locked_file_is_an_outage(tmp_path: Path) -> None:
 
         record = a_record()
         assert DjangoStore(alias).swap(record, None) == record
+
+
+def test_a_fork_touches_nothing_before_a_store_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hooks are there as soon as the store is imported; the connections are the application's alone until then."""
+    monkeypatch.setattr("celery_idempotent.contrib.django.store._inheritable", set())
+    inherited = list(forks.inherited)
+
+    _leave_files()
+    _leave_to_parent()
+
+    assert forks.inherited == inherited

@@ -1,55 +1,55 @@
-"""docs/django.md says what is so: its code runs in a project, and what it names is there."""
+"""The pages on Django: what they say beside the steps of the how-to, which ``live/test_page.py`` follows."""
 # mypy: allow-untyped-decorators
 
 import re
+from dataclasses import replace
 from typing import Any
 
-import pytest
 from celery import Celery
-from django.conf import settings
 from django.core.checks import run_checks
-from django.test import TestCase
+from django.db import transaction
+from django.test import TransactionTestCase
 
+from celery_idempotent import open_store, outbox
 from celery_idempotent.contrib.django import admin
 from celery_idempotent.contrib.django.apps import IdempotencyConfig
 from celery_idempotent.contrib.django.models import IdempotencyOutbox, IdempotencyRecord
-from celery_idempotent.contrib.django.store import APP
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.testing.contract import a_record
 from tests.django.project import app as shop
-from tests.django.project.shop.models import Charge
 from tests.django.project.shop.tasks import receipt
 from tests.support.documents import DOCS, code
 
-PAGE = DOCS / "django.md"
-TEXT = PAGE.read_text()
+PAGE = DOCS / "how-to/django.md"
+TEXT = (DOCS / "reference/django.md").read_text()
 
 
-@pytest.mark.usefixtures("unchanged_celery")
-class TestBlocks(TestCase):
-    """A reader can paste them, in their order."""
+class TestView(TransactionTestCase):
+    """What the page says that a view can do."""
 
-    def test_python_blocks_run(self) -> None:
-        """Settings, task classes, a transaction, and a purge."""
-        blocks = code(PAGE, "py")
-        settings_block, *others = [text for _, text in blocks]
-        names: dict[str, Any] = {"INSTALLED_APPS": []}
-        exec(settings_block, names)
-        assert names["INSTALLED_APPS"] == [APP]
-        assert names["CELERY_IDEMPOTENCY_STORE"] == settings.CELERY_IDEMPOTENCY_STORE
-
-        app = Celery("reader", set_as_current=False, broker="memory://", backend="cache+memory://")
-        app.config_from_object(names, namespace="CELERY")
-        names = {"app": app, "Charge": Charge, "receipt": receipt, "__name__": "reader.tasks"}
-        for text in others:
-            exec(text, names)
-
-        assert len(others) == 3
-        assert hasattr(names["charge"], "delay_on_commit")
-        for _ in range(2):
-            assert names["book"].apply(("o-1",)).get() == "booked o-1"
-        assert Charge.objects.filter(order_id="o-1").count() == 1
+    def test_view_sends_by_the_outbox(self) -> None:
+        """If and only if its block commits."""
+        assert "`celery_idempotent.outbox.send(None, receipt, order_id)`" in PAGE.read_text()
+        with transaction.atomic():
+            outbox.send(None, receipt, "o-1")
+            transaction.set_rollback(True)
+        assert IdempotencyOutbox.objects.count() == 0
+        with transaction.atomic():
+            outbox.send(None, receipt, "o-1")
         assert IdempotencyOutbox.objects.count() == 1
-        IdempotencyRecord.objects.get(status="COMPLETED")
+
+    def test_purge_of_the_sql_page_works_with_this_store(self) -> None:
+        """It deletes an outcome past its time."""
+        (block,) = (text for _, text in code(DOCS / "how-to/sql.md", "python") if "purge_idempotency_records" in text)
+        app = Celery("reader", set_as_current=False)
+        app.conf.idempotency_store = "django://default"
+        names: dict[str, Any] = {"app": app, "__name__": "reader.tasks"}
+        exec(block, names)
+        done = replace(a_record(), status=Status.COMPLETED, expires_at=1)
+        store = open_store("django://default")
+        store.swap(done, None)
         names["purge_idempotency_records"].run()
+        assert store.get(done.key) is None
 
 
 def test_what_is_named_is_there() -> None:

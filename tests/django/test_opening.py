@@ -137,3 +137,11 @@ def test_django_that_is_not_set_up_names_the_call() -> None:
 
     assert "django.setup()" in said
     assert _refusal("import django; django.setup()", DJANGO_SETTINGS_MODULE="tests.django.project.settings") == ""
+
+
+def test_fork_asks_nothing_of_a_django_that_is_not_configured() -> None:
+    """Whoever imports the store need not use it: a tool, or an editor that looks at every module."""
+    program = "import os, celery_idempotent.contrib.django.store; os._exit(0) if os.fork() == 0 else os.wait()"
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")

@@ -28,6 +28,7 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
 from celery_idempotent.testing.contract import a_record
 from celery_idempotent.testing.faults import Fault
+from tests.support.links import unlinked
 from tests.support.scene import an_operation
 
 LEASE = 60_000
@@ -247,7 +248,7 @@ def test_log_says_that_a_result_waits_and_when_it_was_recorded(
     waits, recorded = caplog.records
     assert (waits.levelname, recorded.levelname) == ("WARNING", "WARNING")
     assert waits.getMessage().startswith("event=idempotency.result_waits key=k seconds=600.0 reason=")
-    assert re.fullmatch(r"event=idempotency.result_recorded key=k seconds=1\d\.\d", recorded.getMessage())
+    assert re.fullmatch(r"event=idempotency.result_recorded key=k seconds=1\d\.\d", unlinked(recorded.getMessage()))
 
 
 def test_limit_that_strikes_while_the_log_is_written_does_not_lose_the_result(
@@ -486,6 +487,38 @@ def test_attempt_that_knows_of_its_loss_asks_no_more(zombie: tuple[Claim, Claim]
         stale.begin_step("charge")
 
     assert store.swaps == []
+
+
+def test_late_reply_extends_no_lease(store: FaultyStore, clock: FakeClock) -> None:
+    """A step's end landed, and its reply came a lease later: who took over owns the key, and the body is told."""
+    attempt = _claimed(store, clock)
+    store.faults.extend(["reply lost", "request lost"])
+    clock.on_sleep = lambda seconds: clock.advance(LEASE + 1_000)
+
+    attempt.finish_step("charge", Finished(ONE))
+
+    successor = _claimed(store, clock)
+    with pytest.raises(LeaseLost):
+        attempt.ensure_owned()
+    successor.ensure_owned()
+
+
+def test_late_reply_leaves_what_is_left_of_the_lease(store: FaultyStore, clock: FakeClock) -> None:
+    """Within the lease that the first try has stored nobody is asked; once it is over, it is renewed."""
+    attempt = _claimed(store, clock)
+    clock.advance(LEASE // 2)
+    store.faults.extend(["reply lost", "request lost"])
+    clock.on_sleep = lambda seconds: clock.advance(LEASE // 2 - round(seconds * 1000))
+    attempt.finish_step("charge", Finished(ONE))
+    store.swaps.clear()
+
+    clock.advance(LEASE // 2 - 1)
+    attempt.ensure_owned()
+    assert store.swaps == []
+    clock.advance(1)
+    attempt.ensure_owned()
+
+    assert _stored(store).lease_until == clock.now() + LEASE
 
 
 def test_ensuring_ownership_costs_nothing_within_the_lease(store: FaultyStore, clock: FakeClock) -> None:

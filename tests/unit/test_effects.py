@@ -77,13 +77,15 @@ def test_bare_step_does_not_pass_for_a_stronger_one(effect: Effect, is_fenced: b
 
 def test_undeclared_step_is_refused() -> None:
     """If effects are declared, all are: a guarantee that leaves one out is none."""
-    with pytest.raises(PolicyError, match="^step='mail': is not declared by Policy.*, which has 'charge', 'text'$"):
+    with pytest.raises(
+        PolicyError, match="^step='mail': is not declared by Policy.*, which has 'charge', 'text'; see "
+    ):
         terms_of("mail", {"charge": Keyed(), "text": AtMostOnce()})
 
 
 def test_misspelt_step_is_told_the_nearest_name() -> None:
     """The declared names as a plain list, and the one that was probably meant."""
-    with pytest.raises(PolicyError, match=r"which has 'charge', 'text to \*'; did you mean 'charge'\?$"):
+    with pytest.raises(PolicyError, match=r"which has 'charge', 'text to \*'; did you mean 'charge'\?; see "):
         terms_of("chrage", {"charge": Keyed(), "text to *": AtMostOnce()})
 
 
@@ -120,10 +122,13 @@ def test_pattern_declares_steps_of_a_loop() -> None:
         ({"charge": dict}, r"effects\['charge'\]=<class 'dict'>: must be "),
         (
             {"charge": Keyed(), "": Keyed()},
-            r"effects=\{'': ...\}: the name of a step must be a text that is not empty$",
+            r"effects=\{'': ...\}: the name of a step must be a text that is not empty; see ",
         ),
         ({1: Keyed()}, r"effects=\{1: ...\}: the name of a step must be a text"),
-        ({"charge": Keyed(), "text": AtMostOnce}, r"effects\['text'\]=AtMostOnce: is the class; write AtMostOnce\(\)$"),
+        (
+            {"charge": Keyed(), "text": AtMostOnce},
+            r"effects\['text'\]=AtMostOnce: is the class; write AtMostOnce\(\); see ",
+        ),
     ],
 )
 def test_no_declaration_is_refused(effects: Any, sentence: str) -> None:

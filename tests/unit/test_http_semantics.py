@@ -24,6 +24,7 @@ from celery_idempotent.contrib.http.semantics import (
     recorded,
 )
 from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.troubleshooting import link
 from tests.support.deliveries import SLOT
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
@@ -169,6 +170,8 @@ def test_authorization_is_hashed() -> None:
         {"max_response": True},
         {"documentation": "shop.example/api"},
         {"documentation": "https://shop.example/api#top"},
+        {"documentation": "https://shop.example/\u30d8\u30eb\u30d7"},
+        {"documentation": "https://shop.example/\0"},
         {"methods": ()},
         {"methods": "POST"},
         {"methods": 5},
@@ -286,3 +289,11 @@ def test_spool_is_read_as_often_as_needed() -> None:
     assert small.whole() == small.whole() == b"ab"
     assert large.whole() == b""
     assert [len(each) for each in large.chunks()] == [65_536, 4_464]
+
+
+@pytest.mark.parametrize("problem", Problem)
+def test_type_of_a_problem_leads_to_its_entry(problem: Problem) -> None:
+    """On the site of this library, or on the page that the application names."""
+    own = HttpRules(caller="anybody", documentation="https://shop.example/api")
+    types = [json.loads(each.refusal(problem).body)["type"] for each in (HttpRules(caller="anybody"), own)]
+    assert types == [link(f"http#{problem.value[0]}"), f"https://shop.example/api#{problem.value[0]}"]

@@ -19,6 +19,7 @@ from celery_idempotent.integration.extenders import Missing, Refused
 from celery_idempotent.integration.keeper import Holding, Keeper, check_celery, held
 from celery_idempotent.integration.settings import runtime_of
 from tests.support.deliveries import an_app
+from tests.support.links import unlinked
 from tests.support.waiting import wait_until
 from tests.unit.test_extenders import RedisChannel, SqsChannel
 
@@ -208,7 +209,7 @@ class TestHolding:
                 now[0] = 1000.0 + second
                 holding.look()
         assert extender.extended == [{"a": 60}] * 5, "the last when it had been running for 80 seconds"
-        assert caplog.messages == [
+        assert [unlinked(each) for each in caplog.messages] == [
             'event=idempotency.hold_ended task=shop.charge task_id="id of a" reason="its body is past its deadline"'
         ]
 
@@ -240,7 +241,7 @@ class TestHolding:
             for _ in range(3):
                 now[0] += 20
                 holding.look()
-        assert caplog.messages == [
+        assert [unlinked(each) for each in caplog.messages] == [
             'event=idempotency.hold_lost task=shop.charge task_id="id of a" reason="ReceiptHandleIsInvalid: expired"'
         ]
         assert len(extender.extended) == 1
@@ -302,7 +303,7 @@ class TestHolding:
             now[0] += 1
             holding.look()
         assert extender.extended == [{"a": 60, "b": 60}, {"a": 60}, {"a": 60}]
-        assert caplog.messages == [
+        assert [unlinked(each) for each in caplog.messages] == [
             "event=idempotency.hold_failed queue=orders messages=2 visibility_timeout=60 "
             'reason="NotExtended: InternalError: later"',
             "event=idempotency.hold_recovered queue=orders",
@@ -327,7 +328,7 @@ class TestHolding:
                 holding.look()
                 now[0] += 0.5
         assert asked == [0, 1, 2, 3, 4]
-        assert caplog.messages == [
+        assert [unlinked(each) for each in caplog.messages] == [
             "event=idempotency.hold_failed queue=orders messages=1 visibility_timeout=unknown "
             r'reason="OSError: no\\nroute"'
         ]
@@ -357,7 +358,7 @@ class TestHolding:
             while now[0] < 1000 + 13 * 3600:
                 now[0] += 1
                 holding.look()
-        assert caplog.messages == [
+        assert [unlinked(each) for each in caplog.messages] == [
             'event=idempotency.hold_ends task=shop.charge task_id="id of a" reason="the broker allows 12.0 h in all"'
         ]
         last = extender.extended[-1]["a"]

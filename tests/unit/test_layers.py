@@ -10,7 +10,7 @@ import pytest
 import celery_idempotent
 
 ROOT = Path(celery_idempotent.__file__).parent
-GROUND = {"errors", "printable", "_version"}
+GROUND = {"errors", "printable", "troubleshooting", "_version"}
 """Beside the package's face at the root, what every room may use."""
 
 MAY_USE: dict[str, set[str]] = {
@@ -38,6 +38,7 @@ command beside the others."""
 PACKAGES: dict[str, set[str]] = {
     "errors": set(),
     "printable": set(),
+    "troubleshooting": set(),
     "_version": set(),
     "__init__": set(),
     "signals": set(),

@@ -3,10 +3,12 @@
 import ast
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import logfmtkv
 import pytest
@@ -15,8 +17,10 @@ from celery import Celery
 import celery_idempotent
 from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.printable import say
+from celery_idempotent.troubleshooting import link
 from tests.support.deliveries import an_app, deliver
 from tests.support.documents import DOCS, code, execute_block
+from tests.support.links import unlinked
 
 SAID = logging.getLogger("celery_idempotent.of_this_test")
 HOSTILE = [
@@ -43,7 +47,8 @@ def test_any_value_is_read_back_as_it_stands_on_the_record(value: str, caplog: p
 
     (record,) = caplog.records
     line = logfmtkv.parse(record.getMessage(), strict=True, duplicates="error")
-    assert line == {"event": "idempotency.tick", "entry": vars(record)["idempotency_entry"], "task": "shop.report"}
+    fields = {"entry": vars(record)["idempotency_entry"], "task": "shop.report", "see": link("log-lines#tick")}
+    assert line == {"event": "idempotency.tick", **fields}
     assert record.getMessage().isprintable()
 
 
@@ -58,8 +63,50 @@ def test_numbers_stay_numbers_and_nothing_is_left_out(caplog: pytest.LogCaptureF
         "idempotency_messages": 3,
         "idempotency_observed": True,
         "idempotency_queue": "",
+        "idempotency_see": link("log-lines#hold-failed"),
     }
-    assert record.getMessage() == 'event=idempotency.hold_failed messages=3 observed=true queue=""'
+    assert unlinked(record.getMessage()) == 'event=idempotency.hold_failed messages=3 observed=true queue=""'
+
+
+@pytest.mark.parametrize("loud", [SAID.warning, SAID.error, SAID.exception, partial(SAID.log, logging.WARNING)])
+def test_a_warning_ends_with_the_address_of_its_entry(loud: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """On its own page, where it names one; whoever is woken by it has one more click to go."""
+    say(loud, "hold_failed", page="log-lines-workers", queue="orders")
+
+    (line,) = caplog.messages
+    assert line.endswith(f" see={link('log-lines-workers#hold-failed')}")
+
+
+@pytest.mark.parametrize("quiet", [SAID.debug, SAID.info, partial(SAID.log, logging.INFO)])
+def test_a_line_that_asks_for_nothing_has_no_address(quiet: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """There is no entry that it could lead to."""
+    with caplog.at_level(logging.DEBUG, SAID.name):
+        say(quiet, "hold_recovered", queue="orders")
+
+    assert caplog.messages == ["event=idempotency.hold_recovered queue=orders"]
+
+
+def _nameless(told: list[str]) -> Any:
+    """A method as a mock and many a proxy of a logger has it."""
+    log = MagicMock(side_effect=lambda template, *values, **options: told.append(template % values))
+    assert not hasattr(log, "__name__")
+    return log
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        _nameless,
+        lambda told: partial(_nameless(told)),
+    ],
+)
+def test_a_log_of_another_kind_fails_nothing(wrapped: Callable[[list[str]], Any]) -> None:
+    """A test or a tracer puts its own in a logger's place; at worst the line has one field too many."""
+    told: list[str] = []
+
+    say(wrapped(told), "tick", entry="a")
+
+    assert told == [f"event=idempotency.tick entry=a see={link('log-lines#tick')}"]
 
 
 def test_a_line_tells_where_it_was_logged_and_is_grouped_by_its_template(caplog: pytest.LogCaptureFixture) -> None:
@@ -68,7 +115,7 @@ def test_a_line_tells_where_it_was_logged_and_is_grouped_by_its_template(caplog:
     say(SAID.warning, "tick", entry="b")
 
     first, second = caplog.records
-    assert first.msg == second.msg == "event=%s entry=%s"
+    assert first.msg == second.msg == "event=%s entry=%s see=%s"
     assert first.funcName == "test_a_line_tells_where_it_was_logged_and_is_grouped_by_its_template"
 
 
@@ -93,9 +140,9 @@ def test_every_line_of_the_package_is_logfmt() -> None:
 def json_lines() -> Iterator[StringIO]:
     """What the formatter of the page writes."""
     stream = StringIO()
-    ((line, text),) = [each for each in code(DOCS / "telemetry.md", "python") if "pythonjsonlogger" in each[1]]
+    ((line, text),) = [each for each in code(DOCS / "how-to/telemetry.md", "python") if "pythonjsonlogger" in each[1]]
     names: dict[str, Any] = {}
-    execute_block(DOCS / "telemetry.md", line, text, names)
+    execute_block(DOCS / "how-to/telemetry.md", line, text, names)
     names["handler"].setStream(stream)
     yield stream
     names["logger"].removeHandler(names["handler"])

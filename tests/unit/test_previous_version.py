@@ -1,4 +1,4 @@
-"""The rule of docs/upgrades.md: the previous version reads what this one writes, and this one what it has written.
+"""The rule of compatibility.md: the previous version reads what this one writes, and this one what it has written.
 
 `previous_version.json` is what `python -m tests.support.wire_names` says of the previous version; an integration test
 holds it against that version itself.
@@ -36,7 +36,7 @@ LEAST: dict[str, Any] = {
 
 
 def test_schema_is_the_previous_one() -> None:
-    """A higher one is refused by every worker of the previous version; it takes two releases, see docs/upgrades.md."""
+    """A higher one is refused by every worker of the previous version; it takes two releases: compatibility.md."""
     assert BEFORE["schema"] == SCHEMA
 
 

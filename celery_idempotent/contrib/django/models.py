@@ -11,10 +11,12 @@ from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.sql.schema import KEY, OUTBOX, TABLE
 from celery_idempotent.stores.sql.statements import record_of
+from celery_idempotent.troubleshooting import with_link
 
-_REFUSAL = (
+_REFUSAL = with_link(
     "idempotency records are changed by compare-and-swap only; give a verdict with celery_idempotent.resolve(), "
-    "on the admin page, or by: celery -A <your app> idempotency resolve"
+    "on the admin page, or by: celery -A <your app> idempotency resolve",
+    see="django#records-are-not-changed-by-the-orm",
 )
 
 

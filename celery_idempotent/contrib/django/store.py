@@ -84,7 +84,10 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
         alias = url.partition("://")[2].rstrip("/")
         if not alias or set(alias) & set(_MORE_THAN_AN_ALIAS):
             raise PolicyError(
-                "idempotency_store", scheme_of(url), "write django://default, or another key of DATABASES"
+                "idempotency_store",
+                scheme_of(url),
+                "write django://default, or another key of DATABASES",
+                see="django#the-database-cannot-be-used",
             )
         return cls(alias)
 
@@ -151,11 +154,17 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
                 repr(self),
                 operation,
                 "Django's connections cannot be used in async code; call the task by sync_to_async(task.delay)(...)",
+                see="django#a-task-is-called-in-async-code",
             ) from error
 
     def _refuse_using(self, using: Any) -> None:
         if using is not None:
-            raise PolicyError("using", repr(type(using)), "a Django store uses Django's own connection; leave it out")
+            raise PolicyError(
+                "using",
+                repr(type(using)),
+                "a Django store uses Django's own connection; leave it out",
+                see="transactions#the-connection-cannot-be-used",
+            )
 
     def _refuse_transaction(self, connection: BaseDatabaseWrapper, operation: str) -> None:
         if connection.in_atomic_block:
@@ -172,6 +181,7 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
             f"{opened} on database {self.alias!r} a claim would be rolled back together with whatever comes after it. "
             "Call the task after the end of the transaction: transaction.on_commit(...) or delay_on_commit(...); "
             "with ATOMIC_REQUESTS mark the view by transaction.non_atomic_requests",
+            see="django#a-task-is-called-inside-a-transaction",
         )
 
     def _send(self, connection: BaseDatabaseWrapper, statement: Executable, parameters: Parameters) -> Reply:
@@ -224,14 +234,19 @@ _inheritable: set[str] = set()
 """The databases of all stores in this process."""
 
 
+def _of_stores() -> list[BaseDatabaseWrapper]:
+    """This thread's connections that stores use; none where Django may not even be configured."""
+    if not _inheritable:
+        return []
+    return [each for each in connections.all(initialized_only=True) if each.alias in _inheritable]
+
+
 def _leave_to_parent() -> None:
-    for connection in connections.all(initialized_only=True):
-        if connection.alias in _inheritable and connection.connection is not None:
-            forks.inherited.append(connection.connection)
-            connection.connection = None
+    for connection in _of_stores():
         pools = getattr(connection, "_connection_pools", {})  # Django's, by alias, for psycopg's option "pool"
-        if connection.alias in _inheritable and connection.alias in pools:
-            forks.inherited.append(pools.pop(connection.alias))
+        left = connection.connection, pools.pop(connection.alias, None)
+        forks.inherited.extend(each for each in left if each is not None)
+        connection.connection = None
 
 
 @forks.before_fork
@@ -240,8 +255,8 @@ def _leave_files() -> None:
 
     Django opens the file again when it is needed. See the SQL store for what is lost otherwise.
     """
-    for connection in connections.all(initialized_only=True):
-        if connection.alias in _inheritable and connection.vendor == "sqlite" and not connection.in_atomic_block:
+    for connection in _of_stores():
+        if connection.vendor == "sqlite" and not connection.in_atomic_block:
             _close(connection)
 
 
@@ -280,4 +295,4 @@ def _check(alias: str) -> None:
 
 
 def _unusable(alias: str, remedy: str) -> PolicyError:
-    return PolicyError("idempotency_store", f"'django://{alias}'", remedy)
+    return PolicyError("idempotency_store", f"'django://{alias}'", remedy, see="django#the-database-cannot-be-used")

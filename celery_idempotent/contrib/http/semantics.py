@@ -29,6 +29,7 @@ from celery_idempotent.integration.gates import check_policy
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import bounded
 from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature
+from celery_idempotent.troubleshooting import link
 
 REPLAYED = ("Idempotent-Replayed", "true")
 """Stripe's header of an answer that was recorded by an earlier request."""
@@ -128,10 +129,14 @@ def answer(status: int, content: Any = None, headers: Mapping[str, str] | None =
         PolicyError: No server can send it: committed, it would fail each repetition for good.
     """
     if not (isinstance(status, int) and 200 <= status <= 599):
-        raise PolicyError("status", repr(status), "must be a number from 200 to 599")
+        raise PolicyError(
+            "status", repr(status), "must be a number from 200 to 599", see="http-setup#the-answer-cannot-be-sent"
+        )
     kind, body = _content(content)
     if body and status in _WITHOUT_CONTENT:
-        raise PolicyError("status", repr(status), "such a response has no content")
+        raise PolicyError(
+            "status", repr(status), "such a response has no content", see="http-setup#the-answer-cannot-be-sent"
+        )
     given = dict(headers or {})
     for name, value in given.items():
         _refuse_unsendable(name, value)
@@ -148,9 +153,14 @@ _VALUE = re.compile(r"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
 
 def _refuse_unsendable(name: object, value: object) -> None:
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise PolicyError("headers", repr(name), "is no name of a header")
+        raise PolicyError("headers", repr(name), "is no name of a header", see="http-setup#the-answer-cannot-be-sent")
     if not (isinstance(value, str) and _VALUE.fullmatch(value)):
-        raise PolicyError(name, repr(value), "must be one line of Latin-1 text, without blanks around it")
+        raise PolicyError(
+            name,
+            repr(value),
+            "must be one line of Latin-1 text, without blanks around it",
+            see="http-setup#the-answer-cannot-be-sent",
+        )
 
 
 def _content(content: Any) -> tuple[str, bytes]:
@@ -221,13 +231,23 @@ def caller_of(value: Any) -> str | None:
         return value or None  # an empty header names nobody
     if isinstance(value, int | UUID) and not isinstance(value, bool):
         return str(value)
-    raise PolicyError("caller", repr(type(value)), "it must return text, a number, a UUID or None")
+    raise PolicyError(
+        "caller",
+        repr(type(value)),
+        "it must return text, a number, a UUID or None",
+        see="http-setup#the-function-for-the-caller-cannot-be-used",
+    )
 
 
 def require_function(option: str, value: object) -> None:
     """Refuse what is given for a function of the request and is none."""
     if value is not None and not callable(value):
-        raise PolicyError(option, repr(value), "must be a function of the request")
+        raise PolicyError(
+            option,
+            repr(value),
+            "must be a function of the request",
+            see="http-setup#the-function-for-the-caller-cannot-be-used",
+        )
 
 
 def by_authorization(header: str | None) -> str | None:
@@ -350,7 +370,7 @@ class HttpRules:
         for option in ("max_request", "max_response"):
             limit = getattr(self, option)
             self._require(option, type(limit) is int and limit > 0, "must be a number of bytes from 1")
-        about = "must be an absolute URL without fragment"
+        about = "must be an absolute URL in ASCII, without fragment"
         self._require("documentation", self.documentation is None or _is_url(self.documentation), about)
         self._settle("methods", self._names("methods", str.upper))
         self._require("methods", bool(self.methods), "must name at least one")
@@ -364,7 +384,7 @@ class HttpRules:
 
     def _require(self, option: str, holds: bool, remedy: str) -> None:
         if not holds:
-            raise PolicyError(option, repr(getattr(self, option)), remedy)
+            raise PolicyError(option, repr(getattr(self, option)), remedy, see="http-setup#an-option-cannot-be-used")
 
     def _settle(self, option: str, value: Any) -> None:
         object.__setattr__(self, option, value)
@@ -380,7 +400,12 @@ class HttpRules:
         policy = self.policy
         self._require("policy", isinstance(policy, Policy), "must be a Policy(...)")
         if policy.key != WHOLE_CALL:
-            raise PolicyError("key", repr(policy.key), "it is method, path, caller and Idempotency-Key; leave it out")
+            raise PolicyError(
+                "key",
+                repr(policy.key),
+                "it is method, path, caller and Idempotency-Key; leave it out",
+                see="http-setup#an-option-cannot-be-used",
+            )
         fingerprint = ("query", "content_type", "digest") if policy.fingerprint == WHOLE_CALL else policy.fingerprint
         key = ("method", "path", "caller", "key")
         adapted = replace(policy, key=key, fingerprint=fingerprint, scope=policy.scope or "http")
@@ -425,8 +450,8 @@ class HttpRules:
         """The response that tells a problem, as RFC 9457 has it."""
         slug, status, title, detail = problem.value
         where = self.documentation
-        kind = {"type": f"{where or DOCUMENTATION}#{slug}"}
-        body = json.dumps({**kind, "title": title, "status": status, "detail": detail}).encode()
+        kind = link(f"http#{slug}") if where is None else f"{where}#{slug}"
+        body = json.dumps({"type": kind, "title": title, "status": status, "detail": detail}).encode()
         headers = [("content-type", "application/problem+json"), ("content-language", "en")]
         if where is not None:
             headers.append(("link", f'<{where}>; rel="describedby"; type="text/html"'))
@@ -454,8 +479,5 @@ class HttpRules:
                 return None
 
 
-DOCUMENTATION = "https://github.com/celery-idempotent/celery-idempotent/blob/main/docs/http.md"
-
-
 def _is_url(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"https?://[^\s<>\"#\\]+", value) is not None
+    return isinstance(value, str) and re.fullmatch(r"https?://[!$-;=?-\[\]-~]+", value) is not None

@@ -112,7 +112,7 @@ class Subscriber:
                 pause = min(_FIRST_PAUSE * 2**failures, _LONGEST_PAUSE)
                 failures = min(failures + 1, 30)
                 self._room = 0
-                say(logger.error, "sns_failed", queue=self._queue, pause=pause, reason=_told(error))
+                say(logger.error, "sns_failed", page="sns", queue=self._queue, pause=pause, reason=_told(error))
 
     def look(self) -> float:
         """Make calls of what has come; how many seconds to wait before the next look."""
@@ -153,7 +153,13 @@ class Subscriber:
             answer = self._sqs().delete_message_batch(QueueUrl=self._queue_url(), Entries=_entries(batch.done))
             for each in answer.get("Failed", []):
                 # It comes again and is published again, as the same operation.
-                say(logger.warning, "sns_not_deleted", queue=self._queue, reason=each.get("Message", each["Code"]))
+                say(
+                    logger.warning,
+                    "sns_not_deleted",
+                    page="sns",
+                    queue=self._queue,
+                    reason=each.get("Message", each["Code"]),
+                )
         if batch.untried:
             self._sqs().change_message_visibility_batch(
                 QueueUrl=self._queue_url(),
@@ -188,6 +194,7 @@ class Subscriber:
         say(
             logger.error,
             "sns_stays",
+            page="sns",
             queue=self._queue,
             message_id=notification.message_id or message["MessageId"],
             deliveries=int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1)),
@@ -204,7 +211,7 @@ class Subscriber:
             case TaskCall():
                 return self._called(decision, notification)
             case PassedOver(reason):
-                say(logger.warning, "sns_passed_over", queue=self._queue, reason=reason)
+                say(logger.warning, "sns_passed_over", page="sns", queue=self._queue, reason=reason)
                 return None
             case Stays(reason):
                 return reason

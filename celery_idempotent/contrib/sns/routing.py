@@ -64,9 +64,19 @@ class Route:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.queue, str) and self.queue_name):
-            raise PolicyError("queue", repr(self.queue), "must be the name or the URL of an SQS queue")
+            raise PolicyError(
+                "queue",
+                repr(self.queue),
+                "must be the name or the URL of an SQS queue",
+                see="sns#a-route-cannot-be-used",
+            )
         for name in _DERIVED & self.options.keys():
-            raise PolicyError("options", repr(name), "it follows from the notification; leave it out")
+            raise PolicyError(
+                "options",
+                repr(name),
+                "it follows from the notification; leave it out",
+                see="sns#a-route-cannot-be-used",
+            )
         for name in ("arguments", "when"):
             if getattr(self, name) is not None:
                 _check(name, getattr(self, name))
@@ -183,14 +193,26 @@ def _check(option: str, choice: Any) -> None:
     if isinstance(choice, str):
         unknown = root_names(compiled(option, choice).parsed) - set(_NAMES)
         if unknown:
-            raise PolicyError(option, repr(choice), f"there is no {min(unknown)!r}; there are {', '.join(_NAMES)}")
+            raise PolicyError(
+                option,
+                repr(choice),
+                f"there is no {min(unknown)!r}; there are {', '.join(_NAMES)}",
+                see="sns#a-selector-cannot-be-used",
+            )
         return
     if not callable(choice):
-        raise PolicyError(option, repr(choice), "must be a JMESPath, or a function of the notification")
+        raise PolicyError(
+            option,
+            repr(choice),
+            "must be a JMESPath, or a function of the notification",
+            see="sns#a-selector-cannot-be-used",
+        )
     try:
         inspect.signature(choice).bind(None)
     except TypeError as error:
-        raise PolicyError(option, repr(choice), f"must take the notification alone: {error}") from error
+        raise PolicyError(
+            option, repr(choice), f"must take the notification alone: {error}", see="sns#a-selector-cannot-be-used"
+        ) from error
     except ValueError:
         pass  # a function of C's may not tell its signature; the first notification will
 
@@ -240,6 +262,7 @@ def _name_of(route: Route, notification: Notification) -> str:
         str(By.MESSAGE),
         "with raw delivery SNS does not tell its id of a message; name a part of the message, such as "
         "key='message.id', or switch raw delivery off",
+        see="sns#raw-delivery-has-no-id",
     )
 
 

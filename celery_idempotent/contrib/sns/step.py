@@ -55,13 +55,23 @@ def consume(
         PolicyError: No route, or a number that cannot be used. What is wrong with a task, a worker says when it starts.
     """
     if not routes:
-        raise PolicyError("routes", "()", "name a queue and a task: consume(app, Route(queue=..., task=...))")
+        raise PolicyError(
+            "routes",
+            "()",
+            "name a queue and a task: consume(app, Route(queue=..., task=...))",
+            see="sns#a-route-cannot-be-used",
+        )
     _check("visibility", visibility, 1, 43_200)
     _check("wait", wait, 1, 20)
     if backlog is not None:
         _check("backlog", backlog, 1, 10**9)
     for each in {each.queue for each in routes} & {each.queue for known in _consumed_by(app) for each in known.routes}:
-        raise PolicyError("queue", repr(each), "it is consumed already; give all its routes to one consume(...)")
+        raise PolicyError(
+            "queue",
+            repr(each),
+            "it is consumed already; give all its routes to one consume(...)",
+            see="sns#a-route-cannot-be-used",
+        )
     pace = Pace(visibility=visibility, wait=wait, backlog=backlog)
     vars(app).setdefault(_CONSUMED, []).append(_Consumed(routes, pace, client or _client))
     app.steps["worker"].add(Subscribers)
@@ -69,7 +79,9 @@ def consume(
 
 def _check(option: str, value: int, least: int, most: int) -> None:
     if type(value) is not int or not least <= value <= most:
-        raise PolicyError(option, repr(value), f"must be a whole number from {least} to {most}")
+        raise PolicyError(
+            option, repr(value), f"must be a whole number from {least} to {most}", see="sns#a-number-cannot-be-used"
+        )
 
 
 def _client() -> "SQSClient":
@@ -145,11 +157,17 @@ def check_routes(app: Celery, routes: Sequence[Route]) -> None:
     for each in routes:
         task = app.tasks.get(each.task_name)
         if task is None:
-            raise PolicyError("task", repr(each.task_name), "the app has no such task; import it, or name another")
+            raise PolicyError(
+                "task",
+                repr(each.task_name),
+                "the app has no such task; import it, or name another",
+                see="sns#the-task-cannot-take-notifications",
+            )
         if not is_enforced(task):
             raise PolicyError(
                 "task",
                 repr(each.task_name),
                 "it is not idempotent, and a notification can come more than once; write base=IdempotentTask, "
                 'without mode="off" or "observe"',
+                see="sns#the-task-cannot-take-notifications",
             )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from celery import Celery
 
 from celery_idempotent.errors import PolicyError
+from celery_idempotent.troubleshooting import with_link
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -32,7 +33,9 @@ def create_app(app: Celery, *, token: str, write: bool = False) -> "ASGIApp":
         ImportError: The extra ``web`` is not installed.
     """
     if len(token) < SHORTEST_TOKEN:
-        raise PolicyError("token", "'...'", f"must have at least {SHORTEST_TOKEN} characters")
+        raise PolicyError(
+            "token", "'...'", f"must have at least {SHORTEST_TOKEN} characters", see="web#the-token-is-too-short"
+        )
     try:
         from celery_idempotent.contrib.web.pages import served
     except ModuleNotFoundError as error:
@@ -43,4 +46,7 @@ def create_app(app: Celery, *, token: str, write: bool = False) -> "ASGIApp":
 
 def not_installed(error: ModuleNotFoundError) -> str:
     """What to do about it."""
-    return f'{error.name} is not installed; run: pip install "celery-idempotent[web]"'
+    return with_link(
+        f'{error.name} is not installed; run: pip install "celery-idempotent[web]"',
+        see="web#the-package-for-the-page-is-missing",
+    )

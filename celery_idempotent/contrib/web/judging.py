@@ -90,9 +90,11 @@ class Form:
                 case _:
                     return operator.forget(key, **told)
         except RecordTooLarge as error:
-            raise PolicyError("result", "JSON", "the store has no room for so large a record") from error
+            raise PolicyError(
+                "result", "JSON", "the store has no room for so large a record", see="operators#the-result-does-not-fit"
+            ) from error
         except StoreMisconfigured as error:
-            raise PolicyError("key", repr(key), str(error)) from error
+            raise PolicyError("key", repr(key), error.reason, see=error.see) from error
 
 
 def judged_each(app: Celery, form: Form, records: Sequence[Record]) -> tuple[list[operator.Judged], str]:

@@ -265,7 +265,7 @@ def _try(seen: Record, give: Callable[[Record], Record], tally: _Tally) -> None:
 
 def _without_key(seen: Record, refusal: str) -> str:
     """The reason alone, so that those of many records can be one."""
-    return refusal.removeprefix(str(PolicyError("key", repr(seen.key), "")).rstrip())
+    return refusal.removeprefix(f"key={seen.key!r}:")
 
 
 def _tell(order: _Order, tally: _Tally, now: int) -> None:

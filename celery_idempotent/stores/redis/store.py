@@ -1,10 +1,10 @@
 """Redis and Valkey: one script per swap, one round trip, one hash per record.
 
 The script compares, writes, and answers with what is stored and with the server's clock. The driver sends again
-after a lost reply; the script then recognises the record that it has written, and writes it once more.
+after a lost reply; the script then recognises the record that it has written, and leaves it as it is.
 
 By default, Redis acknowledges a write before it is on disk or on a replica, and a fail-over can forget what was
-acknowledged. ``verify`` warns of settings that lose writes; ``docs/redis.md`` says what remains.
+acknowledged. ``verify`` warns of settings that lose writes; ``docs/how-to/redis.md`` says what remains.
 """
 
 import hashlib
@@ -84,11 +84,26 @@ class RedisStore:
         name: str | None = None,
     ) -> None:
         if not prefix:
-            raise PolicyError("prefix", repr(prefix), "without one, every key of the database would be taken for ours")
+            raise PolicyError(
+                "prefix",
+                repr(prefix),
+                "without one, every key of the database would be taken for ours",
+                see="redis#an-option-cannot-be-used",
+            )
         if wait_replicas < 0:
-            raise PolicyError("wait_replicas", repr(wait_replicas), "write a number of replicas, or 0 for none")
+            raise PolicyError(
+                "wait_replicas",
+                repr(wait_replicas),
+                "write a number of replicas, or 0 for none",
+                see="redis#an-option-cannot-be-used",
+            )
         if not 0.001 <= wait_timeout <= 60:
-            raise PolicyError("wait_timeout", repr(wait_timeout), "write seconds, from 0.001 to 60")
+            raise PolicyError(
+                "wait_timeout",
+                repr(wait_timeout),
+                "write seconds, from 0.001 to 60",
+                see="redis#an-option-cannot-be-used",
+            )
         self._given = client
         self._prefix = prefix
         self._wait_replicas = wait_replicas
@@ -98,11 +113,11 @@ class RedisStore:
         # Not alone: a cluster's client connects at once, and in an outage each would wait for those before it.
         self._connected = PerProcess(self._new_client, alone=False)
         if not callable(client) and (problem := _unfit(client) or _unfit_for_forks(client)):
-            raise PolicyError("client", type(client).__name__, problem)
+            raise PolicyError("client", type(client).__name__, problem, see="redis#the-client-cannot-be-used")
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """The store that a URL names: see ``docs/redis.md``.
+        """The store that a URL names: see ``docs/reference/redis.md``.
 
         Raises:
             PolicyError: The URL cannot be used; the message names the part and the remedy.
@@ -129,9 +144,9 @@ class RedisStore:
     def _swap(self, operation: str, new: Record, expected: str | None) -> Record | None:
         forget_at = b"" if new.expires_at is None else b"%d" % (new.expires_at * 1000)
         written, stored = self._run(operation, new.key, expected or "", new.revision, forget_at, *fields_of(new))
-        if written:
-            return new
-        return self._record(new.key, stored) if stored else None
+        if stored:
+            return self._record(new.key, stored)
+        return new if written else None
 
     def get(self, key: str) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.get`."""
@@ -221,7 +236,7 @@ class RedisStore:
     def _run(
         self, operation: str, key: str, expected: str, revision: str, forget_at: bytes, *fields: bytes
     ) -> tuple[bool, Mapping[bytes, bytes]]:
-        """What the script did: whether it wrote, and otherwise what is stored."""
+        """What the script did: whether ``revision`` is stored, and what is, unless it has just been written."""
         arguments = (self._redis_key(key), encoded(expected), encoded(revision), forget_at, *fields)
         asked_at = self._clock.before_asking()
         now, written, *stored = self._ask(operation, lambda client: self._call(client, *arguments))
@@ -296,7 +311,12 @@ class RedisStore:
             return self._given
         client = self._given()
         if problem := _unfit(client):
-            raise StoreMisconfigured(repr(self), "connect", f"the client made by your function {problem}")
+            raise StoreMisconfigured(
+                repr(self),
+                "connect",
+                f"the client made by your function {problem}",
+                see="redis#the-client-cannot-be-used",
+            )
         return client
 
     def _redis_key(self, key: str) -> bytes:
@@ -337,14 +357,16 @@ class RedisStore:
             say(
                 logger.warning,
                 "store_unchecked",
-                reason=f"{self!r} refuses {' and '.join(sorted(silent))}, so its settings were not all checked: "
-                "see docs/redis.md for those that lose records",
+                page="log-lines-workers",
+                reason=f"{self!r} refuses {' and '.join(sorted(silent))}, so its settings were not all checked",
             )
         if losses:
             warnings.warn(
-                f"idempotency_store={self!r}: the server can forget what it has acknowledged, and an effect whose "
-                f"record is forgotten can happen again. {' '.join(sorted(losses))}",
-                IdempotencyWarning,
+                IdempotencyWarning(
+                    f"idempotency_store={self!r}: the server can forget what it has acknowledged, and an effect whose "
+                    f"record is forgotten can happen again. {' '.join(sorted(losses))}",
+                    see="redis#the-server-can-forget",
+                ),
                 stacklevel=3,
             )
 

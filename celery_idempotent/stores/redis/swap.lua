@@ -6,8 +6,8 @@
 -- ARGV[3]  when the server may forget it, in milliseconds since the epoch; empty: never
 -- ARGV[4], ARGV[5], ...  the new record: field, value, field, value
 --
--- Returns the server's clock in milliseconds since the epoch, whether the record was written (1 or 0),
--- and, if it was not, what is stored: field, value, field, value.
+-- Returns the server's clock in milliseconds since the epoch, whether that revision is stored now (1 or 0),
+-- and, unless this call has stored it, what is: field, value, field, value.
 
 local key, expected, revision, forget_at = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 
@@ -23,9 +23,13 @@ end
 
 local matches
 if expected == '' then matches = not is_stored else matches = stored_revision == expected end
--- A driver sends again when a reply was lost. Writing again gives WAIT, which follows, something to wait for.
-local is_resent = revision ~= '' and stored_revision == revision
-if not (matches or is_resent) then return {now, 0, stored} end
+if not matches then
+  -- A driver sends again when a reply was lost. This may also be the first try, landing after a later one, whose lease
+  -- ends later: so the record stays. To set what is set gives WAIT, which follows, something to wait for.
+  local is_resent = revision ~= '' and stored_revision == revision
+  if is_resent then redis.call('HSET', key, 'revision', revision) end
+  return {now, is_resent and 1 or 0, stored}
+end
 
 if revision == '' then
   redis.call('DEL', key)

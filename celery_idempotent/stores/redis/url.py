@@ -252,7 +252,7 @@ def _parsed(scheme: str, name: str, text: str, parse: Callable[[str], Any]) -> A
 
 
 def _unusable(scheme: str, remedy: str) -> PolicyError:
-    return PolicyError("idempotency_store", scheme_of(f"{scheme}://"), remedy)
+    return PolicyError("idempotency_store", scheme_of(f"{scheme}://"), remedy, see="redis#the-url-cannot-be-used")
 
 
 def _text(text: str) -> str:

@@ -45,7 +45,12 @@ def try_out(statements: Statements, execute: Execute, store: str) -> None:
     ):
         stored = statements.swap(execute, new, expected)
         if (stored is not None and stored.revision == new.revision) is not shall_win:
-            raise StoreMisconfigured(store, "verify", f"{OTHER_TABLE} (its key is not compared byte by byte)")
+            raise StoreMisconfigured(
+                store,
+                "verify",
+                f"{OTHER_TABLE} (its key is not compared byte by byte)",
+                see="sql#the-table-is-another-one",
+            )
 
 
 def warn_of_losses(dialect: str, execute: Execute, store: str) -> None:
@@ -57,9 +62,11 @@ def warn_of_losses(dialect: str, execute: Execute, store: str) -> None:
     losses = [f"{name} is {answer[name]}" for name, values in safe.items() if str(answer[name]) not in values]
     if losses:
         warnings.warn(
-            f"idempotency_store={store}: the server can forget what it has acknowledged, and an effect whose "
-            f"record is forgotten can happen again: {', '.join(losses)}",
-            IdempotencyWarning,
+            IdempotencyWarning(
+                f"idempotency_store={store}: the server can forget what it has acknowledged, and an effect whose "
+                f"record is forgotten can happen again: {', '.join(losses)}",
+                see="sql#the-server-can-forget",
+            ),
             stacklevel=3,
         )
 

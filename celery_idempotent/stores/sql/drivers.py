@@ -35,6 +35,7 @@ def parsed(url: str) -> URL:
             scheme_of(url),
             "is not the URL of a database, such as postgresql+psycopg://user:password@host/db; write special "
             "characters of user and password as %xx",
+            see="sql#the-url-or-the-engine-cannot-be-used",
         ) from None
 
 
@@ -70,7 +71,10 @@ def url_of(engine: object) -> URL:
     """The URL of somebody's engine, with its driver."""
     if not isinstance(engine, Engine) or engine.dialect.is_async:
         raise PolicyError(
-            "idempotency_store", type(engine).__name__, "must be a URL, a store, or SQLAlchemy's Engine without asyncio"
+            "idempotency_store",
+            type(engine).__name__,
+            "must be a URL, a store, or SQLAlchemy's Engine without asyncio",
+            see="sql#the-url-or-the-engine-cannot-be-used",
         )
     return engine.url.set(drivername=f"{engine.dialect.name}+{engine.driver}")
 
@@ -83,6 +87,7 @@ def check_pool(engine: Engine) -> None:
             type(engine.pool).__name__,
             "lends one connection to several users, and a write of the store would commit the transaction of another; "
             "use a URL, or an engine with QueuePool or NullPool",
+            see="sql#the-url-or-the-engine-cannot-be-used",
         )
 
 
@@ -98,12 +103,17 @@ def end_transaction_of_a_hook(connection: Connection) -> None:
     driver.rollback()
     if driver.in_transaction:
         raise StoreMisconfigured(
-            "an engine of your own", "connect", "it has no autocommit mode; drop autocommit=False, or use a URL"
+            "an engine of your own",
+            "connect",
+            "it has no autocommit mode; drop autocommit=False, or use a URL",
+            see="sql#the-url-or-the-engine-cannot-be-used",
         )
 
 
 def _refused(url: URL, remedy: str) -> PolicyError:
-    return PolicyError("idempotency_store", scheme_of(f"{url.drivername}://"), remedy)
+    return PolicyError(
+        "idempotency_store", scheme_of(f"{url.drivername}://"), remedy, see="sql#the-url-or-the-engine-cannot-be-used"
+    )
 
 
 def new_engine(url: URL, *, timeout: float, pool_size: int) -> Engine:

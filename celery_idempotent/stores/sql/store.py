@@ -98,7 +98,12 @@ class SQLStore(StatementStore[Connection | Link]):
         pool_size: int | None = None,
     ) -> None:
         if not 1 <= len(table) <= _LONGEST_NAME:
-            raise PolicyError("table", repr(table), f"must be a name of 1 to {_LONGEST_NAME} characters")
+            raise PolicyError(
+                "table",
+                repr(table),
+                f"must be a name of 1 to {_LONGEST_NAME} characters",
+                see="sql#an-option-cannot-be-used",
+            )
         self._given: Engine | None = None
         if isinstance(engine_or_url, URL | str):
             self._url = connectable(parsed(engine_or_url) if isinstance(engine_or_url, str) else engine_or_url)
@@ -106,7 +111,12 @@ class SQLStore(StatementStore[Connection | Link]):
             self._given, self._url = engine_or_url, connectable(url_of(engine_or_url))
             check_pool(engine_or_url)
         if self._given is not None and (timeout, pool_size) != (None, None):
-            raise PolicyError("timeout, pool_size", f"{timeout}, {pool_size}", "an engine of your own brings its own")
+            raise PolicyError(
+                "timeout, pool_size",
+                f"{timeout}, {pool_size}",
+                "an engine of your own brings its own",
+                see="sql#an-option-cannot-be-used",
+            )
         self._timeout = _at_least(0.1, "timeout", _TIMEOUT if timeout is None else timeout)
         self._pool_size = int(_at_least(1, "pool_size", _POOL_SIZE if pool_size is None else pool_size))
         self._engine = forks.PerProcess(self._new_engine)
@@ -212,7 +222,7 @@ class SQLStore(StatementStore[Connection | Link]):
                 name = connection.dialect.identifier_preparer.format_table(table)
                 held = holders_of(name, partial(self._execute, connection, "provision"))
                 reason = f"{held} ({error.reason})" if held else error.reason
-                raise StoreUnavailable(error.store, error.operation, reason) from error.__cause__
+                raise StoreUnavailable(error.store, error.operation, reason, see=error.see) from error.__cause__
 
     def _write_ahead(self, execute: Execute) -> None:
         """Let readers and the one writer not wait for each other; the file remembers.
@@ -371,10 +381,10 @@ def _number(option: str, value: object) -> float:
     try:
         return float(str(value))
     except ValueError:
-        raise PolicyError(option, repr(value), "must be a number") from None
+        raise PolicyError(option, repr(value), "must be a number", see="sql#an-option-cannot-be-used") from None
 
 
 def _at_least(smallest: float, option: str, value: float) -> float:
     if not isinstance(value, int | float) or not smallest <= value < float("inf"):
-        raise PolicyError(option, repr(value), f"must be {smallest:g} or more")
+        raise PolicyError(option, repr(value), f"must be {smallest:g} or more", see="sql#an-option-cannot-be-used")
     return value

@@ -110,6 +110,20 @@ class SwapContract(StoreTests):
             assert store.swap(renewed, claimed.revision) == successor
             assert store.get(claimed.key) == successor
 
+    def test_first_try_that_lands_after_a_later_one_takes_nothing_back(self, store: Store) -> None:
+        """A write is tried again with a later lease and wins; its first try, landing at last, shortens no lease."""
+        claimed = a_record()
+        first_try = replace(claimed, revision=new_nonce(), lease_until=claimed.lease_until + 1_000)
+        second_try = replace(
+            first_try, lease_until=claimed.lease_until + 60_000, updated_at=claimed.updated_at + 59_000
+        )
+        store.swap(claimed, None)
+        assert store.swap(second_try, claimed.revision) == second_try
+
+        assert store.swap(first_try, claimed.revision) == second_try
+
+        assert store.get(claimed.key) == second_try
+
     def test_late_request_writes_nothing(self, store: Store) -> None:
         """A request that arrives after others went on, never having been applied before, changes nothing."""
         claimed = a_record()
