@@ -139,7 +139,7 @@ PARTS: Mapping[str, Part] = {
     default=RESULTS,
     show_default="docs/benchmarks",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for the pictures, results.md and results.json.",
+    help="Folder for the page, its pictures, results.csv, goals.csv and results.json.",
 )
 def main(parts: Sequence[str], quick: bool, big: bool, results: Path) -> None:
     """Run the benchmarks and print what they found."""

@@ -122,7 +122,7 @@ def measure(servers: Servers, rounds: int, largest: int, progress: Callable[[], 
         "fewest records. Requests are counted as in section 5. The DynamoDB here is an emulator that keeps a table in "
         f"a Python dict and takes in some thousand records a second, so it is filled to {_limit(subjects, 'DynamoDB')} "
         "only, and its times say nothing about AWS; it lists a table in one page, where AWS begins "
-        "another after each MB. MariaDB is filled to {_limit(subjects, 'MariaDB')}. "
+        f"another after each MB. MariaDB is filled to {_limit(subjects, 'MariaDB')}. "
         "Bytes per record are what the server needs more after filling, indexes included: Redis's `used_memory`, "
         "`pg_total_relation_size`, the InnoDB and SQLite file; on DynamoDB AWS's rule (names, values and 100 bytes); "
         f"in memory what Python allocates for {_OPERATIONS} operations that were run. The argument is the smallest "

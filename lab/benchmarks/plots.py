@@ -67,10 +67,9 @@ def _stores(data: Data) -> Picture:
         "cpu-stores",
         "CPU per call, by store",
         bars(Bars("CPU per call, by store", _CPU, rows, series)),
-        "A new key is a claim and a completion, a duplicate is one replay; shorter is better. *Driver alone* sends the "
-        "same requests, with keys ready made: what the library adds is the difference of two neighbours. Memory has no "
-        "driver: it is the library's own code and nothing else. User and system time of the calling process; on SQLite "
-        "the engine is in it. Section 5 has quartiles, round trips and the time on the clock.",
+        "A new key is a claim and a completion, a duplicate is one replay. *Driver alone* sends the same requests"
+        " with keys ready made: the difference of two neighbours is the library's own share. User and system time"
+        " of the client; on SQLite the engine is in it.",
     )
 
 
@@ -84,8 +83,8 @@ def _peers_on_dynamodb(data: Data) -> Picture:
         "cpu-dynamodb",
         "CPU per call on DynamoDB, beside boto3 and Powertools",
         bars(Bars("CPU per call on DynamoDB", _CPU, rows, series)),
-        "All contenders in one run, every call of a round in random order; shorter is better. `bare boto3` replays the "
-        "library's own requests and does nothing else. Section 2 has the ratios of pairs.",
+        "All contenders in one run, the calls of a round in random order. *Bare boto3* replays the library's own "
+        "requests and does nothing else; Powertools has its cache off and sends smaller items.",
     )
 
 
@@ -102,8 +101,8 @@ def _own(data: Data) -> Picture:
                 {"CPU": [_median(data["cpu_us"][name]) for name in names]},
             )
         ),
-        "The task is empty and the records are in the worker's memory, so all that is above the plain task is the "
-        "library's own code. Section 8 has it as a ratio, which is what survives another machine.",
+        "one empty task through Celery's tracer, with the records in the worker's memory: all that is above the "
+        "plain task is the library.",
     )
 
 
@@ -120,9 +119,9 @@ def _workers(data: Data) -> Picture:
                 {"executed": [_median(data["executed_per_s"][row]) for row in rows]},
             )
         ),
-        "Longer is better. `celery worker` with two processes, the broker a Redis of its own, the task empty: the "
-        "worst case, as any work of yours is added to all rows alike. All servers share the machine's cores; DynamoDB "
-        "is an emulator in Python, whose own CPU time is in its row. Section 5 has the ratios of pairs.",
+        "`celery worker` with two processes, a Redis of its own as the broker, and an empty task: the worst case,"
+        " as any work of yours is added to all rows alike. All servers share two cores; DynamoDB is an emulator "
+        "in Python.",
     )
 
 
@@ -139,8 +138,7 @@ def _aws(data: Data) -> Picture:
                 {"executed": [_median(each) for each in rows.values()]},
             )
         ),
-        "Longer is better. As above, with SQS for a broker and DynamoDB for the store; both are emulators on the same "
-        "cores. See section 4.",
+        "the same with SQS as the broker and DynamoDB as the store; both are emulators on the same two cores.",
     )
 
 
@@ -158,9 +156,9 @@ def _peers(data: Data) -> Picture:
                 {what: [_median(each[rate]) for each in rounds.values()] for rate, what in wanted.items()},
             )
         ),
-        "Longer is better. The others lock while publishing and unlock after execution; the library does nothing while "
-        "publishing and has its two requests at execution. So `publish and execute` compares like with like. What the "
-        "others do not do is in section 6.",
+        "The others lock while publishing and unlock after execution. The library does nothing while publishing "
+        "and sends its two requests at execution. So *publish and execute* compares like with like. The others do"
+        " not recover, replay or fence.",
     )
 
 
@@ -178,11 +176,9 @@ def _growth(data: Data) -> Picture:
                 limit=FLAT,
             )
         ),
-        "A line at 1 is what is wanted: a call takes as long in a store of a million records as in one of a thousand. "
-        f"Below the dashed line, at {FLAT}, it counts as flat. Medians of the ratios of calls that were made one right "
-        "after the other. Each size is a table, database or file of its own, filled in bulk. A line ends where the "
-        "store could not be filled further in reasonable time: DynamoDB is an emulator here. Section 9 has the times, "
-        "CPU, requests, bytes per record and listing.",
+        "A line at 1 is what is wanted: a call takes as long in a store of a million records as in one of a "
+        f"thousand. Below the dashed line, at {FLAT}, it counts as flat. A line ends where the store could not be "
+        "filled further in reasonable time.",
     )
 
 
@@ -203,8 +199,8 @@ def _memory(data: Data) -> Picture:
                 [Panel("", {"resident": points})],
             )
         ),
-        "A flat line is what is wanted. A new key for every task, every tenth delivered twice; the records are "
-        "forgotten, as they are not in the worker when the store is a server. See section 10.",
+        "a new key for every task, every tenth delivered twice. A flat line is what is wanted: nothing is kept in"
+        " the worker.",
     )
 
 
@@ -227,10 +223,9 @@ def _storm(data: Data) -> Picture:
             )
         ),
         f"{duplicates:,} duplicates come while one body runs for {body:.0f} s, on four workers with two processes "
-        "each. A duplicate asks the store, is postponed, and asks again after a delay that doubles: so the line falls "
-        "once the crowd has arrived, which takes longer on SQS. Where *delays do not grow*, nothing is saved: it is "
-        "the control. Requests are counted on the wire, renewals of the lease included, in windows of ten seconds. "
-        "From [storm.json](../reliability/storm.json); [Reliability](../reliability/README.md) says more.",
+        "each. Each asks the store, is postponed, and asks again after a delay that doubles, so the line falls "
+        "once the crowd has arrived. Where *delays do not grow*, nothing is saved: it is the control. From "
+        "[storm.json](../reliability/storm.json).",
     )
 
 
@@ -270,23 +265,48 @@ def save(folder: Path, storm: Path = STORM) -> None:
     pictures = list(draw(results, json.loads(storm.read_text()) if storm.exists() else None))
     for each in pictures:
         (folder / f"{each.name}.svg").write_text(each.svg)
-    (folder / "README.md").write_text(_page(results["environment"], pictures))
+    (folder / "README.md").write_text(_page(results, pictures))
 
 
-def _page(environment: Data, pictures: Sequence[Picture]) -> str:
-    lines = [
-        "# Benchmarks",
-        "",
-        "Drawn by `make bench` from [results.json](results.json); do not edit. [results.md](results.md) has all "
-        "tables, how each was measured, and the goals; a *section* here is one of that page.",
-        "",
-        "Read the pictures as comparisons. What one picture shows was measured in one run and interleaved, on "
-        f"{environment['CPU']}, with the servers on the same machine. Absolute times are those of this machine; ratios "
-        "carry over to others.",
+def _page(results: Data, pictures: Sequence[Picture]) -> str:
+    shown = [each for each in pictures if each.name in _SHOWN]
+    linked = [each for each in pictures if each.name not in _SHOWN]
+    lines = [_INTRODUCTION.format(cpu=results["environment"]["CPU"], date=results["environment"]["Date"])]
+    for each in shown:
+        lines += [f"## {each.title}", "", f"![{each.title}]({each.name}.svg)", "", each.caption, ""]
+    if linked:
+        lines += [
+            "## More pictures",
+            "",
+            *(f"- [{each.title}]({each.name}.svg)" for each in linked),
+            "",
+        ]
+    missed = [goal for section in results["sections"] for goal in section.get("goals", ()) if not goal["reached"]]
+    lines += [
+        _SHORTFALLS.format(missed=len(missed), goals=sum(len(each.get("goals", ())) for each in results["sections"]))
     ]
-    for each in pictures:
-        lines += ["", f"## {each.title}", "", f"![{each.title}]({each.name}.svg)", "", each.caption]
-    return "\n".join(lines) + "\n"
+    lines += ["| goal | wanted | measured |", "| --- | --- | --- |"]
+    return "\n".join([*lines, *("| {what} | {wanted} | {measured} |".format(**each) for each in missed)]) + "\n"
+
+
+_SHOWN = ("cpu-stores", "cpu-dynamodb", "workers-peers", "growth")
+"""The others are worth a link: to show them all would be five screens."""
+
+_INTRODUCTION = """# Benchmarks
+
+This page says what the library costs, beside the bare driver and beside its peers. Read the pictures as comparisons:
+what one shows was measured in one run, the contenders in turn, with the servers on the same machine ({cpu}, {date}).
+Absolute times are this machine's; ratios carry over.
+
+`make bench` measures and draws all of it. All figures: [results.csv](results.csv); goals: [goals.csv](goals.csv); how
+each was measured: [results.json](results.json).
+"""
+
+_SHORTFALLS = """## What falls short
+
+Of {goals} goals, {missed} were missed. Most are throughput beside celery-once and celery-singleton, which lock and keep
+no outcome. A listing on Redis goes through all records.
+"""
 
 
 if __name__ == "__main__":

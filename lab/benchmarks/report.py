@@ -1,9 +1,10 @@
-"""Tables and goals, shown on the terminal and saved as Markdown and JSON."""
+"""Tables and goals, shown on the terminal and saved as CSV and JSON."""
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,13 +73,22 @@ def show(console: Console, section: Section) -> None:
 
 
 def save(folder: Path, environment: Mapping[str, str], sections: Sequence[Section]) -> None:
-    """Write ``results.md`` and ``results.json`` to ``folder``."""
+    """Write ``results.csv``, a line for each figure, ``goals.csv`` and ``results.json`` to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.md").write_text(_markdown(environment, sections))
+    _save_csv(folder / "results.csv", ("section", "table", "row", "column", "figure"), _figures(sections))
+    goals = [
+        (each.title, goal.what, goal.wanted, goal.measured, goal.verdict) for each in sections for goal in each.goals
+    ]
+    _save_csv(folder / "goals.csv", ("section", "goal", "wanted", "measured", "verdict"), goals)
     data = {
         "environment": environment,
         "sections": [
-            {"title": each.title, "data": each.data, "goals": [_goal_data(goal) for goal in each.goals]}
+            {
+                "title": each.title,
+                "method": each.method,
+                "data": each.data,
+                "goals": [_goal_data(goal) for goal in each.goals],
+            }
             for each in sections
         ],
     }
@@ -94,23 +104,17 @@ def _table(grid: Grid) -> Table:
     return table
 
 
-def _markdown(environment: Mapping[str, str], sections: Sequence[Section]) -> str:
-    written = "Written by `python -m lab.benchmarks`; do not edit. [Pictures](README.md)."
-    lines = ["# Benchmark results", "", written, ""]
-    lines += [f"- {name}: {value}" for name, value in environment.items()]
+def _figures(sections: Sequence[Section]) -> Iterator[tuple[str, ...]]:
     for section in sections:
-        lines += ["", f"## {section.title}", "", section.method]
         for grid in section.grids:
-            lines += ["", f"**{grid.title}**", "", *_markdown_grid(grid.columns, grid.rows)]
-        if section.goals:
-            rows = [(each.what, each.wanted, each.measured, each.verdict) for each in section.goals]
-            lines += ["", *_markdown_grid(("Goal", "Wanted", "Measured", ""), rows)]
-    return "\n".join(lines) + "\n"
+            for name, *figures in grid.rows:
+                for column, figure in zip(grid.columns[1:], figures, strict=True):
+                    yield section.title, grid.title, name, column, figure
 
 
-def _markdown_grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    alignment = ["---"] + ["---:"] * (len(columns) - 1)
-    return [f"| {' | '.join(cells)} |" for cells in (columns, alignment, *rows)]
+def _save_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
 
 def _goal_data(goal: Goal) -> dict[str, Any]:

@@ -1,31 +1,18 @@
-"""Two kinds of chart as SVG, legible on a light and on a dark page: bars that lie, and lines in panels."""
+"""Two kinds of chart: bars that lie, and lines in panels, one below the other."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from textwrap import wrap
+
+from lab.svg import LINE, WIDTH, line, picture, text
 
 __all__ = ["Axis", "Bars", "Lines", "Panel", "bars", "lines", "ticks"]
 
-_WIDTH = 860
-_LEFT = 60
-_RIGHT = 34
+_LEFT, _RIGHT = 52, 30
 _COLOURS = ("blue", "orange", "green", "purple", "red", "grey", "teal", "brown")
-
-# A background of its own: the page's may be dark while the reader's system is light, and the other way round.
-_STYLE = """<style>
-svg { --page: #ffffff; --ink: #1f2328; --faint: #d8dee4; --blue: #1f6feb; --orange: #d9730d; --green: #1a8a4b;
-  --purple: #8250df; --red: #cf222e; --grey: #7d8590; --teal: #0f8b8d; --brown: #9a6324; }
-@media (prefers-color-scheme: dark) { svg { --page: #0d1117; --ink: #e6edf3; --faint: #30363d; --blue: #58a6ff;
-  --orange: #f0983e; --green: #3fb950; --purple: #bc8cff; --red: #ff7b72; --grey: #9198a1; --teal: #39c5cf;
-  --brown: #d2a679; } }
-text { font: 13px system-ui, sans-serif; fill: var(--ink); } .title { font-weight: 600; font-size: 15px; }
-.grid { stroke: var(--faint); } .frame { stroke: var(--ink); } .middle { text-anchor: middle; }
-.end { text-anchor: end; } .line { fill: none; stroke-width: 2; }
-.limit { stroke: var(--red); stroke-dasharray: 6 4; }
-</style>"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +46,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Panels side by side, all on the same two axes."""
+    """Panels below each other, all on the same two axes."""
 
     title: str
     x: Axis
@@ -82,67 +69,79 @@ def ticks(low: float, high: float, axis: Axis) -> list[float]:
 
 def bars(chart: Bars) -> str:
     """The chart as SVG."""
-    height_of_bar, gap, top = 15, 12, 64
-    left = 30 + 7 * max(map(len, chart.rows))
-    group = height_of_bar * len(chart.series) + gap
+    height_of_bar, gap = 15, 10
+    drawn, top = _head(chart.title, "", list(chart.series))
+    left, right = 16.0, WIDTH - 62
+    group = LINE + height_of_bar * len(chart.series) + gap
     bottom = top + group * len(chart.rows)
     marks = ticks(0, max(each for row in chart.series.values() for each in row if each is not None), chart.axis)
-    x = _scale(marks, left, _WIDTH - 70, chart.axis)
-    drawn = [*_head(chart.title, chart.series)]
+    x = _scale(marks, left, right, chart.axis)
     for mark in marks:
-        drawn += [_line("grid", x(mark), top - 6, x(mark), bottom), _text(_told(mark), x(mark), bottom + 18, "middle")]
-    drawn.append(_text(chart.axis.title, (left + _WIDTH - 70) / 2, bottom + 40, "middle"))
+        drawn += [line("grid", x(mark), top, x(mark), bottom), text(_told(mark), x(mark), bottom + LINE, "middle")]
+    drawn += _below(chart.axis, bottom)
     for row, name in enumerate(chart.rows):
         begin = top + row * group
-        drawn.append(_text(name, left - 10, begin + (group - gap) / 2 + 5, "end"))
+        drawn.append(text(name, left + 6, begin + 14, "bold", "halo"))
         for index, values in enumerate(chart.series.values()):
             value = values[row]
             if value is not None:
-                y, colour = begin + index * height_of_bar, _COLOURS[index]
+                y, colour = begin + LINE + index * height_of_bar, _COLOURS[index]
                 width, height = f"{x(value) - left:.1f}", height_of_bar - 2
                 drawn.append(
                     f'<rect x="{left}" y="{y}" width="{width}" height="{height}" style="fill: var(--{colour})"/>'
                 )
-                drawn.append(_text(_told(value), x(value) + 5, y + 11.5))
-    drawn.append(_line("frame", left, top - 6, left, bottom))
-    return _svg(drawn, bottom + 54, chart.title)
+                drawn.append(text(_told(value), x(value) + 5, y + 11.5, "small", "halo"))
+    drawn.append(line("frame", left, top, left, bottom))
+    return picture(chart.title, "; ".join(_in_words(chart)), drawn, bottom + 54)
+
+
+def _in_words(chart: Bars) -> Iterator[str]:
+    """The axis, and the values of every row."""
+    yield chart.axis.title
+    for row, name in enumerate(chart.rows):
+        values = {of: each[row] for of, each in chart.series.items()}
+        yield f"{name}: {', '.join(f'{of} {_told(each)}' for of, each in values.items() if each is not None)}"
 
 
 def lines(chart: Lines) -> str:
     """The chart as SVG."""
-    top, height, between = 92, 250, 34
-    bottom, count = top + height, len(chart.panels)
-    width = (_WIDTH - _LEFT - 20 - _RIGHT - between * (count - 1)) / count
+    height, between = 140, 52
     points = [point for panel in chart.panels for series in panel.series.values() for point in series]
     names = list(dict.fromkeys(name for panel in chart.panels for name in panel.series))
     xs, ys = (
         ticks(min(each[side] for each in points), max(each[side] for each in points), axis)
         for side, axis in enumerate((chart.x, chart.y))
     )
-    y = _scale(ys, bottom, top, chart.y)
-    drawn = [*_head(chart.title, names)]
+    drawn, first = _head(chart.title, chart.y.title, names)
     for index, panel in enumerate(chart.panels):
-        begin = _LEFT + 20 + index * (width + between)
-        x = _scale(xs, begin, begin + width, chart.x)
-        for mark in ys:
-            drawn.append(_line("grid", begin, y(mark), begin + width, y(mark)))
-            drawn += [] if index else [_text(_short(mark), begin - 8, y(mark) + 4, "end")]
-        drawn += [_text(_short(mark), x(mark), bottom + 18, "middle") for mark in xs]
-        drawn += [_line("frame", begin, bottom, begin + width, bottom), _line("frame", begin, top, begin, bottom)]
-        drawn.append(_text(panel.title, begin + width / 2, top - 10, "middle"))
-        if chart.limit is not None:
-            drawn.append(_line("limit", begin, y(chart.limit), begin + width, y(chart.limit)))
-        for name, series in panel.series.items():
-            colour = f"var(--{_COLOURS[names.index(name)]})"
-            path = " ".join(f"{x(one):.1f},{y(other):.1f}" for one, other in series)
-            drawn.append(f'<polyline class="line" points="{path}" style="stroke: {colour}"/>')
-            drawn += [
-                f'<circle cx="{x(one):.1f}" cy="{y(other):.1f}" r="3" style="fill: {colour}"/>' for one, other in series
-            ]
-    drawn.append(_text(chart.x.title, (_LEFT + _WIDTH) / 2, bottom + 42, "middle"))
-    middle = (top + bottom) / 2
-    drawn.append(f'<g transform="rotate(-90 18 {middle})">{_text(chart.y.title, 18, middle + 4, "middle")}</g>')
-    return _svg(drawn, bottom + 56, chart.title)
+        top = first + LINE + index * (height + between)
+        drawn += _panel(chart, panel, names, (xs, ys), top, top + height)
+    bottom = first + LINE + len(chart.panels) * (height + between) - between
+    drawn += _below(chart.x, bottom)
+    says = f"{chart.y.title}, by {chart.x.title}, of {', '.join(names)}"
+    return picture(chart.title, says, drawn, bottom + 56)
+
+
+def _panel(
+    chart: Lines, panel: Panel, names: Sequence[str], marks: tuple[list[float], list[float]], top: float, bottom: float
+) -> Iterator[str]:
+    xs, ys = marks
+    left, right = _LEFT, WIDTH - _RIGHT
+    x, y = _scale(xs, left, right, chart.x), _scale(ys, bottom, top, chart.y)
+    for mark in ys:
+        yield line("grid", left, y(mark), right, y(mark))
+        yield text(_short(mark), left - 8, y(mark) + 4, "end")
+    yield from (text(_short(mark), x(mark), bottom + LINE, "middle") for mark in xs)
+    yield from (line("frame", left, bottom, right, bottom), line("frame", left, top, left, bottom))
+    yield text(panel.title, (left + right) / 2, top - 8, "middle", "bold")
+    if chart.limit is not None:
+        yield line("limit", left, y(chart.limit), right, y(chart.limit))
+    for name, series in panel.series.items():
+        colour = f"var(--{_COLOURS[names.index(name)]})"
+        path = " ".join(f"{x(one):.1f},{y(other):.1f}" for one, other in series)
+        yield f'<polyline class="line" points="{path}" style="stroke: {colour}"/>'
+        for one, other in series:
+            yield f'<circle cx="{x(one):.1f}" cy="{y(other):.1f}" r="3" style="fill: {colour}"/>'
 
 
 def _scale(marks: Sequence[float], first: float, last: float, axis: Axis) -> Callable[[float], float]:
@@ -151,21 +150,29 @@ def _scale(marks: Sequence[float], first: float, last: float, axis: Axis) -> Cal
     return lambda value: first + (of(value) - low) / (high - low) * (last - first)
 
 
-def _head(title: str, names: Sequence[str] | Mapping[str, object]) -> Iterator[str]:
-    yield _text(title, 16, 24, "title")
-    at = 16.0
+def _head(title: str, measured: str, names: Sequence[str]) -> tuple[list[str], float]:
+    """Title, what goes up, and legend; and where what is below them begins."""
+    rows = wrap(title, 48)
+    drawn = [text(row, 16, 24 + index * 20, "title") for index, row in enumerate(rows)]
+    y = 24.0 + 20 * len(rows)
+    if measured:
+        drawn.append(text(measured, 16, y, "small"))
+        y += 22
+    x = 16.0
     for index, name in enumerate(names if len(names) > 1 else ()):
-        yield f'<rect x="{at:.0f}" y="37" width="12" height="12" style="fill: var(--{_COLOURS[index]})"/>'
-        yield _text(name, at + 17, 48)
-        at += 36 + 7.5 * len(name)
+        wide = 38 + 8 * len(name)
+        if index and x + wide > WIDTH:
+            x, y = 16.0, y + 20
+        drawn.append(
+            f'<rect x="{x:.0f}" y="{y - 11:.0f}" width="12" height="12" style="fill: var(--{_COLOURS[index]})"/>'
+        )
+        drawn.append(text(name, x + 17, y))
+        x += wide
+    return drawn, y + 14
 
 
-def _text(words: str, x: float, y: float, kind: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{escape(words)}</text>'
-
-
-def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+def _below(axis: Axis, bottom: float) -> list[str]:
+    return [text(axis.title, WIDTH / 2, bottom + 42, "middle", "small")]
 
 
 def _told(value: float) -> str:
@@ -177,12 +184,3 @@ def _short(value: float) -> str:
         if value >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"
-
-
-def _svg(drawn: Sequence[str], height: float, title: str) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:.0f}" role="img"'
-    body = "\n".join(drawn)
-    return (
-        f'{head} width="{_WIDTH}">\n<title>{escape(title)}</title>\n{_STYLE}\n'
-        f'<rect width="100%" height="100%" style="fill: var(--page)"/>\n{body}\n</svg>\n'
-    )

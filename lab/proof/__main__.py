@@ -19,6 +19,7 @@ from rich.table import Table
 from lab import tether
 from lab.proof import page
 from lab.proof.explorer import Exploration, Violation, explore
+from lab.proof.multitude import STORES
 from lab.proof.mutants import MUTANTS, judge
 from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Program
 from lab.proof.table import CONTROL, FOLDER, PLAIN, Row, as_table, read, save, versions
@@ -107,6 +108,7 @@ def everything(context: click.Context, quick: bool, seed: int) -> None:
     context.invoke(effects, quick=quick)
     context.invoke(durability, seconds=5.0 if quick else 30.0, seed=seed)
     context.invoke(faults, tasks=500 if quick else 5_000, seed=seed)
+    context.invoke(multitude, faulted=1_000 if quick else 20_000, first=0, seed=seed)
     if not quick:
         context.invoke(recovery, seed=seed)
         context.invoke(storm, duplicates=1_000, seconds=120.0)
@@ -223,6 +225,23 @@ def faults(tasks: int, seed: int) -> None:
 
 
 @main.command()
+@_stores(STORES)
+@click.option("--faulted", default=100_000, show_default=True, help="How many operations meet a fault on each store.")
+@click.option("--first", default=0, show_default=True, help="Number of the first plan: to go on, or to see one again.")
+@click.option("--seed", default=SEED, show_default=True)
+def multitude(stores: tuple[str, ...], faulted: int, first: int, seed: int) -> None:
+    """Faults at every write, by the hundred thousand, on each store."""
+    from lab.proof import multitude as multitude_module
+
+    for store in _present(stores):
+        with _counted(f"multitude, {store}", faulted) as progress:
+            found = multitude_module.run(store, faulted, seed, progress, first=first)
+        for each in found.tally.problems[:10]:
+            console.print(f"BROKEN {each.group} of seed {seed}, {each.task}: {'; '.join(each.problems)}")
+        _campaign(f"multitude_{store}", found.rows, reached=dict(sorted(found.reached.items())))
+
+
+@main.command()
 @click.option("--minutes", default=5.0, show_default=True, help="How long the fire lasts, for each store.")
 @click.option(
     "--seed", default=SEED, show_default=True, help="Chooses load and nemeses; the same again for the same seed."
@@ -262,7 +281,7 @@ def recovery(seed: int) -> None:
     with _told("recovery") as progress:
         found = recovery_module.run(seed, progress)
     told = [each.as_json() for each in found]
-    _keep("recovery", {"versions": versions(), "seed": seed, "recoveries": told})
+    _keep("recovery", {"seed": seed, "recoveries": told})
     console.print(page.recoveries(told))
     wrong, early = sum(each.wrong for each in found), sum(each.early for each in found)
     if wrong or early:
@@ -279,7 +298,7 @@ def storm(duplicates: int, seconds: float) -> None:
     with _told("storm") as progress:
         found = storm_module.run(progress, duplicates=duplicates, body=seconds)
     told = [each.as_json() for each in found]
-    _keep("storm", {"versions": versions(), "storms": told})
+    _keep("storm", {"storms": told})
     console.print(page.storms(told))
     ours = [each for each in found if not each.is_control]
     broken = [f"{each.broker}, lease {each.lease:g} s: {sentence}" for each in ours for sentence in each.broken()]
@@ -328,8 +347,8 @@ def _has_seen_nothing(row: Row) -> bool:
     return row.system in {CONTROL, PLAIN} and not row.violations
 
 
-def _campaign(name: str, rows: list[Row]) -> None:
-    save(name, rows, _folder())
+def _campaign(name: str, rows: list[Row], **besides: object) -> None:
+    save(name, rows, _folder(), **besides)
     console.print(as_table(rows))
     broken = [row for row in filter(_ours, rows) if row.violations or row.stuck or row.unexplained]
     if broken:
@@ -394,7 +413,7 @@ def _judged(number: int) -> dict[str, str]:
 
 def _keep(name: str, document: dict[str, object]) -> None:
     _folder().mkdir(parents=True, exist_ok=True)
-    (_folder() / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    (_folder() / f"{name}.json").write_text(json.dumps({"versions": versions(), **document}, indent=1) + "\n")
 
 
 def _exploration(found: Exploration) -> dict[str, object]:

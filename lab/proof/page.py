@@ -1,247 +1,341 @@
-"""The published page: prose that says how to read it, and tables made from what the campaigns kept."""
+"""The published page: what was attacked, how often a promise broke, beside what else broke under the same fire.
 
+A page has few figures. All of them, and what they were taken from, are tables beside it (CSV).
+"""
+
+import csv
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.benchmarks.svg import Axis, Bars, bars
 from lab.proof.storm import steady
-from lab.proof.table import FOLDER, as_markdown, read
+from lab.proof.table import CONTROL, FOLDER, PLAIN, Row, cells, columns, read
 
 __all__ = ["recoveries", "storms", "write"]
 
+Data = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table: its columns, and its rows."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+    def as_markdown(self) -> str:
+        """For a page or a terminal."""
+        lines = [self.header, ("---",) * len(self.header), *self.rows]
+        return (
+            "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+        )
+
+    def save(self, path: Path) -> None:
+        """As CSV, which GitHub shows as a table."""
+        with path.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([self.header, *self.rows])
+
+
 _INTRODUCTION = """# Reliability
 
-How this library was attacked, and what came of it. Everything here is made by `python -m lab.proof table` from the JSON
-files beside it, which the campaigns wrote; seeds and versions stand in them. To do it again: `make prove`, and
-`make soak MINUTES=15 SEED=20261121 STORE=postgres`.
+This page is for whoever decides whether to trust the library with money: how it was attacked, how often it broke its
+promise, and what else broke under the same fire.
 
-A zero proves nothing without something that is not zero beside it. So there are broken variants of the library that
-must be noticed, and other systems under the same fire.
+- A **violation** is an operation whose effects, record or answers break its policy's promise: a second charge, none at
+  all, two callers told different results, a result reported without an effect.
+- A zero proves nothing by itself. Every attack has a **control** beside it, which must fail: a broken variant of the
+  library, a store that may forget, or plain Celery.
+- After no violation in *n* operations, the true rate is below 3/*n* with 95 % confidence.
 """
 
-_INTERLEAVINGS = """
-## Every interleaving
+_WHAT_IT_IS_NOT = """## What this does not show
 
-`lab/proof/explorer.py` drives the production decision table, claim and delivery, not a model of them, through every
-interleaving of a few deliveries of one operation. At every step the world may kill a delivery before its request is
-sent or with the request on the way (it lands at any later time, or never), lose a reply or a request, put the store out
-of reach, or end the running lease. Worlds that were seen before are not explored twice.
-
-Deliveries are all alike. So each of them may be a message of its own, or the same message that a broker gives again
-because the worker's parent died while the body lives on: the worlds are the same, and a test says so. Who knows for
-certain that a child is dead can end its lease, which any step may do, over the dead and over the living.
-
-In every world: no final state changes, except that the owner of what became UNKNOWN may record its outcome; the fencing
-token grows with every claim; an attempt ends only its own claim; an outcome is given up only to somebody who took over;
-what may run again is given up only after `max_takeovers`; all reported results are equal; nothing is reported done
-without an effect; under `refuse` there is at most one effect; a clean delivery afterwards always gets an answer that
-fits; and if nobody was hindered, somebody ran.
-
-"Most effects" over 1 is what `rerun` means: an attempt died, or slept through its lease, after its effect. For a step
-under `refuse`, a step whose receiver honours its key, a fenced step, a commit and a transaction it must be 1. There a
-call to the receiver, too, may be lost with its caller or land at any later time. Two controls are half a fenced step
-each: a fencing token alone, and a probe alone. The explorer must find the way to two effects, and does.
-
-Some programs do more:
-
-- *Retrying*: the body has its effect by a step whose receiver honours its key, writes into its own argument, and asks
-  for a retry. The library's own task makes the identities of the two messages, and they are one: one record, one
-  effect, whether the key is derived from all arguments or from a path.
-- *Struck*: an exception of somebody else's, such as a soft time limit, is raised in any write: before it is sent,
-  during it (it lands at any later time), or after it, and that twice in one world. A body that came to its end has its
-  outcome recorded before its delivery ends with that exception. (The third in one write is taken for the store's own.)
-- *Forgetful store*: what is not finished is forgotten at any moment, as by a fail-over to a copy that is behind. A
-  delivery without another beside it has one body and one effect and reports it, for every kind of effect, though the
-  store forgets twice; only a transaction that was open is lost with its server, has no effect and reports none. If
-  another delivery comes meanwhile, the first claim after the loss wins, and nothing is written without a condition.
-  There a bare effect and a step happen twice, under `refuse`, too: the record was all that knew of the first. A commit,
-  a transaction, a fenced step, and a step whose receiver honours its key do not. For that, a fenced step needs the
-  store's clock to go on: two claims of one millisecond, one of them on its way while the store forgets the other, have
-  one token. An *outcome* that is forgotten is not among these worlds: the operation is then a new one.
-- *1 takeover*: after `max_takeovers` the operation is UNKNOWN, and its last owner may still complete it.
-- *Excusing*: a body uses `before_effects()` as it must not: it raises another exception after its effect, or enters the
-  block too late. Under `refuse` neither runs again.
-- *Unreadable*: an answer that cannot be read runs no body, with `on_outage="run"`, either. """
-
-_MUTANTS = """
-## Mistakes that are noticed
-
-Each row is a change to the production code, of a kind that was seen in a published library or made on the way here. It
-must be noticed by the explorer, the store contract or the property tests; a survivor fails the build, and so does a
-change that nothing would call.
-"""
-
-_STORES = """
-## Every store
-
-A state machine (`lab/proof/machine.py`) drives each store, on a real server, through claims, renewals, endings, lost
-messages, late writes, forgotten records and moving clocks, and compares every reply and the stored record with an
-oracle that knows nothing of stores.
-"""
-
-_BROKEN_STORES = """
-Each row below is one of these stores with a mistake put into its own script or statements. The state machine, racing
-threads or the crash sweep must notice it; a survivor fails the build. Every store also passes the contract for stores,
-`celery_idempotent.testing.StoreContract`.
-"""
-
-_CAMPAIGNS = """
-## Campaigns
-
-Real processes and real servers. Effects are counted in a ledger without a unique constraint.
-
-- **Crash sweep**: SIGKILL at every point of an attempt and at pairs of points, then at every system call that talks to
-  the store (SQLite: that writes, syncs or locks a file), with no hook in the code. Two clean deliveries follow.
-  Functions, awaited functions and HTTP requests are killed alike in `tests/proof`.
-- **Effects**: SIGKILL at every point of a step, a fenced step, a commit in DynamoDB and a transaction in SQL, and at
-  pairs of points, with receivers that do what they are asked as often as they are asked. Where results are objects,
-  each that the record points to is looked at after every delivery. The *negative control* passes
-  its fencing token on and does nothing else.
-- **Store killed and restarted**: threads execute tasks while the store's server is killed by SIGKILL, again and again,
-  and started on its data. No worker dies, so any effect that is repeated was forgotten by the store. The rows called
-  *negative control* are the same campaign over a server with one setting that makes it forgetful: they must break
-  their promise. That is what the warning at the start of a worker is about.
-- **Faults**: requests to DynamoDB that fail before or after they were applied, are delayed, doubled, held and delivered
-  late, throttled or reset; each operation, each promise, then pairs and random sequences, with concurrent deliveries.
-  Publishers announce operations first, and leases are ended for owners that are taken for dead and live.
-- **Soak**: real prefork workers on SQS, Redis or RabbitMQ, with duplicates published on purpose, and a visibility
-  timeout of 4 s, so that messages must be held. Half of the operations come from a publisher that publishes once, and
-  two beats run one schedule with a tick every 5 s. Meanwhile processes are killed and frozen, beats and the publisher
-  too, clocks are moved, the store is cut off, and its server is killed and restarted. No tick may be left out. The
-  *negative control* is a task of plain Celery in the same workers.
-- **Baselines**: one load under the same kills, redeliveries and frozen workers, on other systems.
-
-"Violations" are tasks whose effects break the row's promise. The bound is the rule of three: with none in n faulted
-tasks, the rate is below 3/n with 95 % confidence, for faults of these kinds on these servers.
-"""
-
-_RECOVERY = """
-## How long a death is felt
-
-`python -m lab.proof recovery`: a body is killed by SIGKILL before its effect. The time is from the kill to the effect,
-by whoever ran it next. A worker has four pool processes. Redis keeps the records itself, those of SQS are in DynamoDB.
-Both give the messages of a dead worker again after 6 s; Redis is looked through for them every second.
-
-A *machine* that died is a worker that took itself for one of another machine: nobody can tell that its processes are
-gone. The time includes the start of the next worker, and so does that of a worker. Where a lease must be waited for, it
-is 10 s instead of the default of 60, to bound the measurement; it runs from the last renewal, up to a third of it
-before the kill. There no effect may come before that lease is over: the table has the smallest distance from its end
-that was found, the grace of 1 s included. "Claims name no process" is this library as it was before they did, and as it
-is where `/proc` tells nothing.
-
-Plain Celery asks nobody and runs again whatever comes back: there a worker that is slow and not dead has its effect
-twice. With it, a pool process that died is noticed after up to five seconds, when Celery looks for it again.
-"""
-
-_STORMS = """
-## A thousand duplicates of one running body
-
-`python -m lab.proof storm`: one body runs, and duplicates of its message come while it does, all at once. Four workers
-with two processes each take them, ask the store for each, and postpone it. Requests are counted on the wire between the
-workers and the store, renewals of the lease included, in windows of ten seconds from the body's begin. The crowd
-arrives as fast as the workers take it, and each of it has some questions to ask early on. Steady is the mean of the
-last third of the body; it is to stay under 60 requests per second.
-
-Where *delays* do not grow (`backoff_max=1`), the same workers ask as often as they and the servers can: only where that
-is more than 60 do the other rows say something. So the Redis of these rows keeps nothing on disk. SQS and DynamoDB are
-an emulator in Python, MiniStack, each in a process of its own, which is slower than the crowd.
-
-A duplicate may ask twice, and once for every doubling of the time for which the body runs: that is the bound. The
-answer is what was recorded, and its time is from the body's end.
-"""
-
-_LIMITS = """
-## What this does not show
-
-DynamoDB is an emulator, MiniStack (the store's contract and property tests also pass on DynamoDB Local): nothing here
-ran on AWS. It keeps its data in memory, so it was paused and cut off, never restarted. Redis is Valkey; it and the SQL
-databases ran as one server each, with `appendfsync always` and their durable defaults, so nothing here is about a
-fail-over to a replica, and the cluster of three masters was never reshaped.
-
-A server killed by SIGKILL is not a power failure: what the operating system holds for the disk survives it. So
-`tests/proof/test_synced.py` watches the system calls of each server, and of a process that uses SQLite: it syncs its
-file before it answers. Disks that lie are not covered.
-
-The explorer's worlds have one effect for each delivery. It knows no heartbeat of its own: a body that renews stands for
-it. On Redis the soak kills a worker while it waits for a message: kombu loses the one that a killed worker is fetching,
-which no library can undo. Soaks that name no broker were on SQS, with a visibility timeout of 10 s, and without beats,
-a publisher that publishes once, and a control.
+- DynamoDB is an emulator (MiniStack) that keeps its data in memory: nothing here ran on AWS.
+- Redis (Valkey) and the SQL databases ran as one server each, set to be durable: nothing here is about a fail-over.
+- A killed server is not a power failure. Each was seen to sync its file before it answers
+  ([test](../../tests/proof/test_synced.py)); disks that lie are not covered.
+- On Redis as a broker, kombu loses a message that a killed worker is fetching: workers were killed while they wait.
 """
 
 
 def write(folder: Path = FOLDER) -> Path:
-    """Write the page from all that was kept; its path."""
+    """Write the page, its pictures and its tables from all that was kept; the page's path."""
+    rows = read(folder)
+    kept = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    sheets = _sheets(rows, kept)
+    for name, sheet in sheets.items():
+        sheet.save(folder / f"{name}.csv")
     parts = [
         _INTRODUCTION,
-        _INTERLEAVINGS,
-        _explorations(_kept(folder / "explorer.json").get("explorations", [])),
-        _MUTANTS,
-        _mutants(_kept(folder / "mutants.json").get("mutants", [])),
-        _STORES,
-        _followed(_kept(folder / "oracle.json").get("followed", [])),
-        _BROKEN_STORES,
-        _broken_stores(_kept(folder / "oracle.json").get("broken stores", [])),
-        _CAMPAIGNS,
-        as_markdown(read(folder)),
-        _RECOVERY,
-        recoveries(_kept(folder / "recovery.json").get("recoveries", [])),
-        _STORMS,
-        storms(_kept(folder / "storm.json").get("storms", [])),
-        _LIMITS,
+        *_multitude(kept),
+        *_peers(folder, rows),
+        *_others(rows, kept),
+        *_deaths(folder, kept.get("recovery", {})),
+        _WHAT_IT_IS_NOT,
+        _data(sheets),
     ]
     page = folder / "README.md"
     page.write_text("\n".join(parts))
     return page
 
 
-def _kept(path: Path) -> dict[str, Any]:
-    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return kept
+def _sheets(rows: Sequence[Row], kept: Mapping[str, Data]) -> dict[str, Sheet]:
+    """All that was measured, by the name of its file."""
+    sheets = {
+        "campaigns": Sheet(columns(), [cells(row) for row in rows]),
+        "every-fault": _every_fault(kept),
+        "interleavings": _explorations(kept.get("explorer", {}).get("explorations", [])),
+        "mutants": _mutants(kept.get("mutants", {}).get("mutants", [])),
+        "broken-stores": _broken_stores(kept.get("oracle", {}).get("broken stores", [])),
+        "recovery": _recoveries(kept.get("recovery", {}).get("recoveries", [])),
+        "storm": _storms(kept.get("storm", {}).get("storms", [])),
+    }
+    return {name: sheet for name, sheet in sheets.items() if sheet.rows}
 
 
-def _explorations(found: Iterable[Mapping[str, Any]]) -> str:
-    return _table(
-        ("program", "deliveries", "faults", "worlds", "steps", "most effects", "kinds of fault met"),
-        (
-            (
-                each["program"],
-                each["deliveries"],
-                each["faults"],
-                f"{each['states']:,}",
-                f"{each['transitions']:,}",
-                each["most effects"],
-                len(each["faults reached"]),
-            )
-            for each in found
-        ),
-    )
+_MULTITUDE = """## Faults at every write
+
+Up to three deliveries of each operation ran at once, on the production code and, but for memory, a real server, by a
+plan drawn from a seed. A write is lost, unanswered, doubled, overtaken, or lands after the operation ended; a worker
+dies before, during or after it, or is cut off; a lease ends early, whether its worker is dead or alive. Only
+operations that a fault struck are counted. The controls are four broken variants of the library and a task without
+it. The first run found a mistake on Redis, where a late first try set a lease back; these figures are from after it
+was mended.
+"""
 
 
-def _mutants(found: Iterable[Mapping[str, Any]]) -> str:
-    return _table(
-        ("mistake", "its like was seen in", "noticed by", "as"),
-        ((each["name"], each["seen in"], each["by"] or "**nobody**", each["evidence"]) for each in found),
-    )
+def _multitude(kept: Mapping[str, Data]) -> Iterable[str]:
+    found = {name: each["rows"] for name, each in kept.items() if name.startswith("multitude_")}
+    if not found:
+        return
+    largest_first = sorted(found, key=lambda name: -_total(_ours(found[name]), "faulted"))
+    every = [row for rows in found.values() for row in _ours(rows)]
+    lines = [_under_every_fault(found[name], _as_of(kept[name])) for name in largest_first]
+    faulted, violations = _total(every, "faulted"), _total(every, "violations")
+    lines.append(("**all**", f"**{faulted:,}**", f"**{violations}**", _bound(faulted, violations), "", ""))
+    header = ("store", "faulted operations", "violations", "true rate below", "controls seen", "as of")
+    yield _MULTITUDE
+    yield Sheet(header, lines).as_markdown()
 
 
-def _followed(found: Iterable[Mapping[str, Any]]) -> str:
-    return _table(
-        ("store", "runs", "steps of each", "differences"),
-        ((each["store"], f"{each['runs']:,}", each["steps"], 0) for each in found),
-    )
+def _under_every_fault(rows: Sequence[Data], as_of: str) -> tuple[str, ...]:
+    ours, controls = _ours(rows), [row for row in rows if row["system"] == CONTROL]
+    faulted, violations = _total(ours, "faulted"), _total(ours, "violations")
+    seen = f"{sum(row['violations'] > 0 for row in controls)} of {len(controls)}"
+    return ours[0]["store"], f"{faulted:,}", str(violations), _bound(faulted, violations), seen, as_of
 
 
-def _broken_stores(found: Iterable[Mapping[str, Any]]) -> str:
-    return _table(
+def _ours(rows: Iterable[Data]) -> list[Data]:
+    return [row for row in rows if row["system"] == "celery-idempotent"]
+
+
+def _total(rows: Iterable[Data], name: str) -> int:
+    return sum(row[name] for row in rows)
+
+
+def _bound(faulted: int, violations: int) -> str:
+    return "" if violations or not faulted else f"1 in {faulted // 3:,}"
+
+
+def _as_of(document: Data) -> str:
+    commit: str = document.get("versions", {}).get("commit", "")
+    return commit
+
+
+_PEERS = """## Beside plain Celery and its peers
+
+Ten operations for each fault, on real workers, in one run: how many had their effect **twice**. The message is sent
+twice, or the body outlives the broker's visibility timeout; its process is killed before or after the effect, or
+stopped for longer than any lease. The last four rows are this library. `rerun`, the default, repeats an effect after a
+death unless its receiver honours a *key*. `refuse` repeats nothing: {unknown} operations ended UNKNOWN, for a person.
+"""
+
+_FAULTS = {
+    "published or delivered twice": "sent twice",
+    "body outlives the visibility timeout": "outlives visibility",
+    "child killed before the effect": "killed before",
+    "child killed after the effect": "killed after",
+    "child stopped before the effect, longer than any lease": "stopped",
+}
+
+
+def _peers(folder: Path, rows: Sequence[Row]) -> Iterable[str]:
+    met: dict[str, dict[str, int]] = {}
+    for row in rows:
+        fault, _, used = row.campaign.partition(" (")
+        if fault in _FAULTS:
+            met.setdefault(_contender(row, used), {})[fault] = row.effects_2
+    if not met:
+        return
+    header = ("twice, of 10", *_FAULTS.values())
+    unknown = sum(row.unknown for row in rows if row.campaign.partition(" (")[0] in _FAULTS)
+    yield _PEERS.format(unknown=unknown)
+    yield Sheet(
+        header, [(name, *(found.get(fault, "") for fault in _FAULTS)) for name, found in met.items()]
+    ).as_markdown()
+    series = {"operations": [float(sum(found.values())) for found in met.values()]}
+    axis = Axis("operations with a second effect, of 50")
+    (folder / "peers.svg").write_text(bars(Bars("Second effects under five faults", axis, list(met), series)))
+
+
+def _contender(row: Row, used: str) -> str:
+    if row.system != "celery-idempotent":
+        return row.system.removesuffix(", acks_late").removesuffix(" in a task").rstrip("0123456789. ")
+    if row.promise == "at most once":
+        return "refuse"
+    return f"rerun{', a key' if 'key' in used else ', ensure_owned()' if used else ''}"
+
+
+_OTHERS = """## Other attacks
+"""
+
+_ATTACKS: Sequence[tuple[str, str, str]] = (
+    ("crash_sweep_", "worker killed at every point, pair of points, system call", "broken stores, below"),
+    ("effects_", "the same within steps, commits, transactions", "fencing token alone"),
+    ("durability_", "store killed and restarted, again and again", "servers that may forget"),
+    ("faults", "HTTP requests to DynamoDB lost, late, torn, throttled", "broken library, in its tests"),
+    ("soak_", "workers and beats killed, stopped, skewed, cut off", "plain Celery"),
+)
+
+
+def _others(rows: Sequence[Row], kept: Mapping[str, Data]) -> Iterable[str]:
+    lines = []
+    for prefix, attack, control in _ATTACKS:
+        documents = [each for name, each in kept.items() if name.startswith(prefix)]
+        if documents:
+            lines.append((attack, *_summed(documents, control)))
+    if lines:
+        header = ("attack", "faulted operations", "violations", "violations of the control", "as of")
+        yield _OTHERS
+        yield Sheet(header, lines).as_markdown()
+    yield "\n".join(_without_faults(kept)).replace("\n\n-", "\n-")
+
+
+def _summed(documents: Sequence[Data], control: str) -> tuple[object, ...]:
+    met = [row for each in documents for row in each["rows"]]
+    ours, broken = _ours(met), [row for row in met if row["system"] in (CONTROL, PLAIN)]
+    if broken:
+        control += f": {_total(broken, 'violations'):,} of {_total(broken, 'tasks'):,}"
+    as_of = ", ".join(sorted({_as_of(each) for each in documents}))
+    return f"{_total(ours, 'faulted'):,}", _total(ours, "violations"), control, as_of
+
+
+def _without_faults(kept: Mapping[str, Data]) -> Iterable[str]:
+    explored = kept.get("explorer", {})
+    if found := explored.get("explorations", []):
+        yield _EXPLORED.format(
+            programs=len(found), worlds=sum(each["states"] for each in found), as_of=_as_of(explored)
+        )
+    mutants, stores = kept.get("mutants", {}).get("mutants", []), kept.get("oracle", {}).get("broken stores", [])
+    if mutants:
+        yield _ON_PURPOSE.format(
+            noticed=sum(bool(each["by"]) for each in mutants),
+            mutants=len(mutants),
+            noticed_stores=sum(bool(each["noticed"]) for each in stores),
+            stores=len(stores),
+            as_of=_as_of(kept["mutants"]),
+            stores_as_of=_as_of(kept.get("oracle", {})),
+        )
+    if storms := kept.get("storm", {}).get("storms", []):
+        most = max(each["questions"]["max"] for each in storms if not each["control"])
+        yield _CROWD.format(duplicates=storms[0]["duplicates"], most=most, as_of=_as_of(kept["storm"]))
+
+
+_EXPLORED = """\
+- **Every interleaving**: {programs} programs of two or three deliveries went through all orders of their steps and
+  faults, {worlds:,} worlds, and no rule broke ({as_of}).
+"""
+
+_ON_PURPOSE = """\
+- **Mistakes on purpose**: {noticed} of {mutants} broken variants of the library ({as_of}) and {noticed_stores} of
+  {stores} broken stores ({stores_as_of}) were noticed ([list](mutants.csv)).
+"""
+
+_CROWD = """\
+- **A crowd**: {duplicates:,} duplicates of one running body asked the store at most {most} times each, and the body ran
+  once ([picture](../benchmarks/storm.svg), {as_of}).
+"""
+
+_DEATHS = """## How long a death is felt
+
+From a SIGKILL to the operation's outcome ([figures](recovery.csv), {as_of}). A worker knows of its own dead pool
+processes and of earlier workers on its machine, and ends their leases. Of another machine's it cannot know: there the
+lease, 10 s here, is waited for. *Before* is the same library with claims that name no process. Plain Celery waits for
+nothing, and repeats effects.
+"""
+
+_SYSTEMS = {
+    "celery-idempotent": "ours",
+    "celery-idempotent, claims name no process": "before",
+    "plain Celery, acks_late, reject_on_worker_lost": "plain Celery",
+}
+
+
+def _deaths(folder: Path, kept: Data) -> Iterable[str]:
+    found = kept.get("recoveries", [])
+    if not found:
+        return
+    deaths = list(dict.fromkeys(each["death"] for each in found))
+    places = [(death, broker) for death in deaths for broker in dict.fromkeys(each["broker"] for each in found)]
+    felt = {(_SYSTEMS[each["system"]], each["death"], each["broker"]): each["p50"] for each in found}
+    series = {system: [felt.get((system, *place)) for place in places] for system in _SYSTEMS.values()}
+    names = [f"{death.partition(',')[0]}, {broker}" for death, broker in places]
+    chart = Bars("From a death to the outcome", Axis("seconds (median)"), names, series)
+    (folder / "recovery.svg").write_text(bars(chart))
+    yield _DEATHS.format(as_of=_as_of(kept))
+    peers = "![Second effects under five faults, by system](peers.svg)\n" if (folder / "peers.svg").exists() else ""
+    yield f"![From a death to the outcome, in seconds](recovery.svg)\n{peers}"
+
+
+def _data(sheets: Mapping[str, Sheet]) -> str:
+    return _DATA.format(listed=", ".join(f"[{name}]({name}.csv)" for name in sheets))
+
+
+_DATA = """## All figures, and how to repeat them
+
+As CSV: {listed}. The JSON files beside them are what the campaigns wrote, with versions and seeds. *As of* is the
+commit that was attacked; for results from before 2026-11-23, the one that published them. To repeat them: `make prove`,
+`make soak MINUTES=15 SEED=20261121 STORE=postgres` and `python -m lab.proof multitude --faulted 100000`.
+"""
+
+
+def _every_fault(kept: Mapping[str, Data]) -> Sheet:
+    found = [
+        (name.removeprefix("multitude_"), *struck.split(" at ", 1), times)
+        for name, each in kept.items()
+        for struck, times in each.get("reached", {}).items()
+    ]
+    return Sheet(("store", "fault", "write", "times"), found)
+
+
+def _explorations(found: Iterable[Data]) -> Sheet:
+    names = ("program", "deliveries", "faults", "states", "transitions", "most effects")
+    header = ("program", "deliveries", "faults", "worlds", "steps", "most effects", "kinds of fault met")
+    return Sheet(header, [(*(each[name] for name in names), len(each["faults reached"])) for each in found])
+
+
+def _mutants(found: Iterable[Data]) -> Sheet:
+    header = ("mistake", "its like was seen in", "noticed by", "as")
+    return Sheet(header, [(each["name"], each["seen in"], each["by"] or "nobody", each["evidence"]) for each in found])
+
+
+def _broken_stores(found: Iterable[Data]) -> Sheet:
+    return Sheet(
         ("store", "mistake", "noticed by"),
-        ((each["store"], each["flaw"], ", ".join(each["noticed"]) or "**nobody**") for each in found),
+        [(each["store"], each["flaw"], ", ".join(each["noticed"]) or "nobody") for each in found],
     )
 
 
-def recoveries(found: Iterable[Mapping[str, Any]]) -> str:
-    """The table of deaths and what they cost."""
-    return _table(
+def recoveries(found: Iterable[Data]) -> str:
+    """The table of deaths and what they cost, for a terminal."""
+    return _recoveries(found).as_markdown()
+
+
+def _recoveries(found: Iterable[Data]) -> Sheet:
+    return Sheet(
         (
             "killed",
             "system",
@@ -255,7 +349,7 @@ def recoveries(found: Iterable[Mapping[str, Any]]) -> str:
             "least after the lease, s",
             "conflicts",
         ),
-        (
+        [
             (
                 each["death"],
                 each["system"],
@@ -268,13 +362,17 @@ def recoveries(found: Iterable[Mapping[str, Any]]) -> str:
                 each["conflicts"],
             )
             for each in sorted(found, key=lambda each: (each["death"] != "pool process", each["death"][0] == "m"))
-        ),
+        ],
     )
 
 
-def storms(found: Iterable[Mapping[str, Any]]) -> str:
-    """The table of crowds that ask for one body."""
-    return _table(
+def storms(found: Iterable[Data]) -> str:
+    """The table of crowds that ask for one body, for a terminal."""
+    return _storms(found).as_markdown()
+
+
+def _storms(found: Iterable[Data]) -> Sheet:
+    return Sheet(
         (
             "broker",
             "lease",
@@ -287,7 +385,7 @@ def storms(found: Iterable[Mapping[str, Any]]) -> str:
             "questions per duplicate, mean (bound), max",
             "answered after the end, p50 / p95 / max",
         ),
-        (
+        [
             (
                 each["broker"],
                 f"{each['lease']} s",
@@ -301,10 +399,5 @@ def storms(found: Iterable[Mapping[str, Any]]) -> str:
                 " / ".join(f"{each['late'][name]:.1f} s" for name in ("p50", "p95", "max")),
             )
             for each in found
-        ),
+        ],
     )
-
-
-def _table(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"

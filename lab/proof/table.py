@@ -1,10 +1,12 @@
-"""The reliability table: one row per system and campaign, kept as JSON and shown as Markdown and on a terminal."""
+"""The reliability table: one row per system and campaign, kept as JSON, shown as CSV and on a terminal."""
 
 import json
 import platform
 import sqlite3
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from rich.table import Table
 
 from lab.embedded import EmbeddedMariaDB
 
-__all__ = ["CONTROL", "FOLDER", "PLAIN", "Row", "as_markdown", "as_table", "read", "save", "versions"]
+__all__ = ["CONTROL", "FOLDER", "PLAIN", "Row", "as_table", "cells", "columns", "read", "save", "versions"]
 
 CONTROL = "negative control: celery-idempotent"
 """What a row calls this library where something beneath it is broken on purpose, so that its promise must break."""
@@ -82,12 +84,12 @@ class Row:
         return 3 / self.faulted if self.faulted and not self.violations else None
 
 
-def save(campaign: str, rows: Iterable[Row], folder: Path = FOLDER) -> Path:
-    """Keep the rows of one campaign; replaces those of an earlier run."""
+def save(campaign: str, rows: Iterable[Row], folder: Path = FOLDER, **besides: object) -> Path:
+    """Keep the rows of one campaign, and what else it found; replaces those of an earlier run."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{campaign}.json"
     plain = [asdict(replace(row, faults=dict(row.faults))) for row in rows]
-    document = {"versions": versions(), "rows": plain}
+    document = {"versions": versions(), "rows": plain, **besides}
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
 
@@ -99,22 +101,15 @@ def read(folder: Path = FOLDER) -> list[Row]:
     ]
 
 
-def as_markdown(rows: Iterable[Row]) -> str:
-    """The table for a page."""
-    lines = ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
 def as_table(rows: Iterable[Row]) -> Table:
     """The table for a terminal, where only what decides has room; the page has the rest."""
     table = Table(title="Reliability under fire")
     for column in _DECISIVE:
         table.add_column(column, overflow="fold")
     for row in rows:
-        cells = dict(zip(_COLUMNS, _cells(row), strict=True))
-        cells["system"] += f" on {row.store}"
-        table.add_row(*(cells[column] for column in _DECISIVE), style="red" if row.violations else "")
+        shown = dict(zip(_COLUMNS, cells(row), strict=True))
+        shown["system"] += f" on {row.store}"
+        table.add_row(*(shown[column] for column in _DECISIVE), style="red" if row.violations else "")
     return table
 
 
@@ -153,7 +148,13 @@ _DECISIVE = (
 )
 
 
-def _cells(row: Row) -> list[str]:
+def columns() -> tuple[str, ...]:
+    """What the cells of a row are."""
+    return _COLUMNS
+
+
+def cells(row: Row) -> list[str]:
+    """A row for people."""
     recovery = "" if row.recovery is None else " / ".join(f"{each:.2f}" for each in row.recovery)
     return [
         row.system,
@@ -183,6 +184,15 @@ def _row(values: dict[str, Any]) -> Row:
     return Row(**{**values, "recovery": tuple(recovery) if recovery else None})
 
 
+def _commit() -> str:
+    """What is checked out here; empty where there is no repository."""
+    asked = ("git", "-C", str(FOLDER), "rev-parse", "--short", "HEAD")
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        return ""
+
+
 _PACKAGES = (
     "celery-idempotent",
     "celery",
@@ -200,8 +210,9 @@ _PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """What was attacked, with what, on what."""
-    found = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
+    """What was attacked, with what, on what, and when."""
+    found = {"commit": _commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    found |= {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
     if not EmbeddedMariaDB.missing():
         found["mariadb"] = EmbeddedMariaDB.version()
     return found | {each: version(each) for each in _PACKAGES}

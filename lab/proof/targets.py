@@ -72,5 +72,5 @@ def start(name: str) -> Iterator[Site]:
 
 def why_not(name: str) -> str | None:
     """Why there can be no such store on this machine, or None if there can."""
-    needs = TARGETS[name].needs
+    needs = TARGETS[name].needs if name in TARGETS else None
     return needs.missing() if needs else None

@@ -18,10 +18,12 @@ from lab.proof.table import Row
 
 __all__ = [
     "CODEC",
+    "COUNTED",
     "FINAL",
     "PROMISES",
     "Promise",
     "Remembered",
+    "Result",
     "Tally",
     "Told",
     "Verdict",
@@ -191,13 +193,33 @@ class Tally:
     seen: dict[str, list[Counter[str]]] = field(default_factory=dict)
     problems: list[Verdict] = field(default_factory=list)
 
-    def add(self, verdict: Verdict) -> None:
-        """Count one more task."""
+    def to_json(self) -> dict[str, Any]:
+        """As a worker reports it."""
+        return {"seen": self.seen, "problems": [each.to_json() for each in self.problems]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """As a worker reported it."""
+        seen = {promise: [Counter(counts), Counter(faults)] for promise, (counts, faults) in values["seen"].items()}
+        return cls(seen, [Verdict.from_json(each) for each in values["problems"]])
+
+    def merge(self, other: "Tally") -> int:
+        """Count what another has counted; how many tasks of those met a fault."""
+        for promise, (counts, faults) in other.seen.items():
+            ours = self.seen.setdefault(promise, [Counter(), Counter()])
+            ours[0].update(counts)
+            ours[1].update(faults)
+        self.problems += other.problems
+        return sum(counts["faulted"] for counts, _ in other.seen.values())
+
+    def add(self, verdict: Verdict) -> bool:
+        """Count one more task; whether it met a fault."""
+        is_faulted = any(verdict.faults.values())
         counts, faults = self.seen.setdefault(verdict.promise, [Counter(), Counter()])
         faults.update(verdict.faults)
         counts.update(
             tasks=1,
-            faulted=any(verdict.faults.values()),
+            faulted=is_faulted,
             deliveries=verdict.deliveries,
             takeovers=verdict.takeovers,
             healed=verdict.healed,
@@ -212,6 +234,7 @@ class Tally:
         )
         if verdict.problems:
             self.problems.append(verdict)
+        return is_faulted
 
     def rows(self, *, store: str, campaign: str, seconds: float, seed: int | None) -> list[Row]:
         """One row per promise."""
@@ -223,7 +246,7 @@ class Tally:
     def _row(self, promise: str, *, store: str, campaign: str, seconds: float, seed: int | None) -> Row:
         counts, faults = self.seen[promise]
         requests = counts["requests"] / counts["tasks"]
-        plain: dict[str, Any] = {name: counts[name] for name in _PLAIN}
+        plain: dict[str, Any] = {name: counts[name] for name in COUNTED}
         return Row(
             system="celery-idempotent",
             store=store,
@@ -237,7 +260,22 @@ class Tally:
         )
 
 
-_PLAIN = (
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a campaign found.
+
+    Args:
+        tally: The verdicts.
+        rows: Their sum, by promise.
+        reached: How often each fault struck each operation.
+    """
+
+    tally: Tally
+    rows: list[Row]
+    reached: Mapping[str, int]
+
+
+COUNTED = (
     "tasks",
     "faulted",
     "deliveries",
@@ -251,6 +289,7 @@ _PLAIN = (
     "stuck",
     "violations",
 )
+"""What a row of the table counts of its verdicts."""
 
 
 def _known(seen: Iterable[str]) -> list[str]:

@@ -12,7 +12,8 @@ from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb.wire import HttpReply
 from celery_idempotent.stores.dynamodb.wire import Wire as DirectWire
 from celery_idempotent.testing.contract import a_record
-from lab.proof.fault_campaign import SINGLES, Fault, Operation, Result, campaign, plans
+from lab.proof.course import Operation
+from lab.proof.fault_campaign import SINGLES, Fault, Result, campaign, plans
 from lab.proof.fleet import CREDENTIALS
 from lab.proof.wire import ORDER, Wire
 

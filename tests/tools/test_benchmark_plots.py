@@ -141,7 +141,21 @@ def test_every_picture_is_saved_and_shown_with_its_axes_and_a_caption(tmp_path: 
     for name in files:
         ElementTree.parse(tmp_path / name)
         _, _, below = page.partition(f"]({name})\n\n")
-        assert len(below.partition("\n")[0]) > 100
+        is_shown = re.search(rf"!\[[^]]+\]\({name}\)", page)
+        assert not is_shown or len(below.partition("\n")[0]) > 100
+    assert 3 <= page.count("![") < len(files)  # the others are worth a link
+
+
+def test_page_says_which_goals_were_missed(tmp_path: Path) -> None:
+    """All of them, as many as there are, and none that was reached."""
+    results = json.loads(RESULTS.read_text())
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    plots.save(tmp_path)
+    _, _, missed = (tmp_path / "README.md").read_text().partition("## What falls short")
+    goals = [goal for section in results["sections"] for goal in section["goals"]]
+    assert {goal["what"] for goal in goals if f"| {goal['what']} |" in missed} == {
+        goal["what"] for goal in goals if not goal["reached"]
+    }
 
 
 def test_results_that_lack_a_section_are_drawn_without_it() -> None:

@@ -1,0 +1,670 @@
+"""The whole course of one task: a plan, its deliveries, what is seen of them, and the audit.
+
+The deliveries of one task go one step at a time: before each request that leaves, and before each effect, a delivery
+waits for its turn. So a plan fixes who goes when, which request meets which fault, when leases end, and when a request
+that was held up lands after all. What a request is and what a fault does to it is the world's affair (:class:`World`).
+
+Nothing waits: leases end because the store's clock is moved.
+"""
+
+import contextlib
+import itertools
+import random
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol
+from uuid import uuid4
+
+from celery_idempotent.engine.claim import Claim, effect_key, end_lease
+from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event, EventName
+from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.engine.publisher import announce
+from celery_idempotent.errors import SafeToRetry, StoreUnavailable
+from celery_idempotent.protocol.publishing import Announce, Outgoing
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.testing import StoreWrapper
+from lab.proof.verdicts import (
+    CODEC,
+    FINAL,
+    PROMISES,
+    Promise,
+    Remembered,
+    Told,
+    Verdict,
+    ending,
+    operation,
+    tell,
+)
+
+__all__ = [
+    "HEARTBEAT",
+    "Dead",
+    "OneDelivery",
+    "Operation",
+    "Plan",
+    "Program",
+    "Strike",
+    "Task",
+    "Threads",
+    "Turns",
+    "World",
+    "at_random",
+]
+
+_HUNG_AFTER = 60.0
+"""Seconds without a step of a delivery whose turn it is."""
+
+
+class Operation(StrEnum):
+    """What a request is for."""
+
+    CLAIM = "claim"
+    TAKEOVER = "takeover claim"
+    RECLAIM = "claim after release"
+    RENEWAL = "renewal"
+    COMPLETION = "completion"
+    FAILURE = "failure"
+    RELEASE = "release"
+    GIVING_UP = "giving up"
+    LEASE_END = "end of a lease for the dead"
+    ANNOUNCEMENT = "announcement"
+
+
+class Program(StrEnum):
+    """What a body does after its effect."""
+
+    RETURNS = "returns"
+    RENEWS = "renews before and after its effect, and returns"
+    REMEMBERED = "fails for good"
+    FAILS = "fails"
+    STOPS_BEFORE = "stops before its effect"
+    EXITS = "is shut down"
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A fault and where it strikes.
+
+    Args:
+        operation: Which requests.
+        fault: What becomes of them.
+        times: How many in a row, from the first: a driver may try three times, and then the library does again.
+        delivery: Of which delivery; None: whichever comes.
+        lasts: Whether no resend outlives it, as the death of the sender.
+    """
+
+    operation: Operation
+    fault: StrEnum
+    times: int = 1
+    delivery: int | None = None
+    lasts: bool = False
+
+    def __str__(self) -> str:
+        whose = "" if self.delivery is None else f" of delivery {self.delivery}"
+        return f"{self.times} x {self.fault} at {self.operation}{whose}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The whole course of one task.
+
+    Args:
+        promise: How the library is used.
+        program: What the bodies do.
+        strikes: The faults.
+        deliveries: How many there are before the clean ones, all at once.
+        moves: Who goes when: ``"0"`` one step of delivery 0, ``"0!"`` all of it, ``"lease"`` the lease ends,
+            ``"dead"`` somebody ends it who takes its owner for dead, ``"land"`` held requests land. What is left
+            afterwards goes in order.
+        is_announced: Whether a publisher records the operation before its first delivery.
+        clock_follows: Whether the workers' own clocks see the time that ends a lease, or stand still as in a
+            process that was stopped.
+        free: Whether the deliveries run freely instead; only the plan is then reproducible.
+        group: Under which heading it counts.
+    """
+
+    promise: Promise
+    program: Program = Program.RETURNS
+    strikes: tuple[Strike, ...] = ()
+    deliveries: int = 1
+    moves: tuple[str, ...] = ()
+    is_announced: bool = False
+    clock_follows: bool = False
+    free: bool = False
+    group: str = ""
+
+    def __str__(self) -> str:
+        parts = [f"{self.promise.name}, {self.deliveries} deliveries, the body {self.program}", *map(str, self.strikes)]
+        parts += [" ".join(self.moves)] if self.moves else []
+        parts += ["announced"] if self.is_announced else []
+        parts += [f"clock follows: {self.clock_follows}, free: {self.free}"]
+        return "; ".join(parts)
+
+    @property
+    def heals(self) -> bool:
+        """Whether a resend outlives every fault, so that the first delivery must end well with one effect."""
+        return (
+            self.deliveries == 1
+            and not self.moves
+            and self.program in (Program.RETURNS, Program.RENEWS, Program.REMEMBERED)
+            and all(each.times == 1 and not each.lasts for each in self.strikes)
+            and len({each.operation for each in self.strikes}) == len(self.strikes)
+        )
+
+
+class Turns(ABC):
+    """Lets one delivery go at a time: each waits for its turn before everything it does to the world."""
+
+    def __init__(self, plan: Plan, task: "Task") -> None:
+        self.plan = plan
+        self.task = task
+        self.over = [False] * plan.deliveries
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start all deliveries; return when each waits for its turn."""
+
+    @abstractmethod
+    def step(self, number: int) -> None:
+        """Let one go on to where it waits again, or to its end."""
+
+    @abstractmethod
+    def wait(self, number: int) -> None:
+        """In a delivery: hand over, and return when it is its turn."""
+
+    def leave(self, number: int) -> None:
+        """In a delivery: it is over."""
+        self.over[number] = True
+
+    def conduct(self) -> None:
+        """Let everything happen."""
+        self.begin()
+        for move in self.plan.moves:
+            self._make(move)
+        for number in range(self.plan.deliveries):
+            self._make(f"{number}!")
+
+    def _make(self, move: str) -> None:
+        if move == "lease":
+            self.task.end_lease()
+        elif move == "dead":
+            self.task.bury()
+        elif move == "land":
+            self.task.land()
+        else:
+            number = int(move.rstrip("!"))
+            self._step(number)
+            while move.endswith("!") and not self.over[number]:
+                self._step(number)
+
+    def _step(self, number: int) -> None:
+        if not self.over[number]:
+            self.step(number)
+
+
+class Threads(Turns):
+    """Deliveries are threads, which may also run freely."""
+
+    def __init__(self, plan: Plan, task: "Task") -> None:
+        super().__init__(plan, task)
+        self._go = [threading.Semaphore(0) for _ in range(plan.deliveries)]
+        self._yielded = threading.Semaphore(0)
+        self._threads = [
+            threading.Thread(target=task.deliver, args=(number, self), daemon=True) for number in range(plan.deliveries)
+        ]
+
+    def conduct(self) -> None:
+        """See :meth:`Turns.conduct`."""
+        if self.plan.free:
+            self._start()
+        else:
+            super().conduct()
+        for thread in self._threads:
+            thread.join(_HUNG_AFTER)
+            if thread.is_alive():
+                raise TimeoutError(f"a delivery hangs: {self.plan}")
+
+    def begin(self) -> None:
+        """See :meth:`Turns.begin`."""
+        self._start()
+        for _ in self._threads:
+            self._await()
+
+    def step(self, number: int) -> None:
+        """See :meth:`Turns.step`."""
+        self._go[number].release()
+        self._await()
+
+    def wait(self, number: int) -> None:
+        """See :meth:`Turns.wait`."""
+        if not self.plan.free:
+            self._yielded.release()
+            self._go[number].acquire()
+
+    def leave(self, number: int) -> None:
+        """See :meth:`Turns.leave`."""
+        super().leave(number)
+        self._yielded.release()
+
+    def _start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def _await(self) -> None:
+        if not self._yielded.acquire(timeout=_HUNG_AFTER):
+            raise TimeoutError(f"a delivery hangs: {self.plan}")
+
+
+class Clock:
+    """A worker's own clock: sleeping moves it at once."""
+
+    def __init__(self, task: "Task") -> None:
+        self._task = task
+        self._slept = 0.0
+
+    def monotonic(self) -> float:
+        """See :meth:`celery_idempotent.engine.claim.Clock.monotonic`."""
+        return self._slept + (self._task.ahead / 1000 if self._task.plan.clock_follows else 0.0)
+
+    def sleep(self, seconds: float, /) -> None:
+        """See :meth:`celery_idempotent.engine.claim.Clock.sleep`."""
+        self._slept += seconds
+
+
+PUBLISHER, PARENT = -1, -2
+"""Who else writes, by number."""
+
+
+class World(Protocol):
+    """What lies between deliveries and the store's data."""
+
+    @property
+    def store(self) -> Store:
+        """The store of all deliveries."""
+
+    def turns(self, plan: Plan, task: "Task") -> Turns:
+        """What lets the deliveries of a task go in turn."""
+
+    def swap(self, delivery: "OneDelivery", new: Record, expected: str | None) -> Record | None:
+        """Do what ``delivery`` asks, and to each request what :meth:`OneDelivery.fate` says."""
+
+
+class Dead(BaseException):
+    """Unwinds a delivery whose process was killed; nothing that it asks for afterwards reaches the store."""
+
+
+class OneDelivery(StoreWrapper):
+    """One delivery, as the store that it is given: sees every swap, and orders the fate of every request.
+
+    The same for a publisher, and for the parent of a process: they have no turns, and are struck all the same.
+    """
+
+    def __init__(self, store: Store, task: "Task", number: int, turns: Turns | None) -> None:
+        super().__init__(store)
+        self.task = task
+        self.number = number
+        self._turns = turns
+        self.is_dead = False
+        self._doing: Operation | None = None
+        self._token = 0
+
+    def now(self) -> int:
+        """See :meth:`celery_idempotent.stores.Store.now`."""
+        return self.store.now() + self.task.ahead
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        """See :meth:`celery_idempotent.stores.Store.swap`; raises :class:`Dead` in a process that was killed."""
+        if self.is_dead:
+            raise Dead
+        self._doing = self._name(new)
+        self.task.is_on = True
+        stored = self.task.world.swap(self, new, expected)
+        won = stored is not None and stored.revision == new.revision
+        if won and new.status is Status.IN_PROGRESS:
+            self._token = new.fencing_token
+        self.task.note(self, new, stored)
+        return stored
+
+    def turn(self) -> None:
+        """Wait for this delivery's turn."""
+        if self._turns:
+            self._turns.wait(self.number)
+
+    def fate(self) -> StrEnum | None:
+        """What is to become of the request that is about to leave."""
+        self.turn()
+        assert self._doing is not None
+        return self.task.fate(self._doing, self.number if self._turns or self.number < 0 else None)
+
+    def _name(self, new: Record) -> Operation:
+        if self.number < 0:
+            return Operation.ANNOUNCEMENT if self.number == PUBLISHER else Operation.LEASE_END
+        if new.status is not Status.IN_PROGRESS:
+            return _ENDS[new.status]
+        if new.fencing_token == self._token:
+            return Operation.RENEWAL
+        return Operation.CLAIM if new.attempts == 1 else Operation.TAKEOVER if new.takeovers else Operation.RECLAIM
+
+
+_ENDS = {
+    Status.COMPLETED: Operation.COMPLETION,
+    Status.FAILED: Operation.FAILURE,
+    Status.RELEASED: Operation.RELEASE,
+    Status.UNKNOWN: Operation.GIVING_UP,
+}
+
+
+class Task:
+    """One task: its plan, its ledger, and everything that was seen of it."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self.plan = plan
+        self.ahead = 0
+        self.is_on = False
+        self.requests = 0
+        self.healed = 0
+        self.faults: Counter[str] = Counter()
+        self.struck: Counter[tuple[str, str]] = Counter()
+        self.events: Counter[str] = Counter()
+        self.effects: list[tuple[str, int]] = []
+        self.begun: list[int] = []
+        self.claims: dict[int, tuple[int, str]] = {}
+        self.finals: list[Record] = []
+        self.told: list[Told] = []
+        self.problems: list[str] = []
+        self.world = world
+        self._key = f"proof:1:{uuid4().hex}"
+        self._left = [each.times for each in plan.strikes]
+        self._held: list[Callable[[], object]] = []
+        self._announced = ""
+        self._lock = threading.Lock()
+        self._lease = plan.promise.policy.lease_ms + plan.promise.policy.grace_ms + 1
+
+    def attack(self) -> Verdict:
+        """Everything, from the first delivery to the audit."""
+        if self.plan.is_announced:
+            self._announce()
+        self.world.turns(self.plan, self).conduct()
+        self.end_lease(planned=False)
+        clean = [self.deliver(self.plan.deliveries)]
+        while len(clean) < _MOST_CLEAN and (self._held or self.events[_CLEAN_RUN] >= len(clean)):
+            self.land()
+            clean.append(self.deliver(self.plan.deliveries + len(clean)))
+        return _audit(self, clean)
+
+    def deliver(self, number: int, turns: Turns | None = None) -> Told:
+        """One delivery, clean if it takes no turns."""
+        delivery = OneDelivery(self.world.store, self, number, turns)
+        try:
+            delivery.turn()
+            told = self._told(delivery, clean=turns is None)
+        except Dead:
+            told = _DIED
+        except BaseException as error:  # noqa: BLE001 - whatever it is, a caller must never meet it
+            told = Told(f"{type(error).__name__}: {error}")
+            self.problems.append(f"delivery {number} raised {told.how}")
+        self.told.append(told)
+        if turns:
+            turns.leave(number)
+        return told
+
+    def end_lease(self, *, planned: bool = True) -> None:
+        """Move the store's clock past every lease granted so far."""
+        self.ahead += self._lease
+        self.faults["lease ended early"] += planned and self.is_on and not self.finals
+
+    def bury(self) -> None:
+        """End the lease of whoever has the claim, as the parent of a process does that died; this one lives."""
+        record = self.world.store.get(self._key)
+        if record is not None and record.status is Status.IN_PROGRESS:
+            self.faults["lease ended by another"] += 1
+            with contextlib.suppress(StoreUnavailable, Dead):
+                end_lease(OneDelivery(self.world.store, self, PARENT, None), record, Clock(self))
+
+    def _announce(self) -> None:
+        """Record the operation, as a publisher does; without a certain answer the message is sent all the same."""
+        outgoing = Outgoing(operation=operation(self._key, self.plan.promise, PUBLISHER), patience=self._lease)
+        with contextlib.suppress(StoreUnavailable):
+            decision = announce(OneDelivery(self.world.store, self, PUBLISHER, None), outgoing)
+            if isinstance(decision, Announce):
+                self._announced = decision.record.revision
+            else:
+                self.problems.append(f"the first publisher was told {decision}")
+
+    def hold(self, late: Callable[[], object]) -> None:
+        """Keep a request back until :meth:`land`, or until ``late`` is given to it."""
+        self._held.append(late)
+
+    def land(self, late: Callable[[], object] | None = None) -> None:
+        """Let every held request, or the one called ``late`` if it is still held, reach the store now."""
+        landing = [each for each in self._held if late in (None, each)]
+        self._held = [each for each in self._held if each not in landing]
+        for each in landing:
+            each()
+        self.faults["landed late"] += len(landing)
+
+    def fate(self, doing: Operation, number: int | None) -> StrEnum | None:
+        """What becomes of a request; ``number`` is None for clean deliveries, which nothing strikes."""
+        with self._lock:
+            self.requests += 1
+            for index, strike in enumerate(self.plan.strikes if number is not None else ()):
+                if strike.operation is doing and self._left[index] and strike.delivery in (None, number):
+                    self._left[index] -= 1
+                    self.faults[strike.fault.replace("-", " ")] += 1
+                    self.struck[strike.operation, strike.fault] += 1
+                    return strike.fault
+        return None
+
+    def note(self, delivery: OneDelivery, new: Record, stored: Record | None) -> None:
+        """Look at what a swap returned."""
+        with self._lock:
+            if stored is None:
+                self.problems.append("the record vanished")
+                return
+            self.healed += stored is not new and stored.revision == new.revision
+            known = self.claims.setdefault(stored.attempts, (stored.fencing_token, stored.owner))
+            if known != (stored.fencing_token, stored.owner) and stored.status is not Status.UNKNOWN:
+                self.problems.append(f"attempt {stored.attempts} is {known} and {stored.fencing_token, stored.owner}")
+            if stored.status in FINAL:
+                self.finals.append(stored)
+
+    def _told(self, delivery: OneDelivery, *, clean: bool) -> Told:
+        # As the message tells it: to the first delivery, and to all that come after the claim.
+        delivered = replace(operation(self._key, self.plan.promise, delivery.number), announced=self._announced)
+        ours = Delivery(delivered, delivery, CODEC, HEARTBEAT, ControlFlow(), self._observe, Clock(self))
+
+        def body(attempt: Claim | None) -> str:
+            assert attempt is not None
+            self.events[_CLEAN_RUN] += clean
+            self.begun.append(attempt.fencing_token)
+            return self._act(attempt, delivery, clean)
+
+        try:
+            told = tell(ours, body)
+        except _Failed as failure:
+            # An outcome only where the policy records it; elsewhere the claim was given back.
+            return Told("failed" if self.plan.promise.on_takeover == "refuse" else "raised", str(failure))
+        except (SafeToRetry, SystemExit):
+            return Told("raised")
+        return told
+
+    def _act(self, attempt: Claim, delivery: OneDelivery, clean: bool) -> str:
+        program = self.plan.program
+        if program is Program.STOPS_BEFORE and not clean:
+            raise SafeToRetry
+        self._renew(attempt)
+        delivery.turn()
+        receipt = effect_key(attempt.key, "charge") if self.plan.promise.keyed else f"by {delivery.number}"
+        self.effects.append((receipt, attempt.fencing_token))
+        if program is Program.REMEMBERED:
+            raise Remembered(receipt)
+        if program is Program.FAILS and not clean:
+            raise _Failed(receipt)
+        if program is Program.EXITS and not clean:
+            raise SystemExit(receipt)
+        self._renew(attempt)
+        return receipt
+
+    def _renew(self, attempt: Claim) -> None:
+        if self.plan.program is Program.RENEWS:
+            attempt.renew()
+            attempt.ensure_owned()
+
+    def _observe(self, event: Event) -> None:
+        self.events[event.name] += 1
+
+
+class _Failed(Exception):
+    pass
+
+
+class _PlannedRenewals(Heartbeat):
+    """Renews nothing by real time: bodies renew when their plan says so."""
+
+    def start(self, attempt: Claim) -> None:
+        pass
+
+
+HEARTBEAT = _PlannedRenewals()
+
+
+_CLEAN_RUN = "a clean delivery ran the body"
+
+_MOST_CLEAN = 5
+"""Deliveries afterwards: if each of them runs its body, something is broken, and the audit says so."""
+
+_DIED = Told("died")
+
+
+def _audit(task: Task, clean: list[Told]) -> Verdict:
+    plan = task.plan
+    effects = len({receipt for receipt, _ in task.effects}) if plan.promise.keyed else len(task.effects)
+    try:
+        end = ending(task.finals)
+    except ValueError as changed:
+        end = task.finals[-1]
+        task.problems.append(str(changed))
+    status = end.status if end else None
+    faults = {kind: count for kind, count in task.faults.items() if count}
+    unexplained = status is Status.UNKNOWN and not faults and plan.program is not Program.EXITS
+    return Verdict(
+        task=str(plan),
+        promise=plan.promise.name,
+        group=plan.group,
+        deliveries=len(task.told),
+        faults=faults,
+        effects=effects,
+        unknown=status is Status.UNKNOWN,
+        unexplained=unexplained,
+        stuck=not _ends_well(clean[0], plan),
+        takeovers=task.events[EventName.TAKEN_OVER],
+        healed=task.healed,
+        requests=task.requests,
+        problems=tuple(itertools.chain(task.problems, _problems(task, clean, effects, status))),
+    )
+
+
+def _ends_well(told: Told, plan: Plan) -> bool:
+    return told.is_outcome or (told.how == "OutcomeUnknown" and plan.promise.on_takeover == "refuse")
+
+
+def _problems(task: Task, clean: list[Told], effects: int, status: Status | None) -> Iterator[str]:
+    outcomes = {each for each in task.told if each.is_outcome}
+    if not task.plan.promise.allows(effects):
+        yield f"{effects} effects"
+    if len(outcomes) > 1:
+        yield f"deliveries were told different outcomes: {outcomes}"
+    if outcomes and not task.effects:
+        yield "an outcome was reported and there was no effect"
+    if outcomes and status is Status.UNKNOWN:
+        yield "an outcome was reported and the record says UNKNOWN"
+    if len(set(clean)) > 1 or not _ends_well(clean[0], task.plan):
+        yield f"clean deliveries were told {clean}"
+    if status is None:
+        yield "the operation has no end"
+    if status is Status.UNKNOWN and task.plan.promise.on_takeover == "rerun":
+        yield "UNKNOWN where it may run again"
+    if status is Status.UNKNOWN and not _may_repeat(task):
+        yield "UNKNOWN without a cause"
+    if len(task.effects) > 1 and not _may_repeat(task):
+        yield f"the effect was repeated without a cause: {task.effects}"
+    if len(set(task.begun)) < len(task.begun):
+        yield f"two bodies ran under one fencing token: {task.begun}"
+    if not set(task.begun) <= {token for token, _ in task.claims.values()}:
+        yield f"a body ran without a stored claim: {task.begun}, {task.claims}"
+    tokens = [token for _, (token, _) in sorted(task.claims.items())]
+    if any(later <= earlier for earlier, later in itertools.pairwise(tokens)):
+        yield f"fencing tokens did not grow: {tokens}"
+    if task.plan.heals and (len(task.effects) != 1 or not task.told[0].is_outcome):
+        yield f"a fault that a resend outlives left a trace: {len(task.effects)} effects, told {task.told}"
+
+
+def _may_repeat(task: Task) -> bool:
+    """Whether an attempt's end may have been unknown to the next: a lease ended early, or an end was not recorded."""
+    return (
+        not {"lease", "dead"}.isdisjoint(task.plan.moves)
+        or task.plan.program in (Program.FAILS, Program.EXITS)
+        or bool(task.events[EventName.STORE_UNAVAILABLE])
+        or _DIED in task.told
+        or Told("StoreUnavailable") in task.told  # a body may meet it, too, when it renews
+    )
+
+
+def at_random(seed: int, number: int, strike: Callable[[random.Random, Operation, int | None], Strike]) -> Plan:
+    """A plan of its own for every ``seed`` and ``number``; ``strike`` draws a fault for an operation and a delivery."""
+    rng = random.Random(f"{seed}:{number}")
+    program = rng.choices(list(Program), (8, 3, 2, 2, 2, 1))[0]
+    deliveries = rng.choices((1, 2, 3), (6, 4, 1))[0]
+    promise = rng.choice(list(PROMISES.values()))
+    free = deliveries > 1 and rng.random() < 0.1
+    moves: tuple[str, ...] = ()
+    if not free and (deliveries > 1 or rng.random() < 0.2):
+        moves = tuple(_random_move(rng, deliveries) for _ in range(rng.randint(3, 14)))
+    strikes = tuple(
+        strike(
+            rng, _random_operation(rng, program, deliveries), rng.randrange(deliveries) if rng.random() < 0.3 else None
+        )
+        for _ in range(rng.choices((1, 2, 3), (6, 3, 1))[0])
+    )
+    return Plan(
+        promise=promise,
+        program=program,
+        strikes=strikes,
+        deliveries=deliveries,
+        moves=moves,
+        is_announced=rng.random() < 0.3,
+        clock_follows=rng.random() < 0.5,
+        free=free,
+        group="random",
+    )
+
+
+def _random_move(rng: random.Random, deliveries: int) -> str:
+    drawn = rng.random()
+    if drawn < 0.06:
+        return "dead"
+    if drawn < 0.12:
+        return "lease"
+    if drawn < 0.2:
+        return "land"
+    return str(rng.randrange(deliveries)) + ("!" if drawn > 0.9 else "")
+
+
+_ENDED_BY: Mapping[Program, tuple[Operation, ...]] = {
+    Program.RETURNS: (Operation.COMPLETION,),
+    Program.RENEWS: (Operation.RENEWAL, Operation.COMPLETION),
+    Program.REMEMBERED: (Operation.FAILURE,),
+    Program.FAILS: (Operation.RELEASE, Operation.FAILURE),
+    Program.STOPS_BEFORE: (Operation.RELEASE, Operation.RECLAIM),
+    Program.EXITS: (Operation.RELEASE, Operation.GIVING_UP),
+}
+
+
+def _random_operation(rng: random.Random, program: Program, deliveries: int) -> Operation:
+    later = [Operation.TAKEOVER, Operation.GIVING_UP, Operation.LEASE_END] if deliveries > 1 else []
+    return rng.choice([Operation.ANNOUNCEMENT, Operation.CLAIM, *_ENDED_BY[program], *later])
