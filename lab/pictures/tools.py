@@ -1,0 +1,40 @@
+"""Which tool for which effect: the table of docs/how-to/effects.md as questions, asked in its order."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+
+from lab.pictures.pages import plain, rows
+from lab.svg import LINE, MONO, WIDTH, arrow, box, paragraph, picture, text
+
+_ASKED, _GAP, _LETTERS = 196, 40, 22
+_LEAF = WIDTH - 16 - _ASKED - _GAP
+
+
+def draw() -> str:
+    """The picture: a question for each row but the last, which is what is left; its tool beside it."""
+    table = [[plain(cell) for cell in row] for row in rows("how-to/effects.md", "the effect is ...")]
+    drawn, y = [text("The effect is ...", 8, 22, "title")], 34.0
+    for index, (effect, tool, declared, promise, *_) in enumerate(table):
+        short, _, _ = promise.partition(":")
+        leaf = [*wrap(tool, 27), *wrap(declared, 27), *wrap(short, 29)]
+        codes = len(leaf) - len(wrap(short, 29))
+        height = max(len(wrap(effect, _LETTERS)), len(leaf)) * LINE + 16
+        is_last = index == len(table) - 1
+        asked = len(wrap(effect, _LETTERS)) * LINE + 16
+        drawn += [box(8, y, _ASKED, asked), *paragraph(effect, 18, y + 22, _LETTERS)]
+        beside, middle = 8 + _ASKED + _GAP, y + 24
+        drawn.append(arrow([(8 + _ASKED, middle), (beside, middle)], "green"))
+        drawn.append(box(beside, y, _LEAF, height, "green"))
+        for row, words in enumerate(leaf):
+            kinds = ("small",) if row >= codes else (MONO, *(("bold",) if row < len(wrap(tool, 27)) else ()))
+            drawn.append(text(words, beside + 10, y + 22 + row * LINE, *kinds))
+        if not is_last:
+            drawn.append(text("yes", 8 + _ASKED + 16, middle - 7, "middle", "small", "green"))
+            drawn.append(arrow([(40, y + asked), (40, y + height + 28)], "grey"))
+            drawn.append(text("no", 50, y + height + 19, "small", "grey"))
+        y += height + 28
+    said = "; ".join(
+        f"{effect}: {tool}, declared {declared}, {promise}" for effect, tool, declared, promise, *_ in table
+    )
+    return picture("Which tool for which effect", f"{said}.", drawn, y - 12)
