@@ -23,6 +23,9 @@ $(RABBITMQ): PROGRAMS := rabbitmq-server
 SERVERS := $(sort $(patsubst redis-cluster,redis,$(filter redis redis-cluster postgres mariadb,$(STORE) $(BROKER))))
 DEMO_INSTALLED := $(patsubst %,$(DEMO)/.installed-%,demo $(addprefix demo-,$(SERVERS)))
 
+# A small environment that only builds and checks.
+RELEASE := .venv-release
+
 # make test WORKERS=8: how many processes run tests at once; twice as many where tests wait for Celery workers.
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest --dist worksteal --numprocesses
@@ -33,7 +36,7 @@ EMPTY :=
 INTERPRETERS := $(subst $(EMPTY) $(EMPTY),:,$(wildcard $(HOME)/.pyenv/versions/3.*/bin))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example fast compat oldest test lint types pure covered evidence integration prove soak bench capacity docs clean
+.PHONY: help demo example pictures fast compat oldest test lint types pure covered evidence integration prove soak bench capacity docs release clean
 
 help:  ## list the targets; variables follow: make demo STORE=redis
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-8s %s\n", $$1, $$2}'
@@ -121,8 +124,26 @@ capacity: $(INSTALLED)  ## what a load asks of a store, and what that costs, sim
 	$(BIN)/python -m lab.capacity --seed $(or $(SEED),1)
 
 docs: $(INSTALLED)  ## the pages as a site, in build/site; a dead link is an error
+	rm -rf build/site
 	$(BIN)/sphinx-build -W --keep-going -q docs build/site
 	@echo build/site/index.html
 
+pictures: $(INSTALLED)  ## draw docs/pictures again, from the code and pages they show
+	$(BIN)/python -m lab.pictures
+
+$(RELEASE)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install --quiet --editable '.[release]'
+	@touch $@
+
+release: $(RELEASE)/.installed  ## build the commit, check it, and do the tutorial with it
+	rm -rf build/release dist
+	mkdir -p build/release
+	git archive HEAD | tar -x -C build/release
+	$(RELEASE)/bin/python -m build --outdir dist build/release
+	$(RELEASE)/bin/twine check --strict dist/*
+	$(RELEASE)/bin/check-wheel-contents dist/*.whl
+	$(RELEASE)/bin/python -m tests.support.tutorial dist/*.whl
+
 clean:
-	rm -rf .venv .venv-demo .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-demo $(RELEASE) .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,4 +1,4 @@
-"""What setup.cfg cannot say: on an index page the links of the README have to be absolute."""
+"""What setup.cfg cannot say: on an index page the links and pictures of the README have to be absolute."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 from setuptools import setup
 
 HOME = "https://github.com/celery-idempotent/celery-idempotent/blob/main/"
+PICTURES = "https://raw.githubusercontent.com/celery-idempotent/celery-idempotent/main/"
 
 readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
-setup(long_description=re.sub(r"\]\((?!https?:)(?=(#?))", lambda link: f"]({HOME}{link[1] and 'README.md'}", readme))
+pictures = re.sub(r"(!\[[^\]]*\]\()(?!https?:)", rf"\g<1>{PICTURES}", readme)
+setup(long_description=re.sub(r"\]\((?!https?:)(?=(#?))", lambda link: f"]({HOME}{link[1] and 'README.md'}", pictures))

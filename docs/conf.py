@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from pygments.lexers.special import TextLexer
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
@@ -18,7 +17,11 @@ ROOT = DOCS.parent
 REPOSITORY = "https://github.com/celery-idempotent/celery-idempotent"
 INCLUDED = {ROOT / f"{page.stem.upper()}.md": f"project/{page.stem}" for page in DOCS.glob("project/*.md")}
 """Pages of the site that are files beside this folder."""
-CHILDREN = {"adr/README": "0*", "benchmarks/README": "results", "effects": "effect-*"}
+CHILDREN = {
+    "adr/README": "0*",
+    "how-to/effects": "effect-*",
+    "troubleshooting/index": "[!i]*",
+}
 """By page: what stands below it in the table of contents. The pages do not say it themselves: GitHub would show it."""
 DEFINED_IN = {
     "celery_idempotent.signals": "celery_idempotent.integration.signals",
@@ -54,10 +57,14 @@ nitpick_ignore_regex = [
 
 html_theme = "furo"
 html_title = "celery-idempotent"
+html_favicon = html_logo = "../celery_idempotent/contrib/web/static/icon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False
 html_show_sphinx = False
+html_show_copyright = False  # the licence is a file of the repository
+html_use_index = False  # of 17 screens; the search finds names, too
 html_theme_options = {
     "source_repository": REPOSITORY,
     "source_branch": "main",
@@ -130,6 +137,5 @@ def _as_written(_app: Sphinx, kind: str, name: str, _of: object, _options: objec
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", _as_written)
-    app.add_lexer("mermaid", TextLexer)  # drawn on GitHub; here its text
     app.add_transform(Links)
     app.connect("source-read", _with_children)

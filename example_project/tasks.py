@@ -40,7 +40,7 @@ def reserve_stock(order_id: str, sku: str, quantity: int) -> str:
     """Reserve an article.
 
     Nothing here survives a death right after the reservation: the next attempt reserves again. Where that matters,
-    docs/effects.md has a tool for each kind of effect.
+    docs/how-to/effects.md has a tool for each kind of effect.
 
     The key leaves `quantity` out. Another quantity under the same key is no duplicate but a mistake of the sender:
     it fails with `KeyReused`, and nothing runs.

@@ -5,8 +5,8 @@
 Events follow one another in simulated time. Every decision is the library's own (``decide``, ``settle``,
 ``conflict_delay_ms``, ``outage_delay_ms``, the circuit breaker); only the world around it is simulated: a queue,
 processes that take messages in order, a store that compares and swaps, answers late, or not at all. The same seed gives
-the same figures. What real machines add, such as CPU time that runs out, is not in it: docs/capacity.md holds its
-figures against a real run.
+the same figures. What real machines add, such as CPU time that runs out, is not in it: docs/explanation/capacity.md
+holds its figures against a real run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from celery_idempotent.stores.dynamodb.items import ATTRIBUTES
 __all__ = ["DOLLARS_PER_UNIT", "LOADS", "Load", "Report", "simulate"]
 
 DOLLARS_PER_UNIT = 0.625e-6
-"""DynamoDB, on demand, US East (N. Virginia), a write request unit; docs/capacity.md says where it was read."""
+"""DynamoDB, on demand, US East (N. Virginia), a write request unit; explanation/capacity.md says where it was read."""
 
 _EPOCH = 1_800_000_000_000
 """Milliseconds; when a simulation begins on the store's clock."""

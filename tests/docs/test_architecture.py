@@ -1,4 +1,4 @@
-"""docs/architecture.md is the source's: its rooms, its tables, and every step of its walk."""
+"""What the pages say of the source is so: the rooms, the tables that decide, and every step of one delivery."""
 
 import ast
 import re
@@ -12,34 +12,23 @@ from celery_idempotent import Policy
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation, decide, ended, given_up, released, settle
 from celery_idempotent.protocol.record import Record, Status
-from tests.support.documents import DOCS, ROOT, code, table
+from tests.support.documents import DOCS, ROOT, table
 from tests.unit.test_layers import MAY_USE, MODULES, modules_used
 
-PAGE = DOCS / "architecture.md"
+ROOMS = DOCS / "architecture.md"
+DECIDED = DOCS / "reference/decisions.md"
+DELIVERY = DOCS / "explanation/one-delivery.md"
 PACKAGE = ROOT / "celery_idempotent"
-WALK = table(PAGE, "step")
+WALK = table(DELIVERY, "step")
 LEASE = GRACE = RETAIN = 1000
 NOW = 1_700_000_000_000
 
 
 def test_the_table_of_rooms_is_the_one_that_the_layer_test_enforces() -> None:
     """The same rooms, from the ground up, each with the rooms that it may import from."""
-    documented = {_word(row["room"]): set(_words(row["may import from"])) for row in table(PAGE, "room")}
+    documented = {_word(row["room"]): set(_words(row["may import from"])) for row in table(ROOMS, "room")}
     assert list(documented) == list(MAY_USE), "docs/architecture.md: the rooms of MAY_USE in tests/unit/test_layers.py"
     assert documented == MAY_USE, "docs/architecture.md: a room may import from others than MAY_USE says"
-
-
-def test_the_picture_shows_the_same_rooms() -> None:
-    """Who follows its arrows from a room comes to all that the room may import from, and to nothing else."""
-    ((_, picture),) = code(PAGE, "mermaid")
-    arrows: dict[str, set[str]] = {room: set() for room in MAY_USE}
-    for start, end in re.findall(r"^    (\w+) --> (\w+)$", picture, re.MULTILINE):
-        arrows[start].add(end)
-    assert {room: _reached(room, arrows) for room in arrows} == MAY_USE, "docs/architecture.md: the arrows"
-
-
-def _reached(room: str, arrows: dict[str, set[str]]) -> set[str]:
-    return {each for end in arrows[room] for each in {end, *_reached(end, arrows)}}
 
 
 def _by(policy: Policy) -> Operation:
@@ -91,7 +80,7 @@ DECISIONS: dict[str, list[tuple[Record | None, Operation, int]]] = {
 
 def test_decisions_are_the_codes() -> None:
     """Each row is what the production table decides about such records."""
-    documented = {row["record"]: _word(row["decision"]) for row in table(PAGE, "record")}
+    documented = {row["record"]: _word(row["decision"]) for row in table(DECIDED, "record")}
     assert list(documented) == list(DECISIONS)
     decided = {row: {_decision(*case) for case in cases} for row, cases in DECISIONS.items()}
     assert decided == {row: {decision} for row, decision in documented.items()}
@@ -113,7 +102,7 @@ SETTLEMENTS = {
 
 def test_settlements_are_the_codes() -> None:
     """Each row is what the production code makes of a write and of what is stored now."""
-    documented = {row["stored"]: _word(row["settlement"]) for row in table(PAGE, "stored")}
+    documented = {row["stored"]: _word(row["settlement"]) for row in table(DECIDED, "stored")}
     assert documented == {row: type(settle(COMPLETED, stored)).__name__ for row, stored in SETTLEMENTS.items()}
 
 
@@ -122,11 +111,11 @@ def test_a_step_of_the_walk_is_in_the_source(row: dict[str, str]) -> None:
     """The file is there, is linked, and defines what the step names."""
     module, name = _module(row), _word(row["function"])
     path = PACKAGE / f"{module.replace('.', '/')}.py"
-    here = f"docs/architecture.md, step {row['step']}"
+    here = f"docs/explanation/one-delivery.md, step {row['step']}"
     assert path.is_file(), f"{here}: {path.relative_to(ROOT)} is gone; name the file that does this now"
     target = re.search(r"\]\((.+)\)", row["file"])
     assert target, f"{here}: link the file"
-    assert (PAGE.parent / target[1]).resolve() == path, f"{here}: the link leads to another file than its text"
+    assert (DELIVERY.parent / target[1]).resolve() == path, f"{here}: the link leads to another file than its text"
     assert name in _defined(path), f"{here}: {path.relative_to(ROOT)} defines no {name}; name what does this now"
 
 
@@ -135,8 +124,8 @@ def test_each_step_knows_the_next(row: dict[str, str], following: dict[str, str]
     """The module of a step imports that of the next, or is imported by it, on the way back."""
     one, other = _module(row), _module(following)
     assert one == other or other in modules_used(one) or one in modules_used(other), (
-        f"docs/architecture.md, steps {row['step']} and {following['step']}: neither of {one} and {other} imports the "
-        "other, so something stands between them; name it"
+        f"docs/explanation/one-delivery.md, steps {row['step']} and {following['step']}: neither of {one} and {other} "
+        "imports the other, so something stands between them; name it"
     )
 
 

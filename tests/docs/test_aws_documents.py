@@ -146,7 +146,7 @@ def test_template_makes_the_indexes_that_provision_makes(names: dict[str, Any]) 
     )
     assert found == made
     assert [each["IndexName"] for each in made] == list(names.values())
-    assert "?unknown_index=in-doubt&label_index=labels" in (DOCS / "aws.md").read_text()
+    assert "?unknown_index=in-doubt&label_index=labels" in (DOCS / "how-to/dynamodb.md").read_text()
 
 
 def test_template_asks_for_the_expiry_and_backups_that_provision_sets() -> None:
@@ -312,7 +312,7 @@ def test_documented_actions_are_those_of_the_policies() -> None:
     """The table of permissions lists what the files grant."""
     documented = {
         found.group(1): set(re.findall(r"`dynamodb:(\w+)`", row["actions"]))
-        for row in table(DOCS / "aws.md", "who")
+        for row in table(DOCS / "how-to/dynamodb.md", "who")
         if (found := re.search(r"iam-([\w-]+)\.json", row["policy"]))
     }
     assert documented == {name: _actions_of(name) for name in DOCUMENTS}

@@ -1,4 +1,4 @@
-"""docs/aws-lambda.md: its code handles events, its template can be deployed, and its comparison was run."""
+"""docs/how-to/aws-lambda.md: its code handles events, its template can be deployed, and its comparison was run."""
 # mypy: allow-untyped-decorators
 
 import json
@@ -36,7 +36,8 @@ from tests.docs.test_aws_documents import _Template
 from tests.support.aws_lambda import QUEUE, Context, Event, Handler, a_record, an_event, returned
 from tests.support.documents import DOCS, code, execute_block, table
 
-PAGE = DOCS / "aws-lambda.md"
+PAGE = DOCS / "how-to/aws-lambda.md"
+REFERENCE = DOCS / "reference/aws-lambda.md"
 TEMPLATE = DOCS / "aws" / "lambda.yaml"
 FIFO = f"{QUEUE}.fifo"
 
@@ -265,7 +266,7 @@ def _row(system: System, batch: str) -> tuple[str, str]:
 
 @pytest.mark.usefixtures("_aws")
 @pytest.mark.filterwarnings("ignore:No idempotency key value found")
-@pytest.mark.parametrize("row", table(PAGE, "batch"), ids=lambda row: row["batch"])
+@pytest.mark.parametrize("row", table(REFERENCE, "batch"), ids=lambda row: row["batch"])
 def test_the_comparison_was_run(row: dict[str, str]) -> None:
     """Both got the same batches."""
     assert _row(ours, row["batch"]) == (row["calls"], row["comes again"])
@@ -274,4 +275,4 @@ def test_the_comparison_was_run(row: dict[str, str]) -> None:
 
 def test_every_batch_is_in_the_comparison() -> None:
     """And no other."""
-    assert [row["batch"] for row in table(PAGE, "batch")] == list(BATCHES)
+    assert [row["batch"] for row in table(REFERENCE, "batch")] == list(BATCHES)

@@ -1,4 +1,4 @@
-"""docs/beat.md: what it says to copy gives schedulers that name their ticks."""
+"""docs/how-to/beat.md: what it says to copy gives schedulers that name their ticks."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from tests.support.deliveries import an_app
 from tests.support.documents import DOCS, code, execute_block
 from tests.support.packages import needs
 
-PAGE = DOCS / "beat.md"
+PAGE = DOCS / "how-to/beat.md"
 (SETTINGS,) = code(PAGE, "python")
 DJANGO, REDBEAT = code(PAGE, "py")
 

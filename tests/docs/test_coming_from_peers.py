@@ -1,4 +1,4 @@
-"""docs/from-celery-once.md and docs/from-celery-singleton.md are acted out by all three, with workers, on one Redis."""
+"""The pages on coming from celery-once and celery-singleton are acted out by all three, with workers, on one Redis."""
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
 import os
@@ -25,7 +25,7 @@ from tests.support.documents import DOCS, code, execute_block, table
 from tests.support.waiting import wait_until
 
 ONCE, SINGLETON, HERE = "celery-once", "celery-singleton", "here"
-PAGES = {ONCE: DOCS / "from-celery-once.md", SINGLETON: DOCS / "from-celery-singleton.md"}
+PAGES = {ONCE: DOCS / "how-to/from-celery-once.md", SINGLETON: DOCS / "how-to/from-celery-singleton.md"}
 KEPT = Policy(key="index", publish="once", retain=61)
 """That of the pages."""
 SOON = Policy(key="index", publish="once", lease=0.5, retain=0.6)

@@ -1,4 +1,4 @@
-"""docs/from-powertools.md is acted out: its code, on one emulated DynamoDB, and every row of a move while both run."""
+"""The page on coming from Powertools is acted out: its code, and every row of a move while both run."""
 # mypy: allow-untyped-decorators
 
 import json
@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Couldn't determine the remaining time left"),
 ]
 
-PAGE = DOCS / "from-powertools.md"
+PAGE = DOCS / "how-to/from-powertools.md"
 ROW = "while both run"
 ORDER = {"id": "o-1", "cents": 500}
 

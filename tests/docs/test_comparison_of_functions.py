@@ -1,4 +1,4 @@
-"""docs/comparison.md, "Functions": each row is acted out on one emulated DynamoDB, here and with Powertools."""
+"""explanation/comparison-functions.md: each row is acted out on one emulated DynamoDB, here and with Powertools."""
 # mypy: allow-untyped-decorators
 
 import asyncio
@@ -350,7 +350,7 @@ ACTS: dict[str, Callable[[Stage], str]] = {
 
 CELLS = [
     pytest.param(row[CALL], column, row[column], id=f"{row[CALL]}: {column}")
-    for row in table(DOCS / "comparison.md", CALL)
+    for row in table(DOCS / "explanation/comparison-functions.md", CALL)
     for column in SYSTEMS
 ]
 
@@ -372,7 +372,7 @@ def test_function_is_called(stage: Stage, call: str, cell: str) -> None:
 
 def test_page_has_every_call() -> None:
     """No act without its row."""
-    assert [row[CALL] for row in table(DOCS / "comparison.md", CALL)] == [*ACTS]
+    assert [row[CALL] for row in table(DOCS / "explanation/comparison-functions.md", CALL)] == [*ACTS]
 
 
 def test_nested_functions_of_powertools_with_a_layer_each(dynamodb_endpoint: str) -> None:

@@ -1,4 +1,4 @@
-"""The README's complete app, started as it says: on a real Redis, with a real worker."""
+"""The complete app of docs/how-to/set-up.md, started as it says: on a real Redis, with a real worker."""
 
 import shlex
 import subprocess
@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from lab.embedded import EmbeddedRedis
-from tests.support.documents import ROOT, code
+from tests.support.documents import DOCS, code
 
-README = ROOT / "README.md"
+PAGE = DOCS / "how-to" / "set-up.md"
 SERVER = "redis://localhost:6379/"
 BIN = Path(sys.executable).parent
 
 
 def _block(language: str, words: str) -> str:
-    (found,) = (text for _, text in code(README, language) if words in text)
+    (found,) = (text for _, text in code(PAGE, language) if words in text)
     return found
 
 

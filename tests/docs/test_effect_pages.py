@@ -166,13 +166,13 @@ def set_scene(unchanged_celery: None) -> Setting:
 
 @pytest.fixture
 def paying(set_scene: Setting) -> Scene:
-    scene = set_scene("effect-payment-api.md", "charge", "o-1", 500, gateway=Gateway)
+    scene = set_scene("how-to/effect-payment-api.md", "charge", "o-1", 500, gateway=Gateway)
     scene.counts = {"charges": lambda: len(scene.names["gateway"].charges)}
     return scene
 
 
 def _windowed(set_scene: Setting, column: str, edit: Callable[[str], str]) -> Scene:
-    scene = set_scene("effect-payment-api.md", "charge", "o-1", 500, gateway=Gateway, edit=edit)
+    scene = set_scene("how-to/effect-payment-api.md", "charge", "o-1", 500, gateway=Gateway, edit=edit)
     scene.counts = {column: lambda: len(scene.names["gateway"].charges)}
     return scene
 
@@ -214,7 +214,7 @@ def reserving(set_scene: Setting, dynamodb_endpoint: str) -> Iterator[Scene]:
         item = client.get_item(TableName="stock", Key={"sku": {"S": sku}}, ConsistentRead=True)["Item"]
         return (100 - int(item["left"]["N"])) // 7
 
-    scene = set_scene("effect-dynamodb-commit.md", "reserve", "o-1", sku, 7, store=store)
+    scene = set_scene("how-to/effect-dynamodb-commit.md", "reserve", "o-1", sku, 7, store=store)
     scene.counts = {"effects": taken}
     yield scene
     store.close()
@@ -238,7 +238,7 @@ def _booking(set_scene: Setting, url: str) -> Iterator[Scene]:
         assert "INTO ledger " in block
         return block.replace("INTO ledger ", f"INTO {ledger} ")
 
-    scene = set_scene("effect-sql-transaction.md", "book", "o-1", 500, store=store, edit=edit)
+    scene = set_scene("how-to/effect-sql-transaction.md", "book", "o-1", 500, store=store, edit=edit)
 
     @scene.app.task(base=IdempotentTask, shared=False, name="shop.receipt", idempotent=Policy(key="order_id"))
     def receipt(order_id: str) -> None:
@@ -280,14 +280,14 @@ def _relay_and_work(scene: Scene) -> None:
 
 @pytest.fixture
 def publishing(set_scene: Setting) -> Scene:
-    scene = set_scene("effect-fenced-resource.md", "publish", "o-1", "text", index=Index)
+    scene = set_scene("how-to/effect-fenced-resource.md", "publish", "o-1", "text", index=Index)
     scene.counts = {"effects": lambda: len(scene.names["index"].entries)}
     return scene
 
 
 def _following(set_scene: Setting, monkeypatch: pytest.MonkeyPatch, store: Store | None) -> Scene:
     """The page on follow-up tasks; publishing a receipt is a point of the stage."""
-    page, args = "effect-follow-up-task.md", ("o-1", 500)
+    page, args = "how-to/effect-follow-up-task.md", ("o-1", 500)
     printer = partial(Line, point="print")
     scene = set_scene(page, "pay", *args, store=store, gateway=Gateway, printer=printer)
     receipt, messages = scene.app.tasks["shop.receipt"], list[Any]()
@@ -351,7 +351,7 @@ def _relay_that_dies(scene: Scene) -> None:
 
 def _notifying(set_scene: Setting, column: str, receiver: str) -> Scene:
     lines = {"sms": partial(Line, point="text call"), "hook": partial(Line, point="webhook call")}
-    scene = set_scene("effect-at-most-once.md", "notify", "o-1", **lines)
+    scene = set_scene("how-to/effect-at-most-once.md", "notify", "o-1", **lines)
     scene.counts = {column: lambda: len(scene.names[receiver].sent)}
     return scene
 
@@ -543,7 +543,7 @@ WINDOW = {
 
 TABLES = [
     Table(
-        "effect-payment-api.md",
+        "how-to/effect-payment-api.md",
         DEATHS,
         "paying",
         "then the next attempt",
@@ -565,10 +565,10 @@ TABLES = [
             STALLS: (stalls("before call"), stalls("after call"), stalls("before COMPLETED")),
         },
     ),
-    Table("effect-payment-api.md", "the next attempt comes ...", "paying_past_the_window", RERUN, WINDOW),
-    Table("effect-payment-api.md", "the next attempt comes ...", "refusing_past_the_window", REFUSE, WINDOW),
+    Table("how-to/effect-payment-api.md", "the next attempt comes ...", "paying_past_the_window", RERUN, WINDOW),
+    Table("how-to/effect-payment-api.md", "the next attempt comes ...", "refusing_past_the_window", REFUSE, WINDOW),
     Table(
-        "effect-dynamodb-commit.md",
+        "how-to/effect-dynamodb-commit.md",
         DEATHS,
         "reserving",
         "then",
@@ -593,16 +593,18 @@ TABLES = [
         },
     ),
     Table(
-        "effect-sql-transaction.md",
+        "how-to/effect-sql-transaction.md",
         DEATHS,
         "booking_on_postgresql",
         "then",
         _of_transaction("before transaction", "after message in the transaction", "before record in the transaction"),
     ),
     # Nobody can take over within a block of SQLite, as the page says.
-    Table("effect-sql-transaction.md", DEATHS, "booking_on_sqlite", "then", _of_transaction("before transaction")),
     Table(
-        "effect-fenced-resource.md",
+        "how-to/effect-sql-transaction.md", DEATHS, "booking_on_sqlite", "then", _of_transaction("before transaction")
+    ),
+    Table(
+        "how-to/effect-fenced-resource.md",
         DEATHS,
         "publishing",
         "then the next attempt",
@@ -630,7 +632,7 @@ TABLES = [
         },
     ),
     Table(
-        "effect-follow-up-task.md",
+        "how-to/effect-follow-up-task.md",
         DEATHS,
         "following",
         "then the next attempt",
@@ -645,7 +647,7 @@ TABLES = [
         },
     ),
     Table(
-        "effect-follow-up-task.md",
+        "how-to/effect-follow-up-task.md",
         "the relay dies ...",
         "relaying",
         "then",
@@ -656,14 +658,14 @@ TABLES = [
         },
     ),
     Table(
-        "effect-at-most-once.md",
+        "how-to/effect-at-most-once.md",
         DEATHS,
         "texting",
         "then, with `AtMostOnce`",
         _of_step("text", "after claim", "before begin text"),
     ),
     Table(
-        "effect-at-most-once.md",
+        "how-to/effect-at-most-once.md",
         DEATHS,
         "posting",
         "then, with `AtLeastOnce`",
@@ -683,8 +685,8 @@ def test_every_row_of_every_page_is_acted_out() -> None:
     """No table and no row stands there without a scenario, and none is acted out that does not stand there."""
     acted = {(each.page, each.first_column): list(each.rows) for each in TABLES}
     documented = {
-        (page.name, first_column): [row[first_column] for row in table(page, first_column)]
-        for page in sorted(DOCS.glob("effect-*.md"))
+        (f"how-to/{page.name}", first_column): [row[first_column] for row in table(page, first_column)]
+        for page in sorted(DOCS.glob("how-to/effect-*.md"))
         for first_column in re.findall(r"^\| ([^|]+) \|.*\n\|---", page.read_text(), re.MULTILINE)
     }
 
@@ -820,13 +822,15 @@ def test_probe_alone_finds_what_has_arrived(publishing: Scene) -> None:
 
 @pytest.fixture
 def checking_out(set_scene: Setting) -> Scene:
-    """The task of docs/effects.md."""
-    return set_scene("effects.md", "check_out", "o-1", 500, gateway=Gateway, sms=partial(Line, point="text call"))
+    """The task of docs/how-to/effects.md."""
+    return set_scene(
+        "how-to/effects.md", "check_out", "o-1", 500, gateway=Gateway, sms=partial(Line, point="text call")
+    )
 
 
 def test_guarantee_of_the_page_is_the_codes(checking_out: Scene) -> None:
     """What the page quotes is what the task of the page prints, word by word."""
-    ((_, quoted),) = code(DOCS / "effects.md", "text")
+    ((_, quoted),) = code(DOCS / "how-to/effects.md", "text")
 
     assert quoted == f"{checking_out.play.task.guarantee()}\n"
 
@@ -865,7 +869,7 @@ KINDS = {each.__name__: each for each in (AtLeastOnce, AtMostOnce, Committed, Fe
 
 def test_overview_promises_what_its_kinds_promise() -> None:
     """Each row names the kinds of effect that it is declared by, and no more than they promise; every kind is named."""
-    rows = table(DOCS / "effects.md", "the effect is ...")
+    rows = table(DOCS / "how-to/effects.md", "the effect is ...")
     declared = [re.findall(r"`(\w+)\(", row["declare it"]) for row in rows]
 
     assert {name for names in declared for name in names} == set(KINDS)

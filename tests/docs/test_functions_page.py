@@ -1,4 +1,4 @@
-"""docs/functions.md: its script charges once, and its retries go on until there is an outcome."""
+"""docs/how-to/functions.md: its script charges once, and its retries go on until there is an outcome."""
 
 import asyncio
 import subprocess
@@ -12,7 +12,7 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from tests.support.documents import DOCS, code, execute_block
 
-PAGE = DOCS / "functions.md"
+PAGE = DOCS / "how-to/functions.md"
 (SCRIPT,) = code(PAGE, "py")
 
 pytestmark = pytest.mark.usefixtures("unchanged_celery")

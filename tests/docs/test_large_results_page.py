@@ -1,4 +1,4 @@
-"""docs/large-results.md: its program runs as it stands, its bucket is the template's, its permissions are enough."""
+"""how-to/large-results.md: its program runs as it stands, its bucket is the template's, its permissions are enough."""
 # mypy: allow-untyped-decorators
 
 import json
@@ -27,7 +27,7 @@ from tests.docs.test_aws_documents import _Template
 from tests.support.deliveries import an_app, deliver
 from tests.support.documents import DOCS, ROOT, code, table
 
-PAGE = DOCS / "large-results.md"
+PAGE = DOCS / "how-to/large-results.md"
 REGION = "eu-west-1"
 TEMPLATE = (DOCS / "aws" / "large-results.yaml").read_text()
 
@@ -206,7 +206,7 @@ class TestPermissions:
 
 def test_documented_urls_open(tmp_path: Path) -> None:
     """Each row of the page's first table, with the size that it says."""
-    for row in table(PAGE, "`idempotency_large_results`"):
+    for row in table(DOCS / "reference/large-results.md", "`idempotency_large_results`"):
         url = row["`idempotency_large_results`"].strip("`")
         if "://" in url:
             assert open_large_results(url).over in {102_400, 1_048_576}

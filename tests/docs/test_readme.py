@@ -48,7 +48,7 @@ from celery_idempotent.integration.messages import HEADERS, KEY_HEADER
 from celery_idempotent.integration.signals import BY_EVENT
 from celery_idempotent.protocol.canonical import canonical
 from celery_idempotent.protocol.effects import AtMostOnce, Effect
-from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql.schema import OUTBOX, TABLE
@@ -60,11 +60,11 @@ README = ROOT / "README.md"
 SOURCE = "\n".join(path.read_text() for path in Path(celery_idempotent.__file__).parent.rglob("*.py"))
 SETTINGS = set(re.findall(r'conf\.get\("(idempotency_\w+)"', SOURCE))
 TOLD = {
-    *(row["metric"].strip("`") for row in table(DOCS / "telemetry.md", "metric")),
+    *(row["metric"].strip("`") for row in table(DOCS / "reference/metrics.md", "metric")),
     *(f"celery_idempotent.{name}" for name in (*EventName, *_ON_SPANS)),
 }
 """What OpenTelemetry is told, by names that look like those of modules."""
-PROSE = {document.name: document.read_text() for document in DOCUMENTS}
+PROSE = {document: document.read_text() for document in DOCUMENTS}
 EVERYTHING = "\n".join(PROSE.values())
 
 
@@ -90,7 +90,7 @@ def run(gateway: Gateway, unchanged_celery: None) -> Callable[[Path], dict[str, 
     """Executes a document's Python blocks in order and returns what they defined."""
 
     def execute(document: Path) -> dict[str, Any]:
-        # The README shows the task first and the settings of its app later.
+        # A page may show a task first and the settings of its app later.
         blocks = sorted(code(document, "python"), key=lambda block: "app = Celery(" not in block[1])
         names: dict[str, Any] = {"app": an_app(), "gateway": gateway, "__name__": document.stem}
         for line, text in blocks:
@@ -102,7 +102,7 @@ def run(gateway: Gateway, unchanged_celery: None) -> Callable[[Path], dict[str, 
     return execute
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 def test_python_blocks_run(document: Path, run: Callable[[Path], dict[str, Any]]) -> None:
     """A reader can paste them: every block compiles and runs, after those before it."""
     run(document)
@@ -138,7 +138,7 @@ def charge(run: Callable[[Path], dict[str, Any]], store: FaultyStore, gateway: G
 
 
 def test_first_screen_replays(charge: Any, gateway: Gateway) -> None:
-    """'The message comes again after success': the recorded result is returned; the body does not run."""
+    """'It comes again after success': the recorded result is returned; the body does not run."""
     assert deliver(charge, "o-1", 500, task_id="a") == deliver(charge, "o-1", 500, task_id="a")
     assert gateway.calls == ["o-1"]
 
@@ -173,7 +173,7 @@ def test_first_screen_takes_over_after_lease_and_grace(
 
 
 def test_first_screen_refuses_a_late_worker(charge: Any, store: FaultyStore, clock: FakeClock) -> None:
-    """'The worker that was taken over wakes up': its write is refused, its successor's result is reported."""
+    """'A late worker wakes up': its write is refused, its successor's result is reported."""
     ends: list[Any] = []
 
     def stall(record: Record) -> None:
@@ -215,7 +215,9 @@ def test_first_screen_runs_nothing_without_the_store(charge: Any, store: FaultyS
 
 def test_requests_are_as_many_as_the_table_says(charge: Any, store: FaultyStore, clock: FakeClock) -> None:
     """New key 2, duplicate 1, conflict 1, takeover 3: all of them swaps, each of which is one PutItem."""
-    costs = {row["path"]: int(row["requests to the store"][0]) for row in table(README, "path")}
+    costs = {
+        row["path"]: int(row["requests to the store"][0]) for row in table(DOCS / "explanation/how-it-works.md", "path")
+    }
 
     def cost_of(*args: Any) -> int:
         store.swaps.clear()
@@ -234,7 +236,10 @@ def test_steps_and_commits_cost_what_the_table_says(store: FaultyStore) -> None:
     """A step is a write more, at most once two, and a commit none."""
     app = an_app()
     app.conf.idempotency_store = store
-    costs = {row["path"]: re.findall(r"\d", row["requests to the store"]) for row in table(README, "path")}
+    costs = {
+        row["path"]: re.findall(r"\d", row["requests to the store"])
+        for row in table(DOCS / "explanation/how-it-works.md", "path")
+    }
 
     def cost_of(work: Callable[[Attempt], object], **effects: Effect) -> str:
         @app.task(base=IdempotentTask, shared=False, name=f"task-{uuid4()}", idempotent=Policy(effects=effects))
@@ -285,22 +290,12 @@ def _leave_running(charge: Any, store: FaultyStore, order_id: str = "o-1") -> Re
 
 def test_policy_table_is_the_policy() -> None:
     """Every field, no other, in the order of the code, with the code's default."""
-    documented = [(row["field"].strip("`"), row["default"]) for row in table(DOCS / "configuration.md", "field")]
+    documented = [(row["field"].strip("`"), row["default"]) for row in table(DOCS / "reference/policy.md", "field")]
     actual = dataclasses.fields(Policy)
     assert [name for name, _ in documented] == [field.name for field in actual]
     for (name, default), field in zip(documented, actual, strict=True):
         made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         assert eval(default.strip("`"), {"timedelta": timedelta}) == made, name
-
-
-def test_policy_in_the_readme_is_the_policy() -> None:
-    """The excerpt names fields that exist, with the same defaults in words."""
-    readable = {"key": "all arguments", "lease": "60 s", "retain": "7 days"}
-    for row in table(README, "field"):
-        name = row["field"].strip("`")
-        default = getattr(Policy(), name)
-        assert row["default"] == readable.get(name) or eval(row["default"].strip("`")) == default, name
-    assert (Policy().key, Policy().lease, Policy().retain) == ("@", 60, timedelta(days=7))
 
 
 @pytest.mark.parametrize(
@@ -324,7 +319,7 @@ def test_bounds_in_the_policy_table_are_the_codes(option: str, worst: Any, good:
 
 def test_store_options_are_the_stores() -> None:
     """Every option of DynamoDBStore, no other, with its default."""
-    documented = table(DOCS / "configuration.md", "option")
+    documented = table(DOCS / "reference/stores.md", "option")
     actual = inspect.signature(DynamoDBStore).parameters
     assert [row["option"].strip("`") for row in documented] == list(actual)
     for row, parameter in zip(documented, actual.values(), strict=True):
@@ -334,17 +329,17 @@ def test_store_options_are_the_stores() -> None:
 
 def test_store_urls_open() -> None:
     """Each documented URL opens a store, and so does one with every documented option."""
-    for row in table(DOCS / "configuration.md", "URL"):
+    for row in table(DOCS / "reference/stores.md", "URL"):
         if row["URL"] != "`django://default`":  # opened in tests/django, where there is a Django
             assert open_store(row["URL"].strip("`"))
     assert open_store("dynamodb://@h:1/t?key_attr=k&sort_key_attr=s&sort_key_value=v&ttl_attr=e&region=r&secure=1")
-    schemes = {row["URL"].strip("`").split(":")[0] for row in table(DOCS / "configuration.md", "URL")}
+    schemes = {row["URL"].strip("`").split(":")[0] for row in table(DOCS / "reference/stores.md", "URL")}
     assert {each if each in stores._BUILT_IN else each.partition("+")[0] for each in schemes} == set(stores._BUILT_IN)
 
 
 def test_settings_are_those_that_the_code_reads() -> None:
     """Every setting of our own is documented, and no other."""
-    documented = {row["setting"].strip("`") for row in table(DOCS / "configuration.md", "setting")}
+    documented = {row["setting"].strip("`") for row in table(DOCS / "reference/settings.md", "setting")}
     assert documented == SETTINGS
 
 
@@ -352,22 +347,17 @@ def test_signals_are_documented_with_their_level() -> None:
     """Every signal, no other, each with the level of its log line."""
     levels = {
         row["signal"].strip("`"): logging.getLevelName(row["log level"])
-        for row in table(DOCS / "operations.md", "signal")
+        for row in table(DOCS / "reference/signals.md", "signal")
     }
     assert set(levels) == {name for name, value in vars(signals).items() if isinstance(value, Signal)}
     assert levels == {str(name): reports._LEVELS.get(name, logging.INFO) for name in BY_EVENT}
 
 
 def test_other_log_events_are_documented() -> None:
-    """Every log event that is no signal, and no other."""
-    documented = {row["event"].strip("`") for row in table(DOCS / "operations.md", "event")}
-    logged = {
-        f"idempotency.{name}"
-        for name in re.findall(
-            r'(?:say\(\s*(?:logger\.\w+|partial\(logger\.log, level, .*\)),|_tell\(\w+(?:\.tag)?,)\s*"(\w+)"', SOURCE
-        )
-    }
-    assert documented == logged - {f"idempotency.{name}" for name in EventName} | {"idempotency.store_unavailable"}
+    """Every log event that is no signal, and no other; test_troubleshooting.py has those that are warnings or worse."""
+    documented = {row["event"].strip("`") for row in table(DOCS / "reference/log-events.md", "event")}
+    quiet = set(re.findall(r'say\(\s*(?:logger\.(?:info|debug)|partial\(logger\.log, level, .*\)),\s*"(\w+)"', SOURCE))
+    assert documented == {f"idempotency.{name}" for name in quiet}
     assert set(BY_EVENT) == set(EventName)
 
 
@@ -378,7 +368,7 @@ def test_one_logger_configures_all() -> None:
 
 def test_errors_are_documented() -> None:
     """Every public error, no other; all but the one that a body raises have one base."""
-    documented = {row["error"].strip("`") for row in table(DOCS / "failures.md", "error")}
+    documented = {row["error"].strip("`") for row in table(DOCS / "reference/errors.md", "error")}
     assert documented == {name for name in errors.__all__ if issubclass(getattr(errors, name), Exception)} - {
         "IdempotencyWarning"
     }
@@ -387,26 +377,42 @@ def test_errors_are_documented() -> None:
 
 
 def test_commands_are_documented() -> None:
-    """Every command with every option of its own, no other."""
+    """Every command with every option of its own, no other; that all but one print JSON is said once."""
+    page = DOCS / "reference/cli.md"
+    assert "\nAll but `web` take `--json`.\n" in page.read_text()
+    common = {
+        "FILTERS": " ".join(row["filter"] for row in table(page, "filter")),
+        "VERDICT": " ".join(row["verdict option"] for row in table(page, "verdict option")),
+    }
     documented = {}
-    for row in table(DOCS / "operations.md", "command"):
+    for row in table(page, "command"):
         name, *rest = row["command"].strip("`").split(" ", 1)
-        documented[name] = set(re.findall(r"--[\w-]+", " ".join(rest)))
+        written = re.sub("|".join(common), lambda found: common[found[0]], " ".join(rest))
+        documented[name] = set(re.findall(r"--[\w-]+", written)) | ({"--json"} if name != "web" else set())
     actual = {
-        name: {option for each in command.params if isinstance(each, click.Option) for option in each.opts} - {"--yes"}
+        name: {option for each in command.params if isinstance(each, click.Option) for option in each.opts}
         for name, command in idempotency.commands.items()
     }
     assert documented == actual
-    assert "--yes" in {option for each in idempotency.commands["resolve"].params for option in each.opts}
 
 
 def test_attempt_is_documented() -> None:
     """Everything that a body may ask its attempt, no other."""
     documented = {
         re.sub(r"\(.*", "", row["name"].strip("`").removeprefix("attempt."))
-        for row in table(DOCS / "configuration.md", "name")
+        for row in table(DOCS / "reference/attempt.md", "name")
     }
     assert documented == {name for name in vars(Attempt) if not name.startswith("_")}
+
+
+def test_records_are_documented() -> None:
+    """Every field and every status, no other; those that a table says expire are those that do."""
+    page = DOCS / "reference/record.md"
+    fields = {row["record field"].strip("`") for row in table(page, "record field")}
+    assert fields == {each.name for each in dataclasses.fields(Record)}
+    leaves = {row["status"].strip("`"): row["how the record leaves it"] for row in table(page, "status")}
+    assert set(leaves) == set(Status)
+    assert {status for status, how in leaves.items() if "`retain`" in how} == {Status.COMPLETED, Status.FAILED}
 
 
 def test_public_names_are_documented() -> None:
@@ -416,7 +422,7 @@ def test_public_names_are_documented() -> None:
     assert {name for name in exported if name not in EVERYTHING} <= {"Attempt", "Record", "Status"}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 def test_nothing_is_documented_that_does_not_exist(document: Path) -> None:
     """Names in backticks that look like ours are ours."""
     known_words = {
@@ -479,10 +485,10 @@ def _keywords() -> set[str]:
     return {each.name for each in dataclasses.fields(Policy)} | {KEY_HEADER, "namespace"}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
     """Files that a document links to exist, and so do the headings."""
-    for link in re.findall(r"\]\(([^)]+)\)", PROSE[document.name]):
+    for link in re.findall(r"\]\(([^)]+)\)", PROSE[document]):
         if link.startswith("https://"):
             continue
         path, _, anchor = link.partition("#")
@@ -490,6 +496,19 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(target), link
+
+
+def test_landing_page_leads_to_every_guide() -> None:
+    """Each how-to page has its sentence, and no other page has."""
+    landing = DOCS / "how-to" / "index.md"
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", landing.read_text()))
+    assert linked == {page.name for page in landing.parent.glob("*.md")} - {landing.name}
+
+
+def test_glossary_is_short() -> None:
+    """At most twenty words, each once."""
+    entries = [row["word"] for row in table(DOCS / "reference/glossary.md", "word")]
+    assert len(set(entries)) == len(entries) <= 20
 
 
 # -- keys
@@ -529,7 +548,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("row", table(DOCS / "keys.md", "one value"), ids=lambda row: row["one value"])
+@pytest.mark.parametrize("row", table(DOCS / "reference/keys.md", "one value"), ids=lambda row: row["one value"])
 def test_what_equals_what_is_so(row: dict[str, str]) -> None:
     """Each pair has one canonical form, or two, as the table says."""
     one, other = (eval(re.findall("`([^`]*)`", row[name])[0], dict(VALUES)) for name in ("one value", "another"))
@@ -601,8 +620,8 @@ def test_equal_ticks_are_exempt_under_the_default_key_only() -> None:
 
 
 def test_beat_evaluates_the_documented_argument(run: Callable[[Path], dict[str, Any]]) -> None:
-    """The schedule of docs/keys.md sends the day, so that two beats make one operation of it."""
-    names = run(DOCS / "keys.md")
+    """The schedule of docs/how-to/keys.md sends the day, so that two beats make one operation of it."""
+    names = run(DOCS / "how-to/keys.md")
     entry = names["app"].conf.beat_schedule["close-books"]
     (day,) = _evaluate_entry_args(entry["args"])
     assert date.fromisoformat(day)

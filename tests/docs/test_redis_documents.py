@@ -1,4 +1,4 @@
-"""docs/redis.md against the store and a real server: URLs, options, permissions, sizes."""
+"""The how-to and the reference of Redis against the store and a real server: URLs, options, permissions, sizes."""
 
 import re
 from dataclasses import replace
@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from celery_idempotent import forget
+from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores import open_store
@@ -21,7 +22,8 @@ from tests.support.documents import DOCS, code, table
 from tests.support.operator import operate, refused
 from tests.support.redis_servers import GROUP, HOST, EmbeddedSentinel, a_user, administrator
 
-PAGE = DOCS / "redis.md"
+PAGE = DOCS / "how-to/redis.md"
+REFERENCE = DOCS / "reference/redis.md"
 RULES = {row["user"]: " ".join(re.findall("`([^`]+)`", row["rules"])) for row in table(PAGE, "user")}
 WORKER = RULES["worker"]
 
@@ -32,7 +34,7 @@ def opened(url: str) -> RedisStore:
     return store
 
 
-@pytest.mark.parametrize("row", table(PAGE, "form"), ids=lambda row: row["form"])
+@pytest.mark.parametrize("row", table(REFERENCE, "form"), ids=lambda row: row["form"])
 def test_documented_urls_can_be_opened(row: dict[str, str], tmp_path: Path) -> None:
     """Every form of a URL is understood as it stands there."""
     file = tmp_path / "ca.pem"
@@ -43,7 +45,7 @@ def test_documented_urls_can_be_opened(row: dict[str, str], tmp_path: Path) -> N
 def test_options_are_those_that_urls_know() -> None:
     """Every option is documented, for what it is for, and no other."""
     documented: dict[str, set[str]] = {}
-    for row in table(PAGE, "option"):
+    for row in table(REFERENCE, "option"):
         documented.setdefault(row["for"], set()).update(re.findall("`([^`]+)`", row["option"]))
     assert documented == {
         "all": set(redis_url._PARSERS),
@@ -79,7 +81,7 @@ def test_documented_permissions_are_enough(redis_server: EmbeddedRedis) -> None:
 
 def test_line_for_the_server_is_the_workers_rules(redis_server: EmbeddedRedis) -> None:
     """The line to copy grants what the table says, and the server takes it."""
-    (line,) = [text for _, text in code(PAGE, "") if text.startswith("ACL")]
+    (line,) = [text for _, text in code(PAGE, "text") if text.startswith("ACL")]
     with administrator(redis_server) as client:
         client.execute_command(*line.split())
         assert line.split() == ["ACL", "SETUSER", "shop", "on", ">password", *WORKER.split()]
@@ -178,11 +180,11 @@ def test_sizes_are_about_right(redis_server: EmbeddedRedis) -> None:
         "completed, a result of 1 KB": replace(plain, status=Status.COMPLETED, result="x" * 1024),
     }
     store = opened(redis_server.url)
-    for row in table(PAGE, "record"):
+    for row in table(REFERENCE, "record"):
         record = records[row["record"]]
         if record.result:
             record = replace(record, content_type="application/json", expires_at=4_000_000_000)
-        record = replace(record, key=f"orders.charge:{record.owner.ljust(64, 'x')}")
+        record = replace(record, key=f"orders.charge:{new_nonce().ljust(64, 'x')}")
         store.swap(record, None)
         with administrator(redis_server) as client:
             used = client.memory_usage(f"celery-idempotent:{record.key}", samples=0)
@@ -206,4 +208,4 @@ def test_who_forgets_a_record_is_told_by_the_log_alone(
     assert (judged.verdict["by"], store.get(key)) == ("ann", None)
     assert f"key={key} " in caplog.text
     assert "by=ann reason=GDPR-7" in caplog.text
-    assert "deleted at once, with who did so and why" in PAGE.read_text()
+    assert "deleted at once, with who did so and why" in REFERENCE.read_text()

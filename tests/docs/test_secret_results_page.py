@@ -1,4 +1,4 @@
-"""docs/secret-results.md: its script runs as it stands there, and the file of its store has no secret."""
+"""docs/how-to/secret-results.md: its script runs as it stands there, and the file of its store has no secret."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ from cryptography.fernet import Fernet
 
 from tests.support.documents import DOCS, code
 
-PAGE = DOCS / "secret-results.md"
+PAGE = DOCS / "how-to/secret-results.md"
 ((_, SCRIPT),) = code(PAGE, "py")
 SECRET = "DE02120300000000202051"
 OLD, NEW = Fernet.generate_key().decode(), Fernet.generate_key().decode()

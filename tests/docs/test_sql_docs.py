@@ -1,4 +1,4 @@
-"""docs/sql.md says what the code does."""
+"""The pages on SQL say what the code does."""
 # mypy: allow-untyped-decorators
 
 import inspect
@@ -14,14 +14,15 @@ from celery_idempotent.stores.sql.statements import _STALE_ANSWERS
 from celery_idempotent.stores.sql.store import _POOL_SIZE, _TIMEOUT, SQLStore
 from tests.support.documents import DOCS, code, table
 
-PAGE = DOCS / "sql.md"
-TEXT = PAGE.read_text()
+PAGE = DOCS / "how-to/sql.md"
+REFERENCE = DOCS / "reference/sql.md"
+SCHEMA = DOCS / "reference/sql-schema.md"
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb"])
 def test_ddl_is_the_codes(dialect: str) -> None:
     """The page shows the table of PostgreSQL, and the one that MySQL and MariaDB share."""
-    assert ddl(dialect) in [block for _, block in code(PAGE, "sql")]
+    assert ddl(dialect) in [block for _, block in code(SCHEMA, "sql")]
 
 
 def test_alembic_is_given_the_stores_own_tables() -> None:
@@ -43,19 +44,19 @@ def _blocks_for_alembic() -> list[str]:
 
 def test_drivers_are_the_codes() -> None:
     """Every driver, no other, with what installs it and a URL that names it."""
-    documented = {row["URL"].strip("`").split(":")[0]: row["install"].strip("`") for row in table(PAGE, "URL")}
+    documented = {row["URL"].strip("`").split(":")[0]: row["install"].strip("`") for row in table(REFERENCE, "URL")}
 
     assert documented == {
         f"{dialect}+{name}": driver.distribution
         for dialect, drivers in _DRIVERS.items()
         for name, driver in drivers.items()
     }
-    assert isinstance(open_store(table(PAGE, "URL")[0]["URL"].strip("`")), SQLStore)
+    assert isinstance(open_store(table(REFERENCE, "URL")[0]["URL"].strip("`")), SQLStore)
 
 
 def test_options_are_the_stores() -> None:
     """Every option, no other, with its default, and what none stands for."""
-    documented = table(PAGE, "option")
+    documented = table(REFERENCE, "option")
     actual = inspect.signature(SQLStore).parameters
 
     assert [row["option"].strip("`") for row in documented] == list(actual)
@@ -69,7 +70,7 @@ def test_options_are_the_stores() -> None:
 
 def test_numbers_in_words_are_the_codes() -> None:
     """Five minutes, a hundred answers."""
-    assert "five minutes old" in TEXT
+    assert "five minutes old" in REFERENCE.read_text()
     assert _RECYCLE == 300
-    assert "a hundred answers" in TEXT
+    assert "a hundred answers" in PAGE.read_text()
     assert _STALE_ANSWERS == 100

@@ -1,7 +1,8 @@
-"""docs/testing.md does what it says: its blocks are one file that passes, and its report is the real one."""
+"""how-to/testing.md and reference/testing.md do what they say: their blocks pass, and the report is the real one."""
 
 import inspect
 import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -16,28 +17,50 @@ pytest_plugins = ["pytester"]
 BARE = ("-p", "no:cacheprovider", "-p", "no:celery", "-p", "no:docker_tools")
 """Without what else is installed here."""
 
-PAGE = DOCS / "testing.md"
+PAGE = DOCS / "how-to/testing.md"
+FACTS = DOCS / "reference/testing.md"
 BLOCKS = [text for _, text in code(PAGE, "python")]
 
 
-def test_blocks_of_the_page_pass(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("page", [PAGE, FACTS], ids=lambda page: page.parent.name)
+def test_blocks_of_the_page_pass(page: Path, pytester: pytest.Pytester) -> None:
     """All of its tests, in one file, with every warning an error."""
-    pytester.makepyfile(test_shop="\n".join(BLOCKS))
+    written = "\n".join(text for _, text in code(page, "python"))
+    pytester.makepyfile(test_shop=written)
 
     result = pytester.runpytest_subprocess("-W", "error", *BARE)
 
-    result.assert_outcomes(passed=len(re.findall(r"^def test_", "\n".join(BLOCKS), re.MULTILINE)))
+    result.assert_outcomes(passed=len(re.findall(r"^def test_", written, re.MULTILINE)))
+
+
+def test_first_test_of_the_page_passes_alone(pytester: pytest.Pytester) -> None:
+    """As the page says after its first block."""
+    pytester.makepyfile(test_shop=BLOCKS[0])
+
+    pytester.runpytest_subprocess(*BARE).assert_outcomes(passed=1)
+
+
+def test_failing_test_of_the_page_fails_as_it_shows(pytester: pytest.Pytester) -> None:
+    """Its report, line by line."""
+    ((_, shown),) = code(PAGE, "text")
+    ((_, failing),) = code(PAGE, "py")
+    pytester.makepyfile(test_shop=BLOCKS[0] + failing)
+
+    result = pytester.runpytest_subprocess(*BARE)
+
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines([f"E *{line}" for line in shown.splitlines() if line], consecutive=False)
 
 
 def test_report_of_the_page_is_the_real_one(pytester: pytest.Pytester) -> None:
     """The table that the page shows is what its task gets without its promise."""
     ((_, shown),) = code(PAGE, "text")
     pytester.makepyfile(
-        shop=BLOCKS[0],
+        test_shop=BLOCKS[0],
         test_report="""
         import pytest
         from celery_idempotent.testing import assert_effect_once
-        from shop import outbox, send_receipt
+        from test_shop import outbox, send_receipt
 
         def test_report():
             with pytest.raises(AssertionError) as raised:
@@ -47,7 +70,7 @@ def test_report_of_the_page_is_the_real_one(pytester: pytest.Pytester) -> None:
         """,
     )
 
-    pytester.runpytest_subprocess(*BARE).assert_outcomes(passed=1)
+    pytester.runpytest_subprocess(*BARE, "test_report.py").assert_outcomes(passed=1)
 
     report = (pytester.path / "report.txt").read_text()
     assert report.startswith(shown)
@@ -57,9 +80,9 @@ def test_report_of_the_page_is_the_real_one(pytester: pytest.Pytester) -> None:
 
 def test_arguments_and_promises_are_the_codes() -> None:
     """Every argument and every promise, no other."""
-    arguments = {row["argument"].strip("`") for row in table(PAGE, "argument")}
+    arguments = {row["argument"].strip("`") for row in table(FACTS, "argument")}
     parameters = inspect.signature(assert_effect_once).parameters.values()
-    promises = [re.findall("`([^`]*)`", row["promise"])[0] for row in table(PAGE, "promise")]
+    promises = [re.findall("`([^`]*)`", row["promise"])[0] for row in table(FACTS, "promise")]
 
     keywords = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
     assert arguments == keywords | {"all others"}
@@ -67,7 +90,8 @@ def test_arguments_and_promises_are_the_codes() -> None:
 
 
 def test_everything_public_is_documented() -> None:
-    """What the test kit exports, and the plugin's fixtures, stand on this page or on that about stores."""
-    documented = {*words(PAGE), *words(DOCS / "write-a-store.md")} | set(re.findall(r"\w+", "\n".join(BLOCKS)))
+    """What the test kit exports, and the plugin's fixtures, stand on these pages or on those about stores."""
+    pages = PAGE, FACTS, *(DOCS / "reference").glob("store-*.md")
+    documented = {word for page in pages for word in words(page)} | set(re.findall(r"\w+", "\n".join(BLOCKS)))
 
     assert {*testing.__all__, *pytest_celery_idempotent.__all__} <= documented

@@ -31,7 +31,7 @@ def test_the_incident_goes_as_the_page_says() -> None:
     played = subprocess.run(
         [sys.executable, "-m", "lab.incident"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    page = (ROOT / "docs" / "incident.md").read_text()
+    page = (ROOT / "docs/how-to/incident.md").read_text()
 
     assert played.returncode == 0, played.stdout + played.stderr
     assert _told(played.stdout) == _told(page)

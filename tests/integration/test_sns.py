@@ -1,4 +1,4 @@
-"""docs/sns.md as it stands: one event, three services, and each effect once, whoever dies and whatever comes twice."""
+"""The page on SNS as it stands: one event, three services, each effect once, whoever dies and whatever comes twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(240)]
 
-((_, SERVICES_PY),) = code(DOCS / "sns.md", "py")
+((_, SERVICES_PY),) = code(DOCS / "how-to/sns.md", "py")
 
 SERVICES = ("billing", "stock", "mail")
 

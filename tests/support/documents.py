@@ -1,4 +1,4 @@
-"""README.md and docs/*.md, taken apart: their code, their tables, their links."""
+"""README.md and the pages of docs, taken apart: their code, their tables, their links."""
 
 import re
 from collections.abc import Iterator
@@ -12,6 +12,11 @@ DOCS = ROOT / "docs"
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted(DOCS.glob("*.md")),
+    *(
+        page
+        for folder in ("how-to", "reference", "explanation", "troubleshooting")
+        for page in sorted(DOCS.glob(f"{folder}/*.md"))
+    ),
     *sorted(DOCS.glob("adr/[0-9]*.md")),
 ]
 

@@ -85,7 +85,10 @@ def test_hot_keys_cost_less_than_new_ones() -> None:
 
 
 def test_a_real_storm_had_these_figures() -> None:
-    """Both stand side by side in docs/capacity.md: measure anew where the decisions are changed."""
+    """Both stand side by side in docs/explanation/capacity.md: measure anew where the decisions are changed.
+
+    Which is: ``storm.run(print, duplicates=300, body=90, leases=[60], brokers=["redis"])`` of ``lab.proof``.
+    """
     reports = [simulate(storm(seed, duplicates=300, body=90_000), seed) for seed in range(10)]
 
     def mean(figure: Callable[[Report], float]) -> float:

@@ -1,5 +1,7 @@
 """The site that `make docs` makes: nothing is missing, leads nowhere or asks another host."""
 
+import importlib
+import inspect
 import json
 import re
 import subprocess
@@ -11,12 +13,34 @@ from pathlib import Path
 import pytest
 from sphinx.search.en import SearchEnglish
 
-from tests.support.documents import DOCS, ROOT, table
+from celery_idempotent.troubleshooting import PAGES, link
+from tests.support.documents import ROOT
+from tests.support.messages import logged, said
+from tests.support.screens import NARROW, WIDE, sizes
 from tests.unit.test_public_names import PUBLIC
 
 REPOSITORY = "https://github.com/celery-idempotent/celery-idempotent"
 LOADED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "object": "data"}
 """By element: the attribute that names what a browser fetches without being asked."""
+
+MODULES = {*PUBLIC, "celery_idempotent.testing"}
+OF_THE_ENGINE = {
+    "backoff_max_ms",
+    "backoff_ms",
+    "conflict_delay_ms",
+    "deadline_ms",
+    "fingerprint_selector",
+    "grace_ms",
+    "key_selector",
+    "label_selector",
+    "lease_ms",
+    "observed",
+    "outage_delay_ms",
+    "outcomes",
+    "retain_ms",
+    "scope_of",
+}
+"""Of a policy: what the engine reads of it, in its own units. Users have the fields."""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -81,36 +105,77 @@ def test_links_into_the_repository_lead_to_files_of_it(addresses: dict[str, Addr
 
 def test_links_to_pages_stay_on_the_site(addresses: dict[str, Addresses]) -> None:
     """Also those to a file that the site includes, and those from it."""
-    assert "readme.html#words" in addresses["project/contributing.html"].links
-    assert "../failures.html" in addresses["project/readme.html"].links
+    assert "../reference/glossary.html" in addresses["project/contributing.html"].links
+    assert "../reference/failures.html" in addresses["project/readme.html"].links
     shown = {
         link for each in addresses.values() for link in each.links if re.match(rf"{REPOSITORY}/blob/main/.*\.md$", link)
     }
     assert shown == {f"{REPOSITORY}/blob/main/tests/README.md"}
 
 
-def test_every_public_name_is_in_the_reference(site: Path) -> None:
-    """Under a public module that hands it on."""
+@pytest.fixture(scope="module")
+def described(site: Path) -> set[str]:
+    """Every name of Python that some page describes, with its module."""
     listed = zlib.decompress((site / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
-    described = {line.split()[0] for line in listed.splitlines() if " py:" in line}
+    return {line.split()[0] for line in listed.splitlines() if " py:" in line}
+
+
+def test_every_public_name_is_in_the_reference(described: set[str]) -> None:
+    """Under a public module that hands it on."""
     names = {name for each in PUBLIC.values() for name in each} - {"__version__"}
     modules = {name: {module for module, held in PUBLIC.items() if name in held} for name in names}
     absent = {name for name, at in modules.items() if not {f"{module}.{name}" for module in at} & described}
     assert absent == set()
 
 
-def test_the_search_finds_errors_by_their_text(site: Path) -> None:
-    """Every word of what docs/failures.md says of an error leads there, as the search cuts words to their stems."""
-    index = json.loads((site / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
-    page, search = index["docnames"].index("failures"), SearchEnglish({})
-    found = {
-        word
-        for part in ("terms", "titleterms")
-        for word, at in index[part].items()
-        if page in (at if isinstance(at, list) else [at])
+def test_every_entry_is_where_its_link_leads(site: Path) -> None:
+    """The address at the end of a message names a page of the site, and a heading on it."""
+    pages = {page.stem: page.read_text() for page in (site / "troubleshooting").glob("*.html")}
+    addresses = {link(each.see).removeprefix(f"{PAGES}/") for each in said() | logged()}
+    assert len(addresses) > 150
+    assert {each for each in addresses if f'id="{each.split("#")[1]}"' not in pages[each.split(".html")[0]]} == set()
+
+
+def test_every_member_of_a_public_class_is_in_the_reference(described: set[str]) -> None:
+    """What a class of ours says of a method or property of its own is shown with the class."""
+    classes = {
+        f"{module}.{name}": vars(importlib.import_module(module))[name] for module in MODULES for name in _names(module)
     }
-    rows = table(DOCS / "failures.md", "error")
-    assert "KeyMissing" in rows[2]["error"]
-    said = {word for row in rows for cell in row.values() for word in search.split(re.sub(r"\]\(.*?\)", "", cell))}
-    sought = {word.lower() for word in said if search.word_filter(word.lower())}
-    assert {word for word in sought if search.stem(word) not in found} == set()
+    absent = {
+        f"{path}.{member}"
+        for path, each in classes.items()
+        if path in described and isinstance(each, type)
+        for member, value in vars(each).items()
+        if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, property)) and value.__doc__
+    } - described
+    assert absent == {f"celery_idempotent.Policy.{name}" for name in OF_THE_ENGINE}
+
+
+def _names(module: str) -> set[str]:
+    names: list[str] = vars(importlib.import_module(module))["__all__"]
+    return set(names)
+
+
+def test_the_search_finds_errors_by_their_text(site: Path) -> None:
+    """Every word of a message leads to the page of its entry, as the search cuts words to their stems."""
+    index = json.loads((site / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
+    search = SearchEnglish({})
+    found: dict[int, set[str]] = {}
+    for part in ("terms", "titleterms"):
+        for word, at in index[part].items():
+            for page in at if isinstance(at, list) else [at]:
+                found.setdefault(page, set()).add(word)
+    for each in said():
+        page = index["docnames"].index(f"troubleshooting/{each.see.partition('#')[0]}")
+        sought = {word.lower() for word in search.split(each.text) if search.word_filter(search.stem(word.lower()))}
+        assert {word for word in sought if search.stem(word) not in found[page]} == set(), each
+
+
+def test_no_page_is_longer_than_three_screens_or_wider_than_a_phone(
+    site: Path, addresses: dict[str, Addresses]
+) -> None:
+    """In a browser: on a desktop a reader has the whole of a page in mind, on a phone nobody scrolls sideways."""
+    found, limit = sizes(site, addresses), 3.1  # fonts of machines differ by some percent
+    assert {page: size.screens for page, size in found.items() if size.screens > limit} == {}, f"screens are {WIDE}"
+    assert {page: size.width for page, size in found.items() if size.width > NARROW[0]} == {}
+    assert max(size.screens for size in found.values()) > 2

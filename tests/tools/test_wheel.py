@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from lab.embedded import EmbeddedRedis
 ROOT = Path(__file__).parents[2]
 PACKAGE = ("celery_idempotent/", "pytest_celery_idempotent.py")
 HOME = "https://github.com/celery-idempotent/celery-idempotent"
+RAW = HOME.replace("github.com", "raw.githubusercontent.com")
 
 TESTED_BY = (
     *(
@@ -146,6 +148,12 @@ def test_links_of_the_description_live_on_an_index_page(metadata: Message, track
     assert {path for path in paths if not (ROOT / path).exists()} == set()
 
 
+def test_pictures_of_the_description_are_seen_on_an_index_page(metadata: Message) -> None:
+    """They are fetched as files, not as the pages on which the repository shows them."""
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", str(metadata.get_payload()))
+    assert [each.removeprefix(f"{RAW}/main/") for each in pictures] == ["docs/pictures/demo.svg"]
+
+
 def test_metadata_names_the_project_and_its_pages(metadata: Message) -> None:
     """The people are the contributors; each page of the project has a link of its own."""
     assert metadata["Author"] == "celery-idempotent contributors"
@@ -179,6 +187,13 @@ def test_the_redis_extra_is_all_that_a_shop_on_redis_needs(
     python = _environment(tmp_path / "environment", f"{wheel}[redis]")
     (tmp_path / "shop.py").write_text(SHOP)
     assert _run(str(python), "shop.py", redis_server.url, cwd=tmp_path).split() == ["1", "1", "1", "1"]
+
+
+@pytest.mark.timeout(600)
+def test_the_tutorial_does_what_it_says(wheel: Path) -> None:
+    """Each file, command and output of the page, in its order, in two terminals and an environment that is empty."""
+    done = _run(sys.executable, "-m", "tests.support.tutorial", str(wheel), cwd=ROOT)
+    assert done.startswith("the tutorial does what it says")
 
 
 def _environment(folder: Path, *requirements: str) -> Path:
