@@ -61,7 +61,6 @@ html_favicon = html_logo = "../celery_idempotent/contrib/web/static/icon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
-html_show_copyright = False
 html_show_sphinx = False
 html_show_copyright = False  # the licence is a file of the repository
 html_use_index = False  # of 17 screens; the search finds names, too

@@ -16,6 +16,7 @@ from zipfile import ZipFile
 import pytest
 from readme_renderer.markdown import render
 
+from celery_idempotent.troubleshooting import PAGES
 from lab.embedded import EmbeddedRedis
 
 ROOT = Path(__file__).parents[2]
@@ -162,7 +163,7 @@ def test_metadata_names_the_project_and_its_pages(metadata: Message) -> None:
     assert pages == {
         "Source": HOME,
         "Changelog": f"{HOME}/blob/main/CHANGELOG.md",
-        "Documentation": f"{HOME}/tree/main/docs",
+        "Documentation": PAGES.removesuffix("troubleshooting"),
         "Issues": f"{HOME}/issues",
     }
 
