@@ -34,7 +34,7 @@ class DualStore:
     """Reads two stores and writes the new one; see ``docs/how-to/migration.md`` for what to do in which order.
 
     Args:
-        old: Where the records were. Marks are written there, and nothing is deleted.
+        old: Where the records were. Marks are written there and stay, but for one of a claim that is then refused.
         new: Where they will be. Its clock counts, and what it can do besides.
     """
 
@@ -78,7 +78,14 @@ class DualStore:
             if not is_mark(there):
                 return there
             self._arrive(there)
-        return self._new.swap(new, expected)
+        stored = self._new.swap(new, expected)
+        if stored is not None and is_mark(stored):
+            ours = empty_mark_of(new).revision
+            self._old.delete(new.key, ours)  # or everybody would wait for an operation that never begins
+            if stored.revision == ours:
+                raise self._misplaced("the two are one store")
+            self._refuse_mark(stored)
+        return stored
 
     def get(self, key: str) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.get`; writes nothing."""

@@ -470,6 +470,27 @@ def test_worker_with_both_in_another_order_moves_nothing(dual: DualStore, old: M
     assert new.get(record.key) == dual.get(record.key) == record
 
 
+def test_claim_in_one_store_under_two_names_is_refused_and_leaves_no_mark(old: MemoryStore) -> None:
+    """A mark would keep the operation from ever beginning, also once the setting is put right."""
+    record = a_record()
+
+    with pytest.raises(StoreMisconfigured, match="the two are one store"):
+        DualStore(old, old).swap(record, None)
+    assert old.swap(record, None) == record
+
+
+def test_claim_where_operations_were_moved_from_is_refused_and_leaves_no_mark(
+    old: MemoryStore, new: MemoryStore
+) -> None:
+    """Whoever has the two in the right order begins it."""
+    record = a_record()
+    old.swap(empty_mark_of(record.but(revision="gone")), None)
+
+    with pytest.raises(StoreMisconfigured, match="operations have been moved from there"):
+        DualStore(new, old).swap(record, None)
+    assert DualStore(old, new).swap(record, None) == record
+
+
 def test_mark_is_not_emptied_where_another_mark_stands(dual: DualStore, old: MemoryStore, new: MemoryStore) -> None:
     """Whatever has put it there, the old store's mark is then all that there is of the record."""
     record = a_record().but(status=Status.RELEASED)
