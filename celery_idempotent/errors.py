@@ -43,6 +43,11 @@ __all__ = [
 ]
 
 
+def _given(see: str) -> tuple[str, ...]:
+    """``see`` among the arguments: not if there is none, so that a subclass need not take it to be built again."""
+    return (see,) if see else ()
+
+
 class IdempotencyError(Exception):
     """Base of everything this library raises on its own behalf.
 
@@ -67,13 +72,19 @@ class IdempotencyWarning(UserWarning):
         see: The entry under ``docs/troubleshooting``.
     """
 
+    see = ""
+
     def __init__(self, text: str, see: str = "") -> None:
-        super().__init__(text, see)
-        self.text = text
+        super().__init__(text, *_given(see))
         self.see = see
 
+    @property
+    def text(self) -> str:
+        """What is told, without the address."""
+        return str(self.args[0]) if self.args else ""
+
     def __str__(self) -> str:
-        return with_link(self.text, see=self.see)
+        return one_line(with_link(self.text, see=self.see))
 
 
 class PolicyError(IdempotencyError, ValueError):
@@ -87,7 +98,7 @@ class PolicyError(IdempotencyError, ValueError):
     """
 
     def __init__(self, option: str, value: str, remedy: str, see: str = "") -> None:
-        super().__init__(option, value, remedy, see)
+        super().__init__(option, value, remedy, *_given(see))
         self.option = option
         self.value = value
         self.remedy = remedy
@@ -310,7 +321,7 @@ class StoreUnavailable(IdempotencyError):
     """
 
     def __init__(self, store: str, operation: str, reason: str, see: str = "") -> None:
-        super().__init__(store, operation, reason, see)
+        super().__init__(store, operation, reason, *_given(see))
         self.store = store
         self.operation = operation
         self.reason = reason

@@ -90,3 +90,44 @@ def test_tree_is_as_documented() -> None:
         assert name in str(errors.__doc__)
         assert isinstance(each, errors.IdempotencyError) or name == "SafeToRetry"
     assert issubclass(errors.StoreMisconfigured, errors.StoreUnavailable)
+
+
+class _NoTable(errors.StoreUnavailable):
+    def __init__(self, store: str, operation: str, reason: str) -> None:
+        super().__init__(store, operation, reason)
+
+
+class _BadOption(errors.PolicyError):
+    def __init__(self, option: str, value: str, remedy: str) -> None:
+        super().__init__(option, value, remedy)
+
+
+class _Weak(errors.IdempotencyWarning):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+
+
+@pytest.mark.parametrize("error", [_NoTable("a", "b", "c"), _BadOption("a", "b", "c"), _Weak("a")], ids=_ids)
+def test_a_subclass_that_takes_no_entry_is_built_again(error: Exception) -> None:
+    """Such as an error of somebody's own store: without an entry, the arguments are those that it takes."""
+    backend = Celery(set_as_current=False, backend="cache+memory://").backend
+    stored = backend.decode(backend.encode(backend.prepare_exception(error, "json")))
+
+    for twin in (pickle.loads(pickle.dumps(error)), backend.exception_to_python(stored)):
+        assert type(twin) is type(error)
+        assert str(twin) == str(error)
+
+
+def test_a_warning_of_ones_own_is_told_whatever_its_constructor_does() -> None:
+    """An error in the text of a warning would end the worker that is only warned."""
+
+    class Weak(errors.IdempotencyWarning):
+        def __init__(self, loss: int) -> None:
+            self.loss = loss
+
+    assert str(Weak(3)) == "3"
+
+
+def test_a_warning_is_one_line_whatever_it_tells() -> None:
+    """A task's name forges no line of a log either."""
+    assert str(errors.IdempotencyWarning("a\nERROR \x1b[2J\u202e")) == r"a\nERROR \x1b[2J\u202e"
