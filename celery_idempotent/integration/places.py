@@ -108,7 +108,7 @@ _by_url: dict[str, Opened] = {}
 
 def _opened(store: str | Store) -> Opened:
     if not isinstance(store, str):
-        return _with_breaker(store)
+        return _with_breaker(open_store(store))
     with _opening:
         found = _by_url.get(store)
         if found is None:

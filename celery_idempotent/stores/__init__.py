@@ -69,10 +69,17 @@ def open_store(url: str | Store) -> Store:
             ``celery_idempotent.stores``, which must be a callable that takes the URL.
 
     Raises:
-        PolicyError: Unknown scheme, missing driver, unusable URL, or an entry point that returns no store; the
-            message names the remedy.
+        PolicyError: Unknown scheme, missing driver, unusable URL, or neither a URL nor a store, given or returned by an
+            entry point; the message names the remedy.
     """
     if not isinstance(url, str):
+        if isinstance(url, type) or _lacking(url):
+            raise PolicyError(
+                "idempotency_store",
+                type(url).__name__,
+                "is not a store; write a URL, such as redis://host/0, or a store, such as SQLStore(engine)",
+                see="stores#this-is-not-a-store",
+            )
         return url
     scheme = url.partition(":")[0].lower()
     built_in = _BUILT_IN.get(scheme) or _SQL.get(scheme.partition("+")[0])
@@ -142,7 +149,12 @@ def _open_registered(url: str, entry_point: EntryPoint) -> Store:
         # Not its text, which is likely to quote what could not be understood, a password included.
         place = extract_tb(error.__traceback__)[-1]
         raise unusable(f"it raised {type(error).__name__} at {place.filename}, line {place.lineno}") from None
-    missing = [name for name in vars(Store) if not name.startswith("_") and not callable(getattr(store, name, None))]
+    missing = _lacking(store)
     if missing:
         raise unusable(f"it returned a {type(store).__name__}, which is not a store; it lacks {', '.join(missing)}")
     return cast(Store, store)
+
+
+def _lacking(store: object) -> list[str]:
+    """What every store has, and ``store`` has not."""
+    return [name for name in vars(Store) if not name.startswith("_") and not callable(getattr(store, name, None))]

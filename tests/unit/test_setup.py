@@ -9,6 +9,7 @@ import warnings
 import weakref
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ from celery_idempotent import (
     Status,
     StoreMisconfigured,
     StoreUnavailable,
+    idempotent,
     open_store,
 )
 from celery_idempotent.integration.cli import idempotency
@@ -129,6 +131,20 @@ def test_unknown_scheme_lists_the_known_ones(url: str, remedy: str) -> None:
     """A typo in the scheme is answered with what there is."""
     with pytest.raises(PolicyError, match=remedy):
         open_store(url)
+
+
+@pytest.mark.parametrize("given", [3, {"URL": "memory://"}, b"memory://", Path("keys.sqlite"), MemoryStore], ids=repr)
+def test_what_is_no_store_is_refused_before_a_task_runs(given: Any) -> None:
+    """A driver's client, a path or a class: a worker would start with it, and every task fail."""
+    app = Celery(set_as_current=False)
+    app.conf.idempotency_store = given
+
+    for opened in (
+        lambda: runtime_of(app).store,
+        lambda: idempotent(Policy("n"), store=given, name="n")(lambda n: n)(1),
+    ):
+        with pytest.raises(PolicyError, match=f"{type(given).__name__}: is not a store; write a URL"):
+            opened()
 
 
 def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
