@@ -1,5 +1,7 @@
 """Where the project's pages say more about an error, a warning or a line of the log."""
 
+import re
+
 PAGES = "https://celery-idempotent.readthedocs.io/en/stable/troubleshooting"
 
 
@@ -13,6 +15,12 @@ def link(entry: str) -> str:
     return f"{PAGES}/{page}.html#{heading}"
 
 
-def with_link(text: str, see: str) -> str:
-    """``text`` and where to read more; without an entry the text alone."""
-    return f"{text}; see {link(see)}" if see else text
+_ENTRY = re.compile(r"[a-z0-9-]+#[a-z0-9-]+")
+
+
+def with_link(text: str, see: object) -> str:
+    """``text`` and where to read more; the text alone without an entry.
+
+    A subclass of somebody else can have a ``see`` of its own, and a record a forged one: neither leads anywhere.
+    """
+    return f"{text}; see {link(see)}" if isinstance(see, str) and _ENTRY.fullmatch(see) else text

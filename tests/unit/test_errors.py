@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -131,3 +132,14 @@ def test_a_warning_of_ones_own_is_told_whatever_its_constructor_does() -> None:
 def test_a_warning_is_one_line_whatever_it_tells() -> None:
     """A task's name forges no line of a log either."""
     assert str(errors.IdempotencyWarning("a\nERROR \x1b[2J\u202e")) == r"a\nERROR \x1b[2J\u202e"
+
+
+@pytest.mark.parametrize("own", [None, 3, ["keys#a"], "https://shop.example/help#x", "../../../evil#x", "keys", print])
+def test_what_is_no_entry_leads_nowhere(own: Any) -> None:
+    """A subclass may call something of its own ``see``, and whoever writes the store may forge one."""
+
+    class OutOfStock(errors.IdempotencyError):
+        see = own
+
+    assert str(OutOfStock("none left")) == "none left"
+    assert str(errors.PolicyError("step", "'a'", "is taken", own)) == "step='a': is taken"
