@@ -76,15 +76,12 @@ class IdempotencyWarning(UserWarning):
 
     def __init__(self, text: str, see: str = "") -> None:
         super().__init__(text, *_given(see))
+        self.text = text
         self.see = see
 
-    @property
-    def text(self) -> str:
-        """What is told, without the address."""
-        return str(self.args[0]) if self.args else ""
-
     def __str__(self) -> str:
-        return one_line(with_link(self.text, see=self.see))
+        text = str(self.args[0]) if self.args else ""  # of a subclass, too, that does not call the constructor above
+        return one_line(with_link(text, see=self.see))
 
 
 class PolicyError(IdempotencyError, ValueError):

@@ -124,7 +124,7 @@ def test_a_warning_of_ones_own_is_told_whatever_its_constructor_does() -> None:
 
     class Weak(errors.IdempotencyWarning):
         def __init__(self, loss: int) -> None:
-            self.loss = loss
+            self.text = loss  # type: ignore[assignment]
 
     assert str(Weak(3)) == "3"
 
