@@ -20,7 +20,7 @@ from celery_idempotent.stores import open_store
 from celery_idempotent.stores.failures import NO_RULE
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.errors import trouble_of
-from celery_idempotent.testing.contract import a_record
+from celery_idempotent.testing.contract import a_completion, a_record
 from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
 from lab.embedded.redis import DURABLE
 from tests.support.redis_servers import HOST, a_user, administrator, paused, replica_of, settings
@@ -170,6 +170,20 @@ def test_full_memory_is_an_outage(server: EmbeddedRedis) -> None:
     with settings(server, maxmemory=1), pytest.raises(StoreUnavailable, match="memory is full") as raised:
         verify(server.url)
     assert not isinstance(raised.value, StoreMisconfigured)
+
+
+def test_write_whose_reply_was_lost_is_confirmed_though_memory_is_full_by_now(server: EmbeddedRedis) -> None:
+    """What is stored takes no memory: the effect has happened, and its worker must not wait for memory to tell so."""
+    store = opened(server.url)
+    claimed = a_record()
+    store.swap(claimed, None)
+    completed = a_completion(claimed)
+    store.swap(completed, claimed.revision)
+
+    with settings(server, maxmemory=1):
+        assert store.swap(completed, claimed.revision) == completed
+        assert store.swap(claimed, None) == completed
+    store.close()
 
 
 def test_loading_server_is_an_outage() -> None:

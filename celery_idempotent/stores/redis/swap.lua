@@ -25,9 +25,13 @@ local matches
 if expected == '' then matches = not is_stored else matches = stored_revision == expected end
 if not matches then
   -- A driver sends again when a reply was lost. This may also be the first try, landing after a later one, whose lease
-  -- ends later: so the record stays. To set what is set gives WAIT, which follows, something to wait for.
+  -- ends later: so the record stays. To set what is set gives WAIT, which follows, something to wait for; after a
+  -- command that deletes, it works with memory full, too.
   local is_resent = revision ~= '' and stored_revision == revision
-  if is_resent then redis.call('HSET', key, 'revision', revision) end
+  if is_resent then
+    redis.call('HDEL', key, '') -- no such field
+    redis.call('HSET', key, 'revision', revision)
+  end
   return {now, is_resent and 1 or 0, stored}
 end
 
