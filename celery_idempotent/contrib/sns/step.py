@@ -18,6 +18,7 @@ from celery_idempotent.integration.periodic import fork_between_looks
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.startup import StoreCheck
 from celery_idempotent.stores.forks import PerProcess
+from celery_idempotent.troubleshooting import with_link
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -108,7 +109,12 @@ class Subscribers(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has 
             for each in _consumed_by(parent.app):
                 check_routes(parent.app, each.routes)
                 if each.client is _client and find_spec("boto3") is None:
-                    raise click.ClickException('boto3 is not installed; run: pip install "celery-idempotent[sns]"')
+                    raise click.ClickException(
+                        with_link(
+                            'boto3 is not installed; run: pip install "celery-idempotent[sns]"',
+                            see="sns#the-package-for-sns-is-missing",
+                        )
+                    )
         except PolicyError as error:
             raise click.ClickException(f"celery-idempotent: {error}") from error
 
