@@ -408,7 +408,7 @@ class Delivery:
                 return self._without_outcome(claimed, error, give_back, EventName.RELEASED, reason)
             case Ending.GIVE_UP:
                 reason = (
-                    error.reason
+                    describe(error.reason)
                     if isinstance(error, OutcomeUnknown) and not policy.redact_errors
                     else f"{type(error).__name__} ended attempt {claimed.number}"
                 )

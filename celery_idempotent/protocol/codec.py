@@ -252,8 +252,8 @@ def _again(act: Callable[[], T]) -> T:
         return act()
 
 
-def describe(error: BaseException) -> str:
-    """A readable, bounded text about ``error`` that every store can keep: valid UTF-8, no NUL."""
+def describe(error: object) -> str:
+    """A readable, bounded text about ``error``, or its reason, that every store can keep: valid UTF-8, no NUL."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - a broken __str__ must not replace the failure it describes

@@ -259,3 +259,37 @@ def test_missing_permission_is_no_outage(mode: Any, state: str, runs: int) -> No
 
     assert deliver(task).state == state
     assert len(calls) == runs
+
+
+class _Unprintable:
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("reason", "kept"),
+    [
+        (ValueError("timed out"), "timed out"),
+        (b"timed out", "b'timed out'"),
+        (504, "504"),
+        ("\ud800\0", r"\ud800\x00"),
+        ("x" * 3_000_000, "x" * 2_000),
+        (_Unprintable(), "(no message)"),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_reason_of_an_unknown_outcome_is_kept_as_text(reason: Any, kept: str) -> None:
+    """Whatever a body gives for one, such as the exception it caught: no store refuses it, and no replay fails."""
+    app = an_app()
+
+    def body() -> None:
+        raise OutcomeUnknown(current_attempt().key, reason)
+
+    task = _task(app, REFUSE, body)
+    deliver(task)
+
+    record = app.conf.idempotency_store.get(task.idempotency_key_for())
+    assert (record.status, record.error) == (Status.UNKNOWN, kept)
+    replayed = deliver(task).value
+    assert isinstance(replayed, OutcomeUnknown)
+    assert replayed.reason == kept
