@@ -95,7 +95,9 @@ class Module:
         if parameters[:1] in (["self"], ["cls"]):
             del parameters[0]
         named = {*parameters, *(each.arg for each in function.args.kwonlyargs)}
-        callers = [each for each in self.calls(function.name) if self.function_of(each) is not function]
+        # A class is called by its own name: `super().__init__()` elsewhere is no call of this one.
+        found = () if function.name == "__init__" else self.calls(function.name)
+        callers = [each for each in found if self.function_of(each) is not function]
         if not callers or not named:
             yield {}
         for call in callers if named else ():

@@ -9,10 +9,11 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import errors
+from celery_idempotent.troubleshooting import link
 
 EXAMPLES = [
     errors.IdempotencyError("base"),
-    errors.PolicyError("lease", "-1", "must be positive"),
+    errors.PolicyError("lease", "-1", "must be positive", see="lambda#a-time-cannot-be-used"),
     errors.KeyMissing("orders.charge", "key='order_id'"),
     errors.KeyReused("orders.charge:1:ab", "task-1"),
     errors.InFlight("orders.charge:1:ab", 1500, "celery@a"),
@@ -23,7 +24,7 @@ EXAMPLES = [
     errors.ReplayedFailure("orders.charge:1:ab", "bank.Declined", "no money"),
     errors.WriteRefused("orders.charge:1:ab", "writes[1] (Update of stock)", "ConditionalCheckFailed"),
     errors.StoreUnavailable("dynamodb://@x/t", "PutItem", "timed out"),
-    errors.StoreMisconfigured("dynamodb://@x/t", "PutItem", "no such table"),
+    errors.StoreMisconfigured("dynamodb://@x/t", "PutItem", "no such table", see="dynamodb#the-table-does-not-exist"),
     errors.SafeToRetry("nothing sent"),
 ]
 
@@ -44,7 +45,9 @@ def test_every_exception_has_an_example() -> None:
     assert {each.__name__ for each in public} | {"IdempotencyWarning"} == set(errors.__all__)
 
 
-@pytest.mark.parametrize("error", EXAMPLES, ids=_ids)
+@pytest.mark.parametrize(
+    "error", [*EXAMPLES, errors.IdempotencyWarning("text", see="keys#the-key-is-missing")], ids=_ids
+)
 def test_survives_pickle_and_copy(error: Exception) -> None:
     """Billiard pickles exceptions between processes; type, fields and text come through."""
     for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
@@ -71,7 +74,7 @@ def test_survives_celerys_json_backend(error: Exception) -> None:
 def test_text_names_every_field(error: Exception) -> None:
     """What a person reads in the log contains all that the exception knows."""
     for value in error.args:
-        assert str(value) in str(error)
+        assert (link(value) if value == vars(error).get("see") else str(value)) in str(error)
 
 
 @pytest.mark.parametrize("error", EXAMPLES[1:-1], ids=_ids)
@@ -82,6 +85,13 @@ def test_text_is_one_line_whatever_its_fields_hold(error: Exception) -> None:
     assert str(forged).isprintable()
     assert "\\nERROR \\x1b[2J\\u202e" in str(forged)
     assert any("\n" in str(value) for value in vars(forged).values()) or isinstance(error, errors.LeaseLost)
+
+
+@pytest.mark.parametrize("error", EXAMPLES[1:-1], ids=_ids)
+def test_text_ends_with_the_address_of_its_entry(error: errors.IdempotencyError) -> None:
+    """Where it has one; an error that an app raises without one says what it says."""
+    assert error.see or type(error) is errors.StoreUnavailable
+    assert str(error).endswith(f"; see {link(error.see)}" if error.see else "timed out")
 
 
 def test_tree_is_as_documented() -> None:
