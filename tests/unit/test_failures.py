@@ -17,6 +17,7 @@ from celery_idempotent.stores.failures import NO_RULE, Meaning, Rule, failure, r
 from celery_idempotent.stores.redis import errors as redis
 from celery_idempotent.stores.sql import errors as sql
 from celery_idempotent.stores.sql.statements import DuplicateKey, UnreadableRow
+from celery_idempotent.troubleshooting import link
 
 
 class Psycopg(Exception):
@@ -231,10 +232,11 @@ def test_the_first_rule_that_fits_counts() -> None:
 
 
 def test_remedies_name_what_is_missing() -> None:
-    """With what the driver said, in parentheses."""
-    told = failure(Rule(remedy="run: {creation}"), "s", "swap", "no table", creation="make it")
+    """With what the driver said, in parentheses, and with the address of the rule's entry."""
+    rule = Rule(remedy="run: {creation}", see="dynamodb#the-table-does-not-exist")
+    told = failure(rule, "s", "swap", "no table", creation="make it")
 
-    assert "run: make it (no table)" in str(told)
+    assert str(told) == f"s: swap failed: run: make it (no table); see {link(rule.see)}"
 
 
 def answer(code: str, message: str = "", operation: str = "PutItem") -> ClientError:
