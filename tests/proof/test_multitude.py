@@ -1,10 +1,19 @@
 """Faults at every write, on every store: a short form of the campaign, and proof that it can see."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
-from lab.proof.course import Operation
-from lab.proof.multitude import CONTROLS, STORES, Fault, attack, controls, plan
+from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing.contract.records import a_record
+from lab.proof.course import PUBLISHER, Dead, OneDelivery, Operation, Plan, Strike, Task
+from lab.proof.multitude import CONTROLS, STORES, Fault, _World, attack, plan, run
+from lab.proof.table import CONTROL
 from lab.proof.targets import Site
+from lab.proof.verdicts import PROMISES
 from tests.support.stores import a_store
 
 SEED = 5
@@ -32,12 +41,62 @@ def test_every_write_and_every_fault_is_met() -> None:
     assert found.tally.problems == []
 
 
-def test_what_is_broken_is_seen() -> None:
-    """Each control breaks a promise under the same plans, and the worst is to have no library at all."""
-    rows = controls("memory", MEMORY, 200, SEED)
+class _Noting(MemoryStore):
+    """Says which writes arrive."""
 
+    def __init__(self, happened: list[str]) -> None:
+        super().__init__()
+        self._happened = happened
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        self._happened.append(new.key)
+        return super().swap(new, expected)
+
+
+@pytest.mark.parametrize(
+    ("fault", "happens"),
+    [
+        (None, "first told second told end"),
+        (Fault.REQUEST_LOST, "unsure second told end"),
+        (Fault.REPLY_LOST, "first unsure second told end"),
+        (Fault.DOUBLED, "first first told second told end"),
+        (Fault.OVERTAKEN, "unsure second first told end"),
+        (Fault.HELD, "unsure second told end first"),
+        (Fault.DIES_BEFORE, "dead dead end"),
+        (Fault.DIES_DURING, "dead dead end first"),
+        (Fault.DIES_AFTER, "first dead dead end"),
+        (Fault.CUT_OFF, "unsure unsure end"),
+    ],
+)
+def test_a_fault_does_what_its_name_says(fault: Fault | None, happens: str) -> None:
+    """To the first of two writes: what arrives, and what their sender is told."""
+    happened: list[str] = []
+    world = _World(itertools.repeat(_Noting(happened)), "none")
+    strikes = () if fault is None else (Strike(Operation.ANNOUNCEMENT, fault),)
+    task = Task(world, Plan(promise=PROMISES["exactly once"], strikes=strikes))
+    sender = OneDelivery(world.store, task, PUBLISHER, None)
+
+    for key in ("first", "second"):
+        try:
+            sender.swap(replace(a_record(), key=key), None)
+            happened.append("told")
+        except StoreUnavailable:
+            happened.append("unsure")
+        except Dead:
+            happened.append("dead")
+    happened.append("end")
+    task.land()
+
+    assert " ".join(happened) == happens
+
+
+def test_what_is_broken_is_seen() -> None:
+    """A campaign has all controls. Each breaks a promise under the same plans, worst of all having no library."""
+    campaign = run("memory", 50, SEED, lambda done: None)
+
+    rows = [row for row in campaign.rows if row.system == CONTROL]
     assert [row.store for row in rows] == [f"memory, {flaw}" for flaw in CONTROLS]
-    assert all(row.violations and row.system.startswith("negative control") for row in rows)
+    assert all(row.violations for row in rows)
     assert max(rows, key=lambda row: row.effects_2).store == "memory, no store at all"
 
 
