@@ -15,6 +15,8 @@ from celery_idempotent import __version__
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 REPOSITORY = "https://github.com/celery-idempotent/celery-idempotent"
+IS_ARCHIVE = (ROOT / "PKG-INFO").exists()
+"""Whether these are the pages of a source archive, which has neither the tests nor the lab that some links lead to."""
 INCLUDED = {ROOT / f"{page.stem.upper()}.md": f"project/{page.stem}" for page in DOCS.glob("project/*.md")}
 """Pages of the site that are files beside this folder."""
 CHILDREN = {
@@ -85,7 +87,7 @@ class Links(SphinxTransform):
             target, anchor = _target(link)
             if page := self._page(target):
                 link.replace_self(_to_page(link, page, anchor))
-            elif target.exists() and not target.is_relative_to(DOCS):
+            elif not target.is_relative_to(DOCS) and (target.exists() or IS_ARCHIVE):
                 link.replace_self(_to_repository(link, target, anchor))
 
     def _page(self, target: Path) -> str | None:

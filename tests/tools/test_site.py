@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zlib
@@ -101,6 +102,18 @@ def test_links_into_the_repository_lead_to_files_of_it(addresses: dict[str, Addr
     paths = {re.split("[?#]", link)[0].split("/main/", 1)[1] for link in links if "/main/" in link}
     assert {"LICENSE", "example_project", "celery_idempotent/engine/claim.py"} <= paths
     assert {path for path in paths if not (ROOT / path).exists()} == set()
+
+
+@pytest.mark.parametrize(("beside", "missed"), [("tests/README.md", 0), ("PKG-INFO", 0), ("setup.py", 1)])
+def test_a_link_leads_out_of_a_source_archive(beside: str, missed: int, tmp_path: Path) -> None:
+    """The archive has pages, and not all that they lead to; in a checkout such a link is an error."""
+    for path in (tmp_path / "docs/index.md", tmp_path / beside):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("# Pages\n\n[tests](../tests/README.md)\n")
+    shutil.copyfile(ROOT / "docs/conf.py", tmp_path / "docs/conf.py")
+    command = (sys.executable, "-m", "sphinx", "-q", "-b", "dummy", "docs", "built")
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ended.stderr.count("target not found: '../tests/README.md'") == missed
 
 
 def test_links_to_pages_stay_on_the_site(addresses: dict[str, Addresses]) -> None:
