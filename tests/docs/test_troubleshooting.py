@@ -61,8 +61,8 @@ def test_entries_are_those_that_something_leads_to() -> None:
 
 @pytest.mark.parametrize("see", sorted(texts_by_entry()))
 def test_an_entry_quotes_what_people_see(see: str) -> None:
-    """All texts, as they are now, and no others: `python -m tests.support.messages` writes them."""
-    assert ENTRIES[see].quoted == quoted(texts_by_entry()[see])
+    """All texts, as they are now, and no others."""
+    assert ENTRIES[see].quoted == quoted(texts_by_entry()[see]), "run: python -m tests.support.messages"
 
 
 @pytest.mark.parametrize("see", sorted(ENTRIES))
