@@ -143,7 +143,7 @@ release: $(RELEASE)/.installed  ## build the commit, check it, and do the tutori
 	$(RELEASE)/bin/python -m build --outdir dist build/release
 	$(RELEASE)/bin/twine check --strict dist/*
 	$(RELEASE)/bin/check-wheel-contents dist/*.whl
-	$(RELEASE)/bin/python -m tests.support.tutorial dist/*.whl
+	cd build/release && $(CURDIR)/$(RELEASE)/bin/python -m tests.support.tutorial $(CURDIR)/dist/*.whl
 
 clean:
 	rm -rf .venv .venv-demo $(RELEASE) .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
