@@ -283,7 +283,7 @@ def run(target: str, faulted: int, seed: int, progress: Progress, first: int = 0
 
 
 def _work(given: Mapping[str, Any]) -> None:
-    """In a worker process: attack every so-manieth operation until this share has met its faults."""
+    """In a worker process: attack its share of the operations until enough of them have met a fault."""
     logging.getLogger("celery_idempotent").setLevel(logging.CRITICAL)  # outages are what is wanted here
     share, of = given["share"], given["of"]
     name = f"multitude-{uuid4().hex}"
