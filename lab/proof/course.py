@@ -36,6 +36,7 @@ from lab.proof.verdicts import (
     Remembered,
     Told,
     Verdict,
+    breaches,
     ending,
     operation,
     tell,
@@ -574,14 +575,8 @@ def _ends_well(told: Told, plan: Plan) -> bool:
 
 
 def _problems(task: Task, clean: list[Told], effects: int, status: Status | None) -> Iterator[str]:
-    outcomes = {each for each in task.told if each.is_outcome}
-    if not task.plan.promise.allows(effects):
-        yield f"{effects} effects"
-    if len(outcomes) > 1:
-        yield f"deliveries were told different outcomes: {outcomes}"
-    if outcomes and not task.effects:
-        yield "an outcome was reported and there was no effect"
-    if outcomes and status is Status.UNKNOWN:
+    yield from breaches(task.plan.promise, task.told, effects, (token for _, (token, _) in sorted(task.claims.items())))
+    if status is Status.UNKNOWN and any(each.is_outcome for each in task.told):
         yield "an outcome was reported and the record says UNKNOWN"
     if len(set(clean)) > 1 or not _ends_well(clean[0], task.plan):
         yield f"clean deliveries were told {clean}"
@@ -597,9 +592,6 @@ def _problems(task: Task, clean: list[Told], effects: int, status: Status | None
         yield f"two bodies ran under one fencing token: {task.begun}"
     if not set(task.begun) <= {token for token, _ in task.claims.values()}:
         yield f"a body ran without a stored claim: {task.begun}, {task.claims}"
-    tokens = [token for _, (token, _) in sorted(task.claims.items())]
-    if any(later <= earlier for earlier, later in itertools.pairwise(tokens)):
-        yield f"fencing tokens did not grow: {tokens}"
     if task.plan.heals and (len(task.effects) != 1 or not task.told[0].is_outcome):
         yield f"a fault that a resend outlives left a trace: {len(task.effects)} effects, told {task.told}"
 

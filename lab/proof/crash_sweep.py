@@ -44,7 +44,7 @@ from lab.proof.flaws import FLAWS
 from lab.proof.fleet import Progress, fan_out, job, report
 from lab.proof.table import Row
 from lab.proof.targets import TARGETS, start
-from lab.proof.verdicts import FINAL, PROMISES, Promise, Tally, Told, Verdict, operation, snapshot
+from lab.proof.verdicts import FINAL, PROMISES, Promise, Tally, Told, Verdict, breaches, operation, snapshot
 from lab.proof.ways import WAYS
 
 __all__ = ["LaterStore", "Ledger", "Points", "Result", "live_and_end", "run", "sweep", "warm", "why_no_ptrace"]
@@ -356,20 +356,11 @@ class _Audit:
         )
 
     def _problems(self, count: int, status: str) -> Iterator[str]:
-        outcomes = {each for each in self.told if each.is_outcome}
-        if not self.task.promise.allows(count):
-            yield f"{count} effects"
-        if len(outcomes) > 1:
-            yield f"deliveries were told different results: {outcomes}"
-        if outcomes and not self.effects:
-            yield "a result was reported and there was no effect"
+        yield from breaches(self.task.promise, self.told, count, (row["token"] for row in self._facts("claimed")))
         if self.told[-1] != self.told[-2] or not self._ends_well(self.told[-1].how):
             yield f"clean deliveries were told {self.told[-2:]}"
         if len({row["record"] for row in self.finals}) > 1:
             yield "a final state was changed"
-        tokens = [row["token"] for row in self._facts("claimed")]
-        if tokens and any(later <= earlier for earlier, later in itertools.pairwise(tokens)):
-            yield f"fencing tokens did not grow: {tokens}"
         if self.task.promise.on_takeover == "rerun":
             again = sum(self._died_after_its_effect(rows) for rows in self.histories)
             # Of a traced delivery it is not known whether its completion was stored.

@@ -1,7 +1,8 @@
 """What was promised, what became of one task, and the sum of many."""
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -27,6 +28,7 @@ __all__ = [
     "Tally",
     "Told",
     "Verdict",
+    "breaches",
     "ending",
     "operation",
     "snapshot",
@@ -124,6 +126,27 @@ def tell(delivery: Delivery, body: Body) -> Told:
 def snapshot(record: Record) -> str:
     """All of a record, to be compared."""
     return repr(sorted(record.to_fields().items()))
+
+
+def breaches(promise: Promise, told: Iterable[Told], effects: int, tokens: Iterable[int]) -> Iterator[str]:
+    """The rules that an operation breaks, of those that hold whatever was done to it.
+
+    Args:
+        promise: What was promised of it.
+        told: How its deliveries ended.
+        effects: How many it had.
+        tokens: The fencing tokens of its claims, in their order.
+    """
+    outcomes = {each for each in told if each.is_outcome}
+    if not promise.allows(effects):
+        yield f"{effects} effects"
+    if len(outcomes) > 1:
+        yield f"deliveries were told different outcomes: {outcomes}"
+    if outcomes and not effects:
+        yield "an outcome was reported and there was no effect"
+    granted = list(tokens)
+    if any(later <= earlier for earlier, later in itertools.pairwise(granted)):
+        yield f"fencing tokens did not grow: {granted}"
 
 
 def ending(finals: Iterable[Record]) -> Record | None:
