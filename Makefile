@@ -30,13 +30,15 @@ RELEASE := .venv-release
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest --dist worksteal --numprocesses
 
+OLDER_TRACERS := ddtrace==2.21.12 sentry-sdk==1.14.0 sentry-sdk==1.45.1 sentry-sdk==2.0.1 sentry-sdk==2.20.0
+
 # make compat: each pair where its Python is found, on the PATH or among pyenv's, and otherwise skipped with the reason.
 COMPAT := py311-celery54,py313-celery57
 EMPTY :=
 INTERPRETERS := $(subst $(EMPTY) $(EMPTY),:,$(wildcard $(HOME)/.pyenv/versions/3.*/bin))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example pictures fast compat oldest test lint types pure covered evidence integration prove soak bench capacity docs release clean
+.PHONY: help demo example pictures fast compat oldest test lint types pure covered evidence integration prove tracers soak bench capacity docs release clean
 
 help:  ## list the targets; variables follow: make demo STORE=redis
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-8s %s\n", $$1, $$2}'
@@ -113,6 +115,12 @@ oldest: $(INSTALLED)
 
 prove: $(SYSTEM)  ## attack code and stores: interleavings, mutants, kills, faults, peers
 	$(BIN)/python -m lab.proof all
+
+tracers: $(INSTALLED)  ## older tracers beside the library, whose newest run in make test
+	for each in $(OLDER_TRACERS); do \
+	  rm -rf build/tracer && $(BIN)/pip install --quiet --target build/tracer "$$each" \
+	    && PYTHONPATH=$(CURDIR)/build/tracer $(BIN)/pytest tests/integration/test_tracers.py -k "$${each%%=*}" || exit 1; \
+	done
 
 soak: $(SYSTEM)  ## real workers under fire: MINUTES=5 SEED=1 STORE=redis BROKER=rabbitmq
 	$(BIN)/python -m lab.proof soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1) --store $(or $(STORE),dynamodb) --broker $(or $(BROKER),sqs)

@@ -21,6 +21,8 @@ All fields are positional and plain, and all of them reach ``super().__init__``:
 lets an exception survive pickle and Celery's JSON result backend. ``_sentence`` builds the sentence.
 """
 
+from collections.abc import Iterator
+
 from celery_idempotent.printable import one_line
 from celery_idempotent.troubleshooting import with_link
 
@@ -122,8 +124,9 @@ class KeyMissing(IdempotencyError):
 
     def _sentence(self) -> str:
         return (
-            f"{self.task}: {self.source} is missing, null or empty, so this call has no idempotency key; nothing ran. "
-            "Pass the argument; a task may be published with apply_async(..., idempotency_key='...') instead"
+            f"{self.task}: {self.source} is missing or null, or an explicit key that is empty, so this call has no "
+            "idempotency key; nothing ran. Pass the argument; a task may be published with "
+            "apply_async(..., idempotency_key='...') instead"
         )
 
 
@@ -146,7 +149,7 @@ class KeyReused(IdempotencyError):
 
     def _sentence(self) -> str:
         return (
-            f"idempotency key {self.key} was first used with other arguments (task id {self.task_id}); "
+            f"idempotency key {self.key} belongs to a call with other arguments (task id {self.task_id}); "
             "nothing ran. Use a new key for a new effect, or narrow Policy(fingerprint=...) "
             "to the arguments that define it"
         )
@@ -338,3 +341,17 @@ class SafeToRetry(Exception):
     The delivery fails with it, and the next one runs; nothing is tried again by itself. The only exception
     besides Celery's ``Retry`` that releases under ``on_takeover="refuse"``.
     """
+
+
+def members(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions of a group, however deeply they are nested; any other exception is its own only member."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from members(each)
+    else:
+        yield error
+
+
+def are_all(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether ``error`` is of these kinds, or a group of nothing else."""
+    return all(isinstance(each, kinds) for each in members(error))

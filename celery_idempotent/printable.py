@@ -7,8 +7,11 @@ from typing import Any
 
 from celery_idempotent.troubleshooting import link
 
-_UNSAFE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, ends of lines, changes of direction, and what no terminal can encode."""
+_UNSAFE = re.compile(
+    "[\0-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Control characters, ends of lines, changes of direction, what nobody sees, and what no terminal can encode."""
 
 
 def one_line(value: object) -> str:
@@ -31,15 +34,15 @@ def say(log: Callable[..., None], event: str, /, *, page: str = "log-lines", **f
         page: The page under ``docs/troubleshooting`` that has an entry for it.
         fields: What is told of it, in this order. None is left out.
     """
-    told: dict[str, object] = {"event": f"idempotency.{event}"}
-    told |= {name: _plain(value) for name, value in fields.items() if value is not None}
+    told = {name: _plain(value) for name, value in fields.items() if value is not None}
     if _is_loud(log):
         told["see"] = link(f"{page}#{event.replace('_', '-')}")
+    name = f"idempotency.{event}"
     log(
-        " ".join(f"{name}=%s" for name in told),
+        " ".join((f"event={name}", *(f"{each}=%s" for each in told))),  # trackers of errors group by the template
         *map(_logfmt, told.values()),
         # Under names that neither LogRecord nor anybody else has.
-        extra={f"idempotency_{name}": value for name, value in told.items()},
+        extra={"idempotency_event": name, **{f"idempotency_{each}": value for each, value in told.items()}},
         stacklevel=2,
     )
 

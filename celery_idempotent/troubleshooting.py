@@ -23,4 +23,4 @@ def with_link(text: str, see: object) -> str:
 
     A subclass of somebody else can have a ``see`` of its own, and a record a forged one: neither leads anywhere.
     """
-    return f"{text}; see {link(see)}" if isinstance(see, str) and _ENTRY.fullmatch(see) else text
+    return f"{text.removesuffix('.')}; see {link(see)}" if isinstance(see, str) and _ENTRY.fullmatch(see) else text

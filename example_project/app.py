@@ -23,6 +23,8 @@ app.conf.update(
     # Fetch no more than can be worked on: another worker may be idle.
     worker_prefetch_multiplier=1,
     task_default_queue="celery-idempotent-example",
+    # A living worker holds the messages of all tasks that it has, however long their bodies take.
+    idempotency_hold_messages="all",
     # SQS carries no remote control.
     worker_enable_remote_control=False,
     # Let everybody see what the tasks print.
@@ -30,7 +32,7 @@ app.conf.update(
 )
 if BROKER_URL.startswith("sqs:"):
     app.conf.broker_transport_options = {
-        # After that, a message of a dead worker is delivered again. A living one holds what it has.
+        # After that, a message of a dead worker is delivered again; right only where messages of all tasks are held.
         "visibility_timeout": 60,
         # Fetch the next message at once. By default kombu waits a second whenever its hands were full.
         "polling_interval": 0,

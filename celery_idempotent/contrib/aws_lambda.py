@@ -9,7 +9,6 @@ rest.
 import inspect
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 
 from celery import Celery
 
+from celery_idempotent import clock
 from celery_idempotent.contrib.sns import unwrap
 from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict
@@ -226,7 +226,7 @@ class _Invocation:
         if left == inf:
             return gate
         bounded = _bounded(gate.policy, left, self._reserve)
-        return replace(gate, declared=bounded, until=time.monotonic() + left / 1000)
+        return replace(gate, declared=bounded, until=clock.monotonic() + left / 1000)
 
 
 def _bounded(policy: Policy, left: float, reserve: float) -> Policy:

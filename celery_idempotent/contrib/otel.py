@@ -12,6 +12,7 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from celery_idempotent._version import __version__
+from celery_idempotent.engine.claim import waiting
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.timing import Timed, listen
 from celery_idempotent.integration import traces
@@ -60,6 +61,7 @@ class _Instruments:
             )
         }
         self._gauge(meter, "in_flight", "{attempt}", "Attempts under way", lambda: heartbeat.in_flight)
+        self._gauge(meter, "outcomes.waiting", "{outcome}", "Outcomes that wait for the store", lambda: len(waiting))
         self._gauge(meter, "messages.held", "{message}", "Messages that a worker holds of its broker", held)
         self._gauge(meter, "outbox.messages", "{message}", "Messages in the outbox", lambda: backlog.messages)
         self._gauge(meter, "outbox.age", "s", "Age of the oldest message in the outbox", lambda: backlog.age)

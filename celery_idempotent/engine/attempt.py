@@ -18,7 +18,7 @@ from celery_idempotent.engine.claim import Claim, effect_key
 from celery_idempotent.engine.objects import ObjectLost, fetched
 from celery_idempotent.engine.transaction import BodyTransaction, derived_id, signature_of
 from celery_idempotent.engine.unfinished import is_unfinished
-from celery_idempotent.errors import OutcomeUnknown, PolicyError, ResultLost, SafeToRetry, WriteRefused
+from celery_idempotent.errors import OutcomeUnknown, PolicyError, ResultLost, SafeToRetry, WriteRefused, are_all
 from celery_idempotent.protocol.cipher import shown
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import Effect
@@ -122,8 +122,8 @@ class Attempt:
                 should return something small that the app's result serialiser can encode.
 
         Raises:
-            OutcomeUnknown: Nobody knows whether the step had its effect. Let it pass: the operation ends UNKNOWN, and a
-                person resolves it.
+            OutcomeUnknown: Nobody knows whether the step had its effect. Let it pass: whatever the body raises now, the
+                operation ends UNKNOWN, and a person resolves it.
             ResultLost: The step finished in an earlier attempt, and its result could not be kept.
             LeaseLost: Another attempt took over. Let it pass.
             DeadlineExceeded: A ``LeaseLost``: the body ran past its deadline; nothing was called. Let it pass.
@@ -240,8 +240,7 @@ class _Stretch(Enum):
 class ProtectedAttempt(Attempt):
     """The attempt of a body that a claim protects.
 
-    ``nothing_begun`` are exceptions by which a call states that it had no effect. Messages for the outbox are kept by
-    ``message_codec``, or as results are.
+    ``nothing_begun`` are exceptions by which a call states that it had no effect.
     """
 
     def __init__(
@@ -250,13 +249,11 @@ class ProtectedAttempt(Attempt):
         codec: Codec,
         nothing_begun: tuple[type[BaseException], ...] = (SafeToRetry,),
         effects: Mapping[str, Effect] | None = None,
-        message_codec: Codec | None = None,
     ) -> None:
         self._claim = self._outer = claim
         self._codec = codec
         self._nothing_begun = nothing_begun
         self._effects = effects or {}
-        self._message_codec = message_codec or codec
         self._names: set[str] = set()
         self._naming = threading.Lock()
         self._stretch = _Stretch.BEFORE_ALL
@@ -264,6 +261,11 @@ class ProtectedAttempt(Attempt):
     @property
     def key(self) -> str:
         return self._claim.key
+
+    @property
+    def is_underway(self) -> bool:
+        """Whether its delivery still runs."""
+        return self._claim.is_underway()
 
     @contextmanager
     def before_effects(self) -> Iterator[None]:
@@ -344,7 +346,7 @@ class ProtectedAttempt(Attempt):
                 "an operation commits once; do it all in one",
                 see="effects#an-operation-commits-once",
             )
-        return BodyTransaction(self._claim, self._codec, self._message_codec, store, using)
+        return BodyTransaction(self._claim, self._codec, store, using)
 
     def _made(self, name: str, call: Callable[[Step], T], terms: Terms) -> T:
         _refuse_uncallable(name, call)  # before it counts as begun, or a slip of the author's would end UNKNOWN
@@ -379,6 +381,7 @@ class ProtectedAttempt(Attempt):
             case Recall(finished):
                 return self._recalled(step, finished)
             case Doubt(reason):
+                claim.doubt = reason
                 raise OutcomeUnknown(self.key, reason)
             case unreachable:
                 assert_never(unreachable)
@@ -395,8 +398,9 @@ class ProtectedAttempt(Attempt):
             ) from error
         try:
             value = _called(call, step)
-        except self._nothing_begun:
-            self._claim.finish_step(step.name, None)
+        except BaseException as error:
+            if are_all(error, self._nothing_begun):
+                self._claim.finish_step(step.name, None)
             raise
         return self._finished(step, value)
 

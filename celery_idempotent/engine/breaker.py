@@ -10,11 +10,11 @@ import logging
 import os
 import random
 import threading
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from celery_idempotent.engine.claim import Clock
+from celery_idempotent import clock as local_clock
+from celery_idempotent.clock import Clock
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import say
 from celery_idempotent.protocol import circuit as decisions
@@ -28,7 +28,7 @@ T = TypeVar("T")
 class Breaker:
     """Lets claims through to ``store``, a name for people, while they are answered."""
 
-    def __init__(self, store: str, clock: Clock = time) -> None:
+    def __init__(self, store: str, clock: Clock = local_clock) -> None:
         self._store = store
         self._clock = clock
         self._begin()
@@ -42,6 +42,12 @@ class Breaker:
     def is_open(self) -> bool:
         """Whether claims are held back."""
         return isinstance(self._circuit, Open)
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next claim is let through; 0 while all are."""
+        circuit = self._circuit
+        return max(0.0, circuit.trial_at - self._clock.monotonic()) if isinstance(circuit, Open) else 0.0
 
     def ask(self, key: str, claim: Callable[[], T]) -> T:
         """``claim()``, which is one of ``key``, unless the store does not answer: then ``StoreUnavailable`` at once.

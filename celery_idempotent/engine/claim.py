@@ -7,17 +7,20 @@ win, :func:`celery_idempotent.protocol.operation.settle` says what that means; n
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from math import inf
-from typing import Any, Protocol, TypeVar, assert_never
+from typing import Any, TypeVar, assert_never
+from weakref import WeakSet
 
+from celery_idempotent import clock as local_clock
+from celery_idempotent.clock import Clock
 from celery_idempotent.errors import DeadlineExceeded, IdempotencyError, LeaseLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import say
+from celery_idempotent.protocol.cipher import ANY_TEXT
 from celery_idempotent.protocol.codec import Encoded, Kept
 from celery_idempotent.protocol.objects import CONTENT_TYPE, LargeResults, pointed
 from celery_idempotent.protocol.operation import (
@@ -74,16 +77,6 @@ class _Forgotten(Exception):
     """The store has no record of a living attempt."""
 
 
-class Clock(Protocol):
-    """A local clock; the module ``time`` is one. Only intervals are taken from it, never a date."""
-
-    def monotonic(self) -> float:
-        """Seconds that never go backwards."""
-
-    def sleep(self, seconds: float, /) -> None:
-        """Wait that many seconds."""
-
-
 def new_nonce() -> str:
     """128 random bits: identifies one attempt or one write, on every machine, for ever."""
     return os.urandom(16).hex()
@@ -91,7 +84,7 @@ def new_nonce() -> str:
 
 def effect_key(key: str, name: str) -> str:
     """A key for a receiver that honours idempotency keys: 64 hexadecimal digits, the same on every attempt."""
-    return sha256(f"{key}\0{name}".encode()).hexdigest()
+    return sha256(f"{key}\0{name}".encode(*ANY_TEXT)).hexdigest()
 
 
 def claim(store: Store, operation: Operation, check: Callable[[Record], None] = lambda record: None) -> Run | Answer:
@@ -125,7 +118,7 @@ def claim(store: Store, operation: Operation, check: Callable[[Record], None] = 
     )
 
 
-def end_lease(store: Store, record: Record, clock: Clock = time) -> None:
+def end_lease(store: Store, record: Record, clock: Clock = local_clock) -> None:
     """End the lease of ``record``, whose process is gone, unless somebody has written it meanwhile.
 
     It waits a moment for what that process sent last. Compare-and-swap keeps the record right without it, but then a
@@ -161,9 +154,11 @@ class Claim:
     """The right of one attempt to run: extended and ended here, by its delivery, its attempt and the heartbeat.
 
     ``lease``, ``retain`` and ``deadline`` are milliseconds; ``claimed_at`` is the local clock, in seconds, before the
-    claim was sent. ``tell_late`` is called once, by the thread that first sees that the deadline is over. ``large`` is
-    where results go that are too large for a record. ``until`` is, by that clock, when the process
-    ends: no write extends the lease beyond it, and none is tried for longer.
+    claim was sent. ``tell_late`` is called once, by the thread that first sees that the deadline is over;
+    ``tell_waiting`` once for each outcome that waits for the store. ``large`` is where results go that are too large
+    for a record. ``until`` is, by that clock, when the process ends: no write extends the lease beyond it, and none is
+    tried for longer, or once ``is_stopped()``. ``is_underway`` says whether the delivery still runs that the claim is
+    for; afterwards nobody renews it, and no call passes for a part of its body.
     """
 
     def __init__(
@@ -174,11 +169,14 @@ class Claim:
         lease: int,
         retain: int,
         claimed_at: float,
-        clock: Clock = time,
+        clock: Clock = local_clock,
         deadline: float = inf,
         tell_late: Callable[["Claim"], None] = lambda claim: None,
+        tell_waiting: Callable[["Claim", StoreUnavailable], None] = lambda claim, error: None,
         large: LargeResults | None = None,
         until: float = inf,
+        is_stopped: Callable[[], bool] = lambda: False,
+        is_underway: Callable[[], bool] = lambda: True,
     ) -> None:
         self.lease = lease / 1000
         self._lease_ms = lease
@@ -201,16 +199,24 @@ class Claim:
         #: Where results go that are too large for a record; None: nowhere.
         self.large = large
         self._until = until
+        self._is_stopped = is_stopped
+        self._on_waiting = tell_waiting
+        self.is_underway = is_underway
         self._told_late = threading.Lock()  # taken once, for good, so that one thread tells
         self._lost = False
         self._settled = False
         self._struck: BaseException | None = None
-        # An attempt has one outcome, and one revision for it, however often it is written.
-        self._outcome = new_nonce()
+        # An attempt ends once, and has one revision for that, however often it is written.
+        self._last = new_nonce()
         #: Seconds for which a final write is tried.
         self.patience = max(self.lease, _CONFIRM_FOR)
+        #: Undoes a transaction that the body has left open, as a signal struck before it could be ended.
+        self.undo: Callable[[], None] = lambda: None
         #: What left the block in which the author says that no effect had begun.
         self.excused: BaseException | None = None
+        #: Why nobody can tell whether a step had its effect, once a step of this attempt met that; whatever the body
+        #: raises after it, the operation is in doubt.
+        self.doubt: str | None = None
         #: What :meth:`commit` has recorded; whatever the body does afterwards, this is the outcome.
         self.committed: Kept | None = None
         # The heartbeat renews while the body's thread settles; each write must expect the other's revision.
@@ -382,12 +388,12 @@ class Claim:
 
         After ``RecordTooLarge`` complete again without the result; after any other error report nothing as done.
         """
-        completion = self._ended(Status.COMPLETED, self._outcome, encoded, lost)
+        completion = self._ended(Status.COMPLETED, self._last, encoded, lost)
         return self._until_certain(lambda: self._end(completion))
 
     def fail(self, encoded: Encoded | None, error: str) -> Written | Superseded:
         """Record a failure that is an outcome; as :meth:`complete`."""
-        failure = self._ended(Status.FAILED, self._outcome, encoded, error)
+        failure = self._ended(Status.FAILED, self._last, encoded, error)
         return self._until_certain(lambda: self._end(failure))
 
     def commit(self, store: CommittingStore, kept: Kept, writes: Sequence[Mapping[str, Any]]) -> None:
@@ -405,8 +411,10 @@ class Claim:
         self.committed = kept
         self.raise_struck()
 
-    def commit_in(self, transaction: Transaction, kept: Kept) -> None:
+    def commit_in(self, transaction: Transaction, kept: Kept, taken: Callable[[], None] = lambda: None) -> None:
         """Record the result within ``transaction`` and commit it; ends the transaction in any case.
+
+        ``taken`` is called once its end is no more the caller's, whatever strikes.
 
         A commit without a certain answer is made certain: a renewal of the claim either meets the committed result, or
         wins, and then the transaction is undone for good, as it had the row. So nothing was committed after an error of
@@ -417,6 +425,7 @@ class Claim:
         with self._writing:
             before = self._record
             try:
+                taken()
                 self._require_ours(self._write(completion, transaction.swap))
             except BaseException:
                 transaction.rollback()
@@ -429,6 +438,7 @@ class Claim:
                     raise
             except BaseException:
                 self._record = before
+                transaction.rollback()  # unless it was ended, and not struck before it could be
                 raise
             self._settled = True
         self.committed = kept
@@ -449,18 +459,16 @@ class Claim:
 
     def release(self) -> Written | Superseded | Lost:
         """Give the claim back, if it is still ours; after ``StoreUnavailable`` it ends with its lease at the latest."""
-        revision = new_nonce()
-        return self.unstruck(lambda: self._end(lambda record: released(record, self.store.now(), revision)))
+        return self.unstruck(lambda: self._end(lambda record: released(record, self.store.now(), self._last)))
 
     def abandon(self) -> Written | Superseded | Lost:
         """End the claim as if its process had died: the next attempt is a takeover; raises as :meth:`release` does."""
-        revision = new_nonce()
+        revision = new_nonce()  # it changes no status, so by the other one it would pass for every end
         return self.unstruck(lambda: self._end(lambda record: abandoned(record, self.store.now(), revision)))
 
     def give_up(self, reason: str) -> Written | Superseded | Lost:
         """Mark the outcome UNKNOWN, if the claim is still ours; raises as :meth:`release` does."""
-        revision = new_nonce()
-        return self.unstruck(lambda: self._end(lambda record: given_up(record, self.store.now(), revision, reason)))
+        return self.unstruck(lambda: self._end(lambda record: given_up(record, self.store.now(), self._last, reason)))
 
     def raise_struck(self) -> None:
         """Raise what struck in a write that has been made certain since, such as a soft time limit, if anything did."""
@@ -493,6 +501,12 @@ class Claim:
 
     def _patiently(self, act: Callable[[], T]) -> tuple[T, float | None]:
         """``act()``, again while it gets no answer; and for how many seconds, if people were told of it."""
+        try:
+            return self._until_answered(act)
+        finally:
+            waiting.discard(self)  # also after giving up: an exception's traceback keeps the claim for a while
+
+    def _until_answered(self, act: Callable[[], T]) -> tuple[T, float | None]:
         asked_at = self._clock.monotonic()
         patience = min(self.patience, max(self._until - asked_at, 0.0))
         pause, is_told = _FIRST_PAUSE, False
@@ -503,7 +517,7 @@ class Claim:
             except StoreMisconfigured:
                 raise
             except StoreUnavailable as error:
-                if self._clock.monotonic() >= asked_at + patience:
+                if self._clock.monotonic() >= asked_at + patience or self._is_stopped():
                     raise
                 if not is_told:
                     self.unstruck(partial(self._tell_waiting, error, patience))
@@ -513,6 +527,8 @@ class Claim:
 
     def _tell_waiting(self, error: StoreUnavailable, patience: float) -> None:
         """Say, once for each write, that what has happened is not recorded yet: until it is, nobody may be told."""
+        waiting.add(self)
+        self._on_waiting(self, error)
         label = self.label or None
         say(logger.warning, "result_waits", key=self.key, label=label, seconds=round(patience, 1), reason=error)
 
@@ -543,6 +559,7 @@ class Claim:
             raise LeaseLost(self.key, self.fencing_token)
 
     def _end(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
+        self.undo()
         with self._writing:
             settlement = self._write(transition, swap)
             self._settled = True
@@ -554,7 +571,8 @@ class Claim:
         if current.status is not Status.IN_PROGRESS:
             # An attempt ends once, and what it wrote last is final, also for itself: unless this is that very write.
             again = transition(current)
-            timed = replace(current, updated_at=again.updated_at, expires_at=again.expires_at)
+            times = {"updated_at", "expires_at", "lease_until", "verdict"}
+            timed = replace(current, **{name: getattr(again, name) for name in times})
             return Written() if again == timed else Lost()
         expected: str | None = current.revision
         for _ in range(MAX_RACES):
@@ -580,3 +598,7 @@ class Claim:
             f"{MAX_RACES} races lost in a row",
             see="stores#other-claims-were-faster",
         )
+
+
+waiting: "WeakSet[Claim]" = WeakSet()
+"""Those of this process whose outcome waits for the store."""

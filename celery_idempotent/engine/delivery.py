@@ -4,7 +4,7 @@ It knows stores, policies and exceptions, and nothing of Celery. Whoever uses it
 its control flow, and maps what :meth:`Delivery.run` returns or raises to its own world.
 """
 
-import time
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -12,8 +12,10 @@ from functools import partial
 from math import inf
 from typing import Any, NoReturn, TypeVar, assert_never
 
+from celery_idempotent import clock as local_clock
+from celery_idempotent.clock import Clock
 from celery_idempotent.engine.breaker import Breaker
-from celery_idempotent.engine.claim import Claim, Clock, claim, end_lease
+from celery_idempotent.engine.claim import Claim, claim, end_lease
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.engine.objects import with_result
 from celery_idempotent.engine.outcomes import OUR_OWN, failure_of, result_of
@@ -29,9 +31,10 @@ from celery_idempotent.errors import (
     SafeToRetry,
     StoreMisconfigured,
     StoreUnavailable,
+    members,
 )
 from celery_idempotent.protocol.cipher import error_slot, hidden, hidden_label, legible, shown
-from celery_idempotent.protocol.codec import Codec, describe
+from celery_idempotent.protocol.codec import Codec, describe, own_failure
 from celery_idempotent.protocol.durations import in_words
 from celery_idempotent.protocol.objects import LargeResults
 from celery_idempotent.protocol.operation import (
@@ -54,6 +57,7 @@ from celery_idempotent.protocol.secrecy import require_readable
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 
 T = TypeVar("T")
+E = TypeVar("E", DeadlineExceeded, OutcomeUnknown)
 
 Body = Callable[[Claim | None], Any]
 """What is to happen once; it gets its claim, or None where the policy lets it run unprotected."""
@@ -96,6 +100,7 @@ class Event:
         attempt: Which attempt of the operation it is about, from 1; None where there is none.
         done_by: Where the delivery is answered by what is recorded: the task id of the delivery that recorded it.
         trace: Likewise its trace context, where telemetry is on.
+        done_in: Likewise the name of the app; empty where it has none.
     """
 
     name: EventName
@@ -107,6 +112,7 @@ class Event:
     attempt: int | None = None
     done_by: str | None = None
     trace: str = ""
+    done_in: str = ""
 
 
 def event_of(error: StoreUnavailable) -> EventName:
@@ -119,11 +125,14 @@ class ControlFlow:
     """Exceptions that a body raises to steer its caller, not to fail.
 
     By ``nothing_begun`` the author says that running again is right; ``no_outcome`` end the delivery without telling
-    whether the effect happened.
+    whether the effect happened. ``is_death`` tells what ends the body's own process, so that it is delivered again.
+    ``is_stopped()`` once the process is to end, and what time there was for that is over.
     """
 
     nothing_begun: tuple[type[BaseException], ...] = ()
     no_outcome: tuple[type[BaseException], ...] = ()
+    is_death: Callable[[BaseException], bool] = lambda error: False
+    is_stopped: Callable[[], bool] = lambda: False
 
     @property
     def steering(self) -> tuple[type[BaseException], ...]:
@@ -162,7 +171,7 @@ class Delivery:
         heartbeat: Heartbeat,
         control: ControlFlow,
         tell: Callable[[Event], None],
-        clock: Clock = time,
+        clock: Clock = local_clock,
         breaker: Breaker | None = None,
         large: LargeResults | None = None,
         until: float = inf,
@@ -179,6 +188,8 @@ class Delivery:
         self._large = large
         self._until = until
         self._beating: Claim | None = None
+        # Written in C: no signal strikes while it is let go, as one can in whatever is written here.
+        self._underway = threading.Lock()
 
     def run(self, body: Body) -> Outcome | Conflict:
         """Run ``body`` if nobody ran it, replay its outcome if somebody did.
@@ -186,10 +197,11 @@ class Delivery:
         It raises what the body raised, now or, if that is a recorded outcome, earlier. Of its own, nothing ran after
         ``KeyReused`` and ``OutcomeUnknown``; after ``LeaseLost`` and ``StoreUnavailable`` report nothing as done.
         """
-        try:
-            return self._run(body)
-        finally:
-            self._stop_heartbeat()
+        with self._underway:
+            try:
+                return self._run(body)
+            finally:
+                self._stop_heartbeat()
 
     def _run(self, body: Body) -> Outcome | Conflict:
         try:
@@ -206,10 +218,11 @@ class Delivery:
 
     def observe(self, body: Body) -> Any:
         """Run ``body`` in any case, report what :meth:`run` would have suppressed, and return its value untouched."""
-        try:
-            return self._observe(body)
-        finally:
-            self._stop_heartbeat()
+        with self._underway:
+            try:
+                return self._observe(body)
+            finally:
+                self._stop_heartbeat()
 
     def _observe(self, body: Body) -> Any:
         claimed = self._observed()
@@ -219,7 +232,7 @@ class Delivery:
             self._tell_of_claim(claimed)
             value = body(claimed)
         except BaseException:
-            self._quietly(claimed, claimed.release)
+            self._quietly(claimed, partial(self._try, claimed, claimed.release))
             raise
         else:
             claimed.patience = 0  # to wait for a store that is away would change when the task ends
@@ -232,13 +245,14 @@ class Delivery:
 
     def _observed(self) -> Claim | None:
         """The attempt that :meth:`run` would have made, if it would have made one and that can be known."""
+        claimed = partial(self._claimed, replace(self._operation, policy=self._policy.observed))
         try:
-            decision = self._claimed(replace(self._operation, policy=self._policy.observed))
+            decision = claimed()
         except StoreUnavailable as error:
             self._emit(event_of(error), None, str(error), is_one_of_many=self._breaker.is_open)
             return None
-        except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
-            self._emit(EventName.STORE_UNAVAILABLE, None, describe(error))
+        except Exception as first:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
+            self._emit(EventName.STORE_UNAVAILABLE, None, describe(own_failure(claimed, first)))
             return None
         if isinstance(decision, Claim):
             return decision
@@ -247,11 +261,14 @@ class Delivery:
         return None
 
     def _quietly(self, claimed: Claim, end: Callable[[], object]) -> None:
+        ended = partial(claimed.unstruck, end)
         try:
-            end()
-            claimed.raise_struck()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._emit(EventName.STORE_UNAVAILABLE, None, describe(error))
+            ended()
+        except OUR_OWN:
+            pass  # it is told already
+        except Exception as first:  # noqa: BLE001 - as above
+            self._emit(EventName.STORE_UNAVAILABLE, None, describe(own_failure(ended, first)))
+        claimed.raise_struck()
 
     def _claimed(self, operation: Operation) -> Claim | Answer:
         decision, asked_at = self._asked(operation)
@@ -267,8 +284,11 @@ class Delivery:
             clock=self._clock,
             deadline=operation.policy.deadline_ms,
             tell_late=self._tell_late,
+            tell_waiting=self._tell_waiting,
             large=self._large,
             until=self._until,
+            is_stopped=self._control.is_stopped,
+            is_underway=self._underway.locked,
         )
         claimed.label = legible(self._codec.cipher, decision.record).label
         try:
@@ -304,6 +324,9 @@ class Delivery:
         assert self._policy.deadline is not None
         ran = f"the body has been running for {in_words(self._policy.deadline)}"
         self._emit(EventName.DEADLINE_EXCEEDED, claimed, f"{ran}; its lease is renewed no more")
+
+    def _tell_waiting(self, claimed: Claim, error: StoreUnavailable) -> None:
+        self._emit(event_of(error), claimed, f"its outcome waits: {error}", is_one_of_many=True)  # the claim logs it
 
     def _answer(self, answer: Answer) -> Outcome | Conflict:
         if isinstance(answer, Replay):
@@ -342,9 +365,11 @@ class Delivery:
             self._tell_of_claim(claimed)  # to code that may end the process: from here on there is an end
             value = body(claimed)
         except BaseException as error:
-            instead = self._end(claimed, error)
+            ended = partial(self._end, claimed, error)
+            instead = claimed.unstruck(ended)
             claimed.raise_struck()
             if instead is None:
+                _raise_own_of_a_group(error)
                 raise
             return instead
         finished = claimed.unstruck(lambda: self._complete(claimed, value))
@@ -383,14 +408,18 @@ class Delivery:
             self._emit(EventName.COMPLETED, claimed, f"{type(error).__name__} after the commit")
             self._tell_of_loss(claimed, claimed.committed.lost)
             return Outcome(claimed.committed.value) if isinstance(error, Exception) else None
+        met = _own(OutcomeUnknown, error, claimed)
+        doubt = claimed.doubt or (met and met.reason)
+        excused = {id(each) for each in members(claimed.excused)} if claimed.excused else set()
+        is_excused = all(id(each) in excused for each in members(error))
         match ending(
             error,
             on_takeover=policy.on_takeover,
             remember=policy.remember,
             nothing_begun=(SafeToRetry, *self._control.nothing_begun),
             no_outcome=(*OUR_OWN, *self._control.no_outcome),
-            in_doubt=isinstance(error, OutcomeUnknown) and error.key == claimed.key,
-            before_effects=error is claimed.excused,
+            in_doubt=doubt is not None,
+            before_effects=is_excused,
         ):
             case Ending.FAIL:
                 failure = self._codec.encode_failure(error, claimed.key)
@@ -400,20 +429,20 @@ class Delivery:
                 )
                 return self._settled(claimed, write, EventName.FAILED, type(error).__name__)
             case Ending.RELEASE:
-                # A body that is too slow again and again is to end UNKNOWN, as one that kills its worker.
-                is_late = isinstance(error, DeadlineExceeded) and error.key == claimed.key
-                is_abandoned = is_late and error is not claimed.excused
+                # What is too slow, or exits, again and again is to end UNKNOWN, as what is killed again and again.
+                is_late = _own(DeadlineExceeded, error, claimed) is not None
+                is_abandoned = (is_late and not is_excused) or self._control.is_death(error)
                 give_back = claimed.abandon if is_abandoned else claimed.release
                 reason = f"{type(error).__name__}{'; the next attempt is a takeover' if is_abandoned else ''}"
                 return self._without_outcome(claimed, error, give_back, EventName.RELEASED, reason)
             case Ending.GIVE_UP:
                 reason = (
-                    describe(error.reason)
-                    if isinstance(error, OutcomeUnknown) and not policy.redact_errors
+                    describe(doubt)
+                    if doubt is not None and not policy.redact_errors
                     else f"{type(error).__name__} ended attempt {claimed.number}"
                 )
-                told = self._hidden(claimed, reason)
-                give_up = _or_less(lambda: claimed.give_up(told), lambda _: claimed.give_up(type(error).__name__))
+                text = self._hidden(claimed, reason)
+                give_up = _or_less(lambda: claimed.give_up(text), lambda _: claimed.give_up(type(error).__name__))
                 return self._without_outcome(claimed, error, give_up, EventName.OUTCOME_UNKNOWN, reason)
             case unreachable:
                 assert_never(unreachable)
@@ -507,10 +536,10 @@ class Delivery:
             case None:
                 event = Event(name, identity.key, None, reason, identity.label, is_one_of_many)
             case Claim(fencing_token=token, label=label, number=number):
-                event = Event(name, identity.key, token, reason, label, attempt=number)
-            case Record(fencing_token=token, attempts=number, task_id=done_by):
+                event = Event(name, identity.key, token, reason, label, is_one_of_many, number)
+            case Record(fencing_token=token, attempts=number, task_id=done_by, app=app):
                 label, trace = legible(self._codec.cipher, bearer).label, trace_of(bearer)
-                event = Event(name, identity.key, token, reason, label, attempt=number, done_by=done_by, trace=trace)
+                event = Event(name, identity.key, token, reason, label, False, number, done_by, trace, app)
             case unreachable:
                 assert_never(unreachable)
         self._tell(event)
@@ -520,6 +549,19 @@ def _with_hidden_label(operation: Operation, codec: Codec) -> Operation:
     label = operation.identity.label
     kept = hidden_label(codec.cipher, label, operation.identity.key)
     return operation if kept == label else replace(operation, hidden_label=kept)
+
+
+def _own(kind: type[E], error: BaseException, claimed: Claim) -> E | None:
+    """What of ``error``, or in it, is of that kind and about this operation."""
+    return next((each for each in members(error) if isinstance(each, kind) and each.key == claimed.key), None)
+
+
+def _raise_own_of_a_group(error: BaseException) -> None:
+    """Raise what the body met when it asked its attempt: what must come again must not look like a failure."""
+    if isinstance(error, ExceptionGroup):
+        for each in members(error):
+            if isinstance(each, OUR_OWN):
+                raise each from each.__cause__
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -18,19 +18,26 @@ class Execution:
 
     ``delivery`` is an object that lasts as long as the delivery, or None for a function call. A redelivery has the same
     task id, and would pass for a recursion where a time limit has left an execution behind. ``layer`` is the class
-    whose ``__call__`` is being executed; ``item_of`` the task id of the ``map`` or ``starmap`` that it is an item of,
-    if it is one. ``is_over`` counts where a context outlives the body that it was copied in, as a task of an event loop
-    can.
+    whose ``__call__`` is being executed; ``item_of`` lasts as long as the delivery of the ``map`` or ``starmap`` that
+    it is an item of, if it is one.
+
+    It can be found when it is over: where a context outlives the body that it was copied in, as a task of an event loop
+    can; and where a signal struck before the block could be left. Its delivery is over then.
     """
 
     attempt: Attempt
     task: str
     delivery: object | None
     layer: type
-    item_of: str | None
+    item_of: object | None
     outer: "Execution | None"
-    is_over: bool = False
+    is_left: bool = False
     process: int = field(default_factory=os.getpid)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing runs within it any more."""
+        return self.is_left or (isinstance(self.attempt, ProtectedAttempt) and not self.attempt.is_underway)
 
     def is_of(self, task: str, delivery: object | None) -> bool:
         """Whether this is the execution of that very delivery."""
@@ -53,7 +60,10 @@ _executing: ContextVar[Execution | None] = ContextVar("celery_idempotent_executi
 
 def execution() -> Execution | None:
     """The innermost execution of an idempotent task around the calling code, if there is one."""
-    return _executing.get()
+    innermost = _executing.get()
+    while innermost is not None and innermost.is_over:
+        innermost = innermost.outer
+    return innermost
 
 
 def current_attempt() -> Attempt:
@@ -74,10 +84,10 @@ def current_attempt() -> Attempt:
 
 
 def executed_by(
-    attempt: Attempt, task: str, delivery: object | None, layer: type, item_of: str | None = None
+    attempt: Attempt, task: str, delivery: object | None, layer: type, item_of: object | None = None
 ) -> AbstractContextManager[Execution]:
     """Within the block, ``attempt`` is the current attempt."""
-    return _Innermost(Execution(attempt, task, delivery, layer, item_of, _executing.get()))
+    return _Innermost(Execution(attempt, task, delivery, layer, item_of, execution()))
 
 
 def passing(around: Execution, layer: type) -> AbstractContextManager[Execution]:
@@ -98,7 +108,7 @@ class _Innermost(AbstractContextManager[Execution]):
         return self._execution
 
     def __exit__(self, *_: object) -> None:
-        self._execution.is_over = True
+        self._execution.is_left = True
         try:  # noqa: SIM105 - as above
             _executing.reset(self._token)
         except ValueError:

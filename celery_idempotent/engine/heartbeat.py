@@ -21,7 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
-from celery_idempotent.engine.claim import Claim, Clock
+from celery_idempotent import clock as local_clock
+from celery_idempotent.clock import Clock
+from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.timing import Timed, timed
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.printable import say
@@ -48,7 +50,6 @@ _PAUSE_AFTER_ERROR = 0.1
 @dataclass(slots=True)
 class _Beat:
     claim: Claim
-    body: threading.Thread
     due: float
     """When to act: renew, tell that it is late, or, while nobody has taken it, hand it over once more. Infinite while
     it is renewed."""
@@ -92,14 +93,14 @@ class _Resident:
 
 
 class Heartbeat:
-    """Renews every attempt given to :meth:`start` until :meth:`stop`, a loss, its deadline, or the death of its thread.
+    """Renews every attempt given to :meth:`start` until :meth:`stop`, a loss, its deadline, or its delivery's end.
 
     An attempt has one renewal under way at most, and none waits for that of another attempt. A renewal that hangs keeps
     its own attempt from recording how it ended, because each write expects the revision of the one before. What bounds
     that is the time that the store allows for a request.
     """
 
-    def __init__(self, clock: Clock = time) -> None:
+    def __init__(self, clock: Clock = local_clock) -> None:
         self._clock = clock
         self._beats: dict[Claim, _Beat] = {}
         self._lock = threading.RLock()
@@ -111,12 +112,12 @@ class Heartbeat:
         self._reserve = _Resident(self._renew_left)
 
     def start(self, claim: Claim) -> None:
-        """Keep the lease of ``claim``, which the calling thread executes, from now on.
+        """Keep the lease of ``claim`` from now on.
 
         Raises ``StoreUnavailable`` where no thread can be started for it. Run nothing then; the next call tries again.
         """
         now = self._clock.monotonic()
-        beat = _Beat(claim, threading.current_thread(), min(now + claim.lease / _RENEWALS_PER_LEASE, claim.late_at))
+        beat = _Beat(claim, min(now + claim.lease / _RENEWALS_PER_LEASE, claim.late_at))
         if not (self._coordinator.is_alive and self._reserve.is_alive):
             self._staff(claim)
         with self._lock:
@@ -133,7 +134,8 @@ class Heartbeat:
     @property
     def in_flight(self) -> int:
         """How many attempts are under way."""
-        return len(self._beats)
+        with self._lock:
+            return sum(claim.is_underway() for claim in self._beats)
 
     def _staff(self, claim: Claim) -> None:
         with self._staffing:
@@ -217,8 +219,8 @@ class Heartbeat:
         with self._lock:
             if not beat.is_handed_over or self._beats.get(beat.claim) is not beat:
                 return False
-            if not is_alive(beat.body):
-                # A heartbeat that outlives its task would keep a dead claim alive for ever.
+            if not beat.claim.is_underway():
+                # A signal struck before the delivery could stop it; it would keep a dead claim alive for ever.
                 self.stop(beat.claim)
                 return False
             beat.due, beat.is_handed_over, beat.left = inf, False, ""
@@ -244,14 +246,6 @@ def _is_renewed(claim: Claim) -> bool:
         say(logger.exception, "renewal_failed", key=claim.key)
         return False
     return True
-
-
-def is_alive(body: threading.Thread) -> bool:
-    """False only if it is certain. A greenlet or a thread of foreign code may be said to live when it is gone."""
-    try:
-        return body.is_alive()
-    except (AssertionError, RuntimeError):
-        return False  # how Python says it of a foreign thread
 
 
 def _described(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from celery_idempotent.engine.heartbeat import NO_THREAD, is_alive
+from celery_idempotent.engine.heartbeat import NO_THREAD
 from celery_idempotent.errors import SafeToRetry, StoreUnavailable
 
 T = TypeVar("T")
@@ -49,6 +49,9 @@ class _Thread:
         self._act = act
         self._loop = asyncio.get_running_loop()
         self._home = threading.current_thread()
+        self._is_called = False
+        #: Held while somebody awaits the call. Written in C, so no signal strikes while it is let go.
+        self.awaited = threading.Lock()
         #: What the call returned or raised, for the thread.
         self.returned: Future[Any] = Future()
         #: What comes first, and what comes last; the same where there is no call.
@@ -78,29 +81,36 @@ class _Thread:
             done = _Done(self._act(self._call))
         except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits
             done = _Done(error=error)
-        self._tell(done)
+        if not self._is_called:
+            self._tell(self.first, done)
+        self._tell(self.last, done)
 
     def _call(self, given: Any) -> Any:
-        self._tell(_Turn(given))
+        self._is_called = True
+        self._tell(self.first, _Turn(given))
         while not self.returned.done():
-            if self._is_abandoned():
-                raise asyncio.CancelledError("its event loop has ended")
+            if self._is_abandoned() and not self.returned.done():
+                raise asyncio.CancelledError("nobody awaits it any more")
             wait([self.returned], _LOOK_EVERY)
         return self.returned.result()
 
     def _is_abandoned(self) -> bool:
         """Whether the call will never go on: whoever waited for it would keep the interpreter from ending."""
-        return self._loop.is_closed() or not (self._loop.is_running() or is_alive(self._home))
+        is_gone = self._loop.is_closed() or not (self._loop.is_running() or _is_alive(self._home))
+        return is_gone or not self.awaited.locked()
 
-    def _tell(self, what: _Turn | _Done) -> None:
+    def _tell(self, future: "asyncio.Future[Any]", what: _Turn | _Done) -> None:
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._hear, what)
+            # No function of ours: the loop takes what a signal raises in one for its own error, and goes on.
+            self._loop.call_soon_threadsafe(future.set_result, what)
 
-    def _hear(self, what: _Turn | _Done) -> None:
-        if not self.first.done():
-            self.first.set_result(what)
-        if isinstance(what, _Done):
-            self.last.set_result(what)
+
+def _is_alive(thread: threading.Thread) -> bool:
+    """False only if it is certain. A greenlet or a thread of foreign code may be said to live when it is gone."""
+    try:
+        return thread.is_alive()
+    except (AssertionError, RuntimeError):
+        return False  # how Python says it of a foreign thread
 
 
 async def awaited(act: Callable[[Callable[[G], Any]], T], call: Callable[[G], Awaitable[Any]]) -> T:
@@ -111,17 +121,18 @@ async def awaited(act: Callable[[Callable[[G], Any]], T], call: Callable[[G], Aw
     the call, or once more, ``act`` goes on by itself. Where the loop ends in the call, ``act`` gets ``CancelledError``.
     """
     thread = _Thread(act)
-    thread.start()
-    try:
-        first = await asyncio.shield(thread.first)
-    except BaseException as error:
-        thread.returned.set_exception(_NobodyWaits("cancelled before it began"))
-        if not isinstance(error, GeneratorExit):  # a coroutine that is being closed must not wait
-            await asyncio.shield(thread.last)
-        raise
-    if isinstance(first, _Turn):
-        await _made(lambda: call(first.given), thread.returned)
-    done = await asyncio.shield(thread.last)
+    with thread.awaited:
+        thread.start()
+        try:
+            first = await asyncio.shield(thread.first)
+        except BaseException as error:
+            thread.returned.set_exception(_NobodyWaits("cancelled before it began"))
+            if not isinstance(error, GeneratorExit):  # a coroutine that is being closed must not wait
+                await asyncio.shield(thread.last)
+            raise
+        if isinstance(first, _Turn):
+            await _made(lambda: call(first.given), thread.returned)
+        done = await asyncio.shield(thread.last)
     if done.error is not None:
         raise done.error
     value: T = done.value

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from celery_idempotent.errors import PolicyError
+from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.cipher import Cipher, require_label
 from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.record import Record, RecordUnreadable, Status
@@ -35,7 +36,7 @@ class Filter:
         label: With this label; a star at its end stands for any rest, as in ``"acme/*"``.
         worker: Whose last attempt ran there.
         older_than: Written last longer ago than so many milliseconds.
-        key: With this key, or task id, or beginning of a key or of a key's hash.
+        key: With this key, or task id, or beginning of a key or of a key's hash, also behind the task and a colon.
     """
 
     status: str | None = None
@@ -106,9 +107,10 @@ def _is_readable(cipher: Cipher | None, record: Record) -> bool:
     return True
 
 
-def looked_up(store: Store, text: str, cipher: Cipher | None = None) -> Record:
+def looked_up(store: Store, text: str, cipher: Cipher | None = None, *, task: str | None = None) -> Record:
     """The one record that ``text`` means: its key, the beginning of its key or of its key's hash, its task id or label.
 
+    With ``task`` only those of that task. Texts may be as they are printed, with escapes in place of what is unsafe.
     Only a whole key is found at once; for all else the store is read. The record is as people may read it, and never to
     be written back.
 
@@ -117,28 +119,28 @@ def looked_up(store: Store, text: str, cipher: Cipher | None = None) -> Record:
         StoreUnavailable: The store did not answer.
     """
     record = store.get(text)
-    if record is not None:
+    if record is not None and task in (None, record.task):
         return revealed(cipher, record)
     unread: list[str] = []
-    fitting = list(islice(_fitting(store, text, cipher, unread), _MOST_NAMED + 1))
+    fitting = list(islice(_fitting(store, text, task, cipher, unread), _MOST_NAMED + 1))
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
         remedy = "nothing is recorded under it, and it is no record's task id or label"
         hidden = f" that can be read: {len(unread)} are encrypted, and idempotency_cipher has no key for them here"
         raise PolicyError("key", repr(text), f"{remedy}{hidden if unread else ''}", see="operators#nothing-is-recorded")
-    named = ", ".join(each.key for each in fitting[:_MOST_NAMED])
+    named = ", ".join([*(each.key for each in fitting[:_MOST_NAMED]), *(["..."] if len(fitting) > _MOST_NAMED else [])])
     raise PolicyError(
         "key",
         repr(text),
-        f"it fits several records: {named}{', ...' if len(fitting) > _MOST_NAMED else ''}; give the key of one",
+        f"it fits several records: {named}; give the key of one, or --task",
         see="operators#it-fits-several-records",
     )
 
 
-def _fitting(store: Store, text: str, cipher: Cipher | None, unread: list[str]) -> Iterator[Record]:
+def _fitting(store: Store, text: str, task: str | None, cipher: Cipher | None, unread: list[str]) -> Iterator[Record]:
     """The records that ``text`` can mean; ``unread`` gets the keys of those whose labels cannot be read here."""
-    for each in store.scan():
+    for each in store.scan(task=task):
         if not _is_readable(cipher, each):
             unread.append(each.key)
         record = revealed(cipher, each)
@@ -147,13 +149,18 @@ def _fitting(store: Store, text: str, cipher: Cipher | None, unread: list[str]) 
 
 
 def _fits(record: Record, text: str) -> bool:
-    is_name = text != "" and text in (record.task_id, record.label)
+    is_name = text != "" and text in (record.task_id, record.label, one_line(record.label))
     return is_name or (len(text) >= _SHORTEST and _is_named(record, text))
 
 
 def _is_named(record: Record, text: str) -> bool:
     hashed = record.key.rpartition(":")[2]
-    return text == record.task_id or record.key.startswith(text) or hashed.startswith(text)
+    task, _, digest = text.rpartition(":")
+    return (
+        text in (record.task_id, one_line(record.task_id))
+        or any(each.startswith(text) for each in (record.key, one_line(record.key), hashed))
+        or (task == record.task and hashed.startswith(digest))
+    )
 
 
 _SHORTEST = 4

@@ -15,6 +15,7 @@ from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import only_finished
 from celery_idempotent.protocol.store import Store
+from celery_idempotent.protocol.verdicts import kept_until
 
 PolicyOf: TypeAlias = Callable[[Record], Policy | None]
 """Gives the policy of a record's task; None where this app does not know it, or another app has made the record."""
@@ -33,9 +34,12 @@ class Fate(StrEnum):
 def fate_of(record: Record, policy: Policy | None, *, now: int, age: int) -> Fate:
     """What becomes of ``record`` once its lease is over for ``age`` milliseconds.
 
-    Under ``on_takeover="refuse"``, and where a step began and did not end, to forget it could repeat an effect.
+    Under ``on_takeover="refuse"``, and where a step began and did not end, to forget it could repeat an effect. What
+    proves a verdict stays.
     """
-    if policy is None or record.status is not Status.IN_PROGRESS or record.lease_until + policy.grace_ms + age > now:
+    if policy is None or record.status is not Status.IN_PROGRESS or kept_until(record) > now:
+        return Fate.KEPT
+    if record.lease_until + policy.grace_ms + age > now:
         return Fate.KEPT
     try:
         all_ended = only_finished(record.steps) == record.steps
@@ -47,11 +51,11 @@ def fate_of(record: Record, policy: Policy | None, *, now: int, age: int) -> Fat
 def sweep_released(store: Store, *, age: int, kept: Callable[[Record], None] = lambda record: None) -> Iterator[Record]:
     """Delete what was given back, or announced, and not touched for ``age`` milliseconds; each as it is gone.
 
-    ``kept`` is told of the others: too young, or claimed meanwhile.
+    ``kept`` is told of the others: too young, the proof of a verdict, or claimed meanwhile.
     """
-    before = store.now() - age
+    now = store.now()
     for record in store.scan(status=Status.RELEASED):
-        if record.updated_at < before and store.delete(record.key, record.revision):
+        if record.updated_at < now - age and kept_until(record) <= now and store.delete(record.key, record.revision):
             yield record
         else:
             kept(record)

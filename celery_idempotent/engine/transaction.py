@@ -1,5 +1,6 @@
 """A body's transaction: the user's statements, follow-up messages, and the record, committed together."""
 
+import mmap
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -11,6 +12,9 @@ from celery_idempotent.protocol.codec import Codec, Kept, message_slot
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, Transaction, TransactionalStore
 
 T = TypeVar("T")
+
+sent = mmap.mmap(-1, 1)
+"""A byte that a worker and its forked pool processes share: not zero once a message was written into the outbox."""
 
 
 def derived_id(key: str) -> str:
@@ -46,10 +50,9 @@ def message_of(signature: Any, task_id: str, codec: Codec) -> OutboxMessage:
 class BodyTransaction:
     """``with attempt.transaction() as tx:`` commits what is done in the block, or nothing of it."""
 
-    def __init__(self, claim: Claim, codec: Codec, message_codec: Codec, store: TransactionalStore, using: Any) -> None:
+    def __init__(self, claim: Claim, codec: Codec, store: TransactionalStore, using: Any) -> None:
         self._claim = claim
         self._codec = codec
-        self._message_codec = message_codec
         self._store = store
         self._using = using
         self._transaction: Transaction | None = None
@@ -57,18 +60,27 @@ class BodyTransaction:
         self._sent = 0
 
     def __enter__(self) -> Self:
+        self._claim.undo = self._undo
         self._transaction = self._store.begin(self._using)
         return self
+
+    def _undo(self) -> None:
+        if self._transaction is not None:
+            self._transaction.rollback()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._transaction = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        transaction, self._transaction = self._open, None
+        _ = self._open
         if error is not None:
-            transaction.rollback()
+            self._undo()
             return
         if self._kept is None:
-            transaction.rollback()
+            self._undo()
             raise PolicyError(
                 "transaction",
                 "without done()",
@@ -76,7 +88,7 @@ class BodyTransaction:
                 see="transactions#the-transaction-has-no-result",
             )
         try:
-            self._claim.commit_in(transaction, self._kept)
+            self._claim.commit_in(self._open, self._kept, self._forget)
         except RecordTooLarge as too_large:
             raise PolicyError(
                 "done",
@@ -119,7 +131,8 @@ class BodyTransaction:
         signature = signature_of(task, args, kwargs)
         self._sent += 1
         task_id = derived_id(effect_key(self._claim.key, f"celery_idempotent.send:{self._sent}"))
-        self._open.enqueue(message_of(signature, task_id, self._message_codec))
+        self._open.enqueue(message_of(signature, task_id, self._codec))
+        sent[0] = 1
         return task_id
 
     def done(self, result: T) -> T:

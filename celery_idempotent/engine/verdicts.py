@@ -27,24 +27,27 @@ def completed(
     result: Any,
     *,
     retain: int,
+    keep: int = 0,
     by: str = "",
     reason: str = "",
     seen_revision: str | None = None,
 ) -> Record:
     """State that the effect of an UNKNOWN operation happened; every later delivery is answered with ``result``.
 
-    ``retain`` is milliseconds. ``by`` and ``reason`` are kept with the record. ``seen_revision`` is what the person
-    looked at, where time has passed since; None: judge whatever is recorded now. After ``StoreUnavailable`` look again
-    before repeating.
+    ``retain``, for which the outcome counts, and ``keep``, for which the verdict stays, are milliseconds. ``by`` and
+    ``reason`` are kept with the record. ``seen_revision`` is what the person looked at, where time has passed since;
+    None: judge whatever is recorded now. After ``StoreUnavailable`` look again before repeating.
     """
     encoded = codec.encode(result, result_slot(key))
     seen = _unknown(store, key, seen_revision)
     now = store.now()
-    judged = seen.but(verdict=given(Verdict(Action.COMPLETED, by, reason), seen, now))
+    judged = seen.but(verdict=given(Verdict(Action.COMPLETED, by, reason), seen, now, keep))
     return _write(store, seen, protocol.ended(judged, Status.COMPLETED, now, retain, new_nonce(), encoded))
 
 
-def rerun(store: Store, key: str, *, by: str = "", reason: str = "", seen_revision: str | None = None) -> Record:
+def rerun(
+    store: Store, key: str, *, keep: int = 0, by: str = "", reason: str = "", seen_revision: str | None = None
+) -> Record:
     """State that the effect did not happen; the next delivery runs the body. Raises as :func:`completed` does.
 
     Steps that finished stay finished. Those that began and did not end are the ones in doubt: they may run again.
@@ -53,7 +56,7 @@ def rerun(store: Store, key: str, *, by: str = "", reason: str = "", seen_revisi
     now = store.now()
     try:
         undoubted = seen.but(
-            steps=only_finished(seen.steps), verdict=given(Verdict(Action.RERUN, by, reason), seen, now)
+            steps=only_finished(seen.steps), verdict=given(Verdict(Action.RERUN, by, reason), seen, now, keep)
         )
     except ValueError as error:
         raise damaged(key, error, store=repr(store)) from error
@@ -61,7 +64,14 @@ def rerun(store: Store, key: str, *, by: str = "", reason: str = "", seen_revisi
 
 
 def release(
-    store: Store, key: str, *, grace: int, by: str = "", reason: str = "", seen_revision: str | None = None
+    store: Store,
+    key: str,
+    *,
+    grace: int,
+    keep: int = 0,
+    by: str = "",
+    reason: str = "",
+    seen_revision: str | None = None,
 ) -> Record:
     """Give back the claim of an attempt that never ended; the next delivery runs the body.
 
@@ -72,7 +82,7 @@ def release(
     seen = recorded(store, key, seen_revision)
     now = store.now()
     require_abandoned(seen, grace=grace, now=now)
-    judged = seen.but(verdict=given(Verdict(Action.RELEASE, by, reason), seen, now))
+    judged = seen.but(verdict=given(Verdict(Action.RELEASE, by, reason), seen, now, keep))
     return _write(store, seen, protocol.released(judged, now, new_nonce()))
 
 

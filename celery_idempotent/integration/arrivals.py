@@ -5,7 +5,7 @@ the identity is resolved, and the arguments are kept, when the request is pushed
 """
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
@@ -13,17 +13,44 @@ from celery import Task
 from celery.app.task import Context
 from celery.utils.threads import LocalStack
 
+from celery_idempotent.protocol.codec import own_failure
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.troubleshooting import with_link
 
 CONTENT_TYPE = "idempotency_content_type"
 """Attribute of a request by which a worker tells the content type of its message."""
 
+_OURS = "idempotency_"
+"""With this the names of all our headers begin."""
+
+
+def whole_headers(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """All headers of a message, found among those that it was sent with, or among the fields of its request.
+
+    ddtrace and Sentry nest a dict ``headers`` there, and Celery then shows a task that dict alone.
+    """
+    beside: dict[str, Any] = Context({**fields, "headers": None}).headers or {}
+    return unnested({**beside, "headers": fields.get("headers")})
+
+
+def unnested(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """The headers with those that are nested among them.
+
+    Of ours, a tracer's dict may hold those of an earlier message; of a trace, it holds the latest.
+    """
+    beside = {name: each for name, each in headers.items() if name != "headers"}
+    nested = headers["headers"]
+    if not isinstance(nested, Mapping):
+        return beside
+    return {**beside, **nested, **{name: each for name, each in beside.items() if str(name).startswith(_OURS)}}
+
 
 class Arrival:
     """What is known of a delivery besides its message."""
 
-    __slots__ = ("_arguments", "body_began", "identity", "is_answered", "is_completed", "is_retried", "task")
+    __slots__ = (
+        *("_arguments", "_message", "body_began", "identity", "is_answered", "is_completed", "is_retried", "task"),
+    )
 
     def __init__(self, task: str, derive: Callable[[], Identity], request: Context) -> None:
         self.task = task
@@ -35,9 +62,15 @@ class Arrival:
         self.is_retried = False
         #: Whether the library answers in the body's place, or postpones the delivery.
         self.is_answered = False
+        self._message = request.id, request.properties
         self._arguments = _copied(request)
         #: Which effect, with which arguments.
         self.identity = at_once(derive)
+
+    def is_of(self, task: str, request: Context) -> bool:
+        """Whether it was noted of the message of ``request``: celery-aio-pool has one request for all of a task."""
+        task_id, properties = self._message
+        return self.task == task and task_id == request.id and properties is request.properties
 
     def arguments(self, request: Context) -> tuple[Any, Any]:
         """The arguments as they came, whatever the body has done to those of ``request``."""
@@ -51,8 +84,8 @@ def at_once(derive: Callable[[], Identity]) -> Callable[[], Identity]:
     """Derive an identity now, to be asked for later: what deriving raises, only asking raises."""
     try:
         identity = derive()
-    except Exception as error:  # noqa: BLE001 - a function of the author's may raise anything
-        return partial(_raise, error)
+    except Exception as first:  # noqa: BLE001 - a function of the author's may raise anything
+        return partial(_raise, own_failure(derive, first))
     return lambda: identity
 
 
@@ -63,10 +96,12 @@ def _raise(error: Exception) -> NoReturn:
 def _copied(request: Context) -> bytes | None:
     if request.is_eager:
         return None  # it is never postponed
+    copy = partial(pickle.dumps, (request.args, request.kwargs), pickle.HIGHEST_PROTOCOL)
     try:
-        return pickle.dumps((request.args, request.kwargs), pickle.HIGHEST_PROTOCOL)
-    except Exception:  # noqa: BLE001 - a serialiser of the user's can make what pickle cannot take
-        return None
+        return copy()
+    except Exception as first:  # noqa: BLE001 - a serialiser of the user's can make what pickle cannot take
+        own_failure(copy, first)
+    return None
 
 
 class RequestStack(LocalStack):  # type: ignore[misc]  # Celery has no types
@@ -88,17 +123,20 @@ class RequestStack(LocalStack):  # type: ignore[misc]  # Celery has no types
 def arrived(task: Task, request: Context) -> Arrival:
     """The delivery of ``request``, noted at the first call."""
     found = arrival_of(request)
-    if found is None or found.task != task.name:
+    if found is None or not found.is_of(task.name, request):
         # Celery takes attributes of a request that it does not know for headers, and does so in a copy without any.
         request.headers = {name: each for name, each in (request.headers or {}).items() if name != CONTENT_TYPE}
         found = request.idempotency = Arrival(task.name, partial(task.idempotency_identity_of, request), request)
     return found
 
 
-def arrived_list(request: Context) -> None:
-    """Note the delivery of a ``map`` or ``starmap``, whose items are changed by the bodies that they are given to."""
-    if arrival_of(request) is None:
-        request.idempotency = Arrival("", _no_identity, request)
+def arrived_list(request: Context) -> Arrival:
+    """The delivery of a ``map`` or ``starmap``, noted before its items are changed by the bodies they are given to."""
+    found = arrival_of(request)
+    if found is None or not found.is_of("", request):
+        request.headers = whole_headers(vars(request))  # of a task of Celery's own, so by its own request class
+        found = request.idempotency = Arrival("", _no_identity, request)
+    return found
 
 
 def _no_identity() -> NoReturn:

@@ -1,10 +1,10 @@
 """What waits in the outbox, counted by the relay that looks into it anyway, and only where somebody measures it."""
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from celery_idempotent import clock as local_clock
 from celery_idempotent.protocol.store import WaitingMessage
 
 MOST = 1000
@@ -24,7 +24,7 @@ class _Count:
 class Backlog:
     """The last count, by the local clock. A process that does not relay has none."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = local_clock.monotonic) -> None:
         self._clock = clock
         #: Whether anybody wants to know.
         self.is_watched = False

@@ -1,11 +1,11 @@
 """What is checked when a task is defined and bound to its app: the earliest moment there is."""
 
 import inspect
+import sys
 import warnings
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from difflib import get_close_matches
 from types import CellType, FunctionType
 from typing import Any
 
@@ -71,6 +71,35 @@ def refuse_place(cls: type, mixin: type) -> None:
             )
 
 
+def refuse_other_caller(cls: type) -> None:
+    """Refuse a class whose bodies are not called as Celery calls them: such a caller goes around the guard."""
+    for name in ("Strategy", "__trace__"):
+        given = inspect.getattr_static(cls, name)
+        if given != getattr(Task, name):
+            owner = next(each for each in cls.__mro__ if name in vars(each))
+            raise PolicyError(
+                "base",
+                cls.__name__,
+                f"{owner.__name__} runs bodies by itself, by a {name} of its own, so nothing would be protected; take "
+                "another base, or make the task a plain one whose body calls an @idempotent function for each message",
+                see="tasks#the-base-class-runs-bodies-by-itself",
+            )
+
+
+def refuse_lossy_app(cls: type[Task], app: Celery) -> None:
+    """Refuse a task whose app drops the headers of its messages, and with them explicit keys and what retries carry."""
+    if any(each.__module__.partition(".")[0] == "django_celery_outbox" for each in type(app).__mro__):
+        settings = sys.modules["django.conf"].settings
+        if cls.name not in getattr(settings, "CELERY_OUTBOX_EXCLUDE_TASKS", ()):
+            raise PolicyError(
+                "app",
+                type(app).__name__,
+                "django-celery-outbox drops the headers of messages, so two keys would be one operation, and a retry "
+                f"another; add {cls.name!r} to CELERY_OUTBOX_EXCLUDE_TASKS",
+                see="tasks#the-app-drops-headers",
+            )
+
+
 def refuse_misplaced_policy(cls: type) -> None:
     """Refuse an ``idempotent`` that is not a Policy, and a policy under another name: Celery takes any option."""
     remedy = f"must be a Policy: {cls.__name__}(idempotent=Policy(key=...))"
@@ -122,8 +151,10 @@ SETTINGS = (
     "idempotency_purge",
     "idempotency_purge_released",
     "idempotency_purge_abandoned",
+    "idempotency_keep_verdicts",
     "idempotency_hold_messages",
     "idempotency_cipher",
+    "idempotency_cipher_required",
 )
 
 
@@ -152,12 +183,11 @@ def refuse_unknown_settings(app: Celery) -> None:
                     f"nothing reads this setting; write it in Policy({field}=...)",
                     see="settings#nothing-reads-the-setting",
                 )
-            (nearest,) = get_close_matches(name, SETTINGS, 1, 0)
-            right = f"{prefix}{nearest}".upper() if prefix else nearest
+            known = ", ".join(f"{prefix}{each}".upper() if prefix else each for each in SETTINGS)
             raise PolicyError(
                 str(found),
                 "...",
-                f"nothing reads this setting; is it {right}?",
+                f"nothing reads this setting; there are {known}",
                 see="settings#nothing-reads-the-setting",
             )
 

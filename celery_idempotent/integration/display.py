@@ -117,18 +117,15 @@ def size(result: str | bytes | None) -> int:
 
 
 def beginning(key: str) -> str:
-    """As much of a key as names it, to be copied: the beginning of its hash, or all of a key that has none."""
+    """As much of a key as names it, to be copied: up to the beginning of its hash, or all of a key that has none.
+
+    Not the hash alone: two tasks have the same for the same value.
+    """
     identity = key.rpartition(":")[2]
-    return identity[:_DIGITS] if len(identity) >= _HASHED else key
+    return key[: _DIGITS - len(identity)] if len(identity) >= _HASHED else key
 
 
 _HASHED = 64
-
-
-def short_key(key: str) -> str:
-    """Enough of a key's hash to tell records apart; its scope is nearly always the name of its task."""
-    identity = key.rpartition(":")[2]
-    return identity if len(identity) <= _DIGITS else f"{identity[:_DIGITS]}…"
 
 
 def outcome(result: str | bytes, content_type: str | None) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Protocol
 
+from celery_idempotent import clock as local_clock
 from celery_idempotent.integration.visibility import Refusal, code_of, effective, is_expired_receipt, refusal
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe
@@ -148,8 +149,8 @@ class SqsExtender:
     def visibility(self, queue: str) -> float:
         """That of the queue: kombu receives without one, and sets its own only on queues that it creates."""
         known = self._timeouts.get(queue)
-        if known is None or known[1] < time.monotonic():
-            known = self._timeouts[queue] = self._ask(queue), time.monotonic() + _REMEMBERED
+        if known is None or known[1] < local_clock.monotonic():
+            known = self._timeouts[queue] = self._ask(queue), local_clock.monotonic() + _REMEMBERED
         return known[0]
 
     def _ask(self, queue: str) -> float:

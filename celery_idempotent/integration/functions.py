@@ -2,7 +2,6 @@
 
 import inspect
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, update_wrapper
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from celery import Celery
 
+from celery_idempotent import clock
 from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import PolicyError
@@ -137,7 +137,7 @@ class _Caller:
 
             waiting = _Waiting(self._gate, self._wait)
             while isinstance(found := self._gate.passed(self._identity_of_call(args, kwargs), body), Conflict):
-                time.sleep(waiting.pause_after(found))
+                clock.sleep(waiting.pause_after(found))
             return found.value
 
         return call
@@ -172,12 +172,12 @@ class _Waiting:
 
     def __init__(self, gate: Gate, seconds: float) -> None:
         self._gate = gate
-        self._until = time.monotonic() + seconds
+        self._until = clock.monotonic() + seconds
         self._conflicts = 0
 
     def pause_after(self, conflict: Conflict) -> float:
         """Seconds until to ask again; raises ``InFlight`` when the wait is over."""
-        left = self._until - time.monotonic()
+        left = self._until - clock.monotonic()
         if left <= 0:
             raise conflict.error
         self._conflicts += 1

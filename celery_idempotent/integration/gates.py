@@ -71,7 +71,7 @@ class Gate:
         declared: The policy of its operations; None for that of the place.
         where: Tells the place; asked at the first call.
         sender: Of its signals; default: the gate itself.
-        until: By ``time.monotonic()``, when this process ends.
+        until: By the local clock, when this process ends.
     """
 
     name: str
@@ -182,7 +182,7 @@ class Gate:
             around = execution()
             return Attempt(identity, around.attempt if around else None)
         place, policy = self.where(), self.policy
-        return ProtectedAttempt(claim, place.codec_of(policy), NOTHING_BEGUN, policy.effects, place.message_codec)
+        return ProtectedAttempt(claim, place.codec_of(policy), NOTHING_BEGUN, policy.effects)
 
     def _delivery(self, identity: Identity, *, is_observed: bool) -> Delivery:
         place, policy = self.where(), self.policy

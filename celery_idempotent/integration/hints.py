@@ -10,13 +10,15 @@ from typing import Any, Literal
 
 from celery import Celery
 
+from celery_idempotent.integration.binding import is_protected
 from celery_idempotent.integration.settings import Broker, runtime_of
 
 _MINUTE = 60
 """Seconds: a visibility timeout that is right where messages are held."""
 
 _LONG = 300
-"""Seconds. Up to here a visibility timeout may be somebody's choice, such as for greenlets that do not yield."""
+"""Seconds. Up to here a visibility timeout may be somebody's choice, such as for greenlets that do not yield. It is
+short for messages that are not held."""
 
 _MUTEX_EXPIRE = 300
 _RESTORE_INTERVAL = 10
@@ -65,6 +67,7 @@ class Setup:
         options: ``broker_transport_options``.
         holds: Whose messages a worker holds.
         unheld_delay: The longest ``default_retry_delay`` of a task whose messages are not held; None: all are.
+        has_plain: Whether one of those tasks runs again with each copy of its message.
         fifo: Queues that the settings name and that are FIFO queues, if no setting names a message group.
         is_green: Whether the pool is one of greenlets.
         queues: The queues of a RabbitMQ, by name.
@@ -76,6 +79,7 @@ class Setup:
     options: Mapping[str, Any]
     holds: bool | Literal["all"]
     unheld_delay: float | None
+    has_plain: bool
     fifo: tuple[str, ...]
     is_green: bool
     queues: Mapping[str, Any]
@@ -96,12 +100,13 @@ def setup_of(app: Celery, pool: str, unheld: Iterable[Any]) -> Setup:
         pool: The module of the worker's pool.
         unheld: The tasks whose messages are not held.
     """
-    runtime, options = runtime_of(app), app.conf.broker_transport_options or {}
+    runtime, options, unheld = runtime_of(app), app.conf.broker_transport_options or {}, list(unheld)
     return Setup(
         broker=runtime.broker,
         options=options,
         holds=runtime.hold_messages,
         unheld_delay=max((each.default_retry_delay or 0 for each in unheld), default=None),
+        has_plain=not all(map(is_protected, unheld)),
         fifo=() if _names_groups(app.conf.task_routes) else _fifo(app.conf, options),
         is_green=pool.endswith((".gevent", ".eventlet")),
         queues=app.amqp.queues if runtime.broker.is_rabbitmq else {},
@@ -141,8 +146,8 @@ def _long_visibility(setup: Setup) -> Hint | None:
     return Hint(
         "visibility_timeout",
         f"{timeout:g}",
-        f"when a machine dies, its messages stay away for {timeout:g} s; workers that live hold theirs, so a minute is "
-        "enough",
+        f"when a machine dies, its messages stay away for {timeout:g} s; where every worker of the broker holds its "
+        "own, a minute is enough",
         _option(visibility_timeout=_MINUTE) + _EXISTING
         if setup.broker.is_sqs
         else _option(visibility_timeout=_MINUTE, unacked_mutex_expire=_MINUTE),
@@ -200,16 +205,20 @@ def _restore(setup: Setup) -> Hint | None:
 
 def _waiting(setup: Setup) -> Hint | None:
     timeout, delay = setup.broker.visibility_timeout, setup.unheld_delay
-    if timeout is None or delay is None or delay <= timeout:
+    if timeout is None or delay is None:
         return None
-    whose, instead = ("plain tasks", '"all"') if setup.holds else ("any task", "True")
+    if delay <= timeout and not (setup.has_plain and timeout <= _LONG):
+        return None
+    whose = "plain tasks" if setup.holds else "any task"
+    instead = '"all"' if setup.holds or setup.has_plain else "True"
     return Hint(
         "idempotency_hold_messages",
         str(setup.holds),
-        f"no message of {whose} is held, so a retry that waits for its default_retry_delay ({delay:g} s) is delivered "
-        f"again each visibility timeout ({timeout:g} s), as is a body, a prefetched message or a countdown that long",
+        f"no message of {whose} is held, so what takes longer than the visibility timeout ({timeout:g} s) is delivered "
+        "again each time, and runs again if its task is plain: a body, a prefetched message, a countdown, a retry that "
+        f"waits for its default_retry_delay ({delay:g} s)",
         f"idempotency_hold_messages = {instead}, or a visibility_timeout that is longer than all of these",
-        bool(setup.holds),
+        bool(setup.holds) and "visibility_timeout" not in setup.options,
         see="broker-settings#waiting-messages-are-delivered-again",
     )
 

@@ -118,7 +118,11 @@ def _broker(app: Celery, timeout: float) -> tuple[str, str]:
             told.append(f"{type(error).__name__}: {describe(error)}")
 
     connection = app.connection_for_write()
-    name = one_line(connection.as_uri() if connection.password else connection.as_uri().replace(":**@", "", 1))
+    name = one_line(
+        connection.as_uri()
+        if connection.password
+        else connection.as_uri().replace("//:**@", "//", 1).replace(":**@", "@", 1)
+    )
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(timeout)

@@ -7,7 +7,6 @@ not come yet are delivered to others, who can only postpone them.
 import logging
 import os
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from celery import Celery, bootsteps
 from celery._state import connect_on_app_finalize
 from celery.signals import task_received
 
+from celery_idempotent import clock as local_clock
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.binding import idempotent_tasks, is_enforced, is_protected
 from celery_idempotent.integration.extenders import (
@@ -87,7 +87,9 @@ class Holding:
         clock: Gives the time in seconds.
     """
 
-    def __init__(self, extender: Extender, *, everything: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, extender: Extender, *, everything: bool, clock: Callable[[], float] = local_clock.monotonic
+    ) -> None:
         self._clock = clock
         self._everything = everything
         self._is_impossible = False

@@ -34,7 +34,8 @@ class KeyRing:
         PolicyError: They are none; what was given is not told.
     """
 
-    def __init__(self, keys: Any) -> None:
+    def __init__(self, keys: Any, *, is_required: bool = False) -> None:
+        self.is_required = is_required
         given = keys if isinstance(keys, list | tuple) else [keys]
         if not given:
             raise PolicyError(

@@ -11,20 +11,23 @@ nor the group on a retry; :func:`continued` does.
 """
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 from functools import lru_cache
 from hashlib import sha256
-from threading import Lock
+from types import FrameType
 from typing import Any
 
 from celery import Task
 from celery.app.task import Context
+from celery.canvas import chord, group
+from celery.utils.functional import maybe_list
 from kombu import serialization
 
 from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.integration import versions
-from celery_idempotent.integration.arrivals import CONTENT_TYPE
+from celery_idempotent.integration.arrivals import CONTENT_TYPE, unnested
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.keys import Identity
 
@@ -73,8 +76,9 @@ def is_awaited(options: Mapping[str, Any]) -> bool:
 def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> dict[str, Any]:
     """The options of ``apply_async`` with an explicit key moved to the headers and FIFO's id added."""
     merged = with_key_in_headers(task, options)
-    if KEY_HEADER in options:
-        _refuse_shared_key(task, options, task_id)
+    if KEY_HEADER in (merged.get("headers") or {}):
+        _refuse_shared_key(task)
+    _refuse_shared_key_later(task, options)
     if (
         runtime_of(task.app).broker.is_sqs
         and "MessageDeduplicationId" not in merged
@@ -84,10 +88,18 @@ def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], tas
     return merged
 
 
+def prepared_eagerly(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
+    """As :func:`prepared`, for ``apply``: there is no message, and of a chord's header Celery keeps no options."""
+    _refuse_shared_key(task)
+    return with_key_in_headers(task, options)
+
+
 def with_key_in_headers(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with an explicit key moved to the headers; refuses what looks like a misspelt ``idempotency_key``."""
     merged = dict(options)
     headers = merged.get("headers") or {}
+    if "headers" in headers:
+        headers = merged["headers"] = unnested(headers)  # or a tracer would write a key into the author's own dict
     _refuse_misspelt(merged, headers, task.name)
     explicit_key(headers, task.name)
     if KEY_HEADER in merged:
@@ -163,32 +175,41 @@ def checked_key(explicit: Any, task: str) -> str:
     return explicit
 
 
-_members: dict[tuple[str, str, str], str] = {}
-"""By group, task and explicit key, the member that was published with it: the last thousand of this process."""
+def _refuse_shared_key(task: Task) -> None:
+    """Refuse a key of a whole group or chord: one member would run, and the others would get its result.
 
-_noting = Lock()
+    Celery merges the options of a group into those of each member. Only its own frames still tell them apart, and only
+    there the key is seen before the first member is published.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        canvas = frame.f_locals.get("self") if frame.f_globals is _CANVAS else None
+        if isinstance(canvas, group | chord):
+            _refuse_key_among(task, {**canvas.options, **(frame.f_locals.get("options") or {})})
+        frame = frame.f_back
 
 
-def _refuse_shared_key(task: Task, options: Mapping[str, Any], task_id: str) -> None:
-    """A key given to ``group.apply_async`` reaches every member: one would run, and the others would get its result."""
-    group = options.get("group_id")
-    if group is None:
-        return
-    with _noting:
-        first = _members.setdefault((group, task.name, options[KEY_HEADER]), task_id)
-        while len(_members) > _MEMBERS:
-            del _members[next(iter(_members))]
-    if first != task_id:
+def _refuse_shared_key_later(task: Task, options: Mapping[str, Any]) -> None:
+    """Refuse it of a group that is to follow the message: a worker would refuse it when the first task has run."""
+    for name in ("link", "chord", "chain"):
+        for canvas in maybe_list(options.get(name)) or ():
+            if isinstance(canvas, group | chord):
+                _refuse_key_among(task, canvas.options)
+
+
+def _refuse_key_among(task: Task, options: Mapping[str, Any]) -> None:
+    given = {**(options.get("headers") or {}), **options}
+    if KEY_HEADER in given:
         raise PolicyError(
             "idempotency_key",
-            repr(options[KEY_HEADER]),
-            f"{task.name}: two members of a group have it, so only one would run; give each its own: "
+            repr(given[KEY_HEADER]),
+            f"{task.name}: it was given to a whole group, so only one member would run; give each its own: "
             "group(task.s(...).set(idempotency_key=...), ...)",
             see="keys#one-key-stands-for-several-operations",
         )
 
 
-_MEMBERS = 1000
+_CANVAS = vars(sys.modules[group.__module__])
 
 
 def wire_form(task: Task, args: Any, kwargs: Any, serializer: str | None = None) -> tuple[Any, Any]:

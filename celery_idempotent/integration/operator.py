@@ -37,7 +37,8 @@ def resolve(
         key: The idempotency key, as ``OutcomeUnknown.key``, the signal and ``idempotency list`` tell it.
         completed: It happened; every later delivery is answered with this, kept as the task's policy says.
         rerun: It did not happen; the next delivery runs the body, except for its finished steps.
-        by: Who says so; default: the user of this process. It is kept in the record, as the reason is.
+        by: Who says so; default: the user of this process. It is kept in the record, as the reason is, for
+            ``idempotency_keep_verdicts``.
         reason: Why, such as what the receiver told, or the number of a ticket.
         app: The Celery app; default: the current one.
         seen_revision: The revision of the record that the person looked at; default: judge what is recorded now.
@@ -58,14 +59,17 @@ def resolve(
             see="operators#the-verdict-is-not-clear",
         )
     app, runtime = _of(app)
-    store, by = runtime.store, by or this_user()
+    store = runtime.store
+    told: Any = {
+        "keep": runtime.keep_verdicts,
+        "by": by or this_user(),
+        "reason": reason,
+        "seen_revision": seen_revision,
+    }
     if rerun:
-        return _told(app, verdicts.rerun(store, key, by=by, reason=reason, seen_revision=seen_revision))
+        return _told(app, verdicts.rerun(store, key, **told))
     retain = runtime.policy_of(store.get(key)).retain_ms
-    judged = verdicts.completed(
-        store, runtime.codec, key, completed, retain=retain, by=by, reason=reason, seen_revision=seen_revision
-    )
-    return _told(app, judged)
+    return _told(app, verdicts.completed(store, runtime.codec, key, completed, retain=retain, **told))
 
 
 def release(
@@ -90,7 +94,13 @@ def release(
     app, runtime = _of(app)
     grace = runtime.policy_of(runtime.store.get(key)).grace_ms
     judged = verdicts.release(
-        runtime.store, key, grace=grace, by=by or this_user(), reason=reason, seen_revision=seen_revision
+        runtime.store,
+        key,
+        grace=grace,
+        keep=runtime.keep_verdicts,
+        by=by or this_user(),
+        reason=reason,
+        seen_revision=seen_revision,
     )
     return _told(app, judged)
 

@@ -1,7 +1,7 @@
 """The outbox: messages that are published if and only if a transaction of an SQL database commits; and their relay."""
 
 import logging
-import time
+import random
 from collections import deque
 from contextlib import suppress
 from typing import Any
@@ -10,7 +10,8 @@ from celery import Celery, Signature
 from kombu.exceptions import DecodeError, OperationalError
 from kombu.utils.uuid import uuid
 
-from celery_idempotent.engine.transaction import message_of, signature_of
+from celery_idempotent import clock
+from celery_idempotent.engine.transaction import message_of, sent, signature_of
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.backlog import backlog
 from celery_idempotent.integration.periodic import Periodic
@@ -52,8 +53,9 @@ def send(using: Any, task: Any, *args: Any, **kwargs: Any) -> str:
     """
     signature = signature_of(task, args, kwargs)
     app = signature.app
-    message = message_of(signature, uuid(), runtime_of(app).message_codec)
+    message = message_of(signature, uuid(), runtime_of(app).codec)
     outbox_of(app).enqueue(message, using)
+    sent[0] = 1
     return message.id
 
 
@@ -85,15 +87,15 @@ class _Look:
 
     def __init__(self, app: Celery, limit: int) -> None:
         self._app = app
-        self._codec = runtime_of(app).message_codec
+        self._codec = runtime_of(app).codec
         self._outbox = outbox_of(app)
-        self._ends_at = time.monotonic() + _HOLD / 2000
+        self._ends_at = clock.monotonic() + _HOLD / 2000
         self._waiting = deque(self._outbox.take(limit, _HOLD))
         self.published: list[int] = []
 
     def publish(self) -> None:
         """Each of them, for as long as no other relay can take them."""
-        while self._waiting and time.monotonic() < self._ends_at:
+        while self._waiting and clock.monotonic() < self._ends_at:
             self._publish(self._waiting[0])
             self._waiting.popleft()
 
@@ -173,9 +175,14 @@ def _told(app: Celery, codec: Codec, message: OutboxMessage, error: Exception) -
 
 
 class Relay(Periodic):
-    """Relays in a thread of the worker's main process, every ``idempotency_relay`` seconds."""
+    """Relays in a thread of the worker's main process, every ``idempotency_relay`` seconds while there are messages.
+
+    Where none are found it asks ever more rarely. What this worker's bodies send, it looks for at once; what others do,
+    such as a web server, the next of all workers finds.
+    """
 
     work = "relay"
+    rarely = 15.0
 
     def include_if(self, parent: Any) -> bool:
         """Only where there is an outbox, and relaying is not switched off."""
@@ -190,6 +197,15 @@ class Relay(Periodic):
         published = relay(app)
         backlog.look(outbox_of(app).waiting, runtime_of(app).store.now)
         return bool(published)
+
+    def is_over(self, pause: float, every: float) -> bool:
+        """As of any such work, unless something is sent meanwhile; workers must not all ask at one moment."""
+        left = pause * random.uniform(0.5, 1)  # noqa: S311 - it keeps no secret
+        while left > every and not (sent[0] or super().is_over(every, every)):
+            left -= every
+        if sent[0]:
+            sent[0], self.pause = 0, 0.0
+        return super().is_over(min(left, every), every)
 
     def failed(self, reason: str | None) -> None:
         """The messages wait on disk."""

@@ -1,5 +1,6 @@
 """Work that a worker does now and then, in a thread of its main process."""
 
+import logging
 import os
 import threading
 from abc import abstractmethod
@@ -12,7 +13,10 @@ from kombu.exceptions import OperationalError
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.startup import StoreCheck
+from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe
+
+logger = logging.getLogger(__name__)
 
 looking = threading.Lock()
 """Held while such a thread works. A pool process forked in the middle of that would inherit locks that nobody in it
@@ -36,7 +40,13 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     work: ClassVar[str]
     """What it does, in the name of its thread."""
 
+    rarely: ClassVar[float] = 0.0
+    """Seconds between two looks at most, to which the pause grows while there is nothing to do."""
+
     def __init__(self, parent: Any, **kwargs: Any) -> None:
+        #: Seconds before the next look.
+        self.pause = 0.0
+        self._is_away = False
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         super().__init__(parent, **kwargs)
@@ -76,14 +86,30 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         """The same."""
         self.stop(parent)
 
+    def is_over(self, pause: float, every: float) -> bool:
+        """Whether the worker ends within that many seconds; returns when the next look is due."""
+        return self._stopping.wait(pause)
+
     def _run(self, app: Celery, every: float) -> None:
-        pause = self.first_pause(every)
-        while not self._stopping.wait(pause):
-            pause = every
-            try:
-                with looking:
-                    pause = 0.0 if self.look(app) else every
-            except (StoreUnavailable, OperationalError) as error:
+        self.pause = self.first_pause(every)
+        while not self.is_over(self.pause, every):
+            more = self._looked(app)
+            self.pause = 0.0 if more else min(max(2 * self.pause, every), max(self.rarely, every))
+
+    def _looked(self, app: Celery) -> bool:
+        """Whether to look again at once. An outage is told when it begins and when it is over."""
+        try:
+            with looking:
+                more = self.look(app)
+        except (StoreUnavailable, OperationalError) as error:
+            if not self._is_away:
                 self.failed(describe(error))
-            except Exception:  # noqa: BLE001 - it is logged whole
-                self.failed(None)
+            self._is_away = True
+            return False
+        except Exception:  # noqa: BLE001 - it is logged whole
+            self.failed(None)
+            return False
+        if self._is_away:
+            say(logger.info, f"{self.work}_resumed")
+        self._is_away = False
+        return more

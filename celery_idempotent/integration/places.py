@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -30,10 +30,6 @@ class Place(Protocol):
         """Where results go that are too large for a record; None: nowhere."""
 
     @property
-    def message_codec(self) -> Codec:
-        """How messages for the outbox are kept."""
-
-    @property
     def default_policy(self) -> Policy:
         """The policy where none is declared."""
 
@@ -48,7 +44,7 @@ class Place(Protocol):
 class StoreAlone:
     """A store without an app: results are JSON, and nothing else is read."""
 
-    store: str | Store
+    store: str | Store = field(repr=False)  # a URL can hold a password
 
     @cached_property
     def opened(self) -> Opened:
@@ -59,11 +55,6 @@ class StoreAlone:
     def large_results(self) -> LargeResults | None:
         """As a place's; who needs it has an app."""
         return None
-
-    @cached_property
-    def message_codec(self) -> Codec:
-        """As a place's."""
-        return _JSON
 
     @property
     def default_policy(self) -> Policy:

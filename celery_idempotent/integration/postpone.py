@@ -7,6 +7,8 @@ Celery's ``Retry``. If that publish fails, the message itself goes back to the b
 
 import random
 import time
+from contextlib import suppress
+from math import inf
 from typing import Any, NoReturn
 
 from celery import Celery, Task
@@ -29,6 +31,7 @@ from celery_idempotent.integration.messages import (
 )
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.versions import has_quorum_queues, headers_again
+from celery_idempotent.integration.ways_back import require_way_back
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import ITEM, bounded
 
@@ -38,6 +41,11 @@ _MAX_DELAY_MS = 900_000
 _REFUSED_PAUSE = 1.0
 """Seconds at most before a message goes back that the broker would not accept again: it returns at once, and an error
 in the message itself would make that a hot loop."""
+
+
+_OUTAGE_PAUSE = 2.0
+"""Seconds at most for which a process that asks its store nothing keeps a message; a shutdown waits for them. Half of
+a hard time limit, where that is less: what it kills would be acknowledged, and lost."""
 
 
 def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
@@ -61,16 +69,19 @@ def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
     if met.task_id not in {bounded(request.id or ""), bounded(f"{request.id}{ITEM}")}:
         if policy.max_conflicts is not None and _count(request, CONFLICTS_HEADER) >= policy.max_conflicts:
             raise met.error
-        # A group or chord waits for every member.
-        if not request.group and not request.chord:
-            if policy.on_conflict == "raise":
-                raise met.error
-            if policy.on_conflict == "skip":
-                raise Ignore(str(met.error))
+        if policy.on_conflict == "raise" and not _is_awaited(request):
+            raise met.error
+        if policy.on_conflict == "skip" and not _is_awaited(request) and not request.errbacks:
+            raise Ignore(str(met.error))
     bounds = _bounds(task)
     postponed = _count(request, CONFLICTS_HEADER)
     delay = policy.conflict_delay_ms(postponed, met.running_for, met.error.retry_after, bounds=bounds, draw=_draw())
     _postpone(task, CONFLICTS_HEADER, met.error, delay)
+
+
+def _is_awaited(request: Context) -> bool:
+    """Whether something is to follow when the delivery has its result: a chord is told of the last of a chain only."""
+    return bool(request.group or request.chord or request.chain or request.callbacks)
 
 
 def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
@@ -83,6 +94,12 @@ def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
     """
     if task.request.is_eager:
         raise error
+    # A process without an answer would be the fastest, and postpone what the others could run.
+    pause = runtime_of(task.app).breaker.pause
+    if pause:
+        limit = (task.request.timelimit or [None])[0] or task.time_limit or inf
+        with suppress(Exception):  # a soft time limit that strikes ends the pause: nothing has run that could fail
+            time.sleep(min(pause, _OUTAGE_PAUSE, limit / 2))
     bounds = _bounds(task)
     delay = policy.outage_delay_ms(_count(task.request, OUTAGES_HEADER), bounds=bounds, draw=_draw())
     _postpone(task, OUTAGES_HEADER, error, delay)
@@ -95,8 +112,9 @@ def _draw() -> float:
 def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> NoReturn:
     request, arrival = task.request, arrival_of(task.request)
     options = _delay_options(task.app, request, delay)
-    signature = _message_again(task, arrival, header, _count(request, header) + 1, options)
     try:
+        signature = _message_again(task, arrival, header, _count(request, header) + 1, options)
+        require_way_back(signature.options, is_rabbitmq=runtime_of(task.app).broker.is_rabbitmq)
         signature.apply_async()
     except Exception as failure:
         if not task.acks_late:

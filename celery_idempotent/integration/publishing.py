@@ -116,7 +116,8 @@ def _decided(
     if answer is None:
         return own
     reason = _reason(decision, runtime_of(task.app).cipher)
-    _tell(task, decision.record.task_id, EventName.PUBLISH_SKIPPED, key, reason, observed)
+    skipped = Event(EventName.PUBLISH_SKIPPED, key, None, reason, done_in=decision.record.app)
+    report(task, decision.record.task_id, skipped, observed=observed)
     return own if observed else _Answered(answer)
 
 

@@ -4,18 +4,21 @@ from typing import Any
 
 from celery.worker.request import Request
 
-from celery_idempotent.integration.arrivals import CONTENT_TYPE
-from celery_idempotent.integration.recovery import RecoversLease
+from celery_idempotent.integration.arrivals import CONTENT_TYPE, whole_headers
+from celery_idempotent.integration.recovery import RecoversLease, mark
 
 
 class ReceivedMixin(RecoversLease):
-    """Tells a pool process the message's content type, so that it can be published again in it."""
+    """Tells a pool process all headers of the message, and its content type, so that it can be published again."""
 
     is_received = True
 
     def __init__(self, message: Any, *args: Any, **options: Any) -> None:
         super().__init__(message, *args, **options)  # type: ignore[call-arg]  # of the class that this is mixed into
+        mark(self.id, is_stopped=False)  # type: ignore[attr-defined]  # the same id may have been stopped before
         told: dict[str, Any] = self._request_dict  # type: ignore[attr-defined]  # Celery's
+        if "headers" in told:
+            told["headers"] = whole_headers(told)
         told[CONTENT_TYPE] = message.content_type
 
 

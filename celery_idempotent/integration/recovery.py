@@ -9,16 +9,22 @@ gone; and a pool process that is forked while a thread of its parent uses SQLite
 """
 
 import logging
+import mmap
+import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
-from celery import Celery, bootsteps
+from celery import Celery, bootsteps, current_task
+from celery.app.task import Context
+from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 
 from celery_idempotent.engine.claim import end_lease
 from celery_idempotent.engine.processes import is_gone
@@ -125,19 +131,108 @@ class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         returns_of(parent.app).end()
 
 
+class ColdShutdown(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """Marks what runs as stopped before the pool is ended as a whole, which no request is told of."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def terminate(self, parent: Any) -> None:
+        """Called before the pool's own."""
+        from celery.worker.state import active_requests  # a publisher shall not load a worker
+
+        for request in list(active_requests):
+            mark(request.id, is_stopped=True)
+
+
 def recover_at_start(app: Celery) -> None:
     """Have every worker of ``app`` recover; safe to repeat."""
     app.steps["consumer"].add(Recovery)
+    app.steps["worker"].add(ColdShutdown)
+
+
+def is_death(error: BaseException) -> bool:
+    """Whether a body ends its own process by ``error``, or what its pool takes for one; its worker did not stop it."""
+    is_failure = isinstance(error, Exception) and not isinstance(error, _NO_FAILURES)
+    if is_failure or isinstance(error, WorkerShutdown | WorkerTerminate):
+        return False
+    return not current_task.request.is_eager and not _is_stopped()
+
+
+_NO_FAILURES = (MemoryError, WorkerLostError)
+"""After these Celery settles no message, or gives it back. The first ends a whole worker, not a pool process alone; the
+second a body raises when it asks for the result of a task whose process was lost."""
+
+
+def is_out_of_time() -> bool:
+    """Whether this worker has stopped the body, after the time that it gives to bodies when it shuts down."""
+    return bool(current_task.app.conf.get("worker_soft_shutdown_timeout")) and _is_stopped()
+
+
+_stopped = mmap.mmap(-1, 1 << 16)
+"""By a hash of task ids, the requests whose bodies this worker has told its pool to end. A pool process that gets a
+signal cannot tell who sent it; it is forked, and shares this. Where two ids have one hash, a stop may pass for a death,
+or a death for a stop: the next attempt is a takeover, or is none, once."""
+
+
+def mark(task_id: str, *, is_stopped: bool) -> None:
+    """Note whether this worker has told its pool to end the body of that request."""
+    _stopped[_place(task_id)] = is_stopped
+
+
+def _is_stopped() -> bool:
+    return bool(_stopped[_place(current_task.request.id)])
+
+
+def _place(task_id: str) -> int:
+    return zlib.crc32(str(task_id).encode(errors="surrogatepass")) % len(_stopped)
+
+
+def return_if_killed(error: BaseException, request: Context) -> None:
+    """Have the message go back to the broker: Celery takes a greenlet that was killed for one that succeeded."""
+    greenlet = sys.modules.get("greenlet")
+    if greenlet is not None and isinstance(error, greenlet.GreenletExit) and not request.is_eager:
+        raise Reject("its greenlet was killed", requeue=True) from error
 
 
 class RecoversLease:
     """Ends the lease of a pool process that died, and then does with the message what Celery does."""
+
+    _is_returned = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         on_success = vars(cls).get("on_success")  # Celery makes a class with one for each task
         if on_success is not None:
             cls.on_success = _unless_exited(on_success)  # type: ignore[attr-defined]
+
+    def cancel(self, *args: Any, **options: Any) -> None:
+        """As Celery's at a cold shutdown; a pool that cannot stop a body lets it end.
+
+        Celery's error would be raised in the body under solo, which runs in the main thread as Celery's signal handler
+        does, and would pass for the body's own.
+        """
+        mark(self.id, is_stopped=True)  # type: ignore[attr-defined]  # Celery's
+        with suppress(NotImplementedError):
+            super().cancel(*args, **options)  # type: ignore[misc]  # of Celery's Request
+
+    def terminate(self, *args: Any, **options: Any) -> None:
+        """As Celery's, by ``revoke``."""
+        mark(self.id, is_stopped=True)  # type: ignore[attr-defined]  # Celery's
+        super().terminate(*args, **options)  # type: ignore[misc]  # of Celery's Request
+
+    def reject(self, requeue: bool = False) -> None:
+        """As Celery's."""
+        self._is_returned = requeue
+        super().reject(requeue)  # type: ignore[misc]  # of Celery's Request
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """As Celery's; after a hard limit its pool ends the body. A message that comes again is not let off: what is
+        too long again and again is to end UNKNOWN, as what is killed again and again."""
+        try:
+            super().on_timeout(soft, timeout)  # type: ignore[misc]  # of Celery's Request
+        finally:  # whatever becomes of its result
+            if not soft and not self._is_returned:
+                mark(self.id, is_stopped=True)  # type: ignore[attr-defined]  # Celery's
 
     def on_failure(self, exc_info: Any, *args: Any, **options: Any) -> None:
         """As Celery's, some moments later if the pool process is lost."""
@@ -201,7 +296,9 @@ def _end_lease(request: Any) -> None:
         if getattr(store, "dialect", "") == "sqlite":
             return
         record = store.get(key)
-        if record is None or record.status is not Status.IN_PROGRESS or not _will_be_gone(process_of(record)):
+        if record is None or record.status is not Status.IN_PROGRESS or not record.lease_until:
+            return  # the body has ended it
+        if not _will_be_gone(process_of(record)):
             return
         end_lease(store, record)
     except Exception as error:  # noqa: BLE001 - whatever is wrong, the lease ends by itself

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from celery import Celery
+from celery import Celery, Task
 
 from celery_idempotent.engine.delivery import Event, EventName
 from celery_idempotent.integration import signals
@@ -59,6 +59,8 @@ def report(
         headers: Those of the delivery's message.
     """
     level = logging.DEBUG if event.is_one_of_many else _LEVELS.get(event.name, logging.INFO)
+    if level == logging.ERROR and isinstance(task, Task) and not observed:
+        level = logging.WARNING  # what a delivery raises Celery logs as an error: one alarm is enough
     if logger.isEnabledFor(level):
         say(
             partial(logger.log, level),
@@ -73,7 +75,21 @@ def report(
             observed=observed,
             reason=event.reason,
         )
+    if event.done_in and isinstance(task, Task) and event.done_in != task.app.main:
+        _tell_of_another_app(task, event)
     _send(task, task_id, event, observed, headers or {})
+
+
+def _tell_of_another_app(task: Task, event: Event) -> None:
+    """Two services that have a task of the same name in one store suppress each other; said once for each task."""
+    if bounded(task.app.main or "") in ("", event.done_in) or task.name in _shared:
+        return
+    _shared.add(task.name)
+    say(logger.warning, "another_app", task=task.name, app=task.app.main, done_in=event.done_in, key=event.key)
+
+
+_shared: set[str] = set()
+"""Tasks of which that has been said in this process."""
 
 
 def _send(task: Named | None, task_id: str | None, event: Event, observed: bool, headers: Mapping[str, Any]) -> None:

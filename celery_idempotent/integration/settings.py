@@ -2,8 +2,9 @@
 
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 from weakref import proxy
 
@@ -15,6 +16,7 @@ from kombu.serialization import prepare_accept_content, registry
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.delivery import ControlFlow
 from celery_idempotent.errors import PolicyError, SafeToRetry
+from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.cipher import Cipher
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.durations import is_duration, milliseconds
@@ -41,6 +43,9 @@ _MEANINGS = {
 
 _RELAY_EVERY = 1.0
 """Seconds; one small query each, and as much as a message may wait."""
+
+_YEAR = 365 * 86_400
+"""Seconds; who pays for a doubtful effect may ask about it until the books are closed."""
 
 _NAMESPACE = re.compile("[A-Za-z0-9._-]{1,64}")
 """There must be room for a scope, a generation and 64 digits in a key of 2048 bytes."""
@@ -84,9 +89,9 @@ class Broker:
         return self.driver == "amqp"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Opened:
-    """A store, its circuit breaker, and the ``idempotency_store`` that it was opened by."""
+    """A store, its circuit breaker, and the ``idempotency_store`` that it was opened by, which can hold a password."""
 
     setting: Any
     store: Store
@@ -119,10 +124,18 @@ class Runtime:
         opened = self._last_opened
         if opened is None or opened.setting is not setting:
             with self._opening:
-                opened = self._last_opened  # another thread may have opened it meanwhile
-                if opened is None or opened.setting is not setting:
-                    store = _open(setting)
-                    opened = self._last_opened = Opened(setting, store, Breaker(repr(store)))
+                # Another thread may have opened it meanwhile; a computed setting is an equal value at each access.
+                opened = self._last_opened
+                if opened is None or opened.setting != setting:
+                    opened = self._replace(opened)
+        return opened
+
+    def _replace(self, before: Opened | None) -> Opened:
+        setting = _steady(partial(self._app.conf.get, "idempotency_store"))
+        store = _open(setting)
+        opened = self._last_opened = Opened(setting, store, Breaker(repr(store)))
+        if before is not None and before.store is not before.setting:
+            before.store.close()  # attempts that began in it connect again
         return opened
 
     @cached_property
@@ -172,27 +185,30 @@ class Runtime:
 
     @cached_property
     def codec(self) -> Codec:
-        """Encodes outcomes by ``result_serializer``, decodes as Celery's result backends do, and JSON always."""
+        """Encodes all that a store keeps by ``result_serializer``, and decodes that and JSON alone.
+
+        What messages may be, such as pickle, is not asked: a record is data of whoever can write the store.
+        """
         conf = self._app.conf
         setting = "accept_content" if conf.result_accept_content is None else "result_accept_content"
-        accept = _accepted(conf[setting])
-        if registry.name_to_type.get(conf.result_serializer) not in accept:
+        own = registry.name_to_type.get(conf.result_serializer, "")
+        if own not in prepare_accept_content(conf[setting]) | {"application/json"}:
             raise PolicyError(
                 "result_serializer",
                 repr(conf.result_serializer),
                 f"outcomes in it could never be replayed, as {setting} does not list it; add it there",
                 see="settings#results-could-not-be-replayed",
             )
-        return Codec(conf.result_serializer, accept, cipher=self.cipher)
+        return Codec(conf.result_serializer, frozenset({own, "application/json"}), cipher=self.cipher)
 
     @cached_property
     def cipher(self) -> Cipher | None:
-        """What encrypts at rest, by ``idempotency_cipher``; None where it is not set.
+        """What encrypts at rest, by ``idempotency_cipher`` and ``idempotency_cipher_required``; None where none does.
 
         Raises:
             PolicyError: The keys are none, or the package for it is not installed.
         """
-        return cipher_of(self._app.conf.get("idempotency_cipher"))
+        return cipher_of(self._app)
 
     def revealed(self, record: Record) -> Record:
         """The record as people may see it here: decrypted as far as there are keys; never to be written back."""
@@ -205,13 +221,6 @@ class Runtime:
         if codec is None:
             codec = self._codecs[options] = self.codec.under(policy)
         return codec
-
-    @cached_property
-    def message_codec(self) -> Codec:
-        """Encodes messages for the outbox by ``task_serializer``, which workers accept or they could not run."""
-        conf = self._app.conf
-        own = registry.name_to_type.get(conf.task_serializer, "application/json")
-        return Codec(conf.task_serializer, _accepted(conf.accept_content) | {own}, cipher=self.cipher)
 
     @cached_property
     def relay_every(self) -> float:
@@ -230,19 +239,27 @@ class Runtime:
     def purge_every(self) -> float:
         """Seconds between two purges by a worker, by ``idempotency_purge``; 0: a worker does not purge."""
         every = self._app.conf.get("idempotency_purge", 0)
-        return _milliseconds("idempotency_purge", every, "between two purges") / 1000
+        return _milliseconds("idempotency_purge", every, "between two purges, or 0 for no purge") / 1000
 
     @cached_property
     def purge_released(self) -> int:
         """Milliseconds for which a purge leaves RELEASED records, by ``idempotency_purge_released``; 0: for ever."""
         age = self._app.conf.get("idempotency_purge_released", 0)
-        return _milliseconds("idempotency_purge_released", age, "for which they stay")
+        return _milliseconds("idempotency_purge_released", age, "for which they stay, or 0 for no purge")
 
     @cached_property
     def purge_abandoned(self) -> int:
         """The same after the end of a lease, by ``idempotency_purge_abandoned``."""
         age = self._app.conf.get("idempotency_purge_abandoned", 0)
-        return _milliseconds("idempotency_purge_abandoned", age, "for which they stay")
+        return _milliseconds("idempotency_purge_abandoned", age, "for which they stay, or 0 for no purge")
+
+    @cached_property
+    def keep_verdicts(self) -> int:
+        """Milliseconds for which a verdict stays at least, by ``idempotency_keep_verdicts``; 0: as its outcome does."""
+        age = self._app.conf.get("idempotency_keep_verdicts", _YEAR)
+        return _milliseconds(
+            "idempotency_keep_verdicts", age, "for which a verdict stays, or 0 for no longer than retain"
+        )
 
     @cached_property
     def hold_messages(self) -> bool | Literal["all"]:
@@ -285,8 +302,16 @@ def _hide_secrets_from_reports() -> None:
 _hide_secrets_from_reports()
 
 
-def cipher_of(setting: Any) -> Cipher | None:
-    """What ``idempotency_cipher`` says; raises as :attr:`Runtime.cipher` does."""
+def cipher_of(app: Celery) -> Cipher | None:
+    """What the settings say; raises as :attr:`Runtime.cipher` does."""
+    setting, required = app.conf.get("idempotency_cipher"), app.conf.get("idempotency_cipher_required", False)
+    if not isinstance(required, bool) or (required and setting is None):
+        raise PolicyError(
+            "idempotency_cipher_required",
+            repr(required),
+            "must be True or False, and True needs idempotency_cipher",
+            see="settings#an-encryption-key-cannot-be-used",
+        )
     if setting is None:
         return None
     try:
@@ -298,19 +323,33 @@ def cipher_of(setting: Any) -> Cipher | None:
             f'{error.name} is not installed; run: pip install "celery-idempotent[cipher]"',
             see="settings#the-package-for-encryption-is-missing",
         ) from error
-    return KeyRing(setting)
+    return KeyRing(setting, is_required=required)
 
 
 def _milliseconds(setting: str, value: Any, what: str) -> int:
     if not is_duration(value):
-        raise PolicyError(
-            setting, repr(value), f"must be seconds {what}, or 0 for no purge", see="settings#a-period-cannot-be-used"
-        )
+        raise PolicyError(setting, repr(value), f"must be seconds {what}", see="settings#a-period-cannot-be-used")
     return milliseconds(value)
 
 
-def _accepted(setting: Any) -> frozenset[str]:
-    return frozenset(prepare_accept_content(setting) | {"application/json"})
+_LOOKS = 3
+"""At a setting, before it counts as another at each access: it may just have changed."""
+
+
+def _steady(look: Callable[[], Any]) -> Any:
+    """The store's setting, as soon as two looks see the same."""
+    seen = look()
+    for _ in range(_LOOKS):
+        before, seen = seen, look()
+        if before is seen or before == seen:
+            return seen
+    raise PolicyError(
+        "idempotency_store",
+        scheme_of(seen) if isinstance(seen, str) else type(seen).__name__,
+        "it is another at each access of the settings, so every delivery would open one of its own; make the value "
+        "once, as with functools.cached_property, or write a URL",
+        see="stores#this-is-not-a-store",
+    )
 
 
 def _open(setting: Any) -> Store:

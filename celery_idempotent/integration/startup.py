@@ -95,7 +95,7 @@ def check(app: Celery, pool: str) -> list[Hint]:
         runtime.relay_every,
         runtime.hold_messages,
     )
-    _ = runtime.purge_every, runtime.purge_released, runtime.purge_abandoned
+    _ = runtime.purge_every, runtime.purge_released, runtime.purge_abandoned, runtime.keep_verdicts
     if isinstance(store, MemoryStore) and not pool.endswith((".solo", ".thread")):
         warnings.warn(
             IdempotencyWarning(

@@ -7,7 +7,6 @@ cannot stop a task, and ``before_start`` can only raise. It sits outside ``autor
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,19 +23,20 @@ from celery_idempotent.engine.execution import Execution, current_attempt, execu
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, LeaseLost, PolicyError, StoreUnavailable
-from celery_idempotent.integration import binding, messages, postpone, publishing, rabbitmq
+from celery_idempotent.integration import binding, messages, postpone, publishing, ways_back
 from celery_idempotent.integration.arrivals import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
 from celery_idempotent.integration.handlers import tell_of_bodies_only
 from celery_idempotent.integration.keeper import hold_at_start
 from celery_idempotent.integration.outbox import relay_at_start
 from celery_idempotent.integration.purging import purge_at_start
-from celery_idempotent.integration.recovery import recover_at_start
+from celery_idempotent.integration.recovery import is_death, is_out_of_time, recover_at_start, return_if_killed
 from celery_idempotent.integration.reports import report
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, cipher_of, runtime_of
 from celery_idempotent.integration.startup import check_at_start
 from celery_idempotent.integration.traces import current_trace
 from celery_idempotent.integration.versions import KeepsRequest
 from celery_idempotent.printable import say
+from celery_idempotent.protocol.codec import own_failure
 from celery_idempotent.protocol.keys import Identity, identify, label_of
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
@@ -44,6 +44,8 @@ from celery_idempotent.protocol.record import ITEM
 from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature
 
 logger = logging.getLogger(__name__)
+
+_CONTROL_FLOW = replace(CONTROL_FLOW, is_death=is_death, is_stopped=is_out_of_time)
 
 _ANSWERS = {EventName.REPLAYED, EventName.LEASE_LOST}
 """After these, what Celery is told is not what this delivery's body did."""
@@ -84,6 +86,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._call_signature = None
+        binding.refuse_other_caller(cls)
         binding.refuse_place(cls, IdempotentMixin)
         binding.refuse_unsupported_body(cls)
         binding.refuse_misplaced_policy(cls)
@@ -118,12 +121,14 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
     def _check(cls, app: Celery) -> None:
         with binding.named(cls.name):
             binding.refuse_misplaced_policy(cls)  # annotations can bring one
+            binding.refuse_other_caller(cls)
             binding.refuse_misplaced_option(cls)
+            binding.refuse_lossy_app(cls, app)
             if cls.idempotent is not None:
                 binding.check_policy(cls.idempotent, binding.body_signature(cls))
             binding.refuse_unknown_settings(app)
             binding.refuse_unusable_settings(app)
-        cipher_of(app.conf.get("idempotency_cipher"))
+        cipher_of(app)
 
     @property
     def attempt(self) -> Attempt:
@@ -203,8 +208,10 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             raise self._refusal
         request = self.request  # asking is dear: Celery keeps it by thread and greenlet
         map_of = _map_around() if request.called_directly else None
-        if map_of is not None and (around is None or around.item_of != map_of.request.id):
-            return self._item(map_of, layer, call, args, kwargs)
+        if map_of is not None:
+            items = arrived_list(map_of.request)
+            if around is None or around.item_of is not items:
+                return self._item(map_of, items, layer, call, args, kwargs)
         if request.called_directly:
             return self._function(layer, call, args, kwargs)
         arrival = arrived(self, request)
@@ -247,7 +254,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         self.before_start(request.id, request.args, request.kwargs)
         return call(*request.args, **request.kwargs)  # it may have changed them, as under Celery
 
-    def _item(self, map_of: Task, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _item(self, map_of: Task, items: Arrival, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An item of ``map``, ``starmap`` or ``chunks``: an operation of its own, as if it had been sent by itself."""
         given = messages.headers_of(map_of.request, map_of.name)
         if messages.KEY_HEADER in given:
@@ -257,11 +264,10 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
                 f"{map_of.name}: each item is an operation of its own; publish a group of signatures with keys",
                 see="keys#one-key-stands-for-several-operations",
             )
-        arrived_list(map_of.request)
         identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
 
         def body(claim: Claim | None) -> Any:
-            with executed_by(self._attempt(claim, identity), self.name, None, layer, map_of.request.id):
+            with executed_by(self._attempt(claim, identity), self.name, None, layer, items):
                 return call(*args, **kwargs)
 
         return self._as_policy_says(map_of, map_of.request, identity, body)
@@ -271,7 +277,11 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         match policy.mode:
             case "enforce":
                 known = self._identified(request, identity, observed=False)
-                return self._enforced(executed, request, policy, known, body)
+                try:
+                    return self._enforced(executed, request, policy, known, body)
+                except BaseException as error:
+                    return_if_killed(error, request)
+                    raise
             case "observe":
                 return self._observed(executed, request, identity, body)
             case _:
@@ -300,10 +310,14 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         return outcome.value
 
     def _observed(self, executed: Task, request: Context, identity: Callable[[], Identity], body: Body) -> Any:
-        try:
+        def prepared() -> Delivery:
             known = self._identified(request, identity, observed=True)
-            delivery = self._delivery_of(executed, request, known, observed=True)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
+            return self._delivery_of(executed, request, known, observed=True)
+
+        try:
+            delivery = prepared()
+        except Exception as first:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
+            error = first if isinstance(first, KeyMissing) else own_failure(prepared, first)
             reason = type(error).__name__ if self.idempotency_policy.redact_errors else repr(error)
             say(logger.warning, "not_observed", task=self.name, task_id=request.id, reason=reason)
             return body(None)
@@ -325,10 +339,11 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         # By name: a base of the author's may take no more by position than arguments.
         options.update(zip(_POSITIONAL, positional, strict=False))
         options = messages.prepared(self, args, kwargs, options, task_id)
-        policy = self.idempotency_policy
+        policy, publish = self.idempotency_policy, super().apply_async
+        if messages.waiting_since(options.get("headers") or {}) is not None:
+            publish = partial(Task.apply_async, self)  # a base such as celery-singleton's would take it for a duplicate
         if policy.publish == "always" or policy.mode == "off":
-            return super().apply_async(args, kwargs, task_id=task_id, **options)
-        publish = super().apply_async
+            return publish(args, kwargs, task_id=task_id, **options)
 
         def send(sent_id: str, revision: str | None) -> Any:
             told = messages.sent_as(options, self.name, task_id, sent_id, revision)
@@ -340,7 +355,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
     def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, plus ``idempotency_key``; guarded like a delivery, and a conflict raises ``InFlight``."""
-        return super().apply(args, kwargs, *positional, **messages.with_key_in_headers(self, options))
+        return super().apply(args, kwargs, *positional, **messages.prepared_eagerly(self, options))
 
     def retry(self, *args: Any, **options: Any) -> Any:
         """As Celery's. The retry is the same operation, whatever its arguments; it releases the claim.
@@ -352,20 +367,26 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         return returned
 
     def signature_from_request(self, request: Any = None, *positional: Any, **options: Any) -> Any:
-        """As Celery's, and keeps what Celery drops: identity, serialiser, SQS's message group, RabbitMQ's queue."""
+        """As Celery's, and keeps what Celery drops: identity, serialiser, SQS's message group, its queue."""
         request = self.request if request is None else request
         options = messages.continued(request, options, self._carried(request))
         signature = super().signature_from_request(request, *positional, **options)
-        if runtime_of(self.app).broker.is_rabbitmq:
-            signature.options.update(rabbitmq.way_back(self.app, request, signature.options))
+        is_rabbitmq = runtime_of(self.app).broker.is_rabbitmq
+        signature.options.update(ways_back.way_back(self.app, request, signature.options, is_rabbitmq=is_rabbitmq))
         return signature
 
     def _carried(self, request: Context) -> str | None:
         arrival = arrival_of(request)
         if arrival is None:
             return None
-        with suppress(Exception):  # what has no identity was never executed, and fails again
+
+        def carrying() -> str:
             return messages.carrying(arrival.identity(), self._scope, request.id or "")
+
+        try:
+            return carrying()
+        except Exception as first:  # noqa: BLE001 - what has no identity was never executed, and fails again
+            own_failure(carrying, first)
         return None
 
     @property
@@ -383,7 +404,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             around = execution()
             return Attempt(identity, around.attempt if around else None)
         runtime, policy = runtime_of(self.app), self.idempotency_policy
-        return ProtectedAttempt(claim, runtime.codec_of(policy), NOTHING_BEGUN, policy.effects, runtime.message_codec)
+        return ProtectedAttempt(claim, runtime.codec_of(policy), NOTHING_BEGUN, policy.effects)
 
     def _delivery_of(self, executed: Task, request: Context, identity: Identity, *, observed: bool) -> Delivery:
         runtime, policy = runtime_of(self.app), self.idempotency_policy
@@ -401,7 +422,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         report = partial(_report, self, request, observed)
         opened = runtime.opened
         return Delivery(
-            *(operation, opened.store, runtime.codec_of(policy), heartbeat, CONTROL_FLOW, report),
+            *(operation, opened.store, runtime.codec_of(policy), heartbeat, _CONTROL_FLOW, report),
             breaker=opened.breaker,
             large=runtime.large_results,
         )

@@ -61,7 +61,14 @@ class NotOpened(Exception):
 
 
 class Cipher(Protocol):
-    """Encrypts, with a fresh nonce each time, and authenticates together with the slot."""
+    """Encrypts, with a fresh nonce each time, and authenticates together with the slot.
+
+    With ``is_required``, nothing that is not encrypted is accepted as a value.
+    """
+
+    @property
+    def is_required(self) -> bool:
+        """Whether clear text is refused: whoever can write the store could put it in the place of a ciphertext."""
 
     def seal(self, clear: bytes, slot: Slot) -> bytes:
         """``clear`` encrypted for ``slot``."""
@@ -84,6 +91,17 @@ def opened(cipher: Cipher | None, sealed: bytes, slot: Slot) -> bytes:
         raise RecordUnreadable(
             "idempotency_cipher", f"decrypting {slot}", str(error), see="results#it-cannot-be-decrypted"
         ) from error
+
+
+def refuse_clear(cipher: Cipher | None, slot: Slot) -> None:
+    """Raise ``RecordUnreadable`` where only what is encrypted counts."""
+    if cipher is not None and cipher.is_required:
+        raise RecordUnreadable(
+            "idempotency_cipher_required",
+            f"reading {slot}",
+            "it is in clear text: it was written before the keys, or by somebody who has none; look at the record",
+            see="results#it-cannot-be-decrypted",
+        )
 
 
 def hidden(cipher: Cipher | None, text: str, slot: Slot) -> str:

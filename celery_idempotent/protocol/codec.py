@@ -1,21 +1,23 @@
-"""Outcomes to bytes and back, by kombu's serialisers and under the app's own ``accept_content``."""
+"""Outcomes to bytes and back, by kombu's serialisers."""
 
 import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import ModuleType
+from functools import partial
+from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any, TypeVar
 
 from kombu import serialization
-from kombu.exceptions import DecodeError
+from kombu.exceptions import DecodeError, EncodeError, KombuError
 from kombu.serialization import registry
 from kombu.utils import json as kombus_json
 
-from celery_idempotent.errors import ReplayedFailure
-from celery_idempotent.protocol.cipher import ANY_TEXT, SEALED, Cipher, Slot, hidden, opened
+from celery_idempotent.errors import ReplayedFailure, members
+from celery_idempotent.protocol.cipher import ANY_TEXT, SEALED, Cipher, Slot, hidden, opened, refuse_clear
 from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import keepable
 
 T = TypeVar("T")
 
@@ -53,7 +55,7 @@ class Kept:
 class Codec:
     """Encodes outcomes by kombu's serialiser of that name, and decodes them.
 
-    What is not in ``accept`` is never decoded, so nothing is unpickled from a store unless the app accepts pickle. With
+    What is not in ``accept`` is never decoded, so nothing is unpickled from a store unless results are pickled. With
     ``redact_errors`` only its type is kept and told of an exception. ``keep_result`` and ``max_result``, in bytes, are
     about results of operations, not of steps. With a ``cipher`` all that is kept is encrypted, for its slot alone.
     """
@@ -93,6 +95,8 @@ class Codec:
             with suppress(TypeError, ValueError, RecursionError):
                 return Encoded(json.dumps(value), _JSON)
         content_type, _, data = _again(lambda: serialization.dumps(value, self.serializer))
+        if isinstance(data, str) and not _is_utf8(data):
+            raise EncodeError("half of a surrogate pair is in it")  # for which a store would refuse the whole outcome
         return Encoded(data, content_type)
 
     def _decoded(self, encoded: Encoded) -> Any:
@@ -112,14 +116,20 @@ class Codec:
         return self._kept(value, slot, self.max_result)
 
     def keep(self, value: Any, slot: Slot) -> "Kept":
-        """``value`` as it is recorded in ``slot`` and as it reads back; never raises, as the effect has happened."""
+        """``value`` as it is recorded in ``slot`` and as it reads back.
+
+        As the effect has happened, it raises nothing of the value's: only what struck from outside, and then asking
+        again succeeds.
+        """
         return self._kept(value, slot, None)
 
     def _kept(self, value: Any, slot: Slot, most: int | None) -> "Kept":
+        read_back = partial(self._read_back, value, slot, most)
         try:
-            return _again(lambda: self._read_back(value, slot, most))
-        except Exception as error:  # noqa: BLE001 - nothing about a result may undo its effect
-            return Kept(None, value, hidden(self.cipher, f"not encodable: {self.told(error)}", slot.of_error))
+            return read_back()
+        except Exception as first:  # noqa: BLE001 - nothing about a result may undo its effect
+            error = own_failure(read_back, first)
+        return Kept(None, value, hidden(self.cipher, f"not encodable: {self.told(error)}", slot.of_error))
 
     def _read_back(self, value: Any, slot: Slot, most: int | None) -> "Kept":
         encoded = self._encoded(value)
@@ -140,7 +150,7 @@ class Codec:
     def encode_failure(self, error: BaseException, key: str) -> Encoded:
         """``error`` encoded so that a replay of the operation ``key`` can raise an equal one.
 
-        Its arguments are only kept if they are encodable.
+        Its arguments are only kept if they are encodable, and make an equal one when they are decoded.
         """
         return self._sealed(self._encoded_failure(error), failure_slot(key))
 
@@ -149,12 +159,19 @@ class Codec:
         if self.redact_errors:
             return self._encoded(description)
         description["message"] = describe(error)
+        with_arguments = partial(self._rebuildable, error, {**description, "args": list(error.args)})
         try:
-            encoded = self._encoded({**description, "args": list(error.args)})
-            self._decoded(encoded)
-        except Exception:  # noqa: BLE001 - whatever an argument's own encoding raises, the failure stays recorded
-            return self._encoded(description)
-        return encoded if len(encoded.data) <= _MAX_FAILURE else self._encoded(description)
+            encoded = with_arguments()
+        except Exception as first:  # noqa: BLE001 - whatever code of an argument's own raises, the failure stays recorded
+            own_failure(with_arguments, first)
+            encoded = None
+        return encoded or self._encoded(description)
+
+    def _rebuildable(self, error: BaseException, description: dict[str, Any]) -> Encoded | None:
+        """``description`` encoded, if it is short and makes an equal exception when it is decoded."""
+        encoded = self._encoded(description)
+        twin = type(error)(*self._decoded(encoded)["args"])
+        return encoded if len(encoded.data) <= _MAX_FAILURE and _is_equal(twin, error) else None
 
     def decode_failure(
         self,
@@ -197,12 +214,13 @@ def message_slot(task_id: str) -> Slot:
 
 
 def unsealed(cipher: Cipher | None, encoded: Encoded, slot: Slot) -> Encoded:
-    """What was encoded, before it was encrypted for ``slot``; as it is, if it was not.
+    """What was encoded, before it was encrypted for ``slot``; as it is, if it was not and need not be.
 
     Raises:
         RecordUnreadable: There is no key for it here, or it is not what was encrypted for this slot.
     """
     if encoded.content_type != SEALED:
+        refuse_clear(cipher, slot)
         return encoded
     data = encoded.data if isinstance(encoded.data, bytes) else b""
     kind, content_type, packed = opened(cipher, data, slot).split(b"\0", 2)
@@ -229,6 +247,10 @@ def _is_kombus_json() -> bool:
     return is_written and registry._decoders.get(_JSON) is kombus_json.loads
 
 
+def _is_utf8(text: str) -> bool:
+    return text.isascii() or text == text.encode(errors="replace").decode()
+
+
 def as_bytes(data: str | bytes) -> bytes:
     """The bytes of an encoded outcome, which may be any text of Python's."""
     return data.encode(*ANY_TEXT) if isinstance(data, str) else data
@@ -241,24 +263,36 @@ def _is_bare_json(encoded: Encoded) -> bool:
 
 
 def _again(act: Callable[[], T]) -> T:
-    """``act()``, once more if it fails.
-
-    kombu takes whatever is raised in a serialiser for the serialiser's own error, a soft time limit included, that only
-    struck there. Taken for that, it would cost an operation its outcome; what cannot be encoded fails twice.
-    """
+    """``act()``; raises what is its own failure, and what struck in it as it was."""
     try:
         return act()
-    except Exception:  # noqa: BLE001 - the second time it is raised
-        return act()
+    except Exception as first:  # noqa: BLE001 - it is raised, or what fails again
+        error = own_failure(act, first)
+    raise error
+
+
+def own_failure(act: Callable[[], object], first: Exception) -> Exception:
+    """What ``act`` raises again after ``first``: what cannot be encoded fails twice.
+
+    What fails once was struck, by a soft time limit or whatever else a signal raises; that is raised. kombu has taken
+    it for the serialiser's own error. Taken for that here, too, it would cost an operation its outcome and be lost.
+    """
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 - the caller says what it means
+        return error
+    raise (first.__context__ or first) if isinstance(first, KombuError) else first
 
 
 def describe(error: object) -> str:
     """A readable, bounded text about ``error``, or its reason, that every store can keep: valid UTF-8, no NUL."""
     try:
         text = str(error)
+        if isinstance(error, BaseExceptionGroup):
+            text += "".join(f"; {type(each).__name__}: {each}" for each in members(error))
     except Exception:  # noqa: BLE001 - a broken __str__ must not replace the failure it describes
         text = "(no message)"
-    return text[:_MAX_MESSAGE].encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    return keepable(text[:_MAX_MESSAGE])
 
 
 _MODULE_DICT: Any = vars(ModuleType)["__dict__"]
@@ -297,3 +331,24 @@ def _built(found: type[Exception], args: object) -> Exception | None:
     except Exception:  # noqa: BLE001 - a constructor may raise anything; the caller has a fallback
         return None
     return built if isinstance(built, found) else None
+
+
+def _is_equal(twin: BaseException, error: BaseException) -> bool:
+    """Whether ``twin`` says and has all that ``error`` does: its attributes, slots and built-in fields.
+
+    Tracers mark an exception that passes by private attributes, and Python keeps notes in one: what only ``error`` has,
+    under such a name, makes no difference.
+    """
+    if type(twin) is not type(error) or describe(twin) != describe(error):
+        return False
+    its, others = vars(twin), vars(error)
+    if its != {name: value for name, value in others.items() if name in its or not name.startswith("_")}:
+        return False
+    return all(getattr(twin, name, None) == getattr(error, name, None) for name in _fields(type(error)))
+
+
+def _fields(kind: type) -> set[str]:
+    """What instances of a class keep outside their ``__dict__``, but where it was raised and why."""
+    kept = (MemberDescriptorType, GetSetDescriptorType)
+    found = {name for each in kind.__mro__ for name, value in vars(each).items() if isinstance(value, kept)}
+    return {name for name in found if not name.startswith("__")}

@@ -10,7 +10,7 @@ from hashlib import sha256
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.canonical import NotCanonical, text_form
-from celery_idempotent.protocol.record import bounded
+from celery_idempotent.protocol.record import bounded, keepable
 from celery_idempotent.protocol.selector import Selector
 
 
@@ -89,7 +89,7 @@ def identify(
 
 def label_of(label: Selector | None, bind: Callable[[], inspect.BoundArguments]) -> str:
     """What ``label`` says of the call whose arguments ``bind`` gives; it raises nothing, whatever ``bind`` does."""
-    return "" if label is None else bounded(label.text(bind))
+    return "" if label is None else bounded(keepable(label.text(bind)))
 
 
 def _digest(text: str) -> str:

@@ -13,11 +13,13 @@ from enum import Enum
 from functools import partial
 from typing import Any, assert_never
 
+from celery_idempotent.errors import are_all, members
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status, bounded, marked
+from celery_idempotent.protocol.verdicts import beyond_outcome, carried, counts_until, kept_until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,18 +115,30 @@ Decision = Run | GiveUp | Answer
 
 def is_forgotten(record: Record, now: int) -> bool:
     """Whether a record's outcome no longer counts, physically present or not (DynamoDB deletes days late)."""
-    return record.expires_at is not None and record.expires_at * 1000 <= now
+    # Nearly no record has a verdict, and every delivery asks.
+    until = counts_until(record) if record.verdict else record.expires_at and record.expires_at * 1000
+    return until is not None and until <= now
+
+
+def is_of_others(record: Record, fingerprint: str | None) -> bool:
+    """Whether the record is of a call with other arguments, as far as both sides tell."""
+    return bool(record.fingerprint and fingerprint and record.fingerprint != fingerprint)
 
 
 def is_reused(record: Record, identity: Identity) -> bool:
-    """Whether the record is of a call with other arguments, as far as both sides tell."""
-    return bool(record.fingerprint and identity.fingerprint and record.fingerprint != identity.fingerprint)
+    """Whether the record keeps its key from a call with these arguments, as it is of others.
+
+    Arguments bind from the first step or outcome on, and while a body may run. A record that was given back without a
+    step has had no effect that anybody recorded: the next call may bring others. A step that began binds, too.
+    """
+    if record.fingerprint == identity.fingerprint:
+        return False  # nearly always
+    is_bound = record.status is not Status.RELEASED or bool(record.steps)
+    return is_bound and is_of_others(record, identity.fingerprint)
 
 
 def decide(record: Record | None, operation: Operation, now: int, *, owner: str, revision: str) -> Decision:
     """What a delivery does about the record it saw; the whole decision table.
-
-    Without an attempt the record is a publisher's, whose message may never come: its arguments bind nobody.
 
     ``now`` is the store's clock in milliseconds. ``owner`` is the nonce of this attempt, ``revision`` that of the write
     that the decision may lead to, and fresh for every decision.
@@ -134,8 +148,8 @@ def decide(record: Record | None, operation: Operation, now: int, *, owner: str,
     if record is None:
         return Run(claimed(), None)
     if is_forgotten(record, now):
-        return Run(_after(record, claimed()), record.revision)
-    if record.attempts and is_reused(record, operation.identity):
+        return Run(_after(record, claimed()).but(verdict=carried(record, now)), record.revision)
+    if is_reused(record, operation.identity):
         return Mismatch(record)
     match record.status:
         case Status.COMPLETED:
@@ -215,14 +229,16 @@ def _after(seen: Record, claimed: Record) -> Record:
 def _reclaimed(seen: Record, claimed: Record) -> Record:
     # Whether this is a takeover is written into the record: an attempt whose reply was lost
     # must be able to read it back, or it would take itself for the first one.
-    return _after(seen, claimed).but(
+    return following(seen, _after(seen, claimed)).but(
         attempts=seen.attempts + 1,
         takeovers=seen.takeovers + 1 if seen.status is Status.IN_PROGRESS else 0,
-        created_at=seen.created_at,
-        label=seen.label or claimed.label,
-        steps=seen.steps,
-        verdict=seen.verdict,
     )
+
+
+def following(seen: Record, new: Record) -> Record:
+    """``new`` with what it goes on with of ``seen``, which has no outcome; a label goes with its arguments."""
+    label = "" if is_of_others(seen, new.fingerprint) else seen.label
+    return new.but(created_at=seen.created_at, label=label or new.label, steps=seen.steps, verdict=seen.verdict)
 
 
 def renewed(record: Record, now: int, lease: int, revision: str) -> Record:
@@ -260,17 +276,19 @@ def ended(
     encoded: Encoded | None = None,
     error: str | None = None,
 ) -> Record:
-    """The record with its outcome, kept for ``retain`` milliseconds; its steps have served their purpose.
+    """The record with its outcome, which counts for ``retain`` milliseconds; its steps have served their purpose.
 
-    ``error`` is the failure for people, or why a result could not be kept.
+    ``error`` is the failure for people, or why a result could not be kept. A verdict can keep the record for longer.
     """
+    until = now + retain
     return record.but(
         status=status,
         revision=revision,
         updated_at=now,
         steps={},
         # Rounded up: an outcome counts for at least as long as was promised.
-        expires_at=-((now + retain) // -1000),
+        expires_at=-((max(until, kept_until(record)) if record.verdict else until) // -1000),
+        verdict=beyond_outcome(record, until) if record.verdict else record.verdict,
         result=encoded.data if encoded else None,
         content_type=encoded.content_type if encoded else None,
         error=error,
@@ -285,11 +303,13 @@ def given_up(record: Record, now: int, revision: str, reason: str) -> Record:
 def forgotten(record: Record, now: int, revision: str) -> Record:
     """The record as a mark that its operation was forgotten on purpose: it counts as absent, and nothing is left in it.
 
+    Without an owner it is nobody's outcome, also for an attempt that comes late.
     It stays until the store deletes what is past its time, so that fencing tokens go on growing.
     """
     return record.but(
         status=Status.COMPLETED,
         revision=revision,
+        owner="",
         updated_at=now,
         expires_at=max(0, now // 1000 - _CLOCK_ERROR),
         fingerprint=None,
@@ -327,7 +347,7 @@ class Vanished:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """Somebody else completed the operation; ``record`` has the result that counts."""
+    """Somebody else completed the operation with the same arguments; ``record`` has the result that counts."""
 
     record: Record
 
@@ -348,7 +368,8 @@ def settle(write: Record, stored: Record | None) -> Settlement:
         return Written()
     if stored.owner == write.owner and _may_follow(write.status, stored.status):
         return Rebase(stored)
-    if stored.status is Status.COMPLETED:
+    # The key may have come to a call with other arguments since. Who cannot tell asks again, as a delivery.
+    if stored.status is Status.COMPLETED and stored.owner and stored.fingerprint == write.fingerprint:
         return Superseded(stored)
     return Lost()
 
@@ -380,18 +401,19 @@ def ending(
     """What becomes of the claim when the body raised ``error``.
 
     Under ``refuse`` nothing that may have begun is released. By ``nothing_begun`` the author states that running again
-    is right; ``no_outcome`` end a delivery without telling whether the effect happened. ``in_doubt``: ``error`` says
-    that a step of this operation may have had its effect and must not be repeated. ``before_effects``: it was raised
-    where the author says that no effect had begun.
+    is right; ``no_outcome`` end a delivery without telling whether the effect happened. ``in_doubt``: a step of this
+    operation may have had its effect and must not be repeated, whatever was raised after that. ``before_effects``:
+    ``error`` was raised where the author says that no effect had begun.
+
+    What an author states must hold for all members of a group; one of them is enough for doubt.
     """
     if in_doubt:
         return Ending.GIVE_UP
-    if before_effects or isinstance(error, nothing_begun):
+    if before_effects or are_all(error, nothing_begun):
         return Ending.RELEASE
-    if isinstance(error, remember) and not isinstance(error, no_outcome):
+    tells_nothing = any(isinstance(each, no_outcome) for each in members(error))
+    if (isinstance(error, remember) or are_all(error, remember)) and not tells_nothing:
         return Ending.FAIL
     if on_takeover == "rerun":
         return Ending.RELEASE
-    if isinstance(error, no_outcome) or not isinstance(error, Exception):
-        return Ending.GIVE_UP
-    return Ending.FAIL
+    return Ending.GIVE_UP if tells_nothing or not isinstance(error, Exception) else Ending.FAIL

@@ -67,8 +67,8 @@ class Policy:
             take: a duplicate that comes later runs again.
         on_conflict: What to do while another delivery runs the operation: ``"retry"`` later, which does not count
             against ``max_retries``; ``"raise"`` :exc:`~celery_idempotent.errors.InFlight`; or ``"skip"`` (Celery's
-            ``Ignore``). A redelivery of the running message itself and a member of a group or chord always retry:
-            dropping them would lose the task if its first worker dies.
+            ``Ignore``). A redelivery of the running message itself always retries, as dropping it would lose the task
+            if its first worker dies; so does what something follows, such as a member of a chord or chain.
         backoff: The shortest delay after a conflict, in seconds. Delays grow with the time that the other body has
             been running, so a delivery asks about once per doubling of it. After an outage ``backoff`` bounds the
             first delay, and the bound doubles each time. All delays are random within their bounds

@@ -11,8 +11,17 @@ import re
 from dataclasses import dataclass
 from typing import assert_never
 
-from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure, is_forgotten, is_reused
+from celery_idempotent.protocol.operation import (
+    Operation,
+    Replay,
+    ReplayFailure,
+    following,
+    is_forgotten,
+    is_of_others,
+    is_reused,
+)
 from celery_idempotent.protocol.record import Record, Status, bounded, message_of
+from celery_idempotent.protocol.verdicts import carried
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +87,12 @@ def publication(
     if record is None:
         return Announce(announced.but(revision=f"announced:{now}:{revision}"), None, operation.task_id)
     if is_forgotten(record, now):
-        return Announce(announced.but(fencing_token=record.fencing_token), record, operation.task_id)
+        after_outcome = announced.but(fencing_token=record.fencing_token, verdict=carried(record, now))
+        return Announce(after_outcome, record, operation.task_id)
     is_queued = record.status is Status.RELEASED and not record.owner and record.lease_until > now
-    if outgoing.awaited or (is_reused(record, operation.identity) and (record.attempts or is_queued)):
+    identity = operation.identity
+    is_taken = is_reused(record, identity) or (is_queued and is_of_others(record, identity.fingerprint))
+    if outgoing.awaited or is_taken:
         return Send(operation.task_id)
     match record.status:
         case Status.COMPLETED:
@@ -139,23 +151,16 @@ def _of_a_message(
     Only a publisher that is gone is stood in for under its message's id. The result of one that was executed may be
     a failure already; one that was not for so long may have been revoked or have expired, and workers remember that.
     """
-    following = announced.but(
-        fencing_token=record.fencing_token,
-        attempts=record.attempts,
-        created_at=record.created_at,
-        label=record.label or announced.label,
-        steps=record.steps,
-        verdict=record.verdict,
-    )
+    again = following(record, announced).but(fencing_token=record.fencing_token, attempts=record.attempts)
     known = message_of(record)
     if not (is_queued and known):
-        return Announce(following, record, outgoing.operation.task_id)
+        return Announce(again, record, outgoing.operation.task_id)
     if known == outgoing.operation.task_id:
         return Send(known)
     if not is_gone:
         return Underway(record)
     # Not for longer than its publisher meant: if that one has sent it after all, and people revoked it, it ends.
-    standing_in = following.but(task_id=known, lease_until=record.lease_until)
+    standing_in = again.but(task_id=known, lease_until=record.lease_until)
     is_observed = outgoing.operation.policy.mode == "observe"
     return Announce(standing_in, record, outgoing.operation.task_id if is_observed else known)
 

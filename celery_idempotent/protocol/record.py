@@ -5,6 +5,7 @@ exception: whole seconds, because DynamoDB's TTL attribute must be.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
@@ -191,7 +192,7 @@ def _check(known: Mapping[str, Any]) -> None:
         kind = type(value)
         if kind not in _TYPES[name]:
             raise TypeError(f"{name} is a {kind.__name__}")
-        if kind is int and not 0 <= value < _END_OF_NUMBERS:
+        if kind is int and not 0 <= value < END_OF_NUMBERS:
             raise ValueError(f"{name} is {value}")
     if not known["key"] or not known["revision"]:
         raise ValueError("key or revision is empty")
@@ -199,7 +200,7 @@ def _check(known: Mapping[str, Any]) -> None:
         raise ValueError(f"expires_at is set on {known['status']}, which never expires")
 
 
-_END_OF_NUMBERS = 2**63 - 1
+END_OF_NUMBERS = 2**63 - 1
 """Every store holds 64 bits, and the next claim adds one."""
 
 _OUTCOMES = (Status.COMPLETED, Status.FAILED)
@@ -235,12 +236,18 @@ _MAX_NAME = 255
 """Characters of a name that is kept for people: a publisher may choose any task id, and an item has room for 400 KB."""
 
 
+def keepable(text: str) -> str:
+    """``text`` as every store can keep it: valid UTF-8 without NUL, and anything else as its escape in Python."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
 def bounded(name: str) -> str:
-    """``name``, cut where it is too long to be kept; different names stay different."""
-    if len(name) <= _MAX_NAME:
+    """``name`` as a record keeps it, cut where it is too long for that; different names stay different."""
+    is_plain = name.isascii() and "\0" not in name
+    if len(name) <= _MAX_NAME and (is_plain or name == keepable(name)):
         return name
     digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"{name[: _MAX_NAME - 17]}…{digest}"
+    return f"{keepable(name)[: _MAX_NAME - 17]}…{digest}"
 
 
 ITEM = "[]"
@@ -278,8 +285,11 @@ _MARK = 8
 def message_of(record: Record) -> str:
     """The id of the message by which the operation was asked for last; empty where it is not known."""
     name = record.task_id
-    is_cut = len(name) == _MAX_NAME and name[_MAX_NAME - 17] == "…"
-    return "" if is_cut or name.endswith(ITEM) else name
+    return "" if _CUT.search(name) or name.endswith(ITEM) else name
+
+
+_CUT = re.compile("…[0-9a-f]{16}$")
+"""How a name ends that :func:`bounded` has changed."""
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {

@@ -1,12 +1,13 @@
 """Encrypted records as a whole: what must be readable before anything runs, and what people are shown."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from celery_idempotent.protocol.cipher import SEALED, Cipher, Slot, legible, opened, require_label, shown
+from celery_idempotent.protocol.cipher import SEALED, Cipher, Slot, legible, opened, refuse_clear, require_label, shown
 from celery_idempotent.protocol.codec import Encoded, failure_slot, result_slot, unsealed
-from celery_idempotent.protocol.objects import CONTENT_TYPE, pointer_in
+from celery_idempotent.protocol.objects import CONTENT_TYPE, Pointer, pointer_in
 from celery_idempotent.protocol.record import Record, RecordUnreadable, Status, damaged
 from celery_idempotent.protocol.steps import Finished, from_plain, to_plain
 
@@ -20,11 +21,13 @@ def require_readable(cipher: Cipher | None, record: Record) -> None:
     """Refuse a record with which a body must not run here: not all that it is going on from can be decrypted.
 
     Raises:
-        RecordUnreadable: Its label or the result of a step is encrypted, and there is no key for it here.
+        RecordUnreadable: Its label or the result of a step is encrypted, and there is no key for it here; or that
+            result is clear, and must not be.
     """
     require_label(cipher, record)
+    every = cipher is not None and cipher.is_required
     for name, plain in record.steps.items():
-        if isinstance(plain, Mapping) and plain.get("content_type") in (SEALED, CONTENT_TYPE):
+        if isinstance(plain, Mapping) and (every or plain.get("content_type") in (SEALED, CONTENT_TYPE)):
             _require_step(cipher, record.key, name, plain)
 
 
@@ -64,14 +67,16 @@ def _require_step(cipher: Cipher | None, key: str, name: str, plain: Mapping[str
         raise damaged(key, error, store="idempotency_cipher") from error
     if not isinstance(state, Finished) or state.result is None:
         return
-    unsealed(cipher, state.result, step_slot(key, name))
-    if cipher is None and _is_sealed_object(state.result):
-        opened(None, b"", step_slot(key, name))  # with another key it is refused when its object is read
+    slot, pointer = step_slot(key, name), _pointer_in(state.result)
+    if pointer is None:
+        unsealed(cipher, state.result, slot)
+    elif pointer.content_type != SEALED:
+        refuse_clear(cipher, slot)
+    elif cipher is None:
+        opened(None, b"", slot)  # with another key it is refused when its object is read
 
 
-def _is_sealed_object(result: Encoded) -> bool:
-    try:
-        pointer = pointer_in(result)
-    except ValueError:
-        return False  # whoever reads it says so
-    return pointer is not None and pointer.content_type == SEALED
+def _pointer_in(result: Encoded) -> Pointer | None:
+    with suppress(ValueError):  # whoever reads it says so
+        return pointer_in(result)
+    return None

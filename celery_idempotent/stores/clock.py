@@ -1,7 +1,8 @@
 """The clock of a server, learned from its replies: a store's ``now()`` where the server reports milliseconds."""
 
-import time
 from collections.abc import Callable
+
+from celery_idempotent import clock as local_clock
 
 
 class ServerClock:
@@ -11,11 +12,12 @@ class ServerClock:
     clock after the request was sent and before the reply came. An offset within the bounds is kept, so that
     jitter of the network does not become jitter of the clock; one outside is moved just inside.
 
-    The ``local`` clock, in milliseconds, is never set back, so a step of this machine's date moves nothing. Threads may
-    share it: an offset is one assignment. A forked child goes on with what its parent knew.
+    The ``local`` clock, in milliseconds, is never set back, so a step of this machine's date moves nothing; it goes on
+    in suspend, as the server's does. Threads may share it: an offset is one assignment. A forked child goes on with
+    what its parent knew.
     """
 
-    def __init__(self, ask: Callable[[], int], local: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000):
+    def __init__(self, ask: Callable[[], int], local: Callable[[], int] = lambda: int(local_clock.monotonic() * 1000)):
         self._ask = ask
         self._local = local
         self._offset: int | None = None

@@ -18,6 +18,7 @@ from celery_idempotent.protocol.moves import emptied, empty_mark_of, held_by, is
 from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import PurgeableStore, RecordTooLarge, Store, VerifiableStore
+from celery_idempotent.protocol.verdicts import kept_until
 from celery_idempotent.stores import open_store
 
 _CLOCKS_APART = 500
@@ -172,7 +173,8 @@ class DualStore:
     def left(self) -> Iterator[tuple[Record, bool]]:
         """What is not in the new store alone yet, and of each whether it can be moved.
 
-        A running attempt cannot: who has it may know the old store alone. Outcomes that no longer count are left out.
+        A running attempt cannot: who has it may know the old store alone. Outcomes that no longer count are left out,
+        but for those that a person has judged: they are kept as the proof.
 
         Raises:
             StoreMisconfigured: The new store is the old one of an earlier move, or the two are one; nothing is changed.
@@ -182,7 +184,7 @@ class DualStore:
             if is_mark(there):
                 if held_by(there) is not None:
                     yield there, True
-            elif not is_forgotten(there, now):
+            elif not is_forgotten(there, now) or kept_until(there) > now:
                 self._require_a_way(there)
                 is_running = there.status is Status.IN_PROGRESS and there.lease_until + _ABANDONED > now
                 yield there, not is_running

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self
 
-from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.forks import PerProcess
 
@@ -71,7 +70,12 @@ class MemoryStore:
         """See :meth:`celery_idempotent.stores.PurgeableStore.purge`."""
         now = self.now()
         with self._lock():
-            forgotten = list(islice((each.key for each in self._records.values() if is_forgotten(each, now)), limit))
+            past = (
+                each.key
+                for each in self._records.values()
+                if each.expires_at is not None and each.expires_at * 1000 <= now
+            )
+            forgotten = list(islice(past, limit))
             for key in forgotten:
                 del self._records[key]
         return len(forgotten)

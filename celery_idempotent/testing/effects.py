@@ -79,7 +79,7 @@ def assert_effect_once(
     with (
         closing(RehearsalStore(task.app.conf.get("idempotency_store"))) as store,
         Deliveries.of(task) as deliveries,
-        installed(task.app, store),
+        installed(store, task.app),
     ):
         count = _counting(effects, deliveries)
         rows = Rehearsal(deliveries, store, args, kwargs, count, reset).all_scenarios()

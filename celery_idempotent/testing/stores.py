@@ -1,11 +1,15 @@
 """A store for one test, and the means to put it behind an app."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from celery import Celery
 
+from celery_idempotent.engine.breaker import Breaker
+from celery_idempotent.integration.places import StoreAlone
+from celery_idempotent.integration.settings import Opened, Runtime
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
@@ -46,9 +50,28 @@ class FakeStore(FaultyStore):
 
 
 @contextmanager
-def installed(app: Celery, store: Store) -> Iterator[None]:
-    """Within the block ``store`` is behind ``app``; afterwards it is what it was."""
-    before = app.conf.get("idempotency_store")  # reading a setting is what has Celery load them all
+def installed(store: Store, *apps: Celery) -> Iterator[None]:
+    """Within the block ``store`` is behind all that records, and settings of ``apps`` name it; then all is as it was.
+
+    Behind every app, also one that is made in the block, and in place of a ``store=``. Large results are kept in it.
+    """
+    opened = Opened(store, store, Breaker(repr(store)))
+    with ExitStack() as stack:
+        for place in (Runtime, StoreAlone):
+            stack.enter_context(patch.object(place, "opened", property(lambda _: opened)))
+            stack.enter_context(patch.object(place, "large_results", None))
+        for app in apps:
+            stack.enter_context(_named(app, store))
+        yield
+
+
+@contextmanager
+def _named(app: Celery, store: Store) -> Iterator[None]:
+    try:
+        before = app.conf.get("idempotency_store")  # reading a setting is what has Celery load them all
+    except Exception:  # noqa: BLE001 - an app that nobody can use need not break the tests of another
+        yield
+        return
     name = _setting(app)
     app.conf[name] = store
     try:

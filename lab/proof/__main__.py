@@ -100,12 +100,13 @@ def _folder() -> Path:
 @click.option("--seed", default=SEED, show_default=True, help="Chooses the random faults.")
 @click.pass_context
 def everything(context: click.Context, quick: bool, seed: int) -> None:
-    """Explorer, mutants, oracle, crash sweep, kills of the store, faults, recovery, storm, baselines, and the table."""
+    """Explorer, mutants, oracle, sweeps, strikes, kills of the store, faults, recovery, storm, baselines, the table."""
     context.invoke(explorer, quick=quick)
     context.invoke(mutants)
     context.invoke(oracle, examples=50 if quick else 500)
     context.invoke(sweep, quick=quick, tasks=2_000, seed=seed)
     context.invoke(effects, quick=quick)
+    context.invoke(strikes, every=11 if quick else 1)
     context.invoke(durability, seconds=5.0 if quick else 30.0, seed=seed)
     context.invoke(faults, tasks=500 if quick else 5_000, seed=seed)
     context.invoke(multitude, faulted=1_000 if quick else 20_000, first=0, seed=seed)
@@ -196,6 +197,19 @@ def effects(stores: tuple[str, ...], quick: bool) -> None:
         with _counted(f"effects, {store}", None) as progress:
             rows = effects_sweep.run(store, progress, pairs=not quick)
         _campaign(f"effects_{store}", rows)
+
+
+@main.command()
+@click.option("--every", default=1, show_default=True, help="Strike at every so many lines.")
+def strikes(every: int) -> None:
+    """Raise an exception of somebody else's at every line of the library, in every kind of call."""
+    from lab.proof import strikes as strikes_module
+
+    with _counted("strikes", len(strikes_module.KINDS)) as progress:
+        rows, problems = strikes_module.run(progress, every)
+    for each in problems[:20]:
+        console.print(f"BROKEN {each}")
+    _campaign("strikes", rows)
 
 
 @main.command()

@@ -38,6 +38,7 @@ from lab.proof.scripted import (
     Gone,
     Look,
     Swap,
+    arguments_of,
     publishers_nonce,
 )
 
@@ -408,6 +409,8 @@ class _Explorer:
             raise _Broken("the fencing token did not grow with a claim", step)
         if new.takeovers != (stored.takeovers + 1 if stored.status is Status.IN_PROGRESS else 0):
             raise _Broken("a claim does not say rightly whether it is a takeover", step)
+        if new.fingerprint != stored.fingerprint and (stored.status is not Status.RELEASED or stored.steps):
+            raise _Broken("a claim took the key from other arguments, which bind it", step)
         if most is not None and new.takeovers > most:
             raise _Broken("an operation was taken over more often than its policy says", step)
 
@@ -487,6 +490,8 @@ class _Explorer:
 
     def _check(self, world: _World) -> None:
         reported = {each.reported for each in world.deliveries if isinstance(each, Ended) and each.reported}
+        for number, each in enumerate(world.deliveries):
+            self._check_arguments(number, each)
         effects = world.receiver.effects
         self.found.most_effects = max(self.found.most_effects, effects)
         most = self.program.policy.max_takeovers
@@ -505,6 +510,12 @@ class _Explorer:
         if not any(isinstance(each, int) for each in world.deliveries):
             self._check_end(world, reported)
 
+    def _check_arguments(self, number: int, delivery: "int | str | Ended") -> None:
+        if not (self.program.other_arguments and isinstance(delivery, Ended) and delivery.reported):
+            return
+        if arguments_of(int(delivery.reported.rpartition(" ")[2])) != arguments_of(number):
+            raise _Broken("a delivery reported the result of other arguments", ())
+
     def _check_end(self, world: _World, reported: set[str]) -> None:
         """Somebody ran if nobody was hindered, and a clean delivery later gets an answer that fits."""
         ended = {each.why if isinstance(each, Ended) else _DEAD for each in world.deliveries}
@@ -518,6 +529,8 @@ class _Explorer:
         last = self._answers_alone[known]
         for each in (*world.deliveries, last):
             self.found.ended[each.why if isinstance(each, Ended) else _DEAD] += 1
+        if last.why == "KeyReused" and self.program.other_arguments:
+            return
         if reported and {last.reported} != reported:
             raise _Broken(f"a later delivery ended otherwise: {last}", ())
         if last.reported is None and last.why != "OutcomeUnknown" and self.program.has_outcome:

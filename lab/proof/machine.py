@@ -122,7 +122,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.faults.clear()
 
         told = self._counted()
-        if told and told.fingerprint != fingerprint:
+        if told and told.fingerprint != fingerprint and told.status is not Status.RELEASED:
             assert isinstance(decision, Mismatch)
         elif told is None or told.status is Status.RELEASED or (self._may_be_taken_over(told) and not refuse):
             assert isinstance(decision, Run)
@@ -225,11 +225,17 @@ class StoreMachine(RuleBasedStateMachine):
             forget_at = -((self.clock.now() + RETAIN) // -1000) if status in _OUTCOMES else None
             lease_until = self.clock.now() if status is Status.RELEASED else told.lease_until
             self._wrote(held, replace(told, status=status, result=result, forget_at=forget_at, lease_until=lease_until))
-        elif self.told and self.told.status is Status.COMPLETED:
+        elif self._is_told_to(held):
+            assert self.told is not None
             assert isinstance(answer, Superseded)
             assert answer.record.result == self.told.result
         else:
             assert not isinstance(answer, Written | Superseded)
+
+    def _is_told_to(self, held: _Held) -> bool:
+        """Whether another's result answers ``held``: one of the same arguments."""
+        same = self.told is not None and self.told.fingerprint == self.remembered[held.number].fingerprint
+        return same and self.told is not None and self.told.status is Status.COMPLETED
 
     @rule(step=st.sampled_from(_STEPS), back=st.sampled_from([False, False, False, True]))
     def clock_moves(self, step: int, back: bool) -> None:

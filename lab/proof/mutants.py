@@ -19,10 +19,11 @@ from celery_idempotent.engine import attempt, claim, delivery
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Delivery, EventName
-from celery_idempotent.errors import DeadlineExceeded, LeaseLost, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.errors import DeadlineExceeded, LeaseLost, OutcomeUnknown, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import messages
 from celery_idempotent.protocol import operation as protocol
 from celery_idempotent.protocol import steps
+from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Ending, Lost, Operation, Rebase, Superseded, Vanished, Wait, Written
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
@@ -235,6 +236,10 @@ def _doubt_released(error: BaseException, **policy: Any) -> Ending:
     return _ending(error, **{**policy, "in_doubt": False})
 
 
+def _doubt_read_off_the_exception(error: BaseException, **policy: Any) -> Ending:
+    return _ending(error, **{**policy, "in_doubt": isinstance(error, OutcomeUnknown)})
+
+
 def _key_of_the_attempt(self: Attempt, name: str) -> str:
     return claim.effect_key(f"{self.key}{self.number}", name)
 
@@ -258,6 +263,22 @@ def _derived_anew(headers: Any, scope: str, task_id: str) -> None:
 
 def _rewritten_unconditionally(store: Store, new: Record, expected: str | None) -> Record | None:
     return _swap(store, new, ANY if expected is None and new.status is not Status.IN_PROGRESS else expected)
+
+
+def _any_outcome_is_ours(write: Record, stored: Record | None) -> Any:
+    return _settle(replace(write, fingerprint=stored.fingerprint) if stored else write, stored)
+
+
+def _bound_by_every_claim(record: Record, identity: Identity) -> bool:
+    return protocol.is_of_others(record, identity.fingerprint)
+
+
+def _bound_by_outcomes_alone(record: Record, identity: Identity) -> bool:
+    return _is_reused(replace(record, steps={}), identity)
+
+
+def _bound_by_nothing_unfinished(record: Record, identity: Identity) -> bool:
+    return record.status in _OUTCOMES and _is_reused(record, identity)
 
 
 def _vanished_given_up(write: Record, stored: Record | None) -> Any:
@@ -373,6 +394,7 @@ _claimed = protocol._claimed
 _reclaimed = protocol._reclaimed
 _renewed = protocol.renewed
 _is_forgotten = protocol.is_forgotten
+_is_reused = protocol.is_reused
 _is_poison = protocol._is_poison
 _with_outcome = protocol.ended
 _ended = Claim._ended
@@ -425,6 +447,9 @@ MUTANTS = (
     Mutant("finished step is called again", "forgotten case", ((attempt, "decide_step", _finished_forgotten),)),
     Mutant("step in doubt is released", "forgotten case", ((delivery, "ending", _doubt_released),)),
     Mutant(
+        "doubt read off the exception", "an earlier version", ((delivery, "ending", _doubt_read_off_the_exception),)
+    ),
+    Mutant(
         "effect key of the attempt, not of the operation",
         "task ids as idempotency keys",
         ((Attempt, "effect_key", _key_of_the_attempt),),
@@ -447,6 +472,18 @@ MUTANTS = (
         ((claim, "_swap", _rewritten_unconditionally),),
     ),
     Mutant("vanished record given up", "an earlier version", ((claim, "settle", _vanished_given_up),)),
+    Mutant(
+        "result of other arguments taken for one's own",
+        "an earlier version",
+        ((claim, "settle", _any_outcome_is_ours),),
+    ),
+    Mutant("declined card keeps its key", "an earlier version", ((protocol, "is_reused", _bound_by_every_claim),)),
+    Mutant("steps handed to other arguments", "forgotten case", ((protocol, "is_reused", _bound_by_outcomes_alone),)),
+    Mutant(
+        "claim taken over with other arguments",
+        "forgotten case",
+        ((protocol, "is_reused", _bound_by_nothing_unfinished),),
+    ),
     Mutant("UNKNOWN left by who was not its owner", "forgotten case", ((claim, "settle", _unknown_left_by_anybody),)),
     Mutant("UNKNOWN left by a renewal", "forgotten case", ((protocol, "_may_follow", _unknown_left_by_any_write),)),
     Mutant("owner's late outcome thrown away", "an earlier version", ((protocol, "_may_follow", _unknown_never_left),)),

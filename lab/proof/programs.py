@@ -99,6 +99,9 @@ class Program:
         one_message: Whether all deliveries are of one message, or each of its own.
         one_machine: Whether each delivery can tell whether the process of another one is gone.
         told: Whether the first publisher comes before all deliveries, whose message tells them of its record.
+        grouped: Whether what leaves the body does so in an ``ExceptionGroup``, as from a TaskGroup.
+        other_arguments: Whether every other delivery uses the key for other arguments; only with the first of them the
+            body raises, if it raises.
         deliveries: How many a quick look takes.
     """
 
@@ -114,6 +117,8 @@ class Program:
     one_message: bool = False
     one_machine: bool = False
     told: bool = False
+    grouped: bool = False
+    other_arguments: bool = False
     deliveries: int = 2
 
     @property
@@ -180,6 +185,8 @@ class Program:
         parts += ["unreadable"] if Fault.UNREADABLE in self.besides else []
         parts += ["published once"] if Fault.PUBLISHED in self.besides else []
         parts += ["told of it"] if self.told else []
+        parts += ["in a group"] if self.grouped else []
+        parts += ["other arguments"] if self.other_arguments else []
         return ", ".join(parts)
 
 
@@ -210,6 +217,8 @@ PROGRAMS = (
     # A retry is the same operation, whatever its body has done to the arguments.
     Program(Policy(), effect=Effect.KEYED_STEP, retries=True),
     Program(Policy(key="order.id"), effect=Effect.KEYED_STEP, retries=True),
+    # Doubt is a state, whatever leaves the body.
+    Program(Policy(), effect=Effect.REFUSED_STEP, grouped=True),
     # The author's word is for what leaves the block, and for nothing after an effect.
     Program(Policy(on_takeover="refuse"), raises=Declined, excuses="another"),
     Program(Policy(on_takeover="refuse"), effect=Effect.STEP, raises=Declined, excuses="too late"),
@@ -244,6 +253,11 @@ PROGRAMS = (
     Program(Policy(), besides=_PUBLISHED, told=True),
     Program(Policy(on_takeover="refuse"), besides=_PUBLISHED, told=True),
     Program(Policy(), effect=Effect.STEP, raises=Declined, besides=_PUBLISHED, told=True),
+    # One key for two kinds of arguments: the second may have it once nothing binds the first, and has its own outcome.
+    Program(Policy(), other_arguments=True, raises=Declined),
+    Program(Policy(), other_arguments=True, besides=_FORGOTTEN),
+    Program(Policy(), other_arguments=True, raises=Declined, effect=Effect.STEP),
+    Program(Policy(), other_arguments=True, raises=Declined, effect=Effect.REFUSED_STEP),
     # An answer that cannot be read is no outage.
     Program(Policy(on_takeover="refuse", on_outage="run"), besides=(Fault.UNREADABLE,)),
 )

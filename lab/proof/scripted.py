@@ -6,7 +6,7 @@ library takes clock and nonces from outside.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal
@@ -48,6 +48,7 @@ __all__ = [
     "Look",
     "Request",
     "Swap",
+    "arguments_of",
     "publishers_nonce",
 ]
 
@@ -58,6 +59,11 @@ ANY = "*"
 def publishers_nonce(besides: Sequence[Fault]) -> str:
     """The nonce of the next publisher, told by how many are still to come."""
     return f"{besides.count(Fault.PUBLISHED):032x}"
+
+
+def arguments_of(number: int) -> str:
+    """The fingerprint of the arguments of a delivery, by its number, where every other one has others."""
+    return "ab"[number % 2]
 
 
 START = 1_800_000_000_000
@@ -327,6 +333,8 @@ class Deliveries:
             outcome = self._delivered(script)
         except (LeaseLost, NoAnswer, OutcomeUnknown, KeyReused, CallFailed, Struck) as error:
             return None, type(error).__name__
+        except ExceptionGroup as group:
+            return None, type(group.exceptions[0]).__name__
         except (Declined, PolicyError) as error:
             if program.raises is None:
                 raise
@@ -342,6 +350,8 @@ class Deliveries:
             return Delivery(operation, store, _CODEC, script, ControlFlow((Retried,)), lambda event: None, script)  # type: ignore[arg-type]
 
         *first, last = self._identities
+        if self._program.other_arguments:
+            last = replace(last, fingerprint=arguments_of(script.number))
         for identity in first:
             try:
                 return delivery(identity).run(self._body(script, retries=True))
@@ -372,13 +382,19 @@ class Deliveries:
             if program.renews:
                 attempt.renew()
                 attempt.ensure_owned()
-            self._have_effect(script, ProtectedAttempt(attempt, _CODEC, effects=_DECLARED.get(program.effect)))
+            handle = ProtectedAttempt(attempt, _CODEC, effects=_DECLARED.get(program.effect))
+            try:
+                self._have_effect(script, handle)
+            except Exception as error:
+                if program.grouped:
+                    raise ExceptionGroup("of a TaskGroup", [error]) from None
+                raise
             if program.asks:
                 attempt.ensure_owned()
             if retries:
                 raise Retried
             script.has_done = True
-            if program.raises:
+            if program.raises and not (program.other_arguments and arguments_of(script.number) != arguments_of(0)):
                 raise program.raises(f"by {script.number}")
             return f"by {script.number}"
 

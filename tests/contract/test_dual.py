@@ -158,6 +158,24 @@ def test_new_operation_is_in_the_new_store_and_marked_in_the_old_one(
     assert new.get(record.key) == dual.get(record.key) == record
 
 
+def test_what_a_person_has_judged_moves_also_where_its_outcome_counts_no_more(
+    dual: DualStore, old: MemoryStore, new: MemoryStore
+) -> None:
+    """It stays as the proof; an outcome that nobody has judged is left out."""
+    now = old.now()
+    outcome = {"status": Status.COMPLETED, "expires_at": now // 1000 + 900}
+    until = {"kept_until": now + 900_000, "counts_until": now - 1}
+    judged = a_record().but(key="judged", verdict={"by": "ann", **until}, **outcome)
+    old.swap(judged, None)
+    old.swap(a_record().but(key="over", **outcome | {"expires_at": now // 1000 - 1}), None)
+
+    for record, can_move in dual.left():
+        assert can_move
+        assert dual.move(record)
+
+    assert (new.get("judged"), new.get("over")) == (judged, None)
+
+
 def test_attempt_by_the_old_store_is_left_to_its_owner(dual: DualStore, old: MemoryStore, new: MemoryStore) -> None:
     """It is seen, not moved: its owner could not write its end."""
     record = _kept(old)
@@ -407,6 +425,7 @@ def test_command_moves_everything_and_says_what(urls: list[str]) -> None:
 
     shown = _copy(*urls, "--dry-run")
     assert (shown.exit_code, "2 of mail to move" in shown.output) == (1, True)
+    assert "nothing would be left" in shown.output
     assert list(target.scan()) == []
     done = _copy(*urls)
 

@@ -1,5 +1,6 @@
 """The contract on DynamoDB, and what only DynamoDB can get wrong."""
 
+import inspect
 import os
 import socket
 from collections.abc import Iterator
@@ -11,14 +12,22 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.claim import Claim, new_nonce
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.effects import AtMostOnce
+from celery_idempotent.protocol.keys import Identity, label_of
+from celery_idempotent.protocol.operation import Operation
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record, Status, bounded
+from celery_idempotent.protocol.selector import Selector
 from celery_idempotent.protocol.store import RecordTooLarge, Store, VerifiableStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.testing import OutageContract, StoreContract, VerifiableContract
+from celery_idempotent.testing import FaultyStore, OutageContract, StoreContract, VerifiableContract
 from celery_idempotent.testing.contract import a_record
 from tests.support.dynamodb import count_requests
+from tests.support.scene import Scene
 
 
 @pytest.fixture
@@ -171,6 +180,34 @@ def test_item_has_the_documented_attributes(store: DynamoDBStore) -> None:
         "expiryTimestamp": "N",
         "v": "N",
     }
+
+
+def test_call_with_half_a_surrogate_pair_is_kept_readable_and_no_outage(store: DynamoDBStore) -> None:
+    """As any JSON body can bring it, in whatever a caller names: to DynamoDB it would be no request at all."""
+    half = "Zoë \ud83d"
+    bound = inspect.signature(lambda name: None).bind(half)
+    scene = Scene()
+    scene.store = FaultyStore(store)
+    identity = Identity(new_nonce(), "f", label_of(Selector("label", lambda name: name), lambda: bound))
+    policy = Policy(effects={"text to *": AtMostOnce()}, on_takeover="refuse")
+    operation = Operation(identity=identity, policy=policy, task=half, task_id=half, worker=half, app=half)
+
+    def body(claim: Claim | None) -> None:
+        assert claim is not None
+        handle = ProtectedAttempt(claim, scene.codec, effects=policy.effects)
+        assert handle.step(f"text to {half}", lambda step: half) == half
+        raise LookupError(half)
+
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            scene.delivery_of(operation).run(body)
+
+    record = store.get(identity.key)
+    assert record is not None
+    assert (record.status, record.error) == (Status.FAILED, "LookupError: Zoë \\ud83d")
+    assert record.label == "Zoë \\ud83d"
+    assert record.task_id == record.worker == bounded(half)
+    assert scene.names == ["claimed", "failed", "replayed"]
 
 
 def test_every_swap_is_one_request(store: DynamoDBStore) -> None:

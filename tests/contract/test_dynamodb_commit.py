@@ -130,6 +130,8 @@ def test_refused_write_is_named_and_undoes_all(store: DynamoDBStore, stock: _Sto
         ("Put", 0),
         ({"Put": {"TableName": "t", "Item": {"price": 1.5}}}, 0),
         ({"Put": {"TableName": "t", "Item": None}}, 0),
+        ({"Put": {"TableName": "t", "Item": {"sku": "a", "names": [{"S": "Zoë \ud83d"}]}}}, 0),
+        ({"Delete": {"TableName": "t", "Key": {"sku": "\udcff"}}}, 0),
     ],
 )
 def test_unusable_write_is_refused(store: DynamoDBStore, write: Any, position: int | None) -> None:

@@ -687,3 +687,14 @@ def _fork() -> int:
 def test_store_can_be_verified(store: RedisStore) -> None:
     """A worker finds the check."""
     assert isinstance(store, VerifiableStore)
+
+
+def test_connections_have_a_name_in_the_list_of_the_server(redis_server: EmbeddedRedis) -> None:
+    """By which an operator tells them from the broker's; another or none by the URL."""
+    with redis.Redis(port=redis_server.port) as looking:
+        for option, name in (("", "celery-idempotent"), ("?client_name=shop-7", "shop-7"), ("?client_name=", "")):
+            before = {each["id"] for each in looking.client_list()}
+            store = RedisStore.from_url(f"redis://127.0.0.1:{redis_server.port}/0{option}")
+            store.now()
+            assert name in {each["name"] for each in looking.client_list() if each["id"] not in before}
+            store.close()

@@ -35,6 +35,7 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.secrecy import step_slot
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
 from celery_idempotent.protocol.store import RecordTooLarge
+from celery_idempotent.protocol.verdicts import counts_until, kept_until
 from celery_idempotent.signals import verdict_given
 from celery_idempotent.stores.sql.schema import TABLE
 from celery_idempotent.testing.contract import a_record
@@ -209,12 +210,12 @@ def test_list_is_filtered_by_task(store: DjangoStore, viewer: Client) -> None:
 
 
 def test_record_is_found_by_its_key_or_its_task_id(store: DjangoStore, viewer: Client) -> None:
-    """Both as they stand in a log line, with the space that was copied along."""
+    """Both as they stand in a log line, with the space that was copied along; a key as a list prints it, too."""
     record, _ = _written(store), _written(store)
 
-    for term in (record.key, f" {record.key} ", record.task_id):
+    for term in (record.key, f" {record.key} ", record.task_id, record.key[:-20]):
         assert _keys(viewer.get(LIST, {"q": term})) == [record.key]
-    assert _keys(viewer.get(LIST, {"q": record.key[:-1]})) == []
+    assert _keys(viewer.get(LIST, {"q": f"{record.key}x"})) == []
     assert len(_keys(viewer.get(LIST, {"q": " "}))) == 2
 
 
@@ -577,7 +578,7 @@ def test_it_happened_is_replayed(store: DjangoStore, operator: Client) -> None:
     resolved = store.get(key)
     assert resolved is not None
     assert (resolved.status, json.loads(str(resolved.result))) == (Status.COMPLETED, {"id": "re_1"})
-    assert resolved.expires_at == pytest.approx(store.now() / 1000 + RETAIN, abs=10)
+    assert counts_until(resolved) == pytest.approx(store.now() + RETAIN * 1000, abs=10_000)
     assert deliver(refund, f"o-1 {store.alias}").value == {"id": "re_1"}
     assert f"Resolved: it happened. Later deliveries get the result. Key: {key}" in _messages(response)
     entry = LogEntry.objects.get(object_id=key)
@@ -700,6 +701,7 @@ def test_selected_records_get_one_verdict(store: DjangoStore, operator: Client) 
     for each in judged:
         assert each is not None
         assert (each.status, each.verdict["by"], each.verdict["reason"]) == (Status.COMPLETED, name, "ticket 7")
+        assert kept_until(each) == each.verdict["at"] + 365 * 86_400_000
         assert f"completed by {name}, on UNKNOWN after attempt 1, because: ticket 7 (it had said: killed)" in _text(
             operator.get(_url(each))
         )

@@ -62,11 +62,17 @@ DECISIONS: dict[str, list[tuple[Record | None, Operation, int]]] = {
         (None, RERUN, NOW),
         (replace(COMPLETED, fingerprint="other"), RERUN, NOW + RETAIN),
     ],
-    "of other arguments": [(replace(CLAIMED, fingerprint="other"), RERUN, OVER)],
+    "of other arguments, and not `RELEASED`, or with a step": [
+        (replace(CLAIMED, fingerprint="other"), RERUN, OVER),
+        (replace(released(CLAIMED, NOW, "r2"), fingerprint="other", steps={"a": {}}), RERUN, OVER),
+    ],
     "`COMPLETED`": [(COMPLETED, RERUN, NOW)],
     "`FAILED`": [(ended(CLAIMED, Status.FAILED, NOW, RETAIN, "r2", error="e"), RERUN, NOW)],
     "`UNKNOWN`": [(given_up(CLAIMED, NOW, "r2", "why"), RERUN, OVER)],
-    "`RELEASED`": [(released(CLAIMED, NOW, "r2"), REFUSE, NOW)],
+    "`RELEASED`": [
+        (released(CLAIMED, NOW, "r2"), REFUSE, NOW),
+        (replace(released(CLAIMED, NOW, "r2"), fingerprint="other"), REFUSE, NOW),
+    ],
     "`IN_PROGRESS`, its lease or the grace after it running": [
         (CLAIMED, RERUN, NOW),
         (CLAIMED, REFUSE, OVER - 1),
@@ -94,7 +100,7 @@ SETTLEMENTS = {
     "the write itself": COMPLETED,
     "the attempt's own record, in a state that it may go on from": replace(CLAIMED, revision="a renewal"),
     "nothing": None,
-    "an outcome of somebody else": replace(COMPLETED, owner="another attempt", revision="r3"),
+    "`COMPLETED` by somebody else, with the same arguments": replace(COMPLETED, owner="another attempt", revision="r3"),
     "anything else": replace(CLAIMED, owner="another attempt", revision="r3"),
 }
 """By its row: what the store holds after the completion was sent."""

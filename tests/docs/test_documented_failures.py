@@ -13,6 +13,7 @@ import pytest
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from celery_idempotent import (
+    AtMostOnce,
     DeadlineExceeded,
     IdempotentTask,
     LeaseLost,
@@ -25,6 +26,7 @@ from celery_idempotent import (
 )
 from celery_idempotent.engine.delivery import Delivery
 from celery_idempotent.integration import task as task_module
+from celery_idempotent.integration.recovery import mark
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
@@ -262,10 +264,7 @@ def _put_off_fails(scene: Scene) -> None:
 
 
 def _cold_shutdown(scene: Scene, point: Literal["before", "after"]) -> None:
-    def shut_down() -> None:
-        raise SystemExit
-
-    setattr(scene, point, shut_down)
+    setattr(scene, point, partial(_is_stopped, scene))
     scene.deliver()
 
 
@@ -359,6 +358,11 @@ def _retries_unthrown(scene: Scene) -> None:
     scene.task.retry(throw=False, countdown=0)
 
 
+def _is_stopped(scene: Scene) -> None:
+    mark(scene.task.request.id, is_stopped=True)
+    raise SystemExit
+
+
 def _raises_before_effects(scene: Scene) -> None:
     with current_attempt().before_effects():
         raise KeyError("a bug")
@@ -369,6 +373,18 @@ def _lets_its_deadline_pass(scene: Scene) -> None:
     raise DeadlineExceeded(attempt.key, attempt.fencing_token)
 
 
+def _raises_after_doubt(scene: Scene) -> None:
+    with suppress(TimeoutError):
+        current_attempt().step("text", _times_out)
+    with pytest.raises(OutcomeUnknown):
+        current_attempt().step("text", _times_out)
+    raise KeyError("instead")
+
+
+def _times_out(step: object) -> None:
+    raise TimeoutError
+
+
 AFTER_A_COMMIT = "does any of these after `attempt.commit` or the end of `attempt.transaction`"
 ENDINGS: dict[str, tuple[Any, ...]] = {
     "returns": (None,),
@@ -377,7 +393,10 @@ ENDINGS: dict[str, tuple[Any, ...]] = {
     "raises anything inside `with attempt.before_effects():`": (_raises_before_effects,),
     "raises an exception in `remember`": (KeyError("declined"),),
     "raises any other `Exception`, a soft time limit included": (ValueError("x"), SoftTimeLimitExceeded()),
-    "lets `OutcomeUnknown` of one of its own steps pass": (OutcomeUnknown,),
+    "raises, whatever it raises, after one of its own steps has raised `OutcomeUnknown`": (
+        OutcomeUnknown,
+        _raises_after_doubt,
+    ),
     "raises `Ignore` or `Reject`, calls `self.replace()`, or lets an error of `attempt.ensure_owned()` pass": (
         Ignore(),
         Reject(),
@@ -385,7 +404,10 @@ ENDINGS: dict[str, tuple[Any, ...]] = {
         StoreUnavailable("s", "swap", "down"),
     ),
     "lets `DeadlineExceeded` of its own attempt pass": (_lets_its_deadline_pass,),
-    "is ended by `SystemExit` or another `BaseException`": (SystemExit(), KeyboardInterrupt()),
+    "of a task raises `SystemExit` or another `BaseException`; or is stopped by anybody's signal but its worker's, "
+    "or by a hard time limit that gives the message back": (SystemExit(), KeyboardInterrupt()),
+    "of a task is stopped by a cold shutdown, `revoke(terminate=True)` or a hard time limit "
+    "that acknowledges the message; or raises `BaseException`, and is no task's": (_is_stopped,),
     AFTER_A_COMMIT: (None, Retry(), KeyError("declined"), ValueError("x"), Ignore(), LeaseLost("k", 1), SystemExit()),
 }
 """By row of the table of endings, what the body raises; the last row is the matrix's own."""
@@ -408,7 +430,7 @@ def test_record_after_a_body_is_the_documented_one(
     expected = Status.RELEASED if documented == "released" else Status(re.findall("`(.*?)`", documented)[0])
 
     for error in ENDINGS[row["the body ..."]]:
-        scene = Scene(on_takeover, monkeypatch, remember=(KeyError,))
+        scene = Scene(on_takeover, monkeypatch, remember=(KeyError,), effects={"text": AtMostOnce()})
         committed = "committed" if row["the body ..."] == AFTER_A_COMMIT else None
         scene.after = partial(_end, scene, error, committed)
         with suppress(KeyboardInterrupt):

@@ -654,19 +654,24 @@ def test_new_parameter_changes_fingerprints_and_whole_call_keys() -> None:
     assert ends == {"keyed": KeyReused, "whole": "new", "named": "old"}
 
 
-def test_released_key_keeps_its_arguments() -> None:
-    """A failed call corrected under its old key is ``KeyReused``; under a key of its own it runs."""
+def test_call_that_failed_before_its_first_step_may_be_corrected_under_its_key() -> None:
+    """Once it has an outcome or a step, other arguments are ``KeyReused``; under a key of their own they run."""
     app = an_app()
 
     @app.task(base=IdempotentTask, shared=False, name="charge", idempotent=Policy(key="order_id"))
     def charge(order_id: str, cents: int) -> str:
-        if cents < 0:
+        if cents == 0:
+            celery_idempotent.current_attempt().step("reserve", lambda step: "r_1")
+        if cents < 1:
             raise ValueError(cents)
-        return "ch_1"
+        return f"ch_{cents}"
 
     assert deliver(charge, "o-1", -5).state == "FAILURE"
-    assert isinstance(deliver(charge, "o-1", 5).value, KeyReused)
-    assert deliver(charge, "o-1", 5, request={"headers": {KEY_HEADER: "corrected"}}).value == "ch_1"
+    assert deliver(charge, "o-1", 5).value == "ch_5"
+    assert isinstance(deliver(charge, "o-1", 6).value, KeyReused)
+    assert deliver(charge, "o-2", 0).state == "FAILURE"
+    assert isinstance(deliver(charge, "o-2", 7).value, KeyReused)
+    assert deliver(charge, "o-2", 7, request={"headers": {KEY_HEADER: "corrected"}}).value == "ch_7"
 
 
 def test_observing_runs_everything_and_its_outcomes_count_later() -> None:

@@ -34,6 +34,7 @@ from lab.embedded import EmbeddedRedis
 from tests.support.documents import DOCS, code, table
 from tests.support.local_docker import free_port
 from tests.support.waiting import wait_until
+from tests.support.web import a_page, a_program, a_shop
 
 PAGE = DOCS / "how-to/telemetry.md"
 METRICS = DOCS / "reference/metrics.md"
@@ -66,7 +67,7 @@ class _Sender:
 
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Samples]:
-    """What the exporter of Prometheus makes of every instrument, once each has something to tell."""
+    """What the exporter of Prometheus makes of every instrument, once each has something to tell; and the page's."""
     registry = CollectorRegistry()
     monkeypatch.setattr(keeper, "_holdings", [SimpleNamespace(count=2)])
     otel.instrument(MeterProvider([PrometheusMetricReader(registry=registry)]))
@@ -76,7 +77,8 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Samples]:
         for what in Timed:
             otel._current.time(what, "shop.charge", 0.1, error)
     signals.claimed.send(sender=_Sender(), waited=1.0)
-    yield samples(generate_latest(registry).decode())
+    page = a_program(a_page(a_shop(), write=False)).get("/metrics").text
+    yield samples(generate_latest(registry).decode()) | samples(page)
     otel.uninstrument()
     backlog.forget()
 

@@ -14,7 +14,7 @@ from tests.support.documents import DOCS, code, table, words
 
 pytest_plugins = ["pytester"]
 
-BARE = ("-p", "no:cacheprovider", "-p", "no:celery", "-p", "no:docker_tools")
+BARE = ("-p", "no:cacheprovider", "-p", "no:celery", "-p", "no:ddtrace", "-p", "no:docker_tools")
 """Without what else is installed here."""
 
 PAGE = DOCS / "how-to/testing.md"

@@ -67,6 +67,14 @@ def hold(self: Any, what: Any, of: str, gate: str) -> Any:
     return what
 
 
+@task(Policy(key="what", on_conflict="skip", **QUICK))
+def hold_or_skip(self: Any, what: str, of: str, gate: str) -> str:
+    """As `hold`, with a policy that drops a conflict that nothing waits for."""
+    record("ran", of, task="hold_or_skip")
+    wait_at(gate)
+    return what
+
+
 @task()
 def fail(self: Any, of: str) -> None:
     """Fail."""

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from asyncio import CancelledError
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from celery import shared_task
+from greenlet import GreenletExit
 
 from celery_idempotent import Attempt, IdempotentTask, Policy, current_attempt
 from tests.support.ledger import record, wait_at
@@ -106,6 +110,15 @@ def charge_at_most_once(self: Any, order_id: str, gate: str = "") -> str:
 def charge_with_one_takeover(self: Any, order_id: str, gate: str = "") -> str:
     """Have the effect, unless it has killed two processes."""
     return perform(self, order_id, gate)
+
+
+@shared_task(**GUARDED, idempotent=Policy(**QUICK, max_takeovers=1))
+def charge_or_die(self: Any, order_id: str, death: str) -> str:
+    """Leave every attempt by what no worker survives."""
+    begin(self, order_id)
+    if death == "SIGTERM":
+        os.kill(os.getpid(), signal.SIGTERM)
+    raise {"SystemExit": SystemExit(3), "CancelledError": CancelledError(), "GreenletExit": GreenletExit()}[death]
 
 
 @shared_task(**GUARDED, max_retries=2, idempotent=Policy(**QUICK, fingerprint="order_id"))

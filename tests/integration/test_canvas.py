@@ -6,6 +6,7 @@ Where a claim takes `canvas` it holds for both kinds of task, on Redis.
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery import chain, chord, group
@@ -320,6 +321,41 @@ def test_a_replaced_task_that_comes_twice_has_one_replacement(canvas: Canvas, of
     canvas.deliver(message)
     canvas.wait_for_ends(result.id, 2)
     assert ran(canvas, of).count("add") == 1
+
+
+@idempotent_only
+def test_nothing_is_skipped_that_a_canvas_waits_for(canvas: Canvas, of: str) -> None:
+    """Every canvas goes on whose first member, however deep, met its operation running; a call by itself is dropped."""
+    holder = canvas.hold_or_skip.delay(of, of, of)
+    canvas.wait_for_bodies(of, 1)
+    alone = canvas.hold_or_skip.delay(of, of, of)
+    met: list[str] = []
+
+    def meets() -> Any:
+        met.append(uuid4().hex)
+        return canvas.hold_or_skip.s(of, of, of).set(task_id=met[-1])
+
+    tail, say = canvas.say.s(of), canvas.say.s(of)
+    published = [
+        chain(meets(), tail).delay(),
+        chain(chain(meets(), tail), canvas.become.si(canvas.say.si(of, of), of)).delay(),
+        chord([chain(meets(), tail)], say).delay(),
+        chord([group(chain(meets(), tail), chain(meets(), tail))], say).delay(),
+        chord([chord([chain(meets(), tail)], say)], say).delay(),
+        chain(group(chain(meets(), tail), chain(meets(), group(tail, tail))), say).delay(),
+        canvas.become.s(chord([chain(meets(), tail)], say), of).apply_async(),
+    ]
+    meets().apply_async(link=canvas.add.si(1, 2, of))
+    met_first = [AsyncResult(each, app=canvas.app) for each in met]
+    wait_until(lambda: {each.state for each in met_first} == {"RETRY"}, "all are postponed")
+    canvas.ledger.open(of)
+    inner = [of]
+    told = [of, of, inner, [of, of], [inner], [of, [of, of]], inner]
+    assert [got(each) for each in published] == told
+    wait_until(lambda: "add" in ran(canvas, of), "the link runs")
+    assert got(holder) == of
+    assert alone.state == "PENDING"
+    assert ran(canvas, of).count("hold_or_skip") == 1
 
 
 @idempotent_only

@@ -126,7 +126,7 @@ def test_list_fits_into_a_terminal(tmp_path: Path) -> None:
     bare = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in shown]
     assert len(bare) == 2
     assert max(map(len, bare)) <= 80
-    assert bare[1].split()[-1] == 12 * "0"
+    assert bare[1].split()[-1] == f"shop.charge:1:{12 * '0'}"
     assert [record.key in line and record.worker in line for line in piped.splitlines()] == [False, True]
 
 

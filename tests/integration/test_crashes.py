@@ -29,12 +29,16 @@ from tests.integration.idempotent_tasks import (
     charge,
     charge_after_computing,
     charge_at_most_once,
+    charge_or_die,
     charge_or_exit,
     charge_or_fail,
     charge_with_a_lease_of_8_s,
     charge_with_a_long_lease,
+    charge_with_one_takeover,
 )
+from tests.support.celeries import since_celery
 from tests.support.ledger import Ledger
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
 
 pytestmark = short_visibility
@@ -235,7 +239,7 @@ def test_a_task_that_refuses_takeovers_never_runs_twice(
     assert len(ledger.rows("begin")) == 1
 
 
-@on_every_broker
+@on_every_broker_and_green
 @pytest.mark.compat
 def test_a_cold_shutdown_gives_the_claim_back(celery_setup: IdempotentSetup, ledger: Ledger, store: Store) -> None:
     """SIGQUIT in the body: the redelivery runs at once, although the lease would last much longer."""
@@ -251,6 +255,40 @@ def test_a_cold_shutdown_gives_the_claim_back(celery_setup: IdempotentSetup, led
 
 
 @on_redis
+@in_pools("threads", "solo")
+def test_a_cold_shutdown_lets_a_body_end_that_its_pool_cannot_stop(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, pool: str
+) -> None:
+    """SIGQUIT in a body that may happen at most once: it is not told of an error of Celery's, and has its outcome."""
+    charge_at_most_once.delay("o", gate="go")
+    (stopped,) = ledger.wait_for("begin")
+    celery_setup.worker.kill(signal="SIGQUIT", reload_container=False)
+    wait_until(lambda: "terminate all running tasks" in celery_setup.worker.logs(), "the worker has the signal")
+    ledger.open("go:1")
+    wait_until(celery_setup.worker.has_exited, "the worker ends")
+    assert record_of(store, stopped.details["idempotency_key"]).status is Status.COMPLETED
+
+
+@on_redis
+@since_celery("5.5", "soft shutdown")
+@pytest.mark.worker(settings={"worker_soft_shutdown_timeout": 1})
+def test_a_soft_shutdown_ends_the_wait_for_a_store_that_is_away(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, faults: TcpProxy
+) -> None:
+    """An outcome that cannot be recorded keeps no worker for longer than that; its message goes back, as if the process
+    had been killed."""
+    charge_at_most_once.delay("o", gate="go")
+    (begun,) = ledger.wait_for("begin")
+    with faults.losing():
+        ledger.open("go:1")
+        wait_until(lambda: "idempotency.result_waits" in celery_setup.worker.logs(), "the outcome waits")
+        celery_setup.worker.shut_down(cold=True)
+    celery_setup.worker.start_again()
+    ledger.wait_for("outcome_unknown")
+    assert record_of(store, begun.details["idempotency_key"]).status is Status.UNKNOWN
+
+
+@on_redis
 @in_pools("prefork", "threads", "solo", *GREEN_POOLS)
 @pytest.mark.worker(visibility_timeout=120)
 def test_a_body_that_exits_is_delivered_again(celery_setup: IdempotentSetup, ledger: Ledger, pool: str) -> None:
@@ -258,6 +296,38 @@ def test_a_body_that_exits_is_delivered_again(celery_setup: IdempotentSetup, led
     assert charge_or_exit.delay("o").get(timeout=60) == "o by attempt 2"
     assert charge.delay("another").get(timeout=60) == "another by attempt 1"
     assert [row.attempt for row in ledger.rows("effect", "o")] == [2]
+
+
+@on_redis
+@in_pools("prefork", "threads", "solo", "gevent")
+@pytest.mark.worker(visibility_timeout=120)
+def test_a_body_that_exits_again_and_again_ends_unknown(
+    celery_setup: IdempotentSetup, ledger: Ledger, pool: str
+) -> None:
+    """An exit of its own, and one by a signal that its worker did not send, count as the death of its process, so
+    `max_takeovers` ends it as it ends a SIGKILL."""
+    # Since billiard 4.3 prefork takes `CancelledError` for a failure of the task, and does not deliver it again.
+    for death in ("SystemExit", "GreenletExit", "SIGTERM" if pool == "prefork" else "CancelledError"):
+        result = charge_or_die.delay(death, death)
+        with pytest.raises(OutcomeUnknown):
+            result.get(timeout=60)
+        begun = [(row.attempt, row.details["takeover"]) for row in ledger.rows("begin", death)]
+        assert begun == [(1, False), (2, True)]
+    assert charge.delay("another").get(timeout=60) == "another by attempt 1"
+
+
+@on_redis
+@since_celery("5.7", "messages that are given back after a hard time limit")
+@pytest.mark.worker(visibility_timeout=120, settings={"task_acks_on_failure_or_timeout": False})
+def test_a_body_that_is_too_long_again_and_again_ends_unknown(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
+) -> None:
+    """A hard time limit that gives the message back counts as the death of its process."""
+    charge_with_one_takeover.apply_async(("o", "go"), time_limit=2)
+    ledger.wait_for("outcome_unknown")
+    begun = ledger.rows("begin")
+    assert [(row.attempt, row.details["takeover"]) for row in begun] == [(1, False), (2, True)]
+    assert record_of(store, begun[0].details["idempotency_key"]).status is Status.UNKNOWN
 
 
 def test_a_hard_time_limit_gives_the_claim_back(celery_setup: IdempotentSetup, ledger: Ledger) -> None:

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from operator import setitem
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +18,7 @@ import pytest
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.claim import Claim, claim, new_nonce
 from celery_idempotent.engine.heartbeat import heartbeat
+from celery_idempotent.engine.transaction import sent
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration import keeper, outbox
 from celery_idempotent.integration.backlog import backlog
@@ -112,6 +115,14 @@ def test_pool_process_measures_nothing_of_the_main_process(monkeypatch: pytest.M
     assert (keeper.held(), backlog.messages, backlog.age) == (0, 0, 0.0)
     keeper._holdings.discard(holding)
     backlog.forget()
+
+
+def test_main_process_sees_that_a_pool_process_has_sent_a_message() -> None:
+    """The relay is in the one, and bodies are in the other."""
+    sent[0] = 0
+    assert _ends_in_child(partial(setitem, sent, 0, 1))
+    assert sent[0]
+    sent[0] = 0
 
 
 def test_no_process_is_forked_in_the_middle_of_a_relays_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-BARE = ("-p", "no:cacheprovider", "-p", "no:celery", "-p", "no:docker_tools")
+BARE = ("-p", "no:cacheprovider", "-p", "no:celery", "-p", "no:ddtrace", "-p", "no:docker_tools")
 """Without what else is installed here; pytest-celery imports Celery in every run."""
 
 Suite = Callable[..., pytest.RunResult]
@@ -175,56 +175,55 @@ def test_report_is_what_the_user_reads(suite: Suite) -> None:
     assert "rehearsal.py" not in result.stdout.str()
 
 
-def test_app_of_celerys_own_fixture_is_found(suite: Suite) -> None:
-    """A test that uses ``celery_app`` means that app, and one that does not means the current one."""
-    result = suite(
-        """
-        from celery_idempotent.testing import FakeStore
-        from shop import app
-
-        pytest_plugins = ["celery.contrib.pytest"]
-
-        def test_celery_app(celery_app, idempotency_store):
-            assert celery_app.conf.idempotency_store is idempotency_store
-            assert app.conf.idempotency_store == "dynamodb://@eu-west-1/real"
-
-        def test_current_app(idempotency_store):
-            assert app.conf.idempotency_store is idempotency_store
-        """
-    )
-
-    result.assert_outcomes(passed=2)
-
-
-def test_app_can_be_named(suite: Suite) -> None:
-    """With several apps the suite says which one is meant."""
+def test_every_app_of_the_process_gets_the_store(suite: Suite) -> None:
+    """Whichever was made last, also in the test; and what names a store of its own."""
     result = suite(
         """
         import pytest
         from celery import Celery
+        from celery_idempotent import IdempotentTask, Policy, idempotent
+        from celery_idempotent.integration.settings import runtime_of
+        from shop import app, charge
 
-        ours = Celery("ours")
-        others = Celery("others")
+        pytest_plugins = ["celery.contrib.pytest"]
 
-        @pytest.fixture
-        def idempotency_app():
-            return ours
+        NOWHERE = "redis://127.0.0.1:1/0"
+        broken = Celery("broken", config_source="no.such.module")
 
-        def test_named_app(idempotency_store):
-            assert ours.conf.idempotency_store is idempotency_store
-            assert others.conf.get("idempotency_store") is None
+        @idempotent(Policy("order"), app=app)
+        def bill(order):
+            return 1
+
+        @idempotent(Policy("order"), store=NOWHERE)
+        def ship(order):
+            return 2
+
+        def made_later():
+            later = Celery("later", config_source={"idempotency_store": NOWHERE, "task_acks_late": True,
+                                                   "task_reject_on_worker_lost": True})
+
+            @later.task(base=IdempotentTask)
+            def pack(order):
+                return 3
+
+            return pack
+
+        def test_all(celery_app, idempotency_store):
+            assert celery_app.conf.idempotency_store is app.conf.idempotency_store is idempotency_store
+            assert [charge.apply(("o", 5)).get() for _ in range(2)] == ["ch_1", "ch_1"]
+            assert (bill("o"), ship("o")) == (1, 2)
+            assert made_later().apply(("o",)).get() == 3
+            assert len(idempotency_store.records) == 4
+
+        def test_none():
+            assert app.conf.idempotency_store == "dynamodb://@eu-west-1/real"
+            assert "real" in repr(runtime_of(app).store)
+            with pytest.raises(Exception, match="redis"):
+                ship("o")
         """
     )
 
-    result.assert_outcomes(passed=1)
-
-
-def test_missing_app_is_explained(suite: Suite) -> None:
-    """Without an app the fixture would protect nothing; it says what to do instead."""
-    result = suite("def test_nothing(idempotency_store): ...")
-
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*no Celery app yet. Import the module that makes yours, or*idempotency_app*"])
+    result.assert_outcomes(passed=2)
 
 
 def test_settings_with_a_namespace_are_covered_and_restored(suite: Suite) -> None:

@@ -22,10 +22,13 @@ class _Served:
     def __init__(self) -> None:
         self.config: Any = None
         self.address: Any = None
+        self.waits: bool | None = None
 
     def run(self, server: uvicorn.Server, sockets: list[socket.socket]) -> None:
         self.config = server.config
         self.address = sockets[0].getsockname()
+        with socket.create_connection(self.address[:2]), sockets[0].accept()[0] as accepted:
+            self.waits = not accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.fixture
@@ -52,6 +55,13 @@ def test_printed_link_leads_in(served: _Served) -> None:
     assert not served.config.access_log
     assert TestClient(served.config.app, base_url=f"http://127.0.0.1:{port}").get(link).status_code == 200
     assert _run().output.partition("token=")[2] != link.partition("token=")[2]
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "::1"])
+def test_answer_does_not_wait_until_its_first_part_is_acknowledged(served: _Served, bind: str) -> None:
+    """A browser lets that take 40 ms."""
+    assert _run("--token", OWN, "--bind", bind).exit_code == 0
+    assert served.waits is False
 
 
 @pytest.mark.parametrize(

@@ -356,7 +356,7 @@ class Behaviour:
     def test_policy_that_does_not_enforce_refuses_nothing(self, shop: Shop, store: MemoryStore, mode: Any) -> None:
         """Everything runs, and the application reads all of its body."""
         count = Count()
-        callers = iter([None, "ann", "ann"])
+        callers = iter(["ann", None, "ann", "ann"])
         shop.serve(
             count,
             store=store,

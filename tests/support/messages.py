@@ -280,7 +280,8 @@ def logged() -> frozenset[Said]:
         Said(f"{module.path.relative_to(PACKAGE)}:{call.lineno}", f"{page}#{make_id(event)}", event)
         for module in modules()
         for call in module.calls("say")
-        if not ast.unparse(call.args[0]).endswith((".info", ".debug")) and module.path.name != "reports.py"
+        if not ast.unparse(call.args[0]).endswith((".info", ".debug"))
+        and (module.path.name != "reports.py" or isinstance(call.args[1], ast.Constant))
         for names in module.environments(call)
         for event in module.values(call.args[1], names, call)
         for page in module.values(

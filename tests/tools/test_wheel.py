@@ -28,6 +28,7 @@ TESTED_BY = (
     *(
         "ephem",
         "flask[async]",
+        "greenlet",
         "httpx2",
         "httpx2",
         "hypothesis",

@@ -1,11 +1,12 @@
 """Steps and commits in a body: what is done once, what is remembered, and what a crash leaves behind."""
 
+import asyncio
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import pytest
@@ -15,6 +16,7 @@ from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.delivery import Outcome
 from celery_idempotent.engine.transaction import derived_id
 from celery_idempotent.errors import (
+    DeadlineExceeded,
     LeaseLost,
     OutcomeUnknown,
     PolicyError,
@@ -165,6 +167,166 @@ def test_step_under_refuse_that_timed_out_is_not_repeated_by_its_own_body(scene:
         scene.perform(stubborn)
 
     assert len(receiver.steps) == 1
+
+
+def _in_a_group(error: Exception) -> NoReturn:
+    raise ExceptionGroup("of a TaskGroup", [error])
+
+
+def _in_a_group_with_others(error: Exception) -> NoReturn:
+    raise BaseExceptionGroup("", [ExceptionGroup("", [SafeToRetry(), ExceptionGroup("", [error])]), SystemExit()])
+
+
+def _as_another(error: Exception) -> NoReturn:
+    raise Declined from error
+
+
+def _as_a_retry(error: Exception) -> NoReturn:
+    raise Again
+
+
+def _split(error: Exception) -> NoReturn:
+    try:
+        raise ExceptionGroup("", [error, LookupError(), ValueError()])
+    except* LookupError:
+        pass
+    raise AssertionError
+
+
+@pytest.mark.parametrize("policy", [{}, {"on_takeover": "refuse"}, {"remember": (Exception,)}])
+@pytest.mark.parametrize("leave", [_in_a_group, _in_a_group_with_others, _as_another, _as_a_retry, _split])
+def test_doubt_is_a_state_whatever_leaves_the_body(
+    scene: Scene, receiver: _Receiver, leave: Callable[[Exception], NoReturn], policy: dict[str, Any]
+) -> None:
+    """Alone, in a group, or as another exception: what an attempt met of its steps ends the operation UNKNOWN."""
+
+    def body(handle: ProtectedAttempt) -> None:
+        try:
+            handle.step("sms", _timing_out(receiver))
+        except TimeoutError:
+            with pytest.raises(OutcomeUnknown) as raised:
+                handle.step("sms", receiver)
+            leave(raised.value)
+
+    with pytest.raises((BaseExceptionGroup, Declined, Again)):
+        scene.perform(body, **policy)
+
+    assert (scene.record.status, scene.names[-1]) == (Status.UNKNOWN, "outcome_unknown")
+    assert scene.record.error == "step 'sms' began in attempt 1 and did not end"
+    with pytest.raises(OutcomeUnknown):
+        scene.perform(_never, **policy)
+    assert len(receiver.steps) == 1
+
+
+def test_doubt_that_a_body_has_dealt_with_is_none(scene: Scene, receiver: _Receiver) -> None:
+    """Who returns has said what happened, perhaps by having asked the receiver."""
+
+    def asking(handle: ProtectedAttempt) -> str:
+        with pytest.raises(OutcomeUnknown):
+            handle.step("sms", receiver)
+        return "asked: it was sent"
+
+    with pytest.raises(TimeoutError):
+        scene.perform(lambda handle: handle.step("sms", _timing_out(receiver)))
+    assert scene.perform(asking) == Outcome("asked: it was sent")
+
+
+def test_doubt_met_by_one_of_the_tasks_of_a_group_ends_unknown(scene: Scene, receiver: _Receiver) -> None:
+    """A real TaskGroup, of which another task goes well."""
+    effects = {"sms": AtMostOnce(), "charge": Keyed()}
+
+    async def both(handle: ProtectedAttempt, send: Callable[[Step], Awaitable[Any]]) -> None:
+        async def charge(step: Step) -> str:
+            return receiver(step)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(handle.astep("charge", charge))
+            tasks.create_task(handle.astep("sms", send))
+
+    async def lost(step: Step) -> None:
+        receiver(step)
+        raise TimeoutError
+
+    for status in (Status.RELEASED, Status.UNKNOWN):
+        with pytest.raises(ExceptionGroup):
+            scene.perform(lambda handle: asyncio.run(both(handle, lost)), effects=effects)
+        assert scene.record.status is status
+
+    assert sorted({step.name for step in receiver.steps}) == ["charge", "sms"]
+    assert [step.name for step in receiver.steps].count("sms") == 1
+
+
+def test_step_that_had_no_effect_may_say_so_in_a_group(scene: Scene, receiver: _Receiver) -> None:
+    """Then it has not begun, and is called again; one member that says less is doubt."""
+
+    def refused(step: Step) -> None:
+        raise ExceptionGroup("", [SafeToRetry(), ExceptionGroup("", [Again()])])
+
+    with pytest.raises(ExceptionGroup):
+        scene.perform(lambda handle: handle.step("sms", refused), on_takeover="refuse")
+    assert (scene.record.status, scene.record.steps) == (Status.RELEASED, {})
+
+    assert scene.perform(lambda handle: handle.step("sms", receiver), on_takeover="refuse") == Outcome("receipt 1")
+
+
+def test_what_leaves_before_effects_in_a_group_releases_under_refuse(scene: Scene) -> None:
+    """As alone; together with anything else it is final."""
+
+    def body(handle: ProtectedAttempt, *others: Exception) -> None:
+        try:
+            with handle.before_effects():
+                raise Declined
+        except Declined as error:
+            raise ExceptionGroup("", [error, *others]) from None
+
+    with pytest.raises(ExceptionGroup):
+        scene.perform(body, on_takeover="refuse")
+    assert scene.record.status is Status.RELEASED
+
+    with pytest.raises(ExceptionGroup):
+        scene.perform(lambda handle: body(handle, ValueError()), on_takeover="refuse")
+    assert scene.names[-1] == "failed"
+
+
+def test_what_an_attempt_is_told_leaves_its_delivery_alone_when_a_group_has_it(scene: Scene) -> None:
+    """So that the delivery is postponed as without a group, and is no failure of the task."""
+
+    def asking(handle: ProtectedAttempt) -> None:
+        scene.steal()
+        try:
+            handle.ensure_owned()
+        except LeaseLost as error:
+            raise ExceptionGroup("", [ValueError(), error]) from None
+
+    def unanswered(handle: ProtectedAttempt) -> None:
+        raise ExceptionGroup("", [StoreUnavailable("s", "get", "gone")])
+
+    def ending(handle: ProtectedAttempt) -> None:
+        raise BaseExceptionGroup("", [StoreUnavailable("s", "get", "gone"), SystemExit()])
+
+    with pytest.raises(BaseExceptionGroup):
+        scene.perform(ending)  # it is to end its process all the same
+    with pytest.raises(StoreUnavailable):
+        scene.perform(unanswered)
+    assert scene.record.status is Status.RELEASED
+    assert scene.perform(asking) == Outcome("theirs")
+
+
+def test_late_body_in_a_group_of_tasks_is_taken_over(scene: Scene) -> None:
+    """As a body that lets DeadlineExceeded pass alone: a body that is too slow again and again ends UNKNOWN."""
+
+    def late(handle: ProtectedAttempt) -> None:
+        scene.clock.advance(61_000)
+        try:
+            handle.ensure_owned()
+        except DeadlineExceeded as error:
+            raise ExceptionGroup("", [error]) from None
+
+    for _ in range(2):
+        with pytest.raises(DeadlineExceeded):
+            scene.perform(late, deadline=60, max_takeovers=1)
+    with pytest.raises(OutcomeUnknown):
+        scene.perform(late, deadline=60, max_takeovers=1)
 
 
 def test_doubt_is_not_an_outcome_to_remember(scene: Scene, receiver: _Receiver) -> None:

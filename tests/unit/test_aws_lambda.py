@@ -170,7 +170,7 @@ def test_an_envelope_of_sns_comes_off(store: FakeStore) -> None:
         ({"cents": 5}, "the body does not fit the function: missing a required argument: 'order_id'"),
         (envelope("no JSON"), "the body is no JSON: Expecting value"),
         (envelope("", "SubscriptionConfirmation"), "nobody published it: it is a SubscriptionConfirmation of SNS"),
-        ({"order_id": None}, "charge: key='order_id' is missing, null or empty"),
+        ({"order_id": None}, "charge: key='order_id' is missing or null"),
     ],
 )
 def test_a_body_that_cannot_be_used_comes_again_alone(
@@ -345,7 +345,7 @@ def test_a_key_of_other_arguments_comes_again(store: FakeStore, caplog: pytest.L
 
     assert orders(order(1), order(1, cents=5)) == [1]
     assert orders.charged == ["o-1"]
-    assert "was first used with other arguments" in reasons(caplog)[0]
+    assert "belongs to a call with other arguments" in reasons(caplog)[0]
 
 
 def test_an_outcome_that_nobody_knows_comes_again(store: FakeStore) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import IdempotentTask, Policy, StoreMisconfigured, StoreUnavailable, signals
 from celery_idempotent.engine.breaker import Breaker
@@ -209,6 +210,14 @@ class TestBreaker:
         assert claims.ask() == "an answer"
 
 
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """For how long deliveries were kept that got no answer."""
+    pauses: list[float] = []
+    monkeypatch.setattr("celery_idempotent.integration.postpone.time.sleep", pauses.append)
+    return pauses
+
+
 class Shop:
     """A task of an app whose store can be away."""
 
@@ -246,7 +255,7 @@ class Shop:
         runtime_of(self.app).breaker._circuit = Open(circuit.since, 0, unanswered=circuit.unanswered)
 
 
-def test_a_backlog_is_postponed_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_backlog_is_postponed_in_silence(caplog: pytest.LogCaptureFixture, pauses: list[float]) -> None:
     """Signals tell of each, the log once; everything runs when the store is back."""
     shop, heard = Shop(), Counter[str]()
 
@@ -268,6 +277,52 @@ def test_a_backlog_is_postponed_in_silence(caplog: pytest.LogCaptureFixture) -> 
     assert sum(f"postponed={100 - FAILURES}" in message for message in caplog.messages) == 1
 
 
+def test_process_without_an_answer_does_not_eat_the_queue(pauses: list[float]) -> None:
+    """While it asks nothing it keeps each message for a moment: others have an answer, and run the rest."""
+    shop = Shop()
+    shop.is_away = True
+    shop.deliver(FAILURES - 1)
+    assert not any(pauses)
+    shop.deliver(2)
+    assert 0.5 <= pauses[-1] <= 1
+    breaker = runtime_of(shop.app).breaker
+    breaker._circuit = Open(0, 31)
+    shop.deliver(1)
+    assert pauses[-1] == 2, "a shutdown waits for it"
+    breaker._circuit = Open(-60, -30)
+    assert breaker.pause == 0, "the trial is due"
+
+
+@pytest.mark.parametrize("limit", ["of the task", "of the message"])
+def test_pause_is_over_long_before_a_hard_time_limit(limit: str, pauses: list[float]) -> None:
+    """What it kills is acknowledged: a message that nobody has run would be lost."""
+    shop = Shop()
+    shop.is_away = True
+    shop.deliver(FAILURES)
+    runtime_of(shop.app).breaker._circuit = Open(0, 31)
+    request: dict[str, Any] = {}
+    if limit == "of the task":
+        shop.task.time_limit = 3
+    else:
+        request["timelimit"] = [3, None]
+
+    assert deliver(shop.task, "1", request=request).state == "RETRY"
+    assert pauses[-1] == 1.5
+
+
+def test_soft_time_limit_that_strikes_in_the_pause_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has run that could fail: the message is postponed, as any other in an outage."""
+
+    def strike(seconds: float) -> None:
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr("celery_idempotent.integration.postpone.time.sleep", strike)
+    shop = Shop()
+    shop.is_away = True
+
+    assert {each.state for each in shop.deliver(FAILURES + 1)} == {"RETRY"}
+
+
 def test_bodies_run_unprotected_where_they_may() -> None:
     """Under ``on_outage="run"``, as in every outage."""
     shop = Shop(on_outage="run")
@@ -276,7 +331,7 @@ def test_bodies_run_unprotected_where_they_may() -> None:
     assert shop.asked == 2 * FAILURES
 
 
-def test_what_a_body_has_to_record_is_tried_all_the_same() -> None:
+def test_what_a_body_has_to_record_is_tried_all_the_same(pauses: list[float]) -> None:
     """A claim that was granted is not held back from its end."""
     shop = Shop()
 

@@ -1,5 +1,6 @@
 """Nothing runs unprotected in silence: each way around the guard works, or is refused with the line to change."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -12,13 +13,14 @@ from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
-from celery import Celery, Task, group
+from celery import Celery, Task, chain, chord, group
+from celery.app.task import Context
 from celery.contrib.testing.mocks import task_message_from_sig
 from celery.worker.request import Request
 
 from celery_idempotent import IdempotentMixin, IdempotentTask, InFlight, KeyMissing, Policy, PolicyError
 from celery_idempotent.engine.execution import _Innermost
-from celery_idempotent.integration import messages
+from celery_idempotent.integration.arrivals import arrival_of, arrived_list
 from celery_idempotent.integration.messages import KEY_HEADER
 from celery_idempotent.integration.received import Received
 from celery_idempotent.integration.startup import StoreCheck, check
@@ -268,7 +270,7 @@ def _configured(namespace: str | None, **settings: Any) -> Celery:
     [
         (None, "idempotency_polcy", "idempotency_policy"),
         (None, "IDEMPOTENCY_POLICY", "idempotency_policy"),
-        (None, "idempotent_store", "idempotency_store"),
+        (None, "idempotency_ttl", "idempotency_policy"),
         ("CELERY", "CELERY_IDEMPOTENCY_POLCY", "CELERY_IDEMPOTENCY_POLICY"),
         ("CELERY", "IDEMPOTENCY_POLICY", "CELERY_IDEMPOTENCY_POLICY"),
     ],
@@ -279,7 +281,7 @@ def test_unknown_setting_is_refused_when_a_task_is_bound(namespace: str | None, 
 
     def charge(order_id: str) -> None: ...
 
-    with pytest.raises(PolicyError, match=f"^{setting}=.*is it {right}"):
+    with pytest.raises(PolicyError, match=f"^{setting}=.*nothing reads this setting; there are .*{right}, "):
         app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False)(charge)
 
 
@@ -316,6 +318,24 @@ def test_each_item_is_an_operation(app: Celery, kind: str) -> None:
     assert runs == items
     assert deliver(task, "o-1").value == "charged o-1"
     assert runs == items
+
+
+def test_item_of_a_map_within_an_item_is_an_operation_of_its_own(app: Celery) -> None:
+    """It is no recursion of the item around it."""
+    runs = []
+
+    def charge(order_id: str) -> None:
+        runs.append(order_id)
+
+    def book(order_id: str) -> None:
+        charges.map([order_id, order_id]).apply(throw=True)
+
+    charges = app.task(name=_name(), shared=False, base=IdempotentTask)(charge)
+    books = app.task(name=_name(), shared=False, base=IdempotentTask)(book)
+
+    books.map(["o-1", "o-2"]).apply(throw=True)
+
+    assert runs == ["o-1", "o-2"]
 
 
 def test_item_in_flight_postpones_its_list(app: Celery) -> None:
@@ -410,23 +430,147 @@ def test_item_without_a_key_runs_nothing(app: Celery) -> None:
     assert isinstance(deliver(app.tasks["celery.map"], task.s(), [None]).value, KeyMissing)
 
 
-def test_key_given_to_a_whole_group_is_refused(app: Celery) -> None:
-    """One member would run and the others get its result, as nothing tells them apart under that key."""
+class _Batches(Task):  # as celery-batches': it collects messages and calls the body itself
+    def Strategy(self, task: Any, app: Celery, consumer: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
 
-    def charge(order_id: str) -> str:
+
+class _Traced(Task):
+    @property
+    def __trace__(self) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("base", [_Batches, _Traced])
+@pytest.mark.parametrize("bases", [(IdempotentMixin, 0), (0, IdempotentMixin), (IdempotentTask, 0)])
+def test_base_class_that_runs_bodies_by_itself_is_refused(base: type, bases: tuple[Any, ...]) -> None:
+    """Wherever it stands: its calls would go around the guard, while the worker says that the task is protected."""
+    with pytest.raises(PolicyError, match=rf"base=T: {base.__name__} runs bodies by itself"):
+        type("T", tuple(each or base for each in bases), {})
+
+
+@pytest.mark.parametrize("brought_by", ["option", "annotation"])
+def test_task_that_is_given_a_strategy_is_refused(app: Celery, brought_by: str) -> None:
+    """When it is defined or bound."""
+
+    def charge() -> None: ...
+
+    given: dict[str, Any] = {"option": {}, "annotation": {}} | {brought_by: {"Strategy": "shop.batches:Strategy"}}
+    app.conf.task_annotations = {"*": given["annotation"]}
+    options = {"base": IdempotentTask, "lazy": False, "shared": False, **given["option"]}
+    with pytest.raises(PolicyError, match="runs bodies by itself, by a Strategy of its own"):
+        app.task(name=_name(), **options)(charge)
+
+
+@pytest.mark.parametrize("second", [{"id": "b"}, {"id": "a"}], ids=["another message", "the message once more"])
+def test_a_request_that_serves_many_messages_is_each_time_that_of_its_message(
+    app: Celery, second: dict[str, Any]
+) -> None:
+    """celery-aio-pool updates one request for all messages of a task: what was noted of the one is not the next's."""
+
+    def charge(order_id: int) -> int:
         return order_id
 
+    task = app.task(name=_name(), shared=False, base=IdempotentTask)(charge)
+    request = Context(id="a", args=[1], kwargs={}, called_directly=False, properties={})
+    task.request_stack.push(request)
+    assert task(1) == 1
+    request.update(args=[2], properties={}, **second)
+    assert task(2) == 2
+
+    arrived_list(request)
+    noted = arrival_of(request)
+    arrived_list(request)
+    assert arrival_of(request) is noted
+    task.request_stack.pop()
+
+
+@pytest.mark.parametrize("is_eager", [False, True], ids=["published", "eager"])
+@pytest.mark.parametrize(
+    "how",
+    ["group", "set", "chord", "chord set", "inner", "of chains", "in a chain", "own", "headers", "chord headers"],
+)
+def test_key_given_to_a_whole_group_is_refused_before_anything_is_published(
+    app: Celery, how: str, is_eager: bool
+) -> None:
+    """One member would run and the others get its result, as nothing tells them apart under that key."""
+    runs = []
+
+    def charge(order_id: Any) -> Any:
+        runs.append(order_id)
+        return order_id
+
+    app.conf.update(task_always_eager=is_eager, task_eager_propagates=True)
     task = app.task(name=_name(), shared=False, base=IdempotentTask, idempotent=Policy(fingerprint=None))(charge)
+    members, body = group(task.s("o-1"), task.s("o-2")), task.s()
+    keyed = group(task.s("o-1").set(idempotency_key="k-1"), task.s("o-2").set(idempotency_key="k-2"))
+    shared = {"idempotency_key": "k"}
+    canvas: Any = {
+        "group": lambda: members.apply_async(**shared),
+        "set": lambda: members.set(**shared).apply_async(),
+        "chord": lambda: chord(members, body).apply_async(**shared),
+        "chord set": lambda: chord(members, body).set(**shared).apply_async(),
+        "inner": lambda: group(group(task.s("o-1")), task.s("o-2")).apply_async(**shared),
+        "of chains": lambda: group(chain(task.s("o-1"), body), task.s("o-2")).apply_async(**shared),
+        "in a chain": lambda: chain(members, body).apply_async(**shared),
+        "own": lambda: keyed.apply_async(**shared),
+        "headers": lambda: members.apply_async(headers=shared),
+        "chord headers": lambda: chord(members, body).set(headers=shared).apply_async(),
+    }
 
-    with pytest.raises(PolicyError, match="two members of a group"):
-        group(task.s("o-1"), task.s("o-2")).apply_async(idempotency_key="k")
-    published(app)
+    with pytest.raises(PolicyError, match="to a whole group"):
+        canvas[how]()
+    assert (runs, published(app), app.conf.idempotency_store._records) == ([], [], {})
 
-    group(task.s("o-1").set(idempotency_key="k-1"), task.s("o-2").set(idempotency_key="k-2")).apply_async()
-    assert [each.headers[KEY_HEADER] for each in published(app)] == ["k-1", "k-2"]
-    for _ in range(1001):
-        group(task.s("o-1")).apply_async(idempotency_key="k")
-    assert len(messages._members) == messages._MEMBERS
+
+def test_key_of_a_group_that_is_to_follow_is_refused_before_anything_is_published(app: Celery) -> None:
+    """A worker that refuses it has run the first task, which then counts as failed, and a chain goes no further."""
+
+    def charge(order_id: Any) -> None: ...
+
+    task = app.task(name=_name(), shared=False, base=IdempotentTask)(charge)
+    members = group(task.s("o-1"), task.s("o-2")).set(idempotency_key="k")
+
+    with pytest.raises(PolicyError, match="to a whole group"):
+        chain(task.s("o-0"), members).apply_async()
+    with pytest.raises(PolicyError, match="to a whole group"):
+        chord([task.s("o-0")], members).apply_async()
+    with pytest.raises(PolicyError, match="to a whole group"):
+        task.apply_async(("o-0",), link=members)
+    assert published(app) == []
+
+
+@pytest.mark.parametrize("is_eager", [False, True], ids=["published", "eager"])
+def test_each_member_of_a_group_or_chord_may_have_a_key_of_its_own(app: Celery, is_eager: bool) -> None:
+    """Also of one chord within the body of a task that was given another key."""
+
+    def charge(order_id: Any) -> Any:
+        return order_id
+
+    app.conf.update(task_always_eager=is_eager, task_eager_propagates=True)
+    task = app.task(name=_name(), shared=False, base=IdempotentTask, idempotent=Policy(fingerprint=None))(charge)
+    keyed = [task.s(n).set(idempotency_key=f"k-{n}") for n in (1, 2)]
+    frozen = task.s(3)
+    frozen.freeze()
+    result = group(*keyed, frozen.set(idempotency_key="k-3")).apply_async()
+    if is_eager:
+        assert result.get() == [1, 2, 3]
+    else:
+        assert [each.headers[KEY_HEADER] for each in published(app)] == ["k-1", "k-2", "k-3"]
+
+
+def test_app_that_drops_headers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two explicit keys would be one operation; what the package excludes keeps its headers."""
+
+    def charge(order_id: str) -> None: ...
+
+    app = an_app()
+    monkeypatch.setattr(app, "__class__", type("OutboxCelery", (Celery,), {"__module__": "django_celery_outbox.app"}))
+    settings = SimpleNamespace(CELERY_OUTBOX_EXCLUDE_TASKS={"excluded"})
+    monkeypatch.setitem(sys.modules, "django.conf", SimpleNamespace(settings=settings))
+    assert app.task(name="excluded", shared=False, base=IdempotentTask)(charge).name == "excluded"
+    with pytest.raises(PolicyError, match="drops the headers"):
+        app.task(name="charge", shared=False, base=IdempotentTask)(charge).delay("o-1")
 
 
 def test_two_services_on_one_store_are_kept_apart_by_a_namespace() -> None:
@@ -479,6 +623,23 @@ def test_request_class_of_the_users_is_kept(app: Celery) -> None:
     own.apply_async(("o-1",))
     (message,) = published(app)
     assert own.Request(message, app=app, task=own).request_dict["idempotency_content_type"] == "application/json"
+
+
+def test_headers_that_a_tracer_nests_hide_none(app: Celery) -> None:
+    """Of two keys there are two operations, also where the nested dict is left from an earlier message; it is seen."""
+    seen: list[Any] = []
+
+    def charge(self: Any, order_id: str) -> None:
+        seen.append(self.request.headers["x-trace"])
+
+    task = app.task(bind=True, name=_name(), shared=False, base=IdempotentTask, lazy=False)(charge)
+    for key in ("k-1", "k-2", "k-2"):
+        task.apply_async(("o-1",), idempotency_key=key)
+        (message,) = published(app)
+        message.headers["headers"] = {"x-trace": key, "idempotency_key": "k-1"}
+        redeliver(app, message)
+
+    assert seen == ["k-1", "k-2"]
 
 
 def test_message_of_celerys_testing_kit_is_received(app: Celery) -> None:

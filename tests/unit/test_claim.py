@@ -210,6 +210,7 @@ def test_effect_key_is_stable_over_attempts_and_fits_payment_apis(store: FaultyS
     assert effect_key(first.key, "charge") != effect_key(first.key, "mail")
     assert len(effect_key(first.key, "charge")) == 64
     assert effect_key(first.key, "charge").isalnum()
+    assert len(effect_key("k", "half of a pair: \ud83d")) == 64
 
 
 @pytest.mark.parametrize("fault", ["none", "reply lost", "request lost"])
@@ -259,8 +260,8 @@ def test_limit_that_strikes_while_the_log_is_written_does_not_lose_the_result(
     store.faults.extend(["request lost"] * 4)
     strikes = [TimeoutError(), TimeoutError()]
 
-    def strike(text: str, event: str, *_: object, **__: object) -> None:
-        if len(strikes) == ("waits" in event) + 1:
+    def strike(text: str, *_: object, **__: object) -> None:
+        if len(strikes) == ("waits" in text) + 1:
             raise strikes.pop()
 
     monkeypatch.setattr("celery_idempotent.engine.claim.logger.warning", strike)
@@ -325,6 +326,20 @@ def test_unconfirmed_completion_is_not_reported(
         attempt.complete(ONE)
 
     assert patience <= clock.monotonic() - began < patience + 10
+    assert _stored(store).status is Status.IN_PROGRESS
+
+
+def test_wait_for_the_store_ends_when_the_time_of_the_worker_is_over(store: FaultyStore, clock: FakeClock) -> None:
+    """Its process is about to be killed anyway; its message goes back before."""
+    decision = claim(store, _operation())
+    assert isinstance(decision, Run)
+    began = clock.monotonic()
+    given = {"lease": LEASE, "retain": RETAIN, "claimed_at": began, "clock": clock}
+    attempt = Claim(store, decision.record, is_stopped=lambda: clock.monotonic() >= began + 30, **given)  # type: ignore[arg-type]
+    store.faults.extend(["request lost"] * 10_000)
+    with pytest.raises(StoreUnavailable):
+        attempt.complete(ONE)
+    assert 30 <= clock.monotonic() - began < 33
     assert _stored(store).status is Status.IN_PROGRESS
 
 
@@ -585,8 +600,33 @@ def test_attempt_ends_once(store: FaultyStore, clock: FakeClock, end: Callable[[
         attempt.complete(Encoded("2", "application/json"))
     with pytest.raises(LeaseLost):
         attempt.fail(None, "boom")
-    assert attempt.release() == attempt.give_up("why") == Lost()
+    assert attempt.abandon() == attempt.give_up("why") == Lost()
 
+    assert _stored(store) == before
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda attempt: attempt.complete(ONE),
+        lambda attempt: attempt.fail(None, "boom"),
+        lambda attempt: attempt.release(),
+        lambda attempt: attempt.give_up("why"),
+    ],
+)
+def test_end_that_is_made_again_is_the_same_end(
+    store: FaultyStore, clock: FakeClock, end: Callable[[Claim], object]
+) -> None:
+    """Something struck after it, and it is made once more, later: no lost lease, also beside the proof of a verdict."""
+    judged = {"action": "rerun", "kept_until": clock.now() + 10 * RETAIN}
+    store.swap(replace(a_record(), key="k", fingerprint=None, status=Status.RELEASED, verdict=judged), None)
+    attempt = _claimed(store, clock)
+    assert end(attempt) == Written()
+    before = _stored(store)
+
+    clock.advance(5_000)
+
+    assert end(attempt) == Written()
     assert _stored(store) == before
 
 

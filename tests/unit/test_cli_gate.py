@@ -145,6 +145,23 @@ def test_broker_that_cannot_be_reached_is_an_error(app: Celery, monkeypatch: pyt
     assert (code, [each["level"] for each in found["problems"]]) == (1, ["error"])
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("amqp://rabbit//", "amqp://guest@rabbit:5672//"),
+        ("amqp://shop@rabbit//", "amqp://shop@rabbit:5672//"),
+        ("redis://redis/0", "redis://redis:6379/0"),
+    ],
+)
+def test_broker_without_a_password_is_shown_without_one(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, url: str, shown: str
+) -> None:
+    """The user and the host stay apart."""
+    app.conf.broker_url = url
+    monkeypatch.setattr("kombu.Connection.connect", lambda self: None)
+    assert checked(app)[1]["broker"] == shown
+
+
 def test_broker_that_does_not_answer_is_waited_for_no_longer_than_told(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,13 +126,13 @@ def test_list_as_json_has_all_that_programs_ask_for(app: Celery) -> None:
 
 
 def test_list_says_that_there_is_more(app: Celery) -> None:
-    """By a warning, so that a program's input stays JSON."""
-    for _ in range(3):
-        keep(app)
+    """By a warning, so that a program's input stays JSON; what is listed is the oldest, wherever a store begins."""
+    for age in (1, 3, 2):
+        keep(app, key=f"of {age} h", updated_at=app.conf.idempotency_store.now() - age * HOUR)
 
     short, whole = (run(app, "list", "--json", "--limit", each) for each in ("2", "3"))
 
-    assert len(json.loads(short.stdout)) == 2
+    assert [each["key"] for each in json.loads(short.stdout)] == ["of 3 h", "of 2 h"]
     assert short.stderr == "Warning: there are more than these 2; ask for fewer, or give --limit\n"
     assert (len(json.loads(whole.stdout)), whole.stderr) == (3, "")
 
@@ -195,6 +195,38 @@ def test_record_is_found_by_what_is_known_of_it(app: Celery, known: str) -> None
 
     assert json.loads(run(app, "show", text, "--json").stdout)["key"] == key
     assert run(app, "effect-key", text, "charge").stdout == f"{app.conf.charged[0]}\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["0123456789ab --task shop.refund", "shop.refund:0123456789ab", "acme/7 --task shop.refund", "KEY"]
+)
+def test_task_says_which_record_is_meant(app: Celery, text: str) -> None:
+    """Two tasks have one hash for one value, and one label."""
+    digest = "0123456789abcdef" * 4
+    one, other = (
+        keep(app, key=f"{task}:v1:{digest}", task=task, label="acme/7", status=Status.UNKNOWN, fencing_token=1)
+        for task in ("shop.charge", "shop.refund")
+    )
+    arguments = text.replace("KEY", other.key).split()
+
+    assert run(app, "show", "0123456789ab").exit_code == 1
+    assert run(app, "show", one.key, "--task", "shop.refund").exit_code == 1
+    assert json.loads(run(app, "show", *arguments, "--json").stdout)["key"] == other.key
+    effect_key_of = run(app, "effect-key", arguments[0], "charge", *arguments[1:]).stdout.strip()
+    assert effect_key_of == effect_key(other.key, "charge")
+    for command in (("resolve", "--rerun"), ("forget",)):
+        assert run(app, *command, *arguments, "--yes").stdout.startswith(other.key)
+    assert app.conf.idempotency_store.get(one.key) == one
+
+
+def test_texts_are_taken_as_they_are_printed(app: Celery) -> None:
+    """A label with a character that nobody sees is printed with its escape, and so is a task id, or a key."""
+    odd = keep(app, key="k\u200b-1", label="acme\u200b/7", task_id="the\x1bid")
+    listed_as = run(app, "list").stdout
+
+    for text in (r"acme\u200b/7", r"the\x1bid", r"k\u200b-1", odd.label, odd.task_id):
+        assert json.loads(run(app, "show", text, "--json").stdout)["key"] == odd.key
+    assert r"acme\u200b/7" in listed_as
 
 
 def test_text_that_fits_several_records_names_them(app: Celery) -> None:
@@ -309,6 +341,18 @@ def test_show_tells_a_person_when_an_outcome_is_forgotten(app: Celery) -> None:
     keep(app, key="k", status=Status.FAILED, expires_at=1_800_000_000)
 
     assert "expires_at  2027-01-15T08:00:00.000Z" in run(app, "show", "k").stdout
+
+
+def test_show_tells_until_when_an_outcome_counts_and_until_when_its_verdict_stays(app: Celery) -> None:
+    """The record outlasts its outcome."""
+    verdict = {"action": "completed", "at": 0, "counts_until": 1_700_000_000_000, "kept_until": 1_800_000_000_000}
+    keep(app, key="k", status=Status.COMPLETED, expires_at=1_800_000_000, verdict=verdict)
+
+    told = json.loads(run(app, "show", "k", "--json").stdout)
+
+    assert "expires_at  2023-11-14T22:13:20.000Z" in run(app, "show", "k").stdout
+    assert (told["expires_at"], told["history"][0]["counts_until"]) == ("2023-11-14T22:13:20.000Z",) * 2
+    assert told["history"][0]["kept_until"] == "2027-01-15T08:00:00.000Z"
 
 
 def test_result_is_decoded_for_programs_and_only_measured_for_people(app: Celery) -> None:

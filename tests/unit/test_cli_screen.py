@@ -63,12 +63,37 @@ def test_row_is_one_line_of_a_narrow_terminal(app: Celery, terminal: pytest.Monk
 
     heads, row = _bare(run(app, "list").stdout).splitlines()
 
-    assert heads.split() == ["STATUS", "AGE", "TASK", "LABEL", "KEY"]
+    assert heads.split() == ["STATUS", "AGE", "LABEL", "KEY"]
     assert len(row.rstrip()) <= 80
     assert "…" in row
     shown = row.split()[-1]
-    assert shown == "0123456789ab"
+    assert shown == "shop.charge:1:0123456789ab"
     assert json.loads(run(app, "show", shown, "--json").stdout)["key"] == record.key
+
+
+def test_what_a_list_prints_every_command_takes(app: Celery, terminal: pytest.MonkeyPatch) -> None:
+    """Also where two tasks have one hash, as for one value; and however long the name of the task is."""
+    name = f"shop.{'billing.' * 8}charge"
+    records = [
+        _wide(app, key=KEY.replace("shop.charge", task), task=task, status=Status.UNKNOWN, fencing_token=1)
+        for task in ("shop.charge", "shop.refund", name)
+    ]
+
+    rows = _bare(run(app, "list").stdout).splitlines()[1:]
+    shown = [row.split()[-1] for row in rows]
+
+    assert shown == [record.key[:-52] for record in records]
+    for text, record in zip(shown, records, strict=True):
+        assert json.loads(run(app, "show", text, "--json").stdout)["key"] == record.key
+        assert run(app, "effect-key", text, "charge").exit_code == 0
+        assert run(app, "resolve", text, "--rerun", "--yes").stdout == f"{record.key} is RELEASED\n"
+        assert run(app, "forget", text, "--yes").exit_code == 0
+
+
+def test_task_of_no_part_of_the_key_is_shown_beside_it(app: Celery, terminal: pytest.MonkeyPatch) -> None:
+    """As where a policy has a scope."""
+    _wide(app, task="shop.refund")
+    assert "TASK" in _bare(run(app, "list").stdout)
 
 
 def test_wide_terminal_has_whole_keys(app: Celery, terminal: pytest.MonkeyPatch) -> None:

@@ -370,10 +370,13 @@ def test_an_erasure_that_finds_no_such_label_says_how_to_mean_a_tenant(
     assert ("'acme/*' stands for all that begin so" in result.stderr) == is_told
 
 
-def test_verdict_that_is_told_is_not_logged_to_the_terminal_too(
-    app: Celery, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at_a_terminal", [False, True])
+def test_verdict_is_logged_but_to_the_terminal_of_who_is_told_of_it(
+    app: Celery, store: FaultyStore, monkeypatch: pytest.MonkeyPatch, at_a_terminal: bool
 ) -> None:
-    """Where nobody has configured logging, a bulk of 200 would print 200 lines; other warnings are sentences."""
+    """Where nobody has configured logging, a script's log has the proof; other warnings are sentences."""
+    monkeypatch.setattr(screen, "is_terminal", lambda err=False: at_a_terminal and err)
+    monkeypatch.setattr(screen, "counted", lambda label, items, total=None: iter(items))
     keep(store, "u1", Status.UNKNOWN)
     monkeypatch.setattr("logging.root.handlers", [])
     before = logging.lastResort
@@ -387,7 +390,9 @@ def test_verdict_that_is_told_is_not_logged_to_the_terminal_too(
     told = run(app, "resolve", "--status", "UNKNOWN", "--rerun", "--yes", *WHY)
 
     assert told.stdout == "judged 1, refused 0\n"
-    assert told.stderr == "Warning: idempotency.record_unreadable key=\\x1b\n"
+    warned, *logged = told.stderr.splitlines()
+    assert warned == "Warning: idempotency.record_unreadable key=\\x1b"
+    assert [each.split()[0] for each in logged] == ["event=idempotency.verdict_given"] * (not at_a_terminal)
     assert logging.lastResort is before
 
 

@@ -29,6 +29,46 @@ class Awkward(Exception):
         self.reason = reason
 
 
+class Formatting(Exception):
+    """Makes its text of what it was given, and gives that to its base."""
+
+    def __init__(self, code: object) -> None:
+        super().__init__(f"the bank says {code}")
+        self.code = code
+
+
+class Slotted(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, code: object, again: bool = False) -> None:
+        super().__init__(f"the bank says {code}")
+        self.code = code
+
+
+class Hidden(Exception):
+    def __init__(self, code: object) -> None:
+        super().__init__(str(code))
+        self._code = code
+
+
+class Named(Exception):
+    """Has what it was given, as most do."""
+
+    def __init__(self, code: int, reason: str = "") -> None:
+        super().__init__(code, reason)
+        self.code, self._reason = code, reason
+
+
+def changed(error: Exception, **attributes: object) -> Exception:
+    vars(error).update(attributes)
+    return error
+
+
+def noted(error: Exception) -> Exception:
+    error.add_note("seen by a tracer")
+    return error
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no")
@@ -105,6 +145,17 @@ def test_binary_formats_round_trip() -> None:
         JSON.decode(encoded, SLOT)
 
 
+def test_text_that_is_no_utf8_is_an_error() -> None:
+    """Of a serialiser that writes any text as it is: a store would refuse all of the outcome for it."""
+    serialization.register("any text", str, str, "text/any", "utf-8")
+    try:
+        with pytest.raises(EncodeError, match="half of a surrogate pair"):
+            Codec("any text", frozenset()).encode("Zoë \ud83d", SLOT)
+        assert Codec("any text", frozenset()).encode("Zoë 💥", SLOT).data == "Zoë 💥"
+    finally:
+        serialization.unregister("any text")
+
+
 def endless() -> list[object]:
     """A list that holds itself."""
     found: list[object] = []
@@ -136,7 +187,15 @@ def test_undecodable_text_is_an_error(data: str) -> None:
 
 def test_failure_is_rebuilt_with_type_and_arguments() -> None:
     """Built-in and imported exceptions come back equal."""
-    for error in (ValueError("a", 1), KeyError("k"), EncodeError("x")):
+    marked = noted(changed(Named(6), _tracers_span=object()))
+    for error in (
+        ValueError("a", 1),
+        KeyError("k"),
+        EncodeError("x"),
+        Named(5, "r"),
+        FileNotFoundError(2, "no"),
+        marked,
+    ):
         twin = JSON.decode_failure(JSON.encode_failure(error, "k"), "k", remembered=(Exception,))
         assert type(twin) is type(error)
         assert twin.args == error.args
@@ -144,15 +203,47 @@ def test_failure_is_rebuilt_with_type_and_arguments() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [Awkward(5, reason="r"), type("Unknown", (Exception,), {})("x"), ValueError(object()), ValueError("x" * 60_000)],
+    [
+        Awkward(5, reason="r"),
+        type("Unknown", (Exception,), {})("x"),
+        ValueError(object()),
+        ValueError("x" * 60_000),
+        Formatting(5),
+        Slotted(5),
+        Hidden(5),
+        ValueError((1, 2)),
+        changed(Named(5), code=6),
+        changed(Named(5), _reason="another"),
+        changed(Named(5), more=1),
+        FileNotFoundError(2, "no such file", "name.txt"),
+        ModuleNotFoundError("x", name="x"),
+    ],
 )
 def test_failure_that_cannot_be_rebuilt_is_described(error: Exception) -> None:
-    """Where type or arguments do not allow it, the replay names the type and the message."""
+    """Where type, arguments or attributes do not allow it, the replay names the type and the message."""
     twin = JSON.decode_failure(JSON.encode_failure(error, "k"), "k", remembered=(Exception,))
 
     assert isinstance(twin, ReplayedFailure)
     assert twin.type_name == f"{type(error).__module__}.{type(error).__qualname__}"
     assert str(error).startswith(twin.message)
+
+
+@pytest.mark.parametrize(("error", "is_rebuilt"), [(Formatting(5), False), (ValueError((1, 2)), True)])
+def test_other_formats_keep_more_and_are_looked_at_likewise(error: Exception, is_rebuilt: bool) -> None:
+    """A tuple stays one; what an exception makes of its arguments is no better."""
+    pickling = Codec("pickle", frozenset({"application/x-python-serialize"}))
+    twin = pickling.decode_failure(pickling.encode_failure(error, "k"), "k", remembered=(Exception,))
+
+    assert (type(twin), twin.args) == (type(error), error.args) if is_rebuilt else type(twin) is ReplayedFailure
+
+
+def test_group_is_described_with_all_of_its_members() -> None:
+    """Its own text only counts them."""
+    error = ExceptionGroup("two", [ValueError("a"), ExceptionGroup("", [KeyError("b")])])
+    twin = JSON.decode_failure(JSON.encode_failure(error, "k"), "k", remembered=(Exception,))
+
+    assert isinstance(twin, ReplayedFailure)
+    assert twin.message == "two (2 sub-exceptions); ValueError: a; KeyError: 'b'"
 
 
 def test_failure_of_another_kind_is_never_built() -> None:

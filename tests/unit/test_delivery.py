@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.errors import (
@@ -106,6 +107,50 @@ def test_other_arguments_are_refused(scene: Scene) -> None:
     assert raised.value.task_id == "id"
     assert scene.runs == 1
     assert scene.names[-1] == "key_reused"
+
+
+def test_a_late_attempt_is_never_told_the_outcome_of_other_arguments(scene: Scene) -> None:
+    """It stalls, its duplicate completes, that is forgotten, and the key is used anew: it has lost its claim."""
+
+    def stalling(attempt: Claim | None) -> str:
+        scene.steal()
+        scene.clock.advance(8 * 86_400_000)
+        assert scene.run(lambda attempt: "999 cents", fingerprint="other") == Outcome("999 cents")
+        return "100 cents"
+
+    with pytest.raises(LeaseLost):
+        scene.run(stalling)
+
+    assert scene.record.result == '"999 cents"'
+    assert scene.names[-1] == "lease_lost"
+
+
+def test_after_a_declined_card_another_card_may_come(scene: Scene) -> None:
+    """What was given back without a step has had no effect that is recorded; its outcome then binds its arguments."""
+    with pytest.raises(Declined):
+        scene.run(raising(Declined("card 1")), fingerprint="card 1")
+
+    assert scene.run(lambda attempt: "paid", fingerprint="card 2") == Outcome("paid")
+    assert (scene.record.fingerprint, scene.record.attempts) == ("card 2", 2)
+    with pytest.raises(KeyReused):
+        scene.run(lambda attempt: "never", fingerprint="card 1")
+
+
+@pytest.mark.parametrize("step", ["charge", "sms"])
+def test_a_step_binds_the_arguments_whether_it_has_finished_or_is_in_doubt(scene: Scene, step: str) -> None:
+    """It had its effect, or may have had it, with the card that was declined later."""
+
+    def declined(handle: ProtectedAttempt) -> None:
+        handle.step("charge", lambda step: "c-1")
+        if step == "sms":
+            handle.step("sms", lambda step: raising(TimeoutError())(None))
+        raise Declined
+
+    with pytest.raises((Declined, TimeoutError)):
+        scene.perform(declined, fingerprint="card 1")
+
+    with pytest.raises(KeyReused):
+        scene.run(lambda attempt: "never", fingerprint="card 2")
 
 
 @pytest.mark.parametrize(
@@ -298,7 +343,7 @@ def test_store_down_at_completion_is_not_success(scene: Scene, on_outage: str) -
 
     assert scene.runs == 1
     assert scene.record.status is Status.IN_PROGRESS
-    assert scene.names == ["claimed", "store_unavailable"]
+    assert scene.names == ["claimed", "store_unavailable", "store_unavailable"]  # it waits, and then no longer
 
 
 def test_store_down_at_release_leaves_it_to_the_lease(scene: Scene) -> None:
@@ -418,6 +463,18 @@ def test_observing_survives_every_outage(scene: Scene) -> None:
 
     assert scene.observe(body) == "done"
     assert scene.runs == 2
+
+
+def test_observing_tells_of_a_claim_that_was_lost_and_of_no_outage(scene: Scene) -> None:
+    """The body's value is its caller's all the same."""
+
+    def stalling(attempt: Claim | None) -> str:
+        scene.clock.advance(61_000)
+        scene.abandon()
+        return "100 cents"
+
+    assert scene.observe(stalling) == "100 cents"
+    assert scene.names == ["lease_lost"]
 
 
 def test_observing_reports_every_verdict(scene: Scene) -> None:

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import errors
-from celery_idempotent.troubleshooting import link
+from celery_idempotent.troubleshooting import link, with_link
 
 EXAMPLES = [
     errors.IdempotencyError("base"),
@@ -153,3 +153,8 @@ def test_what_is_no_entry_leads_nowhere(own: Any) -> None:
 
     assert str(OutOfStock("none left")) == "none left"
     assert str(errors.PolicyError("step", "'a'", "is taken", own)) == "step='a': is taken"
+
+
+def test_a_sentence_ends_before_the_address_without_its_full_stop() -> None:
+    """Drivers and lists of settings end theirs with one."""
+    assert with_link("Connection refused.", see="keys#a").startswith("Connection refused; see https://")

@@ -1,5 +1,6 @@
 """Events of what needs somebody: keys that are missing or reused, results that are lost, records nobody can read."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,12 +17,14 @@ from celery_idempotent import (
     ResultLost,
     StoreUnavailable,
     current_attempt,
+    idempotent,
 )
 from celery_idempotent.integration import postpone, reports
 from celery_idempotent.integration.signals import BY_EVENT
 from celery_idempotent.protocol.record import Record, damaged
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores import readable
+from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from tests.support.deliveries import an_app, deliver, published, redeliver
 
@@ -279,3 +282,53 @@ def test_publisher_that_meets_an_unreadable_record_sends_and_tells(app: Celery, 
         assert names(told)[-1] == event
 
     assert len(published(app)) == 3
+
+
+@pytest.mark.parametrize("publish", ["always", "once"])
+def test_two_services_that_share_a_task_name_are_told_loudly_once(
+    publish: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else all that is seen of an effect that never happens is a line at INFO, as of any duplicate."""
+    caplog.set_level(logging.INFO, "celery_idempotent")
+    store, name, tasks = MemoryStore(), f"send_invoice_{publish}", []
+    for each in ("shop", "billing", None):
+        app = an_app(idempotency_store=store)
+        app.main = each
+
+        @app.task(base=IdempotentTask, shared=False, name=name, idempotent=Policy("order", publish=publish))
+        def send_invoice(order: str) -> None: ...
+
+        tasks.append(send_invoice)
+    of_shop, of_billing, of_an_app_without_a_name = tasks
+    for order in ("o-1", "o-2"):
+        deliver(of_shop, order)
+        deliver(of_shop, order)
+        deliver(of_an_app_without_a_name, order)
+    assert "another_app" not in caplog.text
+
+    for order in ("o-1", "o-2"):
+        of_billing.delay(order) if publish == "once" else deliver(of_billing, order)
+
+    (line,) = [each for each in caplog.records if "idempotency.another_app" in each.getMessage()]
+    assert line.levelno == logging.WARNING
+    assert f"another_app task={name} app=billing done_in=shop key=" in line.getMessage()
+
+
+@pytest.mark.parametrize(("is_task", "level"), [(True, logging.WARNING), (False, logging.ERROR)])
+def test_doubt_that_a_delivery_raises_is_one_alarm(
+    is_task: bool, level: int, app: Celery, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Celery logs what a task raises as an error, and trackers take it; of a function nobody else may hear."""
+
+    def charge(order_id: str) -> None:
+        raise OutcomeUnknown(current_attempt().key, "no answer")
+
+    for _ in range(2):
+        if is_task:
+            deliver(app.task(base=IdempotentTask, shared=False, name="charge", idempotent=Policy())(charge), "o-1")
+        else:
+            with pytest.raises(OutcomeUnknown):
+                idempotent(Policy(), app=app)(charge)("o-1")
+
+    lines = [each for each in caplog.records if "outcome_unknown" in each.getMessage()]
+    assert [each.levelno for each in lines] == [level, level]

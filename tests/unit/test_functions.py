@@ -419,7 +419,7 @@ def test_wait_asks_ever_more_seldom_and_ends_when_it_is_over(monkeypatch: pytest
     _die_in_the_body(shop, Policy("order"))
     pauses: list[float] = []
     shop.clock.on_sleep = pauses.append
-    monkeypatch.setattr("celery_idempotent.integration.functions.time", shop.clock)
+    monkeypatch.setattr("celery_idempotent.integration.functions.clock", shop.clock)
     monkeypatch.setattr("celery_idempotent.integration.gates.random", SimpleNamespace(random=lambda: 0.0))
 
     with pytest.raises(InFlight):

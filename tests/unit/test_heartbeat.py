@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import psutil
 import pytest
@@ -40,14 +41,14 @@ def beats() -> Heartbeat:
     return Heartbeat()
 
 
-def _attempt(store: FaultyStore, key: str = "k", lease: int = LEASE) -> Claim:
+def _attempt(store: FaultyStore, key: str = "k", lease: int = LEASE, **options: Any) -> Claim:
     claimed_at = time.monotonic()
     decision = claim(store, an_operation(key))
     assert isinstance(decision, Run)
     # Shorter than any policy may have it: these tests wait for renewals.
     brief = replace(decision.record, lease_until=store.now() + lease, revision=new_nonce())
     assert store.store.swap(brief, decision.record.revision) == brief
-    return Claim(store, brief, lease=lease, retain=60_000, claimed_at=claimed_at)
+    return Claim(store, brief, lease=lease, retain=60_000, claimed_at=claimed_at, **options)
 
 
 @contextmanager
@@ -553,46 +554,11 @@ def test_the_reserve_renews_first_what_is_most_urgent(store: FaultyStore, beats:
     """It makes one renewal at a time, and a short lease has less time to wait for it."""
     for key, due in (("later", 2.0), ("urgent", 1.0), ("last", 3.0)):
         attempt = _attempt(store, key, lease=60_000)
-        beats._beats[attempt] = _Beat(attempt, threading.current_thread(), due, is_handed_over=True, left="no thread")
+        beats._beats[attempt] = _Beat(attempt, due, is_handed_over=True, left="no thread")
 
     beats._renew_left()
 
     assert [_renewals(store, key) for key in ("later", "urgent", "last")] == [0, 1, 0]
-
-
-def test_the_thread_of_foreign_code_is_taken_for_alive(store: FaultyStore, beats: Heartbeat) -> None:
-    """``threading`` has not started it and knows nothing of its end; its attempt is renewed until it is stopped."""
-    attempt, done = _attempt(store), threading.Event()
-
-    def body() -> None:
-        beats.start(attempt)
-        done.wait()
-        beats.stop(attempt)
-
-    _thread.start_new_thread(body, ())
-
-    wait_until(lambda: _renewals(store, "k") > 3, "it is renewed on")
-    done.set()
-    wait_until(lambda: attempt not in beats._beats, "it is stopped")
-
-
-@pytest.mark.parametrize("said", [AssertionError, RuntimeError])
-def test_stops_when_a_foreign_thread_is_said_to_be_gone(
-    store: FaultyStore, beats: Heartbeat, said: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of such threads Python says it by an error: an AssertionError, and from 3.13 on a RuntimeError."""
-
-    class Dummy(threading.Thread):
-        def is_alive(self) -> bool:
-            raise said
-
-    attempt, dummy = _attempt(store), Dummy(daemon=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading, "current_thread", lambda: dummy)
-        beats.start(attempt)
-
-    wait_until(lambda: attempt not in beats._beats, "the beat was dropped")
-    assert not _renewals(store, "k")
 
 
 def test_stops_at_a_lost_lease(store: FaultyStore, beats: Heartbeat) -> None:
@@ -610,13 +576,16 @@ def test_stops_at_a_lost_lease(store: FaultyStore, beats: Heartbeat) -> None:
     wait_until(lambda: attempt not in beats._beats, "the beat was dropped")
 
 
-def test_stops_when_the_bodys_thread_is_gone(store: FaultyStore, beats: Heartbeat) -> None:
-    """A body that died silently does not keep its claim for ever."""
-    attempt = _attempt(store)
-    body = threading.Thread(target=beats.start, args=(attempt,))
-    body.start()
-    body.join()
+def test_stops_when_the_delivery_is_over(store: FaultyStore, beats: Heartbeat) -> None:
+    """A beat that a signal kept from being stopped does not keep its claim for ever, and does not count."""
+    delivery = threading.Lock()
+    attempt = _attempt(store, is_underway=delivery.locked)
+    with delivery:
+        beats.start(attempt)
+        wait_until(lambda: _renewals(store, "k"), "it is renewed")
+        assert beats.in_flight == 1
 
+    assert beats.in_flight == 0
     wait_until(lambda: attempt not in beats._beats, "the beat was dropped")
 
 
@@ -688,7 +657,7 @@ def test_the_next_renewal_counts_from_the_request_and_not_from_its_reply(store: 
     """The lease does, too: after a slow reply there is as much room for a try that fails as ever."""
     clock = FakeClock()
     beats, attempt = Heartbeat(clock), _attempt(store, lease=60_000)
-    beat = _Beat(attempt, threading.current_thread(), due=0.0, is_handed_over=True)
+    beat = _Beat(attempt, due=0.0, is_handed_over=True)
     beats._beats[attempt] = beat
     store.before_swap = lambda record: clock.advance(15_000)
     asked_at = clock.monotonic()

@@ -14,6 +14,7 @@ from celery_idempotent import IdempotencyWarning, IdempotentTask, Policy, StoreU
 from celery_idempotent.integration import startup
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.hints import Hint, hints, setup_of
+from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.deliveries import an_app, published
 
@@ -141,23 +142,51 @@ def test_kombus_pace_on_redis_is_told_where_no_keeper_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "whose", "instead", "is_default"),
+    ("settings", "whose", "instead"),
     [
-        ({"idempotency_hold_messages": False}, "any task", "idempotency_hold_messages = True", False),
-        ({"plain": True}, "plain tasks", 'idempotency_hold_messages = "all"', True),
+        ({"idempotency_hold_messages": False}, "any task", "idempotency_hold_messages = True"),
+        ({"idempotency_hold_messages": False, "plain": True}, "any task", 'idempotency_hold_messages = "all"'),
+        ({"plain": True}, "plain tasks", 'idempotency_hold_messages = "all"'),
     ],
 )
 def test_what_waits_for_longer_than_the_visibility_timeout_and_is_not_held_is_told(
-    settings: Any, whose: str, instead: str, is_default: bool
+    settings: Any, whose: str, instead: str
 ) -> None:
     """Such as a retry: Celery's default_retry_delay is three minutes."""
     (hint,) = _said(SQS, broker_transport_options={**RIGHT[SQS], "visibility_timeout": 179}, **settings)
     assert hint.setting == "idempotency_hold_messages"
-    assert hint.is_default == is_default
-    assert f"no message of {whose} is held" in hint.cost
-    assert "default_retry_delay (180 s) is delivered again each visibility timeout (179 s)" in hint.cost
+    assert not hint.is_advice
+    assert f"no message of {whose} is held, so what takes longer than the visibility timeout (179 s)" in hint.cost
+    assert "waits for its default_retry_delay (180 s)" in hint.cost
     assert hint.instead.startswith(instead)
-    assert _said(SQS, broker_transport_options={**RIGHT[SQS], "visibility_timeout": 180}, **settings) == []
+    assert _said(SQS, broker_transport_options={**RIGHT[SQS], "visibility_timeout": 301}, **settings) == []
+
+
+@pytest.mark.parametrize("broker", RIGHT)
+def test_a_short_visibility_timeout_under_plain_tasks_is_warned_of(broker: str) -> None:
+    """A body of three minutes would begin three times, whatever its retries wait for; at a timeout that is written."""
+    app = _app(broker, broker_transport_options=RIGHT[broker])
+
+    @app.task(shared=False, name="shop.report", default_retry_delay=1)
+    def report() -> None: ...
+
+    with pytest.warns(IdempotencyWarning, match=r"no message of plain tasks is held.*timeout \(60 s\).* = \"all\""):
+        startup.StoreCheck(None).create(_Worker(app))
+    app.conf.idempotency_hold_messages = "all"
+    vars(runtime_of(app)).pop("hold_messages")
+    startup.StoreCheck(None).create(_Worker(app))
+
+
+def test_a_delay_that_exceeds_what_nobody_wrote_is_advice() -> None:
+    """kombu's timeout is long, and right for most plain tasks."""
+    app = _app(SQS, broker_transport_options={"polling_interval": 0})
+
+    @app.task(shared=False, name="shop.report", default_retry_delay=7200)
+    def report() -> None: ...
+
+    app.finalize(auto=True)
+    (hint,) = hints(setup_of(app, "celery.concurrency.prefork", startup.unheld_tasks(app)))
+    assert hint.is_advice
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from cryptography.fernet import Fernet
 from kombu.exceptions import ContentDisallowed
 
 from celery_idempotent import (
@@ -31,11 +32,14 @@ from celery_idempotent import (
 )
 from celery_idempotent.integration import signals
 from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.steps import Finished, to_plain
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_completion, a_record
 from tests.support.deliveries import SLOT, an_app, deliver
 
+PICKLE = "application/x-python-serialize"
 CARD = "4111 1111 1111 1111"
 REFUSE = Policy(on_takeover="refuse", fingerprint=None)
 REMEMBER = Policy(remember=(Exception,), fingerprint=None)
@@ -116,46 +120,55 @@ class Executed:
         return Path.touch, (self.trace,)
 
 
+@pytest.mark.parametrize("cipher", [None, Fernet.generate_key()], ids=["clear", "encrypted"])
 @pytest.mark.parametrize("policy", [REFUSE, REMEMBER], ids=["refuse", "remember"])
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
 def test_pickled_record_is_not_executed_where_only_messages_may_be_pickled(
-    policy: Policy, status: Status, tmp_path: Path
+    policy: Policy, status: Status, cipher: Any, tmp_path: Path
 ) -> None:
-    """``result_accept_content`` says what a worker decodes of a store; ``accept_content`` is about messages."""
-    task = _task(an_app(accept_content=["json", "pickle"], result_accept_content=["json"]), policy)
+    """``accept_content`` is about messages; of a store only JSON is decoded, and what ``result_serializer`` writes."""
+    task = _task(an_app(accept_content=["json", "pickle"], idempotency_cipher=cipher), policy)
     trace = tmp_path / "executed"
-    _recorded(task, status=status, result=pickle.dumps(Executed(trace)), content_type="application/x-python-serialize")
+    _recorded(task, status=status, result=pickle.dumps(Executed(trace)), content_type=PICKLE)
 
     assert type(deliver(task).value) is ResultLost
     assert not trace.exists()
 
 
+def test_pickled_step_is_not_executed_where_only_messages_may_be_pickled(tmp_path: Path) -> None:
+    """A released record can bring one."""
+    task = _task(
+        an_app(accept_content=["json", "pickle"]), REMEMBER, lambda: current_attempt().step("pay", lambda step: "paid")
+    )
+    finished = Finished(Encoded(pickle.dumps(Executed(tmp_path / "executed")), PICKLE))
+    _recorded(task, status=Status.RELEASED, result=None, content_type=None, steps={"pay": to_plain(finished)})
+
+    assert type(deliver(task).value) is ResultLost
+    assert not (tmp_path / "executed").exists()
+
+
 @pytest.mark.parametrize(
-    ("settings", "results_in_pickle", "messages_in_pickle"),
+    ("settings", "may_be_pickle"),
     [
-        ({}, False, False),
-        ({"accept_content": ["json", "pickle"]}, True, True),
-        ({"accept_content": ["json", "pickle"], "result_accept_content": ["json"]}, False, True),
-        ({"accept_content": ["json", "pickle"], "result_accept_content": []}, False, True),
-        ({"result_accept_content": ["pickle"]}, True, False),
-        ({"task_serializer": "pickle"}, False, True),
+        ({}, False),
+        ({"accept_content": ["json", "pickle"]}, False),
+        ({"result_accept_content": ["json", "pickle"]}, False),
+        ({"task_serializer": "pickle", "accept_content": ["pickle"]}, False),
+        ({"result_serializer": "pickle", "accept_content": ["json", "pickle"]}, True),
     ],
 )
-def test_results_and_messages_are_accepted_as_celery_does(
-    settings: dict[str, Any], results_in_pickle: bool, messages_in_pickle: bool
-) -> None:
-    """JSON is always read; what is not set falls back to ``accept_content``."""
+def test_only_json_and_the_serializer_of_results_are_decoded(settings: dict[str, Any], may_be_pickle: bool) -> None:
+    """Whatever else may come in messages; pickle is a choice that only ``result_serializer`` makes."""
     app = an_app(**settings)  # its runtime does not keep it
-    runtime = runtime_of(app)
+    codec = runtime_of(app).codec
 
-    for codec, may_be_pickle in ((runtime.codec, results_in_pickle), (runtime.message_codec, messages_in_pickle)):
-        assert codec.decode(replace(codec, serializer="json").encode([1], SLOT), SLOT) == [1]
-        pickled = replace(codec, serializer="pickle").encode([1], SLOT)
-        if may_be_pickle:
-            assert codec.decode(pickled, SLOT) == [1]
-        else:
-            with pytest.raises(ContentDisallowed):
-                codec.decode(pickled, SLOT)
+    assert codec.decode(replace(codec, serializer="json").encode([1], SLOT), SLOT) == [1]
+    pickled = replace(codec, serializer="pickle").encode([1], SLOT)
+    if may_be_pickle:
+        assert codec.decode(pickled, SLOT) == [1]
+    else:
+        with pytest.raises(ContentDisallowed):
+            codec.decode(pickled, SLOT)
 
 
 def test_setting_that_forbids_the_results_is_named() -> None:

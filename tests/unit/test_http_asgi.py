@@ -98,6 +98,23 @@ def test_body_in_parts_is_one() -> None:
     assert bodies == [b"abcd"]
 
 
+@pytest.mark.parametrize("caller", ["authorization", lambda scope: None])
+def test_nothing_is_read_of_a_stranger(caller: Any) -> None:
+    """Hundreds of half-sent bodies would otherwise stay in memory, of whom nobody has let in."""
+    asked: list[Any] = []
+
+    async def receive() -> Any:
+        raise AssertionError("read")
+
+    async def send(message: Any) -> None:
+        asked.append(message)
+
+    app = IdempotencyMiddleware(starlette_app, store=MemoryStore(), caller=caller)
+    asyncio.run(app(scope("POST", "/orders/1", [("idempotency-key", "k")]), receive, send))
+
+    assert asked[0]["status"] == 403
+
+
 def test_body_that_is_too_large_is_observed_as_it_comes() -> None:
     """Part of it was read; the application gets all."""
     bodies: list[bytes] = []

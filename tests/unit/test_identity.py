@@ -1,17 +1,18 @@
 """One operation, one identity: whatever Celery publishes on behalf of a delivery, and whatever the body did before."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from celery import Celery, Task, current_task
 from celery.exceptions import Retry
-from celery.signals import task_prerun
+from celery.signals import before_task_publish, task_prerun
+from celery.utils.imports import symbol_by_name
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, Policy, StoreUnavailable
-from celery_idempotent.integration.messages import DELIVERIES_HEADER, IDENTITY_HEADER, KEY_HEADER
+from celery_idempotent.integration.messages import DELIVERIES_HEADER, IDENTITY_HEADER, KEY_HEADER, OUTAGES_HEADER
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
@@ -319,6 +320,112 @@ def test_nothing_of_ours_is_taken_for_a_header(app: Celery) -> None:
     redeliver(app, retried)
     assert {name for name in forwarded.headers if name.startswith("idempotency")} == set()
     assert {name for name in retried.headers if name.startswith("idempotency")} == {IDENTITY_HEADER}
+
+
+TRACE = {"x-trace": "new"}
+SHAPES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "ddtrace 4.16": lambda headers: {**TRACE},
+    "sentry 2.20": lambda headers: headers.update(TRACE) or {**TRACE},
+    "sentry 2.75": lambda headers: {**headers, **TRACE},
+    "a dict of an earlier message": lambda headers: {**dict.fromkeys(filter(_is_ours, headers), "old"), **TRACE},
+    "a text": lambda headers: "text",
+}
+"""What each nests among the headers as ``headers``, made of what stands there."""
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith("idempotency_")
+
+
+@pytest.fixture(params=SHAPES)
+def traced(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A tracer writes into the headers of every message, after everybody else."""
+
+    def write(headers: dict[str, Any], **_: Any) -> None:
+        headers["headers"] = SHAPES[request.param](headers)
+
+    before_task_publish.connect(write)
+    yield
+    before_task_publish.disconnect(write)
+
+
+@pytest.mark.usefixtures("traced")
+def test_headers_are_seen_beside_those_of_a_tracer(app: Celery) -> None:
+    """One call under two keys is two operations, as are two ticks; what its author wrote is there, too."""
+    task = _task(app, lambda self, order_id: f"{self.request.id} {self.request.headers.get('tenant')}")
+    for key in ("a", "b", "a"):
+        task.apply_async(("o-1",), idempotency_key=key, headers={"tenant": "t-1"})
+    for _ in range(2):
+        task.apply_async(("o-1",), headers={"celery_beat_task": True})
+
+    a, b, again, *ticks = [redeliver(app, message).value for message in published(app)]
+
+    assert a == again
+    assert len({a, b, *ticks}) == 4
+    assert a.endswith(" t-1")
+
+
+def test_headers_that_their_author_nests_are_read_by_the_publisher_too(app: Celery) -> None:
+    """And published beside the others: a tracer that writes keys into a nested dict would write into the author's."""
+    task = _task(app, lambda self, order_id: self.request.id)
+    own = {"headers": {"tenant": "t-1"}}
+    task.apply_async(("o-1",), idempotency_key="a", headers=own)
+    task.apply_async(("o-1",), headers={"headers": {KEY_HEADER: "a"}})
+
+    first, second = published(app)
+
+    assert own == {"headers": {"tenant": "t-1"}}
+    assert "headers" not in first.headers
+    assert (first.headers["tenant"], second.headers[KEY_HEADER]) == ("t-1", "a")
+    assert redeliver(app, first) == redeliver(app, second)
+
+
+@pytest.mark.usefixtures("traced")
+def test_retry_beside_a_tracer_is_the_same_operation(app: Celery) -> None:
+    """Whatever its arguments, and whether the body publishes it or the worker of a process that died."""
+    charges = []
+
+    def fulfil(self: Any, order_id: str, tries: int = 0) -> int:
+        self.attempt.step("charge", lambda step: charges.append(order_id))
+        if tries < 2:
+            raise self.retry(kwargs={"tries": tries + 1}, countdown=0)
+        return tries
+
+    task = _task(app, fulfil)
+    task.apply_async(("o-1",), idempotency_key="k")
+    (message,) = published(app)
+    in_worker = symbol_by_name(task.Request)(message, app=app, task=task, hostname="celery@here")
+    task.signature_from_request(in_worker._context, retries=1).apply_async()
+
+    assert settle(app, task, Ended("RETRY", None)) == Ended("SUCCESS", 2)
+    assert redeliver(app, message) == Ended("SUCCESS", 2)
+    assert charges == ["o-1"]
+
+
+@pytest.mark.usefixtures("traced")
+def test_postponed_delivery_beside_a_tracer_counts_on(app: Celery, store: MemoryStore) -> None:
+    """Under its key, and what it counts grows from one postponement to the next."""
+    task = _task(app, lambda self, order_id: order_id)
+    app.conf.idempotency_store = FaultyStore(store, "request lost", "request lost", "request lost", "request lost")
+    task.apply_async(("o-1",), idempotency_key="k")
+    for _ in range(2):
+        (message,) = published(app)
+        assert redeliver(app, message).state == "RETRY"
+
+    (message,) = published(app)
+    told = [message.headers[each] for each in (KEY_HEADER, OUTAGES_HEADER, DELIVERIES_HEADER)]
+    assert told == ["k", 2, 2]
+    assert redeliver(app, message).value == "o-1"
+
+
+@pytest.mark.usefixtures("traced")
+def test_key_for_a_whole_list_is_refused_beside_a_tracer(app: Celery) -> None:
+    """Celery's own tasks have requests of Celery's own, in which the key is hidden."""
+    task = _task(app, lambda self, order_id: order_id)
+    task.map(["o-1"]).apply_async(headers={KEY_HEADER: "k"})
+    (message,) = published(app)
+
+    assert "each item is an operation of its own" in str(redeliver(app, message).value)
 
 
 @pytest.mark.parametrize("forged", ["x", "0" * 32 + ":" + "1" * 64 + ":", 7, None])

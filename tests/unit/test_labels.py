@@ -36,6 +36,7 @@ def _record(app: Celery, label: Any, *args: Any) -> Record:
         ("order", ("o-1",), "o-1"),
         ("order", (17,), "17"),
         ("order.id", ({"id": 7},), "7"),
+        ("order", ("half of a pair: \ud83d",), r"half of a pair: \ud83d"),
         (("tenant", "order"), (17,), "acme/17"),
         (lambda order, tenant: f"{tenant}#{order}", (17,), "acme#17"),
         (lambda order, tenant: (tenant, order), (17, "shop"), "shop/17"),

@@ -10,7 +10,7 @@ import pytest
 import celery_idempotent
 
 ROOT = Path(celery_idempotent.__file__).parent
-GROUND = {"errors", "printable", "troubleshooting", "_version"}
+GROUND = {"clock", "errors", "printable", "troubleshooting", "_version"}
 """Beside the package's face at the root, what every room may use."""
 
 MAY_USE: dict[str, set[str]] = {
@@ -36,6 +36,7 @@ PLUGGED_IN = {"stores.__init__": {"contrib.django.store"}, "integration.cli.__in
 command beside the others."""
 
 PACKAGES: dict[str, set[str]] = {
+    "clock": set(),
     "errors": set(),
     "printable": set(),
     "troubleshooting": set(),
@@ -186,10 +187,11 @@ def test_only_declared_packages_are_imported(name: str) -> None:
     assert roots - set(sys.stdlib_module_names) - {"celery_idempotent"} <= allowed
 
 
-@pytest.mark.parametrize("name", sorted(name for name in MODULES if _room(name) in {"protocol", *GROUND}))
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if _room(name) in {"protocol", *GROUND} - {"clock"}))
 def test_the_pure_part_has_no_clock_randomness_or_io(name: str) -> None:
     """What decides takes the time and every nonce as an argument."""
     assert not {each.split(".")[0] for each in _imports_of(name)} & IMPURE
+    assert "clock" not in modules_used(name)
 
 
 @pytest.mark.parametrize("name", sorted(FACES))

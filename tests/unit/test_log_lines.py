@@ -17,6 +17,7 @@ from celery import Celery
 import celery_idempotent
 from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.printable import say
+from celery_idempotent.testing import FakeStore
 from celery_idempotent.troubleshooting import link
 from tests.support.deliveries import an_app, deliver
 from tests.support.documents import DOCS, code, execute_block
@@ -115,7 +116,7 @@ def test_a_line_tells_where_it_was_logged_and_is_grouped_by_its_template(caplog:
     say(SAID.warning, "tick", entry="b")
 
     first, second = caplog.records
-    assert first.msg == second.msg == "event=%s entry=%s see=%s"
+    assert first.msg == second.msg == "event=idempotency.tick entry=%s see=%s"
     assert first.funcName == "test_a_line_tells_where_it_was_logged_and_is_grouped_by_its_template"
 
 
@@ -128,6 +129,25 @@ def _log_calls(path: Path) -> Iterator[str]:
         called = ast.unparse(node.func)
         if called.partition(".")[0] == "logger" and called.partition(".")[2] in methods:
             yield f"{path.name}:{node.lineno}"
+
+
+def test_an_outcome_that_waits_is_one_warning_and_an_event_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    """The signal is counted; the log of people has ``result_waits``."""
+    app = an_app(idempotency_store=FakeStore("none", "request lost", "request lost", "request lost", "request lost"))
+
+    @app.task(base=IdempotentTask, shared=False, idempotent=Policy(key="order_id"))
+    def charge(order_id: str) -> str:
+        return "paid"
+
+    with caplog.at_level(logging.DEBUG, "celery_idempotent"):
+        assert deliver(charge, "o-1").value == "paid"
+
+    lines = [(each.levelname, vars(each)["idempotency_event"]) for each in caplog.records]
+    assert ("DEBUG", "idempotency.store_unavailable") in lines
+    assert [event for level, event in lines if level == "WARNING"] == [
+        "idempotency.result_waits",
+        "idempotency.result_recorded",
+    ]
 
 
 def test_every_line_of_the_package_is_logfmt() -> None:

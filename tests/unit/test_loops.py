@@ -445,3 +445,14 @@ def test_step_that_cannot_be_called_is_refused_before_it_begins(call: Any) -> No
         assert not record.steps
 
     run(test())
+
+
+@pytest.mark.parametrize("said", [AssertionError, RuntimeError])
+def test_foreign_thread_that_is_said_to_be_gone_is_gone(said: type[Exception]) -> None:
+    """Of such threads Python says it by an error: an AssertionError, and from 3.13 on a RuntimeError."""
+
+    class Dummy(threading.Thread):
+        def is_alive(self) -> bool:
+            raise said
+
+    assert not loops._is_alive(Dummy())

@@ -185,7 +185,7 @@ def test_conflict_on_a_standard_queue_is_delayed_by_sqs(
 
     assert sent[0]["DelaySeconds"] == 2
     assert "countdown" not in sent[0]
-    assert sent[0]["queue"] == "standard"
+    assert sent[0]["queue"].name == "standard"
 
 
 def test_carried_identity_is_of_one_task_and_one_task_id() -> None:

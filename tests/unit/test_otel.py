@@ -23,6 +23,7 @@ from celery_idempotent.integration.signals import BY_EVENT
 from celery_idempotent.protocol.record import marked
 from celery_idempotent.protocol.store import WaitingMessage
 from celery_idempotent.stores import readable
+from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from tests.support.deliveries import an_app, deliver, published, redeliver
 from tests.unit.test_events import spoilt
@@ -179,6 +180,7 @@ def test_units_are_those_of_the_conventions(app: Celery, meters: Meters, monkeyp
         "renewal.duration": "s",
         "wait.duration": "s",
         "in_flight": "{attempt}",
+        "outcomes.waiting": "{outcome}",
         "messages.held": "{message}",
         "outbox.messages": "{message}",
         "outbox.age": "s",
@@ -198,6 +200,41 @@ def test_attempts_under_way_are_counted(app: Celery, meters: Meters) -> None:
 
     assert seen == [(before or 0) + 1]
     assert meters.value("in_flight") == before
+
+
+def test_outcome_that_waits_for_the_store_is_counted(
+    app: Celery, meters: Meters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an event of the task, and for as long as it waits; no claim is made meanwhile that would tell."""
+    store = app.conf.idempotency_store = FaultyStore(MemoryStore())
+    seen: list[Any] = []
+    monkeypatch.setattr("time.sleep", lambda seconds: seen.append(meters.value("outcomes.waiting")))
+
+    @app.task(base=IdempotentTask, shared=False, name="look", idempotent=Policy())
+    def look() -> None:
+        store.faults.extend(["request lost"] * 4)
+
+    assert deliver(look).state == "SUCCESS"
+    assert seen == [1, 1]
+    assert meters.value("outcomes.waiting") == 0
+    assert meters.events()["store_unavailable", "look"] == 1
+
+
+def test_outcome_that_waits_no_longer_is_not_counted_whatever_became_of_it(
+    app: Celery, meters: Meters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exception is kept, as by a tracker of errors, and its traceback keeps the claim."""
+    store = app.conf.idempotency_store = FaultyStore(MemoryStore())
+    monkeypatch.setattr("celery_idempotent.engine.claim._CONFIRM_FOR", 0.3)
+
+    @app.task(base=IdempotentTask, shared=False, name="look", idempotent=Policy(lease=0.5))
+    def look() -> None:
+        store.faults.extend(["request lost"] * 1000)
+
+    ended = deliver(look)
+
+    assert ended.value.exc.__traceback__
+    assert meters.value("outcomes.waiting") == 0
 
 
 def test_process_that_holds_and_relays_nothing_has_no_such_gauge(meters: Meters) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy import Engine, case, create_engine, update
 from sqlalchemy.orm import Session
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError, StoreUnavailable
+from celery_idempotent.engine.transaction import sent
 from celery_idempotent.integration import outbox
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.settings import runtime_of
@@ -89,9 +90,11 @@ def test_task_publishes_its_follow_up_once(app: Celery) -> None:
             done: str = tx.done(tx.send(app.tasks["ship"], order))
             return done
 
+    sent[0] = 0
     for _ in range(3):
         deliver(book, "o-1")
 
+    assert sent[0], "the relay of its worker looks at once"
     assert outbox.relay(app) == 1
     (message,) = published(app)
     assert message.headers["id"] == book.apply(("o-1",)).get()
@@ -280,7 +283,7 @@ def test_look_ends_before_others_can_take_what_it_has(
     publish = outbox._publish
     monkeypatch.setattr(outbox, "_HOLD", 60_000)
     clock = [0.0]
-    monkeypatch.setattr("celery_idempotent.integration.outbox.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("celery_idempotent.integration.outbox.clock.monotonic", lambda: clock[0])
 
     def slow(*arguments: Any) -> None:
         clock[0] += 31
@@ -449,6 +452,49 @@ class TestRelay:
             step.stop(SimpleNamespace(app=app))
 
         assert "idempotency.relay_failed" in caplog.text
+
+    def test_asks_rarely_while_nothing_is_sent_and_at_once_when_something_was(
+        self, app: Celery, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The pause doubles up to 15 seconds, in case somebody else sends; a body of this worker ends it."""
+        asked_at, now, is_sending = [], 0.0, False
+        monkeypatch.setattr(outbox, "relay", lambda app: asked_at.append(now))
+        monkeypatch.setattr("random.uniform", lambda low, high: high)
+        step = outbox.Relay(SimpleNamespace(app=app, steps=[]))
+
+        def wait(seconds: float) -> bool:
+            nonlocal now, is_sending
+            now += seconds
+            if now == 200 and not is_sending:
+                is_sending = True
+                with Session(engine) as session:
+                    outbox.send(session, app.tasks["ship"], "o-1")
+            return now > 210
+
+        sent[0] = 0
+        step._stopping = SimpleNamespace(wait=wait)  # type: ignore[assignment]
+        step._run(app, 1.0)
+        assert asked_at == [0, 1, 3, 7, *range(15, 201, 15), 201, 202, 204, 208]
+
+    def test_tells_an_outage_once_and_its_end(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Not at every look of every worker."""
+        errors: list[Exception | None] = [*[StoreUnavailable("s", "take", "away")] * 3, None, None]
+
+        def away(app: Celery) -> int:
+            error = errors.pop(0)
+            if error is not None:
+                raise error
+            return 0
+
+        monkeypatch.setattr(outbox, "relay", away)
+        step = outbox.Relay(SimpleNamespace(app=app, steps=[]))
+        step._stopping = SimpleNamespace(wait=lambda seconds: not errors)  # type: ignore[assignment]
+        with caplog.at_level(logging.INFO):
+            step._run(app, 1.0)
+        told = [each.partition(" ")[0].removeprefix("event=idempotency.") for each in caplog.messages]
+        assert told == ["relay_failed", "relay_resumed"]
 
     def test_stops_though_it_never_started(self, app: Celery) -> None:
         """A worker can end before its steps have begun."""

@@ -4,11 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from celery import Celery, states
+from celery import Celery, Task, states
 from celery.exceptions import Reject, Retry
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import IdempotentTask, InFlight, LeaseLost, Policy, StoreUnavailable
+from celery_idempotent import IdempotentMixin, IdempotentTask, InFlight, LeaseLost, Policy, StoreUnavailable
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
@@ -21,12 +21,17 @@ def app() -> Celery:
 
 
 def _meeting(
-    app: Celery, policy: Policy, task_id: str = "other", holder: str = "holder", **request: Any
+    app: Celery,
+    policy: Policy,
+    task_id: str = "other",
+    holder: str = "holder",
+    base: type[Task] = IdempotentTask,
+    **request: Any,
 ) -> tuple[Ended, Ended, int]:
     """How a delivery and one that it meets end, and how often the body ran."""
     runs = []
 
-    @app.task(base=IdempotentTask, shared=False, bind=True, name="t.meet", idempotent=policy)
+    @app.task(base=base, shared=False, bind=True, name="t.meet", idempotent=policy)
     def meet(self: Any, n: int) -> Ended:
         runs.append(n)
         if len(runs) > 1:
@@ -135,22 +140,32 @@ def test_redelivery_is_known_by_an_id_of_any_length(app: Celery) -> None:
     assert met.state == states.RETRY
 
 
-@pytest.mark.parametrize("waiting", [{"group": "g"}, {"chord": {"task": "t"}}])
+_NEXT = {"task": "t", "args": [], "kwargs": {}, "options": {}}
+
+
+@pytest.mark.parametrize(
+    "waiting", [{"group": "g"}, {"chord": _NEXT}, {"chain": [_NEXT]}, {"callbacks": [_NEXT]}, {"errbacks": [_NEXT]}]
+)
 @pytest.mark.parametrize("on_conflict", ["raise", "skip"])
-def test_member_of_a_group_or_chord_is_never_dropped(app: Celery, on_conflict: Any, waiting: dict[str, Any]) -> None:
-    """A chord waits for every member: skipping one would keep it waiting for ever."""
-    from celery_idempotent.engine.delivery import Conflict
-    from celery_idempotent.integration.postpone import conflict
+def test_what_something_waits_for_is_never_dropped(app: Celery, on_conflict: Any, waiting: dict[str, Any]) -> None:
+    """What follows a delivery that is dropped never runs; one that fails tells its error callbacks."""
+    _, met, _ = _meeting(app, Policy(on_conflict=on_conflict), **waiting)
+    assert met.state == (states.FAILURE if on_conflict == "raise" and "errbacks" in waiting else states.RETRY)
 
-    @app.task(base=IdempotentTask, shared=False, name="t.member")
-    def member() -> None: ...
 
-    member.push_request(id="x", args=[], kwargs={}, delivery_info={"exchange": "", "routing_key": "q"}, **waiting)
-    try:
-        with pytest.raises(Retry):
-            conflict(member, Policy(on_conflict=on_conflict), Conflict(InFlight("k", 5, "w"), "holder", 0))
-    finally:
-        member.pop_request()
+class _Unique(Task):  # as celery-singleton's and celery-once's: it publishes no duplicate
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        raise AssertionError("it is taken for a duplicate, and dropped")
+
+
+class _Guarded(IdempotentMixin, _Unique): ...
+
+
+def test_a_base_class_that_drops_duplicates_drops_no_message_that_is_published_again(app: Celery) -> None:
+    """To such a base the message looks like a second call; its first one is this very message."""
+    _, met, _ = _meeting(app, Policy(), base=_Guarded)
+    assert met.state == states.RETRY
+    assert len(published(app)) == 1
 
 
 def test_too_many_conflicts_are_raised(app: Celery) -> None:

@@ -40,12 +40,16 @@ QUOTED = '"' + SHOWN.replace("\\", r"\\") + '"'
         (FORGED, SHOWN),
         ("\x00\r\t\x7f\x85\x9b", r"\x00\r\t\x7f\x85\x9b"),
         ("\u200e\u200f\u061c\u2066\u2069\u2029\ud800", r"\u200e\u200f\u061c\u2066\u2069\u2029\ud800"),
+        (
+            "a\u200bb\u200d\u2060\ufeff\xad\u3164\U000e0041\ufe0f",
+            r"a\u200bb\u200d\u2060\ufeff\xad\u3164\U000e0041\ufe0f",
+        ),
         ("Überlast 💥 日本 \\n", "Überlast 💥 日本 \\n"),
         (None, "None"),
     ],
 )
 def test_what_a_terminal_obeys_is_escaped(text: object, printed: str) -> None:
-    """Control characters, ends of lines and changes of direction; every script stays readable."""
+    """Control characters, ends of lines, changes of direction, and what has no width; every script stays readable."""
     assert one_line(text) == printed
 
 

@@ -27,6 +27,7 @@ from celery_idempotent.protocol.operation import (
     decide,
     ended,
     ending,
+    forgotten,
     given_up,
     is_forgotten,
     released,
@@ -107,12 +108,24 @@ def test_outcome_counts_until_its_very_last_millisecond(early: int) -> None:
     assert is_forgotten(seen, NOW // 1000 * 1000 + 1000)
 
 
+@pytest.mark.parametrize("steps", [{}, {"text": {"begun_at": 1, "attempt": 1}}])
 @pytest.mark.parametrize("status", list(Status))
-def test_other_fingerprint_is_refused_in_every_status(status: Status) -> None:
-    """A retained key used with other arguments is an error, whatever became of the first call."""
-    seen = _record(status=status, fingerprint="another")
+def test_arguments_bind_from_the_first_step_or_outcome_on_and_while_a_body_may_run(
+    status: Status, steps: dict[str, Any]
+) -> None:
+    """Then the key with others is an error; only what was given back without a step had no effect that is recorded."""
+    seen = _record(status=status, fingerprint="another", steps=steps, attempts=3, label="old card")
+    decision = _decide(seen)
 
-    assert _decide(seen) == Mismatch(seen)
+    if status is not Status.RELEASED or steps:
+        assert decision == Mismatch(seen)
+        return
+    assert isinstance(decision, Run)
+    claimed = decision.record
+    assert (claimed.fingerprint, claimed.label, claimed.attempts) == ("f" * 64, "", 4)
+    assert (claimed.created_at, claimed.verdict) == (seen.created_at, seen.verdict)
+    assert claimed.fencing_token > seen.fencing_token
+    assert _decide(replace(claimed, fingerprint="another")) == Mismatch(replace(claimed, fingerprint="another"))
 
 
 @pytest.mark.parametrize(("stored", "asked"), [(None, "f"), ("f", None), (None, None)])
@@ -290,6 +303,25 @@ def test_settlement_of_a_write() -> None:
     assert settle(write, theirs) == Superseded(theirs)
 
 
+@pytest.mark.parametrize(("mine", "stored"), [("f", "other"), ("f", None), (None, "f")])
+def test_completion_of_other_arguments_is_nobodys_result_but_theirs(mine: str | None, stored: str | None) -> None:
+    """Also where only one side tells which they are: a delivery that asks again is answered by the decision table."""
+    write = ended(_record(owner="me", fingerprint=mine), Status.COMPLETED, NOW, 1_000, "r2", Encoded("1", "j"))
+    theirs = ended(_record(owner="other", fingerprint=stored), Status.COMPLETED, NOW, 1, "r7", Encoded("999", "j"))
+
+    assert settle(write, theirs) == Lost()
+    assert settle(write, replace(theirs, fingerprint=mine)) == Superseded(replace(theirs, fingerprint=mine))
+
+
+@pytest.mark.parametrize("fingerprint", ["f", None])
+def test_what_was_forgotten_on_purpose_is_no_result_for_an_attempt_that_comes_late(fingerprint: str | None) -> None:
+    """The mark is COMPLETED, and counts as absent."""
+    write = ended(_record(owner="me", fingerprint=fingerprint), Status.COMPLETED, NOW, 1_000, "r2", Encoded("1", "j"))
+    theirs = ended(_record(owner="other", fingerprint=fingerprint), Status.COMPLETED, NOW, 1, "r7", Encoded("2", "j"))
+
+    assert settle(write, forgotten(theirs, NOW, "r8")) == Lost()
+
+
 def test_owner_of_an_unknown_record_may_still_complete_it() -> None:
     """Nobody else can have run since; a mere renewal, and an attempt that owns it no more, cannot leave UNKNOWN."""
     base = _record(owner="me", revision="r1")
@@ -305,6 +337,14 @@ def test_owner_of_an_unknown_record_may_still_complete_it() -> None:
     assert settle(released(base, NOW, "r5"), unknown) == Lost()
 
 
+class _Remembered(ExceptionGroup[Exception]):
+    """A type of group that is an outcome as a whole."""
+
+
+def _group(*errors: BaseException) -> BaseException:
+    return BaseExceptionGroup("", errors)
+
+
 @pytest.mark.parametrize(
     ("error", "rerun", "refuse"),
     [
@@ -316,6 +356,18 @@ def test_owner_of_an_unknown_record_may_still_complete_it() -> None:
         (InterruptedError(), Ending.RELEASE, Ending.RELEASE),
         (TimeoutError(), Ending.RELEASE, Ending.GIVE_UP),
         (UnicodeError(), Ending.RELEASE, Ending.GIVE_UP),
+        # Of a group what an author states must hold for all members; for doubt one is enough.
+        (_group(InterruptedError()), Ending.RELEASE, Ending.RELEASE),
+        (_group(InterruptedError(), _group(InterruptedError())), Ending.RELEASE, Ending.RELEASE),
+        (_group(InterruptedError(), ValueError()), Ending.RELEASE, Ending.FAIL),
+        (_group(LookupError(), _group(KeyError())), Ending.FAIL, Ending.FAIL),
+        (_group(LookupError(), ValueError()), Ending.RELEASE, Ending.FAIL),
+        (_group(LookupError(), InterruptedError()), Ending.RELEASE, Ending.FAIL),
+        (_group(LookupError(), _group(TimeoutError())), Ending.RELEASE, Ending.GIVE_UP),
+        (_group(InterruptedError(), UnicodeError()), Ending.RELEASE, Ending.GIVE_UP),
+        (_group(ValueError(), SystemExit()), Ending.RELEASE, Ending.GIVE_UP),
+        (_Remembered("", [ValueError()]), Ending.FAIL, Ending.FAIL),
+        (_Remembered("", [TimeoutError()]), Ending.RELEASE, Ending.GIVE_UP),
     ],
 )
 def test_ending_of_a_body_that_raised(error: BaseException, rerun: Ending, refuse: Ending) -> None:
@@ -325,7 +377,7 @@ def test_ending_of_a_body_that_raised(error: BaseException, rerun: Ending, refus
             ending(
                 error,
                 on_takeover=on_takeover,  # type: ignore[arg-type]
-                remember=(LookupError, UnicodeError),
+                remember=(LookupError, UnicodeError, _Remembered),
                 nothing_begun=(InterruptedError,),
                 no_outcome=(TimeoutError, UnicodeError),
             )

@@ -98,7 +98,7 @@ views is in tests/django/test_http.py."""
 
 ROOMS = {"contrib", "engine", "integration", "protocol", "stores", "testing"}
 MODULES = {"beat", "errors", "outbox", "signals"}
-INTERNAL = {"_version", "printable", "troubleshooting"}
+INTERNAL = {"_version", "clock", "printable", "troubleshooting"}
 
 
 @pytest.mark.parametrize("module", sorted(PUBLIC))

@@ -206,15 +206,14 @@ def test_other_arguments_are_sent_for_the_delivery_to_refuse(seen: Record) -> No
     assert _publish(replace(seen, fingerprint="other")) == Send("mine")
 
 
-@pytest.mark.parametrize("attempts", [0, 1])
-def test_other_arguments_take_the_place_of_a_stale_announcement_that_nobody_executed(attempts: int) -> None:
-    """Its message may never come, and would keep the key for ever; after an attempt the key is taken."""
-    seen = replace(STALE, fingerprint="other", attempts=attempts)
+@pytest.mark.parametrize("seen", [STALE, replace(RELEASED, steps={})])
+def test_other_arguments_take_the_place_of_what_binds_nobody(seen: Record) -> None:
+    """Of a stale announcement, whose message may never come, and of a claim that was given back without a step."""
+    decision = _publish(replace(seen, fingerprint="other", label="old card"))
 
-    decision = _publish(seen)
-
-    assert isinstance(decision, Announce if attempts == 0 else Send)
-    assert decision.task_id == "mine"
+    assert isinstance(decision, Announce)
+    assert (decision.task_id, decision.record.fingerprint, decision.record.label) == ("mine", "f" * 64, "")
+    assert (decision.record.attempts, decision.record.fencing_token) == (seen.attempts, seen.fencing_token)
 
 
 @pytest.mark.parametrize("fingerprint", ["f" * 64, "other"])

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from celery.app.task import Context
 from kombu.entity import Exchange, Queue
 
 from celery_idempotent import IdempotencyWarning, IdempotentTask
-from celery_idempotent.integration import postpone, rabbitmq, versions
+from celery_idempotent.integration import postpone, versions, ways_back
 from celery_idempotent.integration.messages import DELIVERIES_HEADER, deliveries
 from celery_idempotent.integration.startup import check
 
@@ -40,6 +41,9 @@ def a_queue(name: str, kind: str = "topic", patience: int | None = None) -> Queu
 
 def a_delivery(exchange: str, key: str) -> Context:
     return Context(delivery_info={"exchange": exchange, "routing_key": key})
+
+
+_way_back = partial(ways_back.way_back, is_rabbitmq=True)
 
 
 def test_an_app_on_rabbitmq_is_known() -> None:
@@ -120,7 +124,7 @@ def test_a_delayed_message_comes_out_where_it_was_received(
 ) -> None:
     """By its own routing key, without the delay that it has behind it; Celery delays nothing of unknown exchanges."""
     options = {"exchange": exchange, "routing_key": key, **delay}
-    found = rabbitmq.way_back(an_app(a_queue("orders")), a_delivery(exchange, key), options)
+    found = _way_back(an_app(a_queue("orders")), a_delivery(exchange, key), options)
     queue = found["queue"]
     assert (queue.exchange.name, queue.exchange.type, queue.routing_key) == (exchange, kind, comes_out)
     assert found["declare"] == []
@@ -130,31 +134,30 @@ def test_a_delayed_message_comes_out_where_it_was_received(
 @pytest.mark.parametrize(
     "options",
     [
-        {"exchange": "work", "routing_key": "orders"},
+        {"exchange": "work", "routing_key": "others"},
         {"exchange": "work", "routing_key": "others", "countdown": 5},
         {"exchange": "other", "routing_key": "orders", "countdown": 5},
         {"exchange": "work", "routing_key": "orders", "queue": "others", "countdown": 5},
     ],
 )
 def test_a_message_goes_where_its_author_sends_it(options: dict[str, Any]) -> None:
-    """And one that waits for nothing goes by the exchange and the key that it came by."""
+    """Whether it waits or not."""
     app = an_app(a_queue("orders"), a_queue("others"))
-    assert rabbitmq.way_back(app, a_delivery("work", "orders"), options) == {}
+    assert _way_back(app, a_delivery("work", "orders"), options) == {}
 
 
+@needs_quorum
 @pytest.mark.parametrize("options", [{"queue": "orders"}, {"exchange": "", "routing_key": "orders"}, {}])
 @pytest.mark.parametrize("request_", [Context(), a_delivery("", "orders")])
 def test_a_message_of_the_default_exchange_is_left_to_celery(request_: Context, options: dict[str, Any]) -> None:
     """Its routing key is the name of its queue, and no queue can be bound to that exchange."""
     options = {**options, "countdown": 5}
-    assert rabbitmq.way_back(an_app(a_queue("orders")), request_, options) == {}
+    assert _way_back(an_app(a_queue("orders")), request_, options) == {}
 
 
-def test_without_quorum_queues_all_is_left_to_celery() -> None:
-    """A worker keeps what is delayed, as on other brokers; also before Celery 5.5, which knows none."""
+def test_without_quorum_queues_a_worker_keeps_what_is_delayed() -> None:
+    """As on other brokers; also before Celery 5.5, which knows none."""
     app = an_app(Queue("orders", Exchange("work", type="topic"), "orders"))
-    options = {"exchange": "work", "routing_key": "orders", "countdown": 5}
-    assert rabbitmq.way_back(app, a_delivery("work", "orders"), options) == {}
     assert postpone._delay_options(app, a_delivery("work", "orders"), 300) == {"countdown": 0.3}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import StoreMisconfigured
-from celery_idempotent.protocol.record import Record, Status, bounded, marked, message_of, trace_of
+from celery_idempotent.protocol.record import Record, Status, bounded, keepable, marked, message_of, trace_of
 from celery_idempotent.testing.contract import a_record
 
 BARE = Record(
@@ -77,8 +77,26 @@ def test_longest_name_is_kept_whole() -> None:
     assert [message_of(BARE.but(task_id=each)) for each in (whole, cut)] == [whole, ""]
 
 
+@pytest.mark.parametrize("name", ["Zoë \ud83d", "\udcff", "a\0b", "\ud800" * 255, "\ud83d" + "x" * 300])
+def test_name_that_a_store_could_not_hold_is_kept_readable(name: str) -> None:
+    """As any JSON body can bring it; it stays different from others, and is not taken for the id of a message."""
+    kept = bounded(name)
+
+    assert kept.encode().decode() == kept
+    assert "\0" not in kept
+    assert len(kept) <= 255
+    assert kept == bounded(kept) != bounded(keepable(name))
+    assert message_of(BARE.but(task_id=kept)) == ""
+
+
+@pytest.mark.parametrize("name", ["", "orders.charge", "Zoë 💥", "a\nb", "\x1b"])
+def test_name_that_every_store_can_hold_is_kept_as_it_is(name: str) -> None:
+    """Whatever a terminal would make of it."""
+    assert bounded(name) == name
+
+
 def test_name_with_the_mark_of_a_cut_is_one_that_was_not_cut() -> None:
-    """Only together with the length of a cut one does it tell."""
+    """Only together with a hash does it tell."""
     name = f"{'x' * 238}…short"
     assert message_of(BARE.but(task_id=name)) == name
 

@@ -10,8 +10,10 @@ import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery
+from celery.concurrency.base import BasePool
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import create_request_cls
+from celery.worker.state import task_accepted
 from kombu.asynchronous import Hub
 
 from celery_idempotent import IdempotentTask, Policy
@@ -22,11 +24,13 @@ from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import OutcomeUnknown
 from celery_idempotent.integration import recovery
 from celery_idempotent.integration.extenders import Returned
+from celery_idempotent.integration.recovery import mark
 from celery_idempotent.protocol.operation import Run
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import FaultyStore
 from tests.support.celeries import since_celery
-from tests.support.deliveries import an_app, published
+from tests.support.deliveries import an_app, deliver, published, redeliver
 from tests.support.scene import Scene, an_operation
 from tests.support.waiting import wait_until
 
@@ -454,6 +458,60 @@ def test_success_is_told_as_it_was(in_threads: _Lost) -> None:
     assert not in_threads.rejected
 
 
+def test_cold_shutdown_lets_a_body_end_that_its_pool_cannot_stop(app: Celery) -> None:
+    """Celery asks every pool, in a signal handler: under solo an error of it would be raised in the body."""
+    request = _Lost(app, None).request
+    request.time_start = 1.0
+    request.cancel(BasePool(1))
+    assert _is_marked(request)
+
+
+def test_revoked_body_is_known_to_be_stopped(app: Celery) -> None:
+    """Before its pool acts on it."""
+    request = _Lost(app, None).request
+    request.terminate(BasePool(1))
+    assert _is_marked(request)
+
+
+def test_body_whose_pool_is_ended_as_a_whole_is_known_to_be_stopped(app: Celery) -> None:
+    """As at a cold shutdown of Celery 5.4, which cancels no request."""
+    request = _Lost(app, None).request
+    task_accepted(request)
+    assert recovery.ColdShutdown in app.steps["worker"]
+    recovery.ColdShutdown(None).terminate(None)
+    assert _is_marked(request)
+
+
+@pytest.mark.parametrize(
+    ("soft", "acknowledges", "is_stopped"),
+    [
+        (False, True, True),
+        pytest.param(False, False, False, marks=since_celery("5.7", "messages that are given back after a time limit")),
+        (True, True, False),
+    ],
+)
+def test_body_past_a_hard_limit_is_stopped_unless_its_message_comes_again(
+    app: Celery, soft: bool, acknowledges: bool, is_stopped: bool
+) -> None:
+    """One that comes again is to end UNKNOWN, if it is too long each time; a soft limit is the body's own affair."""
+    lost = _Lost(app, None)
+    lost.task.acks_late, lost.task.acks_on_timeout = True, acknowledges
+    lost.request.on_timeout(soft, 1)
+    assert _is_marked(lost.request) is is_stopped
+
+
+def test_message_that_comes_again_is_not_known_to_be_stopped(app: Celery) -> None:
+    """Its task id may be one that this worker has stopped before."""
+    lost = _Lost(app, None)
+    lost.request.terminate(BasePool(1))
+    redeliver(app, lost.message)
+    assert not _is_marked(lost.request)
+
+
+def _is_marked(request: Any) -> bool:
+    return bool(recovery._stopped[recovery._place(request.id)])
+
+
 class _Sqs:
     """A channel of SQS, and what it was asked for."""
 
@@ -530,3 +588,22 @@ def test_other_brokers_are_not_asked_to_show_a_message(
     lost.fails_by(WorkerLostError("signal 9"))
     wait_until(lambda: lost._goes_on() and not recovery.returns_of(app).under_way, "it is over")
     assert not asked
+
+
+@pytest.mark.parametrize(("timeout", "waits"), [(None, True), (5.0, False)])
+def test_wait_for_the_store_ends_with_the_soft_shutdown(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, timeout: float | None, waits: bool
+) -> None:
+    """A process that is told to end then has had the time that Celery gives; without it, somebody else decides."""
+    app.conf.worker_soft_shutdown_timeout = timeout
+    store = app.conf.idempotency_store = FaultyStore(MemoryStore())
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+
+    @app.task(base=IdempotentTask, shared=False, name="wait", idempotent=Policy())
+    def wait() -> None:
+        store.faults.extend(["request lost"] * 4)
+        mark(wait.request.id, is_stopped=True)
+
+    assert deliver(wait).state == ("SUCCESS" if waits else "RETRY")
+    assert bool(pauses) is waits

@@ -677,6 +677,51 @@ def test_page_says_of_a_result_that_it_is_encrypted() -> None:
     assert "it is encrypted" in text_of(a_program(a_page(_another(shop, OLD).app)).get(address).text)
 
 
+# -- clear text, where it is refused
+
+
+def _demanding(shop: Shop, large: Any = None, **options: Any) -> Shop:
+    """A worker with the keys on the same store, to which only what is encrypted counts."""
+    another = _another(shop, NEW, large=large, remember=(Declined,), **options)
+    another.app.conf.idempotency_cipher_required = True
+    return another
+
+
+@pytest.mark.parametrize("is_large", [False, True], ids=["in the record", "an object"])
+@pytest.mark.parametrize("end", [_completed, _failed, _released])
+def test_clear_text_is_refused_where_encryption_is_required(end: Callable[[Shop], Ended], is_large: bool) -> None:
+    """It is taken for a result, a failure or a step only where it may be from before the keys."""
+    large = large_results(over=0) if is_large else None
+    shop = Shop(None, remember=(Declined,), large=large)
+    end(shop)
+    demanding, before = _demanding(shop, large), shop.record
+    ended = demanding.deliver()
+
+    assert ended.state == "RETRY"
+    assert isinstance(ended.value.exc, RecordUnreadable)
+    assert "idempotency_cipher_required" in str(ended.value.exc)
+    assert demanding.calls == []
+    assert shop.record == before
+    assert LABEL in repr(runtime_of(demanding.app).revealed(before)), "people see it all the same"
+
+
+@pytest.mark.parametrize("is_large", [False, True], ids=["in the record", "an object"])
+@pytest.mark.parametrize("end", [_completed, _failed, _released])
+def test_what_is_encrypted_is_read_where_that_is_required(end: Callable[[Shop], Ended], is_large: bool) -> None:
+    """The same as without the setting."""
+    large = large_results(over=0) if is_large else None
+    shop = Shop(remember=(Declined,), large=large)
+    first = end(shop)
+    demanding = _demanding(shop, large)
+    ended = demanding.deliver()
+
+    if end is _released:
+        assert (ended.state, demanding.calls) == ("SUCCESS", ["body"])
+    else:
+        assert (ended.state, repr(ended.value)) == (first.state, repr(first.value))
+        assert demanding.calls == []
+
+
 # -- the setting
 
 
@@ -697,6 +742,20 @@ def test_bad_key_is_refused_when_a_task_is_bound(keys: Any) -> None:
         _bound(keys)
 
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("required", "keys"), [(True, None), ("yes", NEW), (None, NEW)], ids=["no keys", "text", "None"]
+)
+def test_encryption_that_is_required_needs_keys(required: Any, keys: Any) -> None:
+    """Or all would be written in clear."""
+    app = an_app(idempotency_cipher=keys, idempotency_cipher_required=required)
+
+    with pytest.raises(PolicyError, match="idempotency_cipher_required=.*: must be True or False, and True needs"):
+        app.task(base=IdempotentTask, shared=False)(_pay_nothing).name  # noqa: B018 - a task is bound at its first use
+
+
+def _pay_nothing() -> None: ...
 
 
 def test_key_that_became_bad_is_refused_when_a_worker_starts() -> None:

@@ -1,12 +1,19 @@
 """A wrong URL is refused without quoting it: a password can be anywhere."""
 
 import traceback
+from typing import Any
 
 import pytest
 
 from celery_idempotent import PolicyError, open_store
+from celery_idempotent.contrib.http.passage import Passage
+from celery_idempotent.contrib.web.guard import Sessions
+from celery_idempotent.integration.places import StoreAlone
+from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.objects import address_of
+from tests.support.deliveries import an_app
 
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"  # as AWS makes them
 
@@ -55,6 +62,21 @@ def test_error_quotes_nothing_of_a_url(url: str, secret: str) -> None:
         shown = repr(store)
 
     assert not [part for part in (secret, *secret.split("/"), *secret.split("@")) if part in shown]
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://u:{secret}@h", "dynamodb://k:{secret}@eu-west-1/t", "s3://k:{secret}@bucket/x"]
+)
+def test_nothing_that_holds_a_url_shows_its_password(url: str) -> None:
+    """In a traceback with the values of variables, as Sentry sends one."""
+    url = url.format(secret="s3cr3t")
+    holders: list[Any] = [Sessions("s3cr3t"), address_of(f"{url}?secret=s3cr3t" if "s3:" not in url else url)]
+    if "s3:" not in url:
+        app = an_app(idempotency_store=url)
+        holders += [StoreAlone(url), StoreAlone(url).opened, runtime_of(app), runtime_of(app).opened, open_store(url)]
+        holders += [Passage("anybody", url, None, {}), *vars(open_store(url)).values()]
+
+    assert "s3cr3t" not in repr(holders)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import threading
+import time
 import warnings
 import weakref
 from dataclasses import replace
@@ -93,6 +94,82 @@ def test_store_setting_is_a_url_or_a_store() -> None:
     assert runtime_of(app).store is opened
     app.conf.idempotency_store = store
     assert runtime_of(app).store is store
+
+
+class Computed:
+    """Settings whose values are made at each access, as by properties or pydantic-settings."""
+
+    broker_url = "memory://"
+    task_acks_late = task_reject_on_worker_lost = True
+    made = staticmethod(lambda: "".join(("mem", "ory://")))
+
+    @property
+    def idempotency_store(self) -> Any:
+        return self.made()
+
+    @property
+    def idempotency_policy(self) -> Policy:
+        return Policy("order")
+
+
+class Equal(MemoryStore):
+    """A store that is its table."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("made", [Computed.made, Equal])
+def test_store_that_a_computed_setting_names_again_is_the_same(made: Any) -> None:
+    """Each delivery would open one of its own; in memory, each duplicate would run."""
+    app, settings, runs = Celery("computed", set_as_current=False), Computed(), []
+    settings.made = made
+    app.config_from_object(settings)
+
+    @app.task(base=IdempotentTask, shared=False)
+    def charge(order: str) -> int:
+        runs.append(order)
+        return len(runs)
+
+    assert settings.idempotency_store is not settings.idempotency_store
+    assert [deliver(charge, "o-1").value for _ in range(3)] == [1, 1, 1]
+    assert runtime_of(app).store is runtime_of(app).store
+
+
+def test_outcomes_from_before_another_serializer_are_read() -> None:
+    """JSON is safe to decode, and nothing else that a message may be."""
+    app = an_app(result_serializer="yaml", accept_content=["json", "yaml", "pickle"])
+
+    assert runtime_of(app).codec.accept == {"application/json", "application/x-yaml"}
+
+
+@pytest.mark.parametrize("made", [MemoryStore, lambda: f"memory://s3cr3t{time.monotonic_ns()}"])
+def test_store_that_is_another_at_each_access_is_refused(made: Any) -> None:
+    """Nothing would be found that another delivery has recorded."""
+    app, settings = Celery("computed", set_as_current=False), Computed()
+    settings.made = made
+    app.config_from_object(settings)
+
+    with pytest.raises(PolicyError, match="idempotency_store=.*: it is another at each access") as refused:
+        _ = runtime_of(app).store
+    assert "s3cr3t" not in str(refused.value)
+
+
+def test_store_that_is_replaced_is_closed_by_whoever_opened_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections to it would stay open; yours is yours."""
+    closed: list[MemoryStore] = []
+    monkeypatch.setattr(MemoryStore, "close", lambda self: closed.append(self))
+    app = _with("memory://")
+    opened, given = runtime_of(app).store, MemoryStore()
+
+    app.conf.idempotency_store = given
+    assert runtime_of(app).store is given
+    assert closed == [opened]
+    app.conf.idempotency_store = "memory://other"
+    assert runtime_of(app).store is not given
+    assert closed == [opened]
 
 
 def _with(store: Any) -> Celery:
@@ -330,6 +407,11 @@ def test_provision_and_check(command: Any, app: Celery) -> None:
         ("idempotency_relay", "often", "idempotency_relay='often': must be seconds between two looks"),
         ("idempotency_purge", "often", "idempotency_purge='often': must be seconds between two purges"),
         ("idempotency_purge_released", -1, "idempotency_purge_released=-1: must be seconds for which they stay"),
+        (
+            "idempotency_keep_verdicts",
+            "a year",
+            "idempotency_keep_verdicts='a year': must be seconds for which",
+        ),
         ("idempotency_hold_messages", "some", "idempotency_hold_messages='some': must be True, False"),
         ("result_serializer", "pickle", "outcomes in it could never be replayed"),
         ("idempotency_store", _Checked(StoreMisconfigured("s", "PutItem", "no table")), "no table"),

@@ -413,7 +413,7 @@ def test_batch_ends_with_its_visibility(
     """From then on another consumer may have the rest."""
     queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(2)))
     now = [0.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: now[0]))
     publish = app.tasks["charge"].apply_async
 
     def slowly(**options: Any) -> Any:

@@ -6,16 +6,21 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent import Policy, current_attempt, idempotent
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Delivery, Event, Outcome
+from celery_idempotent.engine.execution import _Innermost
 from celery_idempotent.errors import (
     SafeToRetry,
     StoreUnavailable,
 )
+from celery_idempotent.integration.arrivals import at_once
 from celery_idempotent.protocol.cipher import Slot
 from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.stores.memory import MemoryStore
 from tests.support.scene import Scene
 
 
@@ -235,6 +240,43 @@ def test_limit_between_the_first_beat_and_the_body_leaves_no_heartbeat(scene: Sc
     assert not scene.heartbeat._beats
 
 
+def test_limit_in_the_exit_of_an_execution_leaves_the_next_call_protected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It claims, and is answered from then on; a recursion would run without a claim, each time."""
+    leave, strikes, runs = _Innermost.__exit__, [SoftTimeLimit()], list[int]()
+
+    def struck(self: _Innermost, *error: object) -> None:
+        if strikes:
+            raise strikes.pop()
+        leave(self, *error)
+
+    @idempotent(Policy("order"), store=MemoryStore(), name="charge")
+    def charge(order: str) -> str:
+        runs.append(current_attempt().number)
+        return "charged"
+
+    monkeypatch.setattr(_Innermost, "__exit__", struck)
+    with pytest.raises(SoftTimeLimit) as report:  # which keeps the traceback, and the frames in it
+        charge("o-1")
+
+    assert [charge("o-1"), charge("o-1")] == ["charged", "charged"]
+    assert runs == [1, 2]
+    assert report.value.__traceback__
+
+
+def test_limit_while_an_identity_is_derived_is_raised_at_once() -> None:
+    """Kept as what deriving raises, it would be taken for a call without a key: unobserved, or retried without one."""
+    strikes = [SoftTimeLimit()]
+
+    def derive() -> Identity:
+        if strikes:
+            raise strikes.pop()
+        return Identity("k", "f")
+
+    with pytest.raises(SoftTimeLimit):
+        at_once(derive)
+    assert at_once(derive)() == Identity("k", "f")
+
+
 class Grudging:
     """A result in whose encoding a signal strikes once: a serialiser's author would say that it cannot be encoded."""
 
@@ -249,17 +291,28 @@ class Grudging:
 
 
 def test_limit_during_the_encoding_of_a_result_costs_no_outcome(scene: Scene) -> None:
-    """kombu takes it for an error of the serialiser; what cannot be encoded fails twice."""
-    assert scene.run(lambda attempt: Grudging()) == Outcome("charged")
+    """kombu takes it for an error of the serialiser; what cannot be encoded fails twice, so the limit is not lost."""
+    with pytest.raises(SoftTimeLimit):
+        scene.run(lambda attempt: Grudging())
+
+    assert scene.record.status is Status.COMPLETED
     assert scene.run(lambda attempt: "again") == Outcome("charged")
 
 
+def _fails(attempt: Claim | None) -> None:
+    raise LookupError
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(
+    ("method", "body", "status"),
+    [("_complete", lambda attempt: "charged", Status.COMPLETED), ("_end", _fails, Status.RELEASED)],
+)
 def test_limit_between_two_lines_after_the_body_leaves_its_outcome(
-    scene: Scene, moment: str, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, moment: str, method: str, body: Any, status: Status, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the completion is sent, or when it is stored and noted: it is made again, and counts once."""
-    complete, strikes = Delivery._complete, [SoftTimeLimit()]
+    """Before the end is sent, or when it is stored and noted: it is made again, and counts once."""
+    complete, strikes = getattr(Delivery, method), [SoftTimeLimit()]
 
     def struck(*args: Any) -> Any:
         if strikes and moment == "before":
@@ -269,12 +322,12 @@ def test_limit_between_two_lines_after_the_body_leaves_its_outcome(
             raise strikes.pop()
         return finished
 
-    monkeypatch.setattr(Delivery, "_complete", struck)
+    monkeypatch.setattr(Delivery, method, struck)
 
     with pytest.raises(SoftTimeLimit):
-        scene.run(lambda attempt: "charged")
+        scene.run(body)
 
-    assert scene.record.status is Status.COMPLETED
+    assert scene.record.status is status
     assert "lease_lost" not in scene.names
 
 
@@ -286,6 +339,46 @@ def test_exit_while_an_observed_body_is_recorded_is_an_exit(scene: Scene) -> Non
         scene.observe(lambda attempt: "charged")
 
     assert scene.record.status is Status.COMPLETED
+
+
+def test_limit_while_an_observed_call_is_claimed_is_raised(scene: Scene) -> None:
+    """Told as an outage, it would be lost, and the body run without it."""
+    strike(scene, Status.IN_PROGRESS)
+
+    with pytest.raises(SoftTimeLimit):
+        scene.observe(lambda attempt: "charged")
+
+    assert (scene.runs, scene.names) == (0, [])
+
+
+def test_limit_behind_the_last_write_of_an_observed_body_is_raised(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same, where nothing makes it wait any more."""
+    unstruck, strikes, inner = Claim.unstruck, [SoftTimeLimit()], list[object]()
+
+    def struck(self: Claim, act: Callable[[], Any]) -> Any:
+        inner.append(act)
+        done = unstruck(self, act)
+        inner.pop()
+        if strikes and not inner:
+            raise strikes.pop()
+        return done
+
+    monkeypatch.setattr(Claim, "unstruck", struck)
+
+    with pytest.raises(SoftTimeLimit):
+        scene.observe(lambda attempt: "charged")
+
+    assert (scene.record.status, scene.names[-1]) == (Status.COMPLETED, "completed")
+
+
+def test_outage_at_the_end_of_an_observed_body_is_told_and_not_raised(scene: Scene) -> None:
+    """Also where the store answers again a moment later."""
+    scene.store.faults.extend(["none", "request lost", "request lost"])
+
+    assert scene.observe(lambda attempt: "charged") == "charged"
+    assert scene.names == ["claimed", "store_unavailable"]
 
 
 def test_error_of_the_store_that_the_body_survives_does_not_come_back(scene: Scene) -> None:

@@ -2,13 +2,24 @@
 
 import threading
 import warnings
+from asyncio import CancelledError
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
 import pydantic
 import pytest
 from celery import Celery, Task, chain, shared_task, states
-from celery.exceptions import CeleryError, Ignore, Reject, Retry
+from celery.exceptions import (
+    CeleryError,
+    Ignore,
+    Reject,
+    Retry,
+    WorkerLostError,
+    WorkerShutdown,
+    WorkerTerminate,
+)
+from greenlet import GreenletExit
 
 from celery_idempotent import (
     IdempotencyWarning,
@@ -26,6 +37,7 @@ from celery_idempotent import (
     current_attempt,
     signals,
 )
+from celery_idempotent.integration.recovery import mark
 from celery_idempotent.integration.signals import BY_EVENT
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
@@ -491,17 +503,67 @@ def test_safe_to_retry_can_be_autoretried(app: Celery) -> None:
     assert app.conf.idempotency_store.get(task.idempotency_key_for(1)).status is Status.RELEASED
 
 
-def test_process_exit_releases(app: Celery) -> None:
-    """Cold shutdown, a hard time limit and a terminating revoke raise SystemExit; the claim is not left behind."""
+ABANDONED = Status.IN_PROGRESS
+"""With its lease ended."""
+
+
+@pytest.mark.parametrize(
+    ("error", "is_stopped", "status"),
+    [
+        (SystemExit(1), False, ABANDONED),
+        (KeyboardInterrupt(), False, ABANDONED),
+        (CancelledError(), False, ABANDONED),
+        (BaseExceptionGroup("several", [SystemExit(1)]), False, ABANDONED),
+        (SystemExit(-241), True, Status.RELEASED),
+        (WorkerShutdown(0), False, Status.RELEASED),
+        (WorkerTerminate(1), False, Status.RELEASED),
+        (ValueError("no exit"), False, Status.RELEASED),
+        (MemoryError(), False, ABANDONED),
+        (WorkerLostError("the process of the task that the body asked"), False, ABANDONED),
+    ],
+    ids=repr,
+)
+def test_exit_counts_as_a_death_unless_somebody_else_ends_the_process(
+    app: Celery, error: BaseException, is_stopped: bool, status: Status
+) -> None:
+    """A body that exits again and again ends as one that is killed again and again. Cold shutdown, a hard time limit
+    and a terminating revoke, which the worker has marked, give the claim back."""
 
     def exiting(order_id: int) -> None:
-        raise SystemExit(1)
+        raise error
 
     task = _task(app, exiting)
+    mark("id", is_stopped=is_stopped)
+    with suppress(type(error)):
+        deliver(task, 1, task_id="id")
+    record = app.conf.idempotency_store.get(task.idempotency_key_for(1))
+    assert (record.status, record.lease_until == 0) == (status, status is ABANDONED)
 
-    with pytest.raises(SystemExit):
-        deliver(task, 1)
 
+@pytest.mark.parametrize(("is_stopped", "status"), [(True, Status.RELEASED), (False, ABANDONED)])
+def test_killed_greenlet_gives_its_message_back(app: Celery, is_stopped: bool, status: Status) -> None:
+    """Celery would take it for a success. It counts as a death unless it was the worker who killed it."""
+
+    def killed(order_id: int) -> None:
+        raise GreenletExit
+
+    task = _task(app, killed)
+    mark("id", is_stopped=is_stopped)
+    ended = deliver(task, 1, task_id="id")
+    assert (ended.state, ended.value.requeue) == (states.REJECTED, True)
+    assert app.conf.idempotency_store.get(task.idempotency_key_for(1)).status is status
+
+
+@pytest.mark.parametrize("error", [GreenletExit, KeyboardInterrupt])
+def test_exit_from_an_eager_call_is_its_callers(app: Celery, error: type[BaseException]) -> None:
+    """There is no message to give back, and none that comes again."""
+
+    def exiting(order_id: int) -> None:
+        raise error
+
+    task = _task(app, exiting)
+    with pytest.raises(error):
+        task.apply((1,))
     assert app.conf.idempotency_store.get(task.idempotency_key_for(1)).status is Status.RELEASED
 
 

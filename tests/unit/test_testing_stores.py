@@ -5,12 +5,15 @@ from contextlib import suppress
 import pytest
 from celery import Celery
 
+from celery_idempotent import Policy, idempotent
 from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing import FakeStore
 from celery_idempotent.testing.contract import a_record
 from celery_idempotent.testing.stores import installed
+from tests.support.deliveries import an_app
 
 
 def test_fake_store_keeps_time_by_hand() -> None:
@@ -45,8 +48,27 @@ def test_installed_store_gives_way_to_what_was_there() -> None:
             app.conf.idempotency_store = before
         store: Store = FakeStore()
 
-        with suppress(KeyError), installed(app, store):
+        with suppress(KeyError), installed(store, app):
             assert app.conf.idempotency_store is store
             raise KeyError
 
         assert app.conf.get("idempotency_store") is before
+
+
+def test_store_is_behind_all_that_records() -> None:
+    """Behind an app that is not named, in place of a ``store=``, and beside an app whose settings nobody can load."""
+    broken, unnamed = Celery("broken", set_as_current=False, config_source="no.such.module"), an_app()
+    store = FakeStore()
+
+    @idempotent(Policy("order"), store="memory://")
+    def ship(order: str) -> None: ...
+
+    @idempotent(Policy("order"), app=unnamed)
+    def pack(order: str) -> None: ...
+
+    with installed(store, broken):
+        ship("o-1")
+        pack("o-1")
+
+    assert len(store.records) == 2
+    assert runtime_of(unnamed).store is not store

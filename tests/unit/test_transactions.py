@@ -9,7 +9,7 @@ from celery import Celery
 
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.delivery import Outcome
-from celery_idempotent.engine.transaction import derived_id
+from celery_idempotent.engine.transaction import BodyTransaction, derived_id
 from celery_idempotent.errors import LeaseLost, PolicyError, ResultLost, StoreUnavailable
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.record import Record, Status
@@ -19,7 +19,7 @@ from celery_idempotent.testing import FaultyStore
 from tests.support.deliveries import SLOT
 from tests.support.scene import JSON, Scene
 
-Fate = Literal["committed", "committed, reply lost", "undone, reply lost", "refused"]
+Fate = Literal["committed", "committed, reply lost", "undone, reply lost", "refused", "struck"]
 
 
 class _Bank(MemoryStore):
@@ -69,6 +69,8 @@ class _Transaction:
 
     def commit(self) -> None:
         fate = self.bank.fates.popleft() if self.bank.fates else "committed"
+        if fate == "struck":
+            raise TimeoutError
         self.bank.open -= 1
         if fate == "refused":
             raise ValueError("a deferred constraint")
@@ -164,7 +166,7 @@ def test_commit_whose_reply_was_lost_is_found_committed(scene: Scene, bank: _Ban
 
     assert scene.perform(_book) == Outcome({"booked": [1, 2]})
     assert bank.ledger == ["booked"]
-    assert scene.names == ["claimed", "completed"]
+    assert scene.names == ["claimed", *["store_unavailable"] * (lost > 1), "completed"]
 
 
 def test_commit_that_was_undone_is_the_bodys_failure(scene: Scene, bank: _Bank) -> None:
@@ -203,6 +205,31 @@ def test_refused_commit_is_the_databases_own_error(scene: Scene, bank: _Bank) ->
         scene.perform(_book)
 
     assert (bank.ledger, scene.names[-1]) == ([], "released")
+
+
+def test_commit_that_a_signal_keeps_from_being_sent_is_undone(scene: Scene, bank: _Bank) -> None:
+    """Else the connection would go back with a transaction in it."""
+    bank.fates.append("struck")
+
+    with pytest.raises(TimeoutError):
+        scene.perform(_book)
+
+    assert (bank.ledger, bank.open, scene.names[-1]) == ([], 0, "released")
+
+
+def test_block_that_a_signal_keeps_from_being_ended_is_undone_with_its_claim(
+    scene: Scene, bank: _Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the record's row, and the release would wait for it."""
+
+    def struck(*error: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(BodyTransaction, "__exit__", struck)
+    with pytest.raises(TimeoutError):
+        scene.perform(_book)
+
+    assert (bank.ledger, bank.open, scene.names[-1]) == ([], 0, "released")
 
 
 def test_block_must_state_its_result(scene: Scene, bank: _Bank) -> None:

@@ -7,12 +7,15 @@ import pytest
 
 from celery_idempotent import PolicyError, Status
 from celery_idempotent.engine import verdicts
+from celery_idempotent.engine.claim import new_nonce
+from celery_idempotent.engine.sweeping import sweep_abandoned, sweep_released
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.keys import Identity
-from celery_idempotent.protocol.operation import Operation, Run, decide, is_forgotten
+from celery_idempotent.protocol.operation import Operation, Run, decide, ended, is_forgotten
 from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.publishing import Announce, Outgoing, publication
 from celery_idempotent.protocol.record import Record
-from celery_idempotent.protocol.verdicts import Action, Verdict, given, history, is_erased
+from celery_idempotent.protocol.verdicts import Action, Verdict, given, history, is_erased, kept_until
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.contract import a_record
@@ -60,13 +63,14 @@ def test_a_release_and_a_rerun_say_who_and_why(store: MemoryStore) -> None:
     """Both lead to the same status, and only the verdict tells them apart."""
     unknown, abandoned = _stored(store, status=Status.UNKNOWN, error="?"), _stored(store)
 
-    rerun = verdicts.rerun(store, unknown.key, by="ann", reason="not there")
+    rerun = verdicts.rerun(store, unknown.key, by="ann", reason="not there: \udcff")
     released = verdicts.release(store, abandoned.key, grace=0, by="bob", reason="worker is gone")
 
     assert [(each.status, each.verdict["action"], each.verdict["by"]) for each in (rerun, released)] == [
         (Status.RELEASED, "rerun", "ann"),
         (Status.RELEASED, "release", "bob"),
     ]
+    assert rerun.verdict["reason"] == "not there: \\udcff"
 
 
 def test_verdicts_outlive_the_next_attempt_and_its_outcome(store: MemoryStore) -> None:
@@ -81,6 +85,129 @@ def test_verdicts_outlive_the_next_attempt_and_its_outcome(store: MemoryStore) -
 
     assert isinstance(decision, Run)
     assert decision.record.verdict["by"] == "ann"
+
+
+YEAR = 365 * 86_400_000
+
+
+def _delivered(store: MemoryStore, seen: Record, retain: int) -> Record:
+    """The record after the next delivery, which runs the body."""
+    operation = Operation(
+        identity=Identity(seen.key, seen.fingerprint), policy=Policy(), task="t", task_id="i", worker="w"
+    )
+    decision = decide(store.get(seen.key), operation, store.now(), owner="o", revision=new_nonce())
+    assert isinstance(decision, Run)
+    done = ended(decision.record, Status.COMPLETED, store.now(), retain, new_nonce())
+    assert store.swap(decision.record, decision.expected) == decision.record
+    assert store.swap(done, decision.record.revision) == done
+    return done
+
+
+@pytest.mark.parametrize("action", [Action.COMPLETED, Action.RERUN, Action.RELEASE])
+def test_a_judged_record_proves_it_for_a_year_and_its_outcome_counts_for_retain(
+    store: MemoryStore, clock: FakeClock, action: Action
+) -> None:
+    """Whoever asks after ``retain`` finds who has decided; a key that is used again runs again, and keeps it."""
+    seen = _stored(store, status=Status.IN_PROGRESS if action is Action.RELEASE else Status.UNKNOWN)
+    told: dict[str, Any] = {"keep": YEAR, "by": "ann", "reason": "asked"}
+    judged_at = clock.now()
+    match action:
+        case Action.COMPLETED:
+            outcome = verdicts.completed(store, CODEC, seen.key, 1, retain=9_000, **told)
+        case Action.RERUN:
+            verdicts.rerun(store, seen.key, **told)
+            outcome = _delivered(store, seen, 9_000)
+        case _:
+            verdicts.release(store, seen.key, grace=0, **told)
+            outcome = _delivered(store, seen, 9_000)
+
+    for _ in range(2):
+        assert not is_forgotten(outcome, clock.now() + 8_999)
+        assert is_forgotten(outcome, clock.now() + 9_000)
+        assert outcome.expires_at is not None
+        assert outcome.expires_at * 1000 >= judged_at + YEAR
+        assert outcome.verdict["by"] == "ann"
+        clock.advance(10_000)
+        outcome = _delivered(store, seen, 9_000)
+
+    clock.advance(YEAR)
+    last = _delivered(store, seen, 9_000)
+    assert last.verdict == {}
+    assert last.expires_at == (clock.now() + 9_999) // 1000
+
+
+def test_an_outcome_may_count_for_longer_than_the_proof_of_an_earlier_verdict(
+    store: MemoryStore, clock: FakeClock
+) -> None:
+    """The end of the outcome that was judged is not that of the next."""
+    seen = _stored(store, status=Status.UNKNOWN)
+    verdicts.completed(store, CODEC, seen.key, 1, retain=0, keep=YEAR)
+    clock.advance(1)
+
+    outcome = _delivered(store, seen, 2 * YEAR)
+
+    assert not is_forgotten(outcome, clock.now() + 2 * YEAR - 1)
+
+
+def test_a_publisher_keeps_the_proof_of_a_verdict_on_an_outcome_that_no_longer_counts(store: MemoryStore) -> None:
+    """By ``publish="once"`` its record comes before the next claim."""
+    seen = _stored(store, status=Status.UNKNOWN)
+    judged = verdicts.completed(store, CODEC, seen.key, 1, retain=0, keep=YEAR, by="ann")
+    operation = Operation(identity=Identity(seen.key, None), policy=Policy(), task="t", task_id="i", worker="w")
+
+    found = publication(judged, Outgoing(operation=operation, patience=1), store.now(), "r")
+
+    assert isinstance(found, Announce)
+    assert history(found.record)[-1]["by"] == "ann"
+
+
+def test_a_purge_leaves_what_proves_a_verdict(store: MemoryStore, clock: FakeClock) -> None:
+    """Given back, or begun again and never ended."""
+    released, begun = (_stored(store, status=Status.UNKNOWN, app="shop") for _ in range(2))
+    for each in (released, begun):
+        verdicts.rerun(store, each.key, keep=YEAR, by="ann")
+    at = store.get(begun.key)
+    assert at is not None
+    store.swap(replace(at, status=Status.IN_PROGRESS, revision="begun"), at.revision)
+    clock.advance(86_400_000)
+
+    def purged() -> int:
+        abandoned = sweep_abandoned(store, lambda _: Policy(), age=1)
+        return len([*sweep_released(store, age=1), *abandoned])
+
+    assert purged() == 0
+    clock.advance(YEAR)
+    assert purged() == 2
+
+
+@pytest.mark.parametrize("until", ["?", None, 10**30, -1])
+def test_whatever_stands_in_a_verdict_no_outcome_counts_for_longer_than_its_record(until: object) -> None:
+    """Who can write the store may end an outcome, and not make one last."""
+    record = replace(
+        a_record(), status=Status.COMPLETED, expires_at=5, verdict={"kept_until": until, "counts_until": until}
+    )
+
+    assert is_forgotten(record, 5_000)
+    assert isinstance(kept_until(record), int)
+
+
+@pytest.mark.parametrize("until", [10**30, 2**63, 2**63 - 1])
+def test_no_verdict_gives_an_outcome_a_time_that_no_store_holds(until: int) -> None:
+    """Or it could not be recorded after its effect, and the effect would come again."""
+    record = ended(replace(a_record(), verdict={"kept_until": until}), Status.COMPLETED, 1_000, 5_000, "r")
+
+    assert record.expires_at == 6
+
+
+def test_the_proof_of_a_verdict_outlasts_a_purge_in_memory_too(store: MemoryStore, clock: FakeClock) -> None:
+    """As in every store: what says when a record goes is its ``expires_at``."""
+    seen = _stored(store, status=Status.UNKNOWN)
+    verdicts.completed(store, CODEC, seen.key, 1, retain=0, keep=YEAR, by="ann")
+    clock.advance(1)
+
+    assert store.purge(10) == 0
+    clock.advance(YEAR + 1_000)
+    assert store.purge(10) == 1
 
 
 def test_the_last_ten_verdicts_are_kept_the_oldest_first() -> None:
@@ -113,6 +240,13 @@ def test_long_names_and_reasons_are_cut() -> None:
     told = given(Verdict(Action.FORGET, by="n" * 300, reason="r" * 3000), a_record(), 1)
 
     assert (len(told["by"]), len(told["reason"])) == (255, 2000)
+
+
+def test_names_and_reasons_that_no_store_can_keep_are_kept_as_their_escapes() -> None:
+    """A verdict that is refused for its text would be taken for an outage."""
+    told = given(Verdict(Action.FORGET, by="an\0n", reason="\ud83d"), a_record(), 1)
+
+    assert (told["by"], told["reason"]) == (r"an\x00n", r"\ud83d")
 
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED, Status.RELEASED])

@@ -11,6 +11,7 @@ from celery import Celery
 from celery_idempotent import IdempotentTask, Policy, PolicyError, Record, Status, forget, release, resolve, signals
 from celery_idempotent.integration.operator import judge_each, this_user
 from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.protocol.verdicts import kept_until
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.contract import a_record
@@ -65,6 +66,20 @@ def test_each_verdict_is_told_with_a_name_and_a_reason(app: Celery, caplog: pyte
     assert {each["sender"] for each in told} == {app.tasks["shop.charge"]}
     assert caplog.text.count("idempotency.verdict_given task=shop.charge") == 4
     assert caplog.text.count("ticket 7") == 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "kept"),
+    [({}, 365 * 86_400_000), ({"idempotency_keep_verdicts": 7}, 7_000), ({"idempotency_keep_verdicts": 0}, 0)],
+)
+def test_proof_of_a_verdict_stays_by_the_setting(app: Celery, setting: dict[str, int], kept: int) -> None:
+    """A year, or what the setting says; what is forgotten on purpose is not kept for the sake of that."""
+    app.conf.update(setting)
+    unknown, abandoned = _stored(app, status=Status.UNKNOWN), _stored(app)
+    judged = [resolve(unknown.key, completed=None, app=app), release(abandoned.key, app=app)]
+
+    assert [kept_until(each) for each in judged] == [each.verdict["at"] + kept if kept else 0 for each in judged]
+    assert "kept_until" not in forget(unknown.key, app=app).verdict
 
 
 def test_a_verdict_on_a_task_of_another_app_has_no_sender(app: Celery) -> None:

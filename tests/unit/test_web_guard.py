@@ -1,5 +1,6 @@
 """Who comes in to the page, and what nobody can make a logged-in person's browser do."""
 
+import asyncio
 import sys
 import time
 from typing import Any
@@ -27,7 +28,7 @@ from tests.support.web import (
     now_of,
 )
 
-PAGES = ("/", "/records", "/record?key=k", "/judge", "/nowhere")
+PAGES = ("/", "/records", "/record?key=k", "/judge", "/metrics", "/nowhere")
 COOKIE = Sessions(TOKEN).cookie
 
 
@@ -278,6 +279,29 @@ def test_form_that_cannot_be_meant_is_refused(app: Celery, content: bytes, statu
     """Before anything is looked for."""
     answer = a_program(a_page(app)).post("/judge", content=content)
     assert (answer.status_code, reason in answer.text) == (status, True)
+
+
+def test_stranger_can_send_no_more_than_a_token(app: Celery) -> None:
+    """Hundreds of half-sent forms would otherwise stay in memory; who has logged out by time is told so."""
+    page, sent, read = a_page(app), [], []
+
+    async def receive() -> Any:
+        read.append(2**10)
+        return {"type": "http.request", "body": b"x" * 2**10, "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-length", b"1000000")]
+    asked = {"type": "http", "method": "POST", "path": "/judge", "query_string": b"", "headers": headers}
+
+    async def served() -> None:
+        await page({**asked, "root_path": "", "scheme": "http", "server": ("h", 80)}, receive, send)
+
+    asyncio.run(served())
+
+    assert sent[0]["status"] == 401
+    assert sum(read) <= 2**14
 
 
 def test_long_address_is_refused(stranger: TestClient) -> None:

@@ -13,6 +13,7 @@ from celery import Celery
 from starlette.testclient import TestClient
 
 from celery_idempotent import Policy, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.contrib.web import pages
 from celery_idempotent.contrib.web.overview import MOST_NAMED, Overview, counted
 from celery_idempotent.contrib.web.searching import PAGE
 from celery_idempotent.contrib.web.timeline import ago, timeline
@@ -28,7 +29,18 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_completion, a_record
 from tests.support.objects import large_results
 from tests.support.waiting import wait_until
-from tests.support.web import BEARER, HOUR, a_page, a_program, a_shop, a_written, overview_of, store_of, text_of
+from tests.support.web import (
+    BEARER,
+    HOUR,
+    a_page,
+    a_program,
+    a_shop,
+    a_verdict,
+    a_written,
+    overview_of,
+    store_of,
+    text_of,
+)
 
 MARKUP = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 CONTROL = "\x00\x1b[31m\r\nforged\u202etxt.exe\u2028\x7f\ud800"
@@ -388,6 +400,13 @@ def test_timeline_of_verdicts() -> None:
     assert events[0].details == ("1 earlier attempt is counted, but not kept",)
 
 
+def test_timeline_ends_with_the_outcome_though_a_verdict_keeps_the_record() -> None:
+    """That is until when a duplicate is answered."""
+    record = replace(a_completion(a_record()), expires_at=NOW, verdict={"counts_until": NOW + 1_000})
+
+    assert timeline(record, NOW)[-1].at == NOW + 1_000
+
+
 def test_timeline_of_what_was_forgotten_on_purpose() -> None:
     """The mark that is left is no completion."""
     done = a_completion(a_record())
@@ -452,6 +471,57 @@ def test_overview_names_who_waits_for_a_person(app: Celery, person: TestClient) 
     oldest_first = [f"unknown {number}" for number in range(MOST_NAMED + 4, 4, -1)]
     assert _listed(html) == [*oldest_first, "abandoned"]
     assert f'<a href="/records?status=UNKNOWN">Search all {MOST_NAMED + 5}</a>' in html
+
+
+def _scraped(person: TestClient) -> dict[str, float]:
+    answer = person.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    samples = (line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
+    return {name.removeprefix("celery_idempotent_"): float(value) for name, value in samples}
+
+
+def test_prometheus_is_told_what_waits_until_somebody_has_judged(
+    app: Celery, person: TestClient, store: _Store
+) -> None:
+    """How many, and since when; by a look at what is open alone, once a minute and after a verdict."""
+    records = [a_written(app, age=each * HOUR) for each in (1, 3)]
+    a_written(app, Status.IN_PROGRESS, age=2 * HOUR)
+    a_written(app, Status.IN_PROGRESS, lease_until=store_of(app).now() + HOUR)
+    a_written(app, Status.COMPLETED)
+
+    told = _scraped(person)
+    assert told == _scraped(person) | {name: pytest.approx(age, abs=60) for name, age in told.items() if "age" in name}
+    assert (told['operations{state="unknown"}'], told['operations{state="abandoned"}']) == (2, 1)
+    assert told['operations_age_seconds{state="unknown"}'] == pytest.approx(3 * 3600, abs=60)
+    assert told['operations_age_seconds{state="abandoned"}'] == pytest.approx(2 * 3600, abs=60)
+    assert (store.scans, store.read) == (2, 4)
+
+    writing = a_program(a_page(app))
+    assert _scraped(writing)['operations{state="unknown"}'] == 2
+    writing.post("/judge", data=a_verdict(*records))
+    told = _scraped(writing)
+    assert (told['operations{state="unknown"}'], told['operations_age_seconds{state="unknown"}']) == (0, 0)
+
+
+def test_prometheus_gets_no_zero_for_what_is_not_counted_yet(
+    app: Celery, person: TestClient, store: _Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where the store does not answer: a target that is down is an alert, and a zero is none."""
+    monkeypatch.setattr(pages, "_PATIENCE_OF_A_SCRAPE", 0.01)
+    a_written(app)
+    go_on, scan = threading.Event(), store.scan
+
+    def held(**asked: Any) -> Iterator[Record]:
+        assert go_on.wait(60)
+        yield from scan(**asked)
+
+    store.scan = held  # type: ignore[method-assign]
+    assert person.get("/metrics").status_code == 503
+    store.error = StoreUnavailable("s", "scan", "away")
+    go_on.set()
+    assert wait_until(lambda: "away" in person.get("/metrics").text, "it fails")
+    store.error = None
+    wait_until(lambda: person.get("/metrics").status_code == 200, "it is counted")
 
 
 def _with(html: str, words: str) -> str:

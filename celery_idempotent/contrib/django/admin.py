@@ -17,7 +17,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import connections, transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -33,7 +33,7 @@ from celery_idempotent.integration.reports import report_verdict
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
-from celery_idempotent.protocol.verdicts import Action, history
+from celery_idempotent.protocol.verdicts import Action, counts_until, history
 
 _MOST_LISTED = 1_000
 """Records behind one list. Counting further would read the whole table for a number that nobody needs."""
@@ -144,8 +144,8 @@ class IdempotencyRecordAdmin(_Admin):
     list_filter = (_StatusFilter, _TaskFilter)
     search_fields = ("key", "label", "task_id")
     search_help_text = (
-        "An idempotency key or a label; a star at the end stands for any rest. Or a whole task id (which reads the "
-        "whole table)."
+        "An idempotency key or a label; a star at the end stands for any rest. Or a whole task id, or the beginning of "
+        "a key (which read the whole table)."
     )
     # UNKNOWN first, COMPLETED last and the latest of them first: as the table's index has it, but PostgreSQL's.
     ordering = ("-status", "-expires_at")
@@ -204,7 +204,7 @@ class IdempotencyRecordAdmin(_Admin):
     @admin.display(description="key", ordering="key")
     def short_key(self, row: IdempotencyRecord) -> str:
         """The key as far as a list has room, all of it on hover."""
-        return format_html('<span title="{}">{}</span>', one_line(row.key), one_line(display.short_key(row.key)))
+        return format_html('<span title="{}">{}</span>', one_line(row.key), one_line(display.beginning(row.key)))
 
     @admin.display(description="meaning")
     def meaning(self, row: IdempotencyRecord) -> str:
@@ -219,12 +219,14 @@ class IdempotencyRecordAdmin(_Admin):
     @admin.display(description="forgotten (UTC)", ordering="expires_at")
     def forgotten_utc(self, row: IdempotencyRecord) -> str:
         """Until when the outcome counts, for the list."""
-        return "never" if row.expires_at is None else _moment(row.expires_at * 1000)
+        until = _counts_until(row)
+        return "never" if until is None else _moment(until)
 
     @admin.display(description="forgotten after")
     def forgotten(self, row: IdempotencyRecord) -> str:
         """Until when the outcome counts; a record without an outcome is not forgotten."""
-        return "never" if row.expires_at is None else display.utc(row.expires_at * 1000)
+        until = _counts_until(row)
+        return "never" if until is None else display.utc(until)
 
     @admin.display(description="result")
     def shown_result(self, row: IdempotencyRecord) -> str:
@@ -283,7 +285,7 @@ class IdempotencyRecordAdmin(_Admin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord], search_term: str
     ) -> tuple[QuerySet[IdempotencyRecord], bool]:
-        """By key or label, which are found at once, or else by task id."""
+        """By key or label, which are found at once, or else by task id or what a list shows of a key."""
         term = search_term.strip()
         if not term:
             return queryset, False
@@ -294,7 +296,7 @@ class IdempotencyRecordAdmin(_Admin):
                 return found, False
         if project.runtime().cipher is not None:
             self.message_user(request, _LABELS_ARE_ENCRYPTED, messages.INFO)
-        return queryset.filter(task_id=term), False
+        return queryset.filter(Q(task_id=term) | Q(key__startswith=term)), False
 
     # -- who may do what
 
@@ -456,15 +458,16 @@ class IdempotencyRecordAdmin(_Admin):
 
 
 def _resolved(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
-    store = project.store_of_admin()
+    store, keep = project.store_of_admin(), project.runtime().keep_verdicts
     if given["verdict"] == "rerun":
-        return verdicts.rerun(store, seen.key, **told)
+        return verdicts.rerun(store, seen.key, keep=keep, **told)
     codec, retain = project.runtime().codec, project.policy_of(seen).retain_ms
-    return verdicts.completed(store, codec, seen.key, given["value"], retain=retain, **told)
+    return verdicts.completed(store, codec, seen.key, given["value"], retain=retain, keep=keep, **told)
 
 
 def _released(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
-    return verdicts.release(project.store_of_admin(), seen.key, grace=project.policy_of(seen).grace_ms, **told)
+    grace, keep = project.policy_of(seen).grace_ms, project.runtime().keep_verdicts
+    return verdicts.release(project.store_of_admin(), seen.key, grace=grace, keep=keep, **told)
 
 
 def _forgotten(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
@@ -519,6 +522,10 @@ _FORGET = _Kind(
     lambda _: "Forgotten. The next delivery is a new operation.",
 )
 _KINDS = {each.name: each for each in (_RESOLVE, _RELEASE, _FORGET)}
+
+
+def _counts_until(row: IdempotencyRecord) -> int | None:
+    return row.expires_at and row.expires_at * 1000 if row.unreadable else counts_until(row.fetched)
 
 
 def _moment(milliseconds: int) -> str:

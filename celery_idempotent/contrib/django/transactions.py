@@ -34,6 +34,7 @@ class DjangoTransaction:
             close()
             raise
         self._depth = len(connection.savepoint_ids)
+        self._is_ended = False
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.stores.Transaction.swap`."""
@@ -66,6 +67,7 @@ class DjangoTransaction:
         connection: Any = self.connection  # Django's stubs do not know how it keeps its callbacks
         if len(connection.atomic_blocks) == 1:  # else it is in a TestCase, which may want to see them
             connection.run_on_commit = [(ids, call, True) for ids, call, _ in connection.run_on_commit]
+        self._is_ended = True
         try:
             self._atomic.__exit__(None, None, None)
         except IntegrityError:
@@ -87,6 +89,9 @@ class DjangoTransaction:
 
     def rollback(self) -> None:
         """See :meth:`celery_idempotent.stores.Transaction.rollback`."""
+        if self._is_ended:
+            return
+        self._is_ended = True
         undone = _Undone()
         try:
             self._atomic.__exit__(_Undone, undone, None)

@@ -101,15 +101,16 @@ class IdempotencyMiddleware:
         key = passage.rules.admitted(scope["method"], _lines(scope, b"idempotency-key"))
         if not isinstance(key, str):
             return key
-        body = await reading.whole(next(iter(_lines(scope, b"content-length")), None))
-        if not isinstance(body, bytes):
-            return body
         found = passage.caller(
             scope, *(next(iter(_lines(scope, each)), None) for each in (b"authorization", b"cookie"))
         )
         caller = passage.known(await found if isawaitable(found) else found)
         if isinstance(caller, Problem):
             return caller
+        # Not before: whoever may not come must not have a body kept here.
+        body = await reading.whole(next(iter(_lines(scope, b"content-length")), None))
+        if not isinstance(body, bytes):
+            return body
         return RequestFacts(
             method=scope["method"],
             path=scope["path"],

@@ -151,7 +151,7 @@ class _Coat:
     def answer(self, request: HttpRequest, respond: Callable[[], HttpResponseBase], route: Route) -> HttpResponseBase:
         """The response to a request."""
         asked = self._asked(request)
-        told = self._told(request) if isinstance(asked, tuple) else None
+        told = self._told(request) if isinstance(asked, str) else None
         facts = self._facts(request, asked, told, route)
         if isinstance(facts, Problem) and self._passage.rules.refuses:
             return _response(self._passage.rules.refusal(facts))
@@ -173,7 +173,7 @@ class _Coat:
     ) -> HttpResponseBase:
         """As :meth:`answer`, awaited."""
         asked = self._asked(request)
-        told = self._told(request) if isinstance(asked, tuple) else None
+        told = self._told(request) if isinstance(asked, str) else None
         facts = self._facts(request, asked, await told if isawaitable(told) else told, route)
         if isinstance(facts, Problem) and self._passage.rules.refuses:
             return _response(self._passage.rules.refusal(facts))
@@ -194,15 +194,17 @@ class _Coat:
             return page
         return _response(found) if isinstance(found, HttpAnswer) else found
 
-    def _asked(self, request: HttpRequest) -> tuple[str, bytes] | Problem | None:
-        """Key and body of a request, or why it is refused; None where it runs unprotected."""
+    def _asked(self, request: HttpRequest) -> str | Problem | None:
+        """The key of a request, or why it is refused before its body is read; None where it runs unprotected."""
         rules = self._passage.rules
         line = request.headers.get("Idempotency-Key")
         key = rules.admitted(request.method or "", [] if line is None else [line])
-        if not isinstance(key, str):
-            return key
-        if rules.refuses:
+        if isinstance(key, str) and rules.refuses:
             _refuse_transaction()
+        return key
+
+    def _body(self, request: HttpRequest) -> bytes | Problem | None:
+        rules = self._passage.rules
         if problem := rules.sized(request.META.get("CONTENT_LENGTH")):
             return problem
         try:
@@ -211,29 +213,31 @@ class _Coat:
             if rules.refuses:
                 raise
             return None
-        return Problem.BODY_TOO_LARGE if len(body) > rules.max_request else (key, body)
+        return Problem.BODY_TOO_LARGE if len(body) > rules.max_request else body
 
     def _told(self, request: HttpRequest) -> Any:
         """What the author says about who calls, or what has to be awaited for that."""
         return self._passage.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie"))
 
     def _facts(
-        self, request: HttpRequest, asked: tuple[str, bytes] | Problem | None, told: Any, route: Route
+        self, request: HttpRequest, asked: str | Problem | None, told: Any, route: Route
     ) -> RequestFacts | Problem | None:
         """What a request is about, or why it is refused; None where it runs unprotected."""
-        if not isinstance(asked, tuple):
+        if not isinstance(asked, str):
             return asked
         caller = self._passage.known(told)
         if isinstance(caller, Problem):
             return caller
-        key, body = asked
+        body = self._body(request)
+        if not isinstance(body, bytes):
+            return body
         return RequestFacts(
             method=request.method or "",
             path=request.path,
             query=request.META.get("QUERY_STRING", ""),
             content_type=request.content_type or "",
             body=body,
-            key=key,
+            key=asked,
             caller=caller,
             route=route(request),
         )

@@ -67,12 +67,12 @@ def _facts(passage: Passage) -> RequestFacts | Problem | None:
     key = passage.rules.admitted(request.method, request.headers.getlist("Idempotency-Key"))
     if not isinstance(key, str):
         return key
-    body = _body(passage)
-    if isinstance(body, Problem):
-        return body
     caller = passage.known(passage.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie")))
     if isinstance(caller, Problem):
         return caller
+    body = _body(passage)
+    if isinstance(body, Problem):
+        return body
     return RequestFacts(
         method=request.method,
         path=request.root_path + request.path,

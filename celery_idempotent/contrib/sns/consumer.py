@@ -7,7 +7,6 @@ idempotency key, so the operation is one.
 import logging
 import sys
 import threading
-import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from celery import Celery
 
+from celery_idempotent import clock
 from celery_idempotent.contrib.sns.notification import Notification, unwrap
 from celery_idempotent.contrib.sns.routing import PassedOver, Route, Stays, TaskCall, decide
 from celery_idempotent.integration.binding import body_signature
@@ -133,13 +133,13 @@ class Subscriber:
     def _received(self) -> _Batch:
         answer = self._sqs().receive_message(
             QueueUrl=self._queue_url(),
-            MaxNumberOfMessages=1 if time.monotonic() < self._careful_until else min(_MOST, self._room),
+            MaxNumberOfMessages=1 if clock.monotonic() < self._careful_until else min(_MOST, self._room),
             VisibilityTimeout=self._pace.visibility,
             WaitTimeSeconds=self._pace.wait,
             MessageAttributeNames=["All"],
             AttributeNames=["ApproximateReceiveCount", "MessageDeduplicationId", "MessageGroupId"],
         )
-        return _Batch(answer.get("Messages", []), time.monotonic() + self._pace.visibility)
+        return _Batch(answer.get("Messages", []), clock.monotonic() + self._pace.visibility)
 
     def _queue_url(self) -> str:
         if not self._url:
@@ -170,7 +170,7 @@ class Subscriber:
 
     def _publish(self, batch: _Batch) -> None:
         for index, message in enumerate(batch.messages):
-            if self._stopping.is_set() or time.monotonic() >= batch.ends_at:
+            if self._stopping.is_set() or clock.monotonic() >= batch.ends_at:
                 batch.untried.extend(batch.messages[index:])
                 return
             try:
@@ -190,7 +190,7 @@ class Subscriber:
         if self._queue.endswith(".fifo"):
             batch.stuck_groups.add(notification.group_id)
             # Those behind it were taken for nothing, and each time counts on their own way to the dead letter queue.
-            self._careful_until = time.monotonic() + 2 * self._pace.visibility
+            self._careful_until = clock.monotonic() + 2 * self._pace.visibility
         say(
             logger.error,
             "sns_stays",
@@ -245,9 +245,9 @@ class Subscriber:
 
     def _has_room(self) -> bool:
         """Whether the broker is there, and fewer tasks wait than may."""
-        if self._room > 0 and time.monotonic() < self._counted_at + _COUNT_EVERY:
+        if self._room > 0 and clock.monotonic() < self._counted_at + _COUNT_EVERY:
             return True
-        self._room, self._counted_at = self._ask_broker(), time.monotonic()
+        self._room, self._counted_at = self._ask_broker(), clock.monotonic()
         was_full, self._is_full = self._is_full, self._room <= 0
         if self._is_full and not was_full:
             say(logger.info, "sns_waits", queue=self._queue, backlog=self._pace.backlog)

@@ -66,6 +66,10 @@ def _is_local(bind: str) -> bool:
 def _listening(bind: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family)
+        listener = socket.create_server(address[:2], family=family)
+        # Its connections inherit it. asyncio sets it only on sockets that name their protocol, which these do not; an
+        # answer is written in two parts, and the second would wait for the browser to acknowledge the first.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         raise click.ClickException(f"cannot listen on {bind}, port {port}: {error}") from error

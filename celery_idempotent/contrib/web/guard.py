@@ -8,7 +8,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from http import HTTPStatus
 from urllib.parse import parse_qsl, quote, urlencode
@@ -38,6 +38,7 @@ _LONGEST_QUERY = 8192
 """Bytes; a key has up to 2048, each of which may be written as three."""
 
 _LARGEST_BODY = 2**20
+_LARGEST_LOGIN = 2**13
 _MOST_FIELDS = 200
 
 
@@ -59,7 +60,7 @@ def with_headers(app: ASGIApp) -> ASGIApp:
 class Sessions:
     """Cookies that stand for the token, and what is signed with it."""
 
-    token: str
+    token: str = field(repr=False)
     clock: Callable[[], float] = time.time
 
     @property
@@ -138,12 +139,15 @@ class Guard:
         if request.method != "POST" and "token" in request.query_params:
             rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
             return self._entered(request, request.query_params["token"], request.scope["path"], rest)
-        form = await self._form(request) if request.method == "POST" else {}
+        form_token = self._form_token(request)
+        form = await self._form(request, is_known=form_token is not None) if request.method == "POST" else {}
         if "token" in form:
             return self._entered(request, form["token"][-1], f"{request.scope['root_path']}/", [])
-        request.state.form, request.state.form_token = form, self._form_token(request)
+        if form_token is None:
+            raise _stranger()
+        request.state.form, request.state.form_token = form, form_token
         given = form.get("form_token", [""])[-1]
-        if request.method == "POST" and not hmac.compare_digest(_bytes(given), _bytes(request.state.form_token)):
+        if request.method == "POST" and not hmac.compare_digest(_bytes(given), _bytes(form_token)):
             raise Denied(HTTPStatus.FORBIDDEN, "This form is of another session. Load its page again, and repeat.")
         return None
 
@@ -157,24 +161,29 @@ class Guard:
         set_cookie(request, answer, self._sessions.cookie, self._sessions.begun())
         return answer
 
-    def _form_token(self, request: Request) -> str:
-        """What this session's forms must carry; empty for a bearer, whom no other site can make send anything."""
+    def _form_token(self, request: Request) -> str | None:
+        """What this session's forms must carry; empty for a bearer, whom no other site can make send anything.
+
+        None for a stranger.
+        """
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._sessions.knows(token.strip()):
             return ""
         cookie = request.cookies.get(self._sessions.cookie, "")
         if scheme.lower() == "bearer" or not self._sessions.is_valid(cookie):
-            raise Denied(HTTPStatus.UNAUTHORIZED, "A session lasts twelve hours, and then asks again.")
+            return None
         return self._sessions.form_token(cookie)
 
-    async def _form(self, request: Request) -> Mapping[str, list[str]]:
+    async def _form(self, request: Request, *, is_known: bool) -> Mapping[str, list[str]]:
+        """What was sent: of a stranger no more than the form with the token, or he could fill the memory."""
         if not _is_of_this_page(request):
             raise Denied(HTTPStatus.FORBIDDEN, "Another site has sent this form.")
+        most, too_large = (_LARGEST_BODY, _too_large()) if is_known else (_LARGEST_LOGIN, _stranger())
         body = b""
         async for chunk in request.stream():
             body += chunk
-            if len(body) > _LARGEST_BODY:
-                raise Denied(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
+            if len(body) > most:
+                raise too_large
         try:
             pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
         except ValueError as error:
@@ -183,6 +192,14 @@ class Guard:
         for name, value in pairs:
             form.setdefault(name, []).append(value)
         return form
+
+
+def _stranger() -> Denied:
+    return Denied(HTTPStatus.UNAUTHORIZED, "A session lasts twelve hours, and then asks again.")
+
+
+def _too_large() -> Denied:
+    return Denied(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
 
 
 def set_cookie(request: Request, answer: Response, name: str, value: str) -> None:

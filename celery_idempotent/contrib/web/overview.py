@@ -1,9 +1,11 @@
 """What the whole store holds, counted beside the views: a count reads every record, and a view must not wait for it."""
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappush, heappushpop
+from itertools import chain
 from threading import Event, Lock, Thread
 
 from celery_idempotent.engine import search
@@ -15,11 +17,8 @@ from celery_idempotent.protocol.verdicts import Action
 MOST_NAMED = 10
 """Records of each kind that are named as waiting for a person."""
 
-_FRESH = 5.0
-"""Seconds for which a count is shown without another; longer where it takes long, so that counting never becomes all
-that a store does."""
-
 _FRESH_FOR_EACH_SECOND = 10
+"""A count that takes long is shown for longer, so that counting never becomes all that a store does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +65,20 @@ def is_abandoned(runtime: Runtime, record: Record, now: int) -> bool:
     return Action.RELEASE in fitting(record, grace=runtime.policy_of(record).grace_ms, now=now)
 
 
-def counted(runtime: Runtime, read: Callable[[int], object] = lambda count: None) -> Counted:
-    """Reads the whole store once; ``read`` is told now and then how many records it was."""
+OPEN = (Status.UNKNOWN, Status.IN_PROGRESS)
+"""What can wait for a person; a store that has an index finds it without reading the rest."""
+
+
+def counted(
+    runtime: Runtime, read: Callable[[int], object] = lambda count: None, statuses: Sequence[Status | None] = (None,)
+) -> Counted:
+    """Reads the records of ``statuses`` once; ``read`` is told now and then how many it was."""
     store = runtime.store
     now, unknown, abandoned = store.now(), _Collector(), _Collector()
 
     def sorted_out() -> Iterator[Record]:
-        for number, record in enumerate(store.scan(), 1):
+        scanned = chain.from_iterable(store.scan(status=each) for each in statuses)
+        for number, record in enumerate(scanned, 1):
             if record.status is Status.UNKNOWN:
                 unknown.add(record)
             elif record.status is Status.IN_PROGRESS and is_abandoned(runtime, record, now):
@@ -83,6 +89,23 @@ def counted(runtime: Runtime, read: Callable[[int], object] = lambda count: None
 
     summary = search.summarised(sorted_out(), now)
     return Counted(summary, unknown.oldest().map(runtime.revealed), abandoned.oldest().map(runtime.revealed))
+
+
+def exposed(found: Counted, now: int) -> str:
+    """What waits for a person at ``now``, in the text format of Prometheus."""
+    kinds = {"unknown": found.unknown, "abandoned": found.abandoned}
+    counts = {state: kind.count for state, kind in kinds.items()}
+    ages = {
+        state: max(now - kind.records[0].updated_at, 0) / 1000 if kind.records else 0 for state, kind in kinds.items()
+    }
+    lines: list[str] = []
+    for name, tells, values in (
+        ("operations", "Operations that wait for a person", counts),
+        ("operations_age_seconds", "For how long the oldest of them was not written", ages),
+    ):
+        lines += [f"# HELP celery_idempotent_{name} {tells}", f"# TYPE celery_idempotent_{name} gauge"]
+        lines += [f'celery_idempotent_{name}{{state="{state}"}} {value}' for state, value in values.items()]
+    return "\n".join([*lines, ""])
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +129,20 @@ class Overview:
     Args:
         runtime: Whose store.
         clock: Seconds, growing.
+        statuses: Of which records; by default of all.
+        fresh: Seconds for which a count is shown without another.
     """
 
-    def __init__(self, runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        runtime: Runtime,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        statuses: Sequence[Status | None] = (None,),
+        fresh: float = 5.0,
+    ) -> None:
+        self._count_all = partial(counted, runtime, self._read, statuses)
+        self._fresh = fresh
         self._clock = clock
         self._lock = Lock()
         self._last: tuple[Counted, float] | None = None
@@ -157,14 +190,17 @@ class Overview:
     def _count(self, over: Event) -> None:
         began = self._clock()
         try:
-            found = counted(self._runtime, self._read)
+            found = self._count_all()
         except BaseException as error:  # noqa: BLE001 - whoever looks raises it
             with self._lock:
                 self._failed, self._under_way = error, None
         else:
             with self._lock:
                 now, self._under_way = self._clock(), None
-                self._last, self._stale_at = (found, now), now + max(_FRESH, (now - began) * _FRESH_FOR_EACH_SECOND)
+                self._last, self._stale_at = (
+                    (found, now),
+                    now + max(self._fresh, (now - began) * _FRESH_FOR_EACH_SECOND),
+                )
         over.set()
 
     def _read(self, count: int) -> None:

@@ -14,13 +14,13 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from celery_idempotent.contrib.web.guard import Denied, Guard, Sessions, set_cookie, with_headers
 from celery_idempotent.contrib.web.judging import CHOICES, Form, judged_each
-from celery_idempotent.contrib.web.overview import Overview
+from celery_idempotent.contrib.web.overview import OPEN, Overview, exposed
 from celery_idempotent.contrib.web.searching import AGES, PAGE, STATUSES, Search, answer
 from celery_idempotent.contrib.web.timeline import ago, timeline
 from celery_idempotent.engine.claim import effect_key
@@ -34,6 +34,12 @@ from celery_idempotent.protocol.verdicts import Action
 
 _PATIENCE = 1.0
 """Seconds that a view waits for a count that is under way."""
+
+_PATIENCE_OF_A_SCRAPE = 8.0
+"""The same; Prometheus gives up after ten."""
+
+_MINUTE = 60.0
+"""Seconds for which a count is scraped again; each costs a store without an index a look at all that it has."""
 
 _STATIC = {"style.css": "text/css", "icon.svg": "image/svg+xml"}
 
@@ -50,6 +56,7 @@ def served(app: Celery, token: str, *, write: bool) -> ASGIApp:
         Route("/records", pages.records),
         Route("/record", pages.record),
         Route("/judge", pages.judge, methods=["POST"]),
+        Route("/metrics", pages.metrics),
     ]
     return with_headers(
         Starlette(
@@ -85,13 +92,14 @@ class _Pages:
         self._write = write
         self._runtime = runtime_of(app)
         self._overview = Overview(self._runtime)
+        self._open = Overview(self._runtime, statuses=OPEN, fresh=_MINUTE)
         self._store = self._runtime.store
         self._templates = Environment(
             loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined, finalize=_printed,
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self._templates.filters.update(
-            utc=display.utc, utc_short=display.utc_short, key=display.short_key, duration=display.duration, lines=_lines
+            utc=display.utc, utc_short=display.utc_short, key=display.beginning, duration=display.duration, lines=_lines
         )
         self._templates.globals.update(seen=_seen, statuses=STATUSES)
 
@@ -142,6 +150,13 @@ class _Pages:
             actions=self._fitting(record, now) if self._write else [],
         )
 
+    def metrics(self, request: Request) -> Response:
+        """How many wait for a person, and for how long, for Prometheus."""
+        found = self._open.look(_PATIENCE_OF_A_SCRAPE).counted
+        if found is None:
+            return PlainTextResponse("the first count is under way", HTTPStatus.SERVICE_UNAVAILABLE)
+        return PlainTextResponse(exposed(found, self._store.now()), media_type="text/plain; version=0.0.4")
+
     # -- verdicts
 
     def judge(self, request: Request) -> Response:
@@ -164,7 +179,8 @@ class _Pages:
             form = form or Form(by=unquote(request.cookies.get(_WHO, "")))
             return self._asked(request, form, records, left_out)
         judged, outage = judged_each(self._app, form, records)
-        self._overview.judged([each.record.key for each in judged])
+        for count in (self._overview, self._open):
+            count.judged([each.record.key for each in judged])
         page = self._page(
             request,
             "judged.html",

@@ -7,7 +7,7 @@ from typing import Any
 from celery_idempotent.integration import display
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, Finished
-from celery_idempotent.protocol.verdicts import Action, history, is_erased
+from celery_idempotent.protocol.verdicts import Action, counts_until, history, is_erased
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,9 @@ def _expected(record: Record, now: int) -> Iterator[Moment]:
     if record.status is Status.IN_PROGRESS:
         over = record.lease_until <= now
         yield Moment(record.lease_until, "later", "The lease was over" if over else "The lease ends, unless renewed")
-    if record.expires_at is not None:
-        forgotten = record.expires_at * 1000 <= now
-        yield Moment(record.expires_at * 1000, "later", "Forgotten" if forgotten else "The outcome will be forgotten")
+    until = counts_until(record)
+    if until is not None:
+        yield Moment(until, "later", "Forgotten" if until <= now else "The outcome will be forgotten")
 
 
 def ago(at: int, now: int) -> str:

@@ -104,6 +104,8 @@ def advise_on(wanted: Filter, app: Celery) -> None:
     )
 
 
+of_task = click.option("--task", metavar="TASK", help="Only of this task.")
+
 _OPTIONS = (
     click.option(
         "--status",
@@ -111,7 +113,7 @@ _OPTIONS = (
         metavar="STATUS",
         help=f"Only in this status: {', '.join([*Status, FORGOTTEN])}; upper or lower case.",
     ),
-    click.option("--task", metavar="TASK", help="Only of this task."),
+    of_task,
     click.option("--label", metavar="LABEL", help="Only with this label; 'acme/*' stands for all that begin so."),
     click.option("--worker", metavar="NAME", help="Only those whose last attempt ran there."),
     click.option("--older-than", type=Age(), metavar="AGE", help="Only those last written so long ago: 30m, 1h, 2d."),

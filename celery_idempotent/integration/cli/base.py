@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_idempotent.engine.delivery import EventName
 from celery_idempotent.errors import IdempotencyError, IdempotencyWarning
+from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.operator import json_of
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
@@ -65,12 +66,13 @@ def _warnings_as_sentences(told: list[str]) -> Iterator[None]:
 
 
 class _Sentences(logging.Handler):
-    """What is logged where nobody has configured logging, but for verdicts: the command tells what became of those."""
+    """What is logged where nobody has configured logging; a person at a terminal is told of verdicts otherwise."""
 
     def emit(self, record: logging.LogRecord) -> None:
         line = one_line(record.getMessage())
-        if EventName.VERDICT_GIVEN not in line.partition(" ")[0]:
-            click.echo(f"Warning: {line}", err=True)
+        is_verdict = EventName.VERDICT_GIVEN in line.partition(" ")[0]
+        if not (is_verdict and screen.is_terminal(err=True)):
+            click.echo(line if is_verdict else f"Warning: {line}", err=True)
 
 
 @contextmanager

@@ -38,7 +38,8 @@ def copy(source: str, target: str, dry_run: bool, as_json: bool) -> None:
     else:
         for task, count in sorted(moved.items()):
             click.echo(f"{count} of {task} {'to move' if dry_run else 'moved'}")
-        click.echo(f"{left} left: an attempt is running, or somebody wrote meanwhile" if left else "nothing is left")
+        nothing = f"nothing {'would be' if dry_run else 'is'} left"
+        click.echo(f"{left} left: an attempt is running, or somebody wrote meanwhile" if left else nothing)
         if unreadable:
             click.echo(f"{len(unreadable)} left that cannot be read, named above; they would run again", err=True)
     if left or unreadable or (dry_run and moved):

@@ -1,8 +1,8 @@
 """Commands that look records up."""
 
 import re
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
+from heapq import nsmallest
 
 import click
 
@@ -10,7 +10,7 @@ from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.engine.search import Filter, found, looked_up
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.asked import WholeNumber, advise_on, filters
+from celery_idempotent.integration.cli.asked import WholeNumber, advise_on, filters, of_task
 from celery_idempotent.integration.cli.base import (
     advise,
     app_of,
@@ -60,17 +60,19 @@ def key(context: click.Context, task: str, arguments: str, keywords: str, as_jso
 
 @idempotency.command()
 @click.argument("key")
+@of_task
 @as_json
 @click.pass_context
-def show(context: click.Context, key: str, as_json: bool) -> None:
+def show(context: click.Context, key: str, task: str | None, as_json: bool) -> None:
     """Print all that is recorded under KEY.
 
     KEY may also be the beginning of a key or of its hash, a task id, or a label. For these the whole store is read.
+    Where it fits several, --task says which is meant.
     """
     runtime = runtime_of(app_of(context))
     with readable_errors():
         store = runtime.store
-        record = looked_up(store, key, runtime.cipher)
+        record = looked_up(store, key, runtime.cipher, task=task)
         now, policy = store.now(), runtime.policy_of(record)
         if as_json:
             echo_json(whole(record, now, policy))
@@ -81,9 +83,10 @@ def show(context: click.Context, key: str, as_json: bool) -> None:
 @idempotency.command("effect-key")
 @click.argument("key")
 @click.argument("name")
+@of_task
 @as_json
 @click.pass_context
-def print_effect_key(context: click.Context, key: str, name: str, as_json: bool) -> None:
+def print_effect_key(context: click.Context, key: str, name: str, task: str | None, as_json: bool) -> None:
     """Print the key by which the operation KEY calls a receiver.
 
     NAME is that of the step, or what the body gave to attempt.effect_key(). KEY is as for show; a whole key need not be
@@ -91,16 +94,16 @@ def print_effect_key(context: click.Context, key: str, name: str, as_json: bool)
     """
     runtime = runtime_of(app_of(context))
     with readable_errors():
-        full = _full_key(runtime, key, name)
+        full = _full_key(runtime, key, name, task)
     if as_json:
         echo_json({"key": full, "name": name, "effect_key": effect_key(full, name)})
     else:
         click.echo(effect_key(full, name))
 
 
-def _full_key(runtime: Runtime, key: str, name: str) -> str:
+def _full_key(runtime: Runtime, key: str, name: str, task: str | None) -> str:
     try:
-        record = looked_up(runtime.store, key, runtime.cipher)
+        record = looked_up(runtime.store, key, runtime.cipher, task=task)
     except PolicyError:
         if _WHOLE.fullmatch(key) is None:
             raise
@@ -123,7 +126,7 @@ _WHOLE = re.compile(".+:[0-9a-f]{64}", re.DOTALL)
 @as_json
 @click.pass_context
 def list_records(context: click.Context, wanted: Filter, limit: int, as_json: bool) -> None:
-    """List records, oldest write first.
+    """List the records that were written longest ago, oldest first.
 
     Reads the whole store unless that has an index for what is asked: mind the cost of a large table. A terminal shows a
     page at a time, and of each key what show, resolve, release and forget take for it.
@@ -132,14 +135,14 @@ def list_records(context: click.Context, wanted: Filter, limit: int, as_json: bo
     with readable_errors():
         store = runtime.store
         records = found(store, wanted, runtime.cipher)
-        listed = sorted(screen.counted("reading", islice(records, limit)), key=lambda record: record.updated_at)
-        is_all = next(records, None) is None
+        oldest = nsmallest(limit + 1, screen.counted("reading", records), key=lambda record: record.updated_at)
+        listed, more = oldest[:limit], oldest[limit:]
         now = store.now()
     if as_json:
         echo_json([brief(each, now) for each in listed])
     else:
         print_records(listed, now)
-    if not is_all:
+    if more:
         click.echo(f"Warning: there are more than these {limit}; ask for fewer, or give --limit", err=True)
     if not listed:
         advise_on(wanted, app_of(context))
@@ -156,8 +159,9 @@ def print_records(records: Sequence[Record], now: int) -> None:
     columns += [] if is_narrow else [Column("WORKER", is_cut=True)]
     rows = [[_cell(record, each.head, now) for each in columns] for record in records]
     if width is not None and not _fit(columns, rows, width):
-        key = [each.head for each in columns].index("KEY")
-        rows = [[*row[:key], beginning(record.key), *row[key + 1 :]] for row, record in zip(rows, records, strict=True)]
+        is_told = all(f"{each.task}:" in each.key for each in records)  # by the beginning of the key
+        columns = [each for each in columns if each.head != "TASK" or not is_told]
+        rows = [[_cell(record, each.head, now, beginning) for each in columns] for record in records]
     screen.table(columns, rows)
 
 
@@ -168,8 +172,10 @@ def _fit(columns: Sequence[Column], rows: Sequence[Sequence[object]], width: int
     return sum(longest) + 2 * len(longest) <= width
 
 
-def _cell(record: Record, head: str, now: int) -> object:
+def _cell(record: Record, head: str, now: int, shortened: Callable[[str], str] = str) -> object:
     match head:
+        case "KEY":
+            return shortened(record.key)
         case "STATUS":
             return status(record, now)
         case "AGE":

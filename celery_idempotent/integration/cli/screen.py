@@ -70,12 +70,23 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
         click.echo(_aligned([[each.head for each in columns], *cells]))
         return
     console = _console()
+    # What must not be cut may be longer than a line of the terminal, which then goes on in the next one.
+    console.width = max(console.width, sum(_room(*each) for each in zip(columns, *cells, strict=True)))
     with console.capture() as captured:
         console.print(drawn(columns, cells))
     if len(cells) + 2 > console.height:
         click.echo_via_pager(captured.get(), color=True)
     else:
         click.echo(captured.get(), nl=False)
+
+
+def _room(column: Column, *cells: str) -> int:
+    """Characters that a column takes at least."""
+    return 2 + (_LEAST if column.is_cut else max(map(len, (column.head, *cells))))
+
+
+_LEAST = 8
+"""Characters that are left of what is cut."""
 
 
 def drawn(columns: Sequence[Column], cells: Iterable[Sequence[str]]) -> "Table":

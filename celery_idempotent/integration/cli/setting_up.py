@@ -34,7 +34,7 @@ def provision(context: click.Context, as_json: bool) -> None:
     if as_json:
         echo_json({"store": repr(store), "lacked": lacking})
     else:
-        click.echo(f"{store!r} is ready; {f'before: {lacking}' if lacking else 'nothing was missing'}")
+        click.echo(f"{store!r} is ready; {'what was missing is there now' if lacking else 'nothing was missing'}")
 
 
 def _lacking(store: Store) -> str | None:
@@ -43,7 +43,7 @@ def _lacking(store: Store) -> str | None:
         if isinstance(store, VerifiableStore):
             store.verify()
     except StoreMisconfigured as error:
-        return str(error)
+        return error.reason
     return None
 
 

@@ -100,8 +100,8 @@ def _checked(order: _Order) -> _Order:
     """Refuse what cannot be meant, before anything is looked up or asked."""
     if order.is_bulk and order.wanted == Filter():
         raise click.UsageError("give a KEY, or say which records by --status, --task, --label, --worker, --older-than")
-    if not order.is_bulk and order.wanted != Filter():
-        raise click.UsageError("give either a KEY or filters, not both")
+    if not order.is_bulk and order.wanted != Filter(task=order.wanted.task):
+        raise click.UsageError("give either a KEY or filters, not both; only --task says more of a KEY")
     if order.as_json and not (order.yes or order.dry_run):
         raise click.UsageError("--json asks no questions; give --yes or --dry-run, too")
     if order.is_bulk and not (order.reason or order.dry_run or screen.is_conversation()):
@@ -196,7 +196,7 @@ def _judge(context: click.Context, order: _Order, plan: _Plan) -> None:
 
 def _meant(order: _Order, plan: _Plan, runtime: Runtime) -> list[Record]:
     if order.key is not None:
-        return [looked_up(runtime.store, order.key, runtime.cipher)]
+        return [looked_up(runtime.store, order.key, runtime.cipher, task=order.wanted.task)]
     wanted = replace(order.wanted, status=order.wanted.status or plan.status)
     records = screen.counted("reading", found(runtime.store, wanted, runtime.cipher))
     return sorted((each for each in records if not is_erased(each)), key=lambda record: record.updated_at)

@@ -11,7 +11,7 @@ from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.steps import Begun, Finished
-from celery_idempotent.protocol.verdicts import history
+from celery_idempotent.protocol.verdicts import counts_until, history
 
 # For programs
 
@@ -37,12 +37,12 @@ def brief(record: Record, now: int) -> dict[str, Any]:
 def whole(record: Record, now: int, policy: Policy) -> dict[str, Any]:
     """All that is recorded, with the effect keys of its steps and the verdicts on it. Only JSON is decoded."""
     names = names_of_effects(record, policy)
-    expires_at = None if record.expires_at is None else iso(record.expires_at * 1000)
+    until = counts_until(record)
     return {
         **record.to_fields(),
         **brief(record, now),
         "lease_until": iso(record.lease_until),
-        "expires_at": expires_at,
+        "expires_at": None if until is None else iso(until),
         "content_type": record.content_type,
         "result": _decoded(record.result, record.content_type),
         "steps": {
@@ -54,7 +54,7 @@ def whole(record: Record, now: int, policy: Policy) -> dict[str, Any]:
 
 
 def _verdict(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {**told, "at": iso(told.get("at"))}
+    return {**told, **{name: iso(told.get(name)) for name in ("at", "kept_until", "counts_until") if name in told}}
 
 
 def _step(plain: Any) -> dict[str, Any]:
@@ -112,10 +112,10 @@ def summary(record: Record, now: int, policy: Policy) -> Iterator[tuple[str, obj
 def everything(record: Record, now: int, policy: Policy) -> Iterator[tuple[str, object]]:
     """All that is recorded; of the result only its size, or where it is."""
     yield from summary(record, now, policy)
-    for name, value in record.to_fields().items():
+    for name, value in {**record.to_fields(), "expires_at": counts_until(record)}.items():
         if name == "result" and display.pointer_of(value, record.content_type):
             yield name, display.outcome(value, record.content_type)
-        elif name not in _IN_SUMMARY:
+        elif name not in _IN_SUMMARY and value is not None:
             yield name, _OTHERWISE.get(name, str)(value)
 
 
@@ -126,7 +126,7 @@ _IN_SUMMARY = {
 
 _OTHERWISE: Mapping[str, Callable[[Any], str]] = {
     "lease_until": iso,
-    "expires_at": lambda value: iso(value * 1000),
+    "expires_at": iso,
     "result": lambda value: f"{len(value)} bytes",
 }
 

@@ -1,5 +1,6 @@
 """A user's writes for DynamoDB's TransactWriteItems: checked, and with plain Python values allowed."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,8 +37,10 @@ def _typed(position: int, write: Mapping[str, Any]) -> dict[str, Any]:
     if action not in _ACTIONS:
         raise WriteFailed(position, f"{action!r} is not one of {', '.join(_ACTIONS)}")
     try:
+        # DynamoDB refuses half of a surrogate pair as it refuses what is no request, and that would pass for an outage.
+        json.dumps(body, ensure_ascii=False, default=str, skipkeys=True).encode()
         return {action: {name: _values(value) if name in _VALUES else value for name, value in body.items()}}
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, ValueError) as error:
         raise WriteFailed(position, f"a value has no form in DynamoDB: {error}") from error
 
 

@@ -51,7 +51,7 @@ class Address:
     bucket: str
     path: str
     over: int
-    options: Mapping[str, str]
+    options: Mapping[str, str] = field(repr=False)
 
     @property
     def url(self) -> str:

@@ -45,8 +45,8 @@ _RULES = (
         errors=(NoPermissionError,),
         text="ACL failure in script|can't run this command",
         remedy="the user may not do this; grant it "
-        "+evalsha +eval +time +hgetall +hset +hdel +persist +pexpireat on keys that begin with the store's prefix, and "
-        "to an operator also +scan +hmget +del",
+        "+evalsha +eval +time +hgetall +hset +hdel +persist +pexpireat on keys that begin with the store's prefix, "
+        "+client|setname, and to an operator also +scan +hmget +del",
         see="redis#the-server-refuses-the-user",
     ),
     OTHER_TYPE,

@@ -45,8 +45,10 @@ _LIMITS: Mapping[str, Any] = {
     "socket_timeout": 3.0,
     # At least the concurrency of any sane worker, greenlets included: beyond it redis-py fails instead of waiting.
     "max_connections": 10_000,
+    # By which an operator tells our connections from those of the broker, whose server it may be, too.
+    "client_name": "celery-idempotent",
 }
-"""Seconds, and connections. redis-py's own 5 s and up to 10 resends can outlast a lease."""
+"""Seconds, connections and a name. redis-py's own 5 s and up to 10 resends can outlast a lease."""
 
 _RESENDS = 2
 """By the driver, after a lost connection or reply; ``swap.lua`` recognises what was written before.
@@ -323,7 +325,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "username": _text,
     "password": _text,
     "credential_provider": _provider,
-    "client_name": _text,
+    "client_name": str,
     "socket_connect_timeout": _seconds,
     "socket_timeout": _seconds,
     "max_connections": _whole,

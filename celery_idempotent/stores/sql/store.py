@@ -175,11 +175,11 @@ class SQLStore(StatementStore[Connection | Link]):
                 if self.dialect == "sqlite":
                     # A transaction that only reads at first could not begin to write beside another one.
                     connection.exec_driver_sql("BEGIN IMMEDIATE")
+            return SQLTransaction(self, connection, partial(_give_back, connection))
         except BaseException:
             connection.invalidate()
             connection.close()
             raise
-        return SQLTransaction(self, connection, partial(_give_back, connection))
 
     def enqueue(self, message: OutboxMessage, using: Any) -> None:
         """See :meth:`celery_idempotent.stores.Outbox.enqueue`."""

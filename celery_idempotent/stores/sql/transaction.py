@@ -70,6 +70,8 @@ class SQLTransaction:
 
     def rollback(self) -> None:
         """See :meth:`celery_idempotent.stores.Transaction.rollback`."""
+        if self.connection.closed:
+            return
         try:
             self._owner.rollback()
         except SQLAlchemyError:
