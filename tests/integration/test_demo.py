@@ -127,7 +127,8 @@ def assert_its_story_is_told(output: str) -> None:
 )
 def test_interrupting_it_leaves_no_process(place: Path, how: signal.Signals, store: str, broker: str) -> None:
     with demo(place, "--store", store, "--broker", broker) as process:
-        eventually(lambda: workers_at_work(place), "the workers never started")
+        # Of four tests at once on two cores, each with servers of its own, this one may be the last to get a turn.
+        eventually(lambda: workers_at_work(place), "the workers never started", 200)
         assert len(processes(place)) > 3
         # The search finds the store's own process; so it would find it after the end, too.
         assert any(SERVER[store] in line and "tether_program" not in line for line in processes(place))
