@@ -70,7 +70,6 @@ def _commands(store: Store) -> Iterator[tuple[str, ...]]:
     yield ("release", abandoned, "--yes")
     yield ("forget", abandoned, "--yes")
     yield ("ddl", "--dialect", "postgresql")
-    yield ("coming-from",)
     yield ("purge", "--released-before", "1", "--abandoned-before", "1")
 
 
