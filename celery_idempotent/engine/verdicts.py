@@ -15,7 +15,7 @@ from celery_idempotent.protocol.objects import LargeResults
 from celery_idempotent.protocol.record import Record, Status, damaged
 from celery_idempotent.protocol.steps import only_finished
 from celery_idempotent.protocol.store import Store
-from celery_idempotent.protocol.verdicts import Action, Verdict, given, without_contents
+from celery_idempotent.protocol.verdicts import Action, given
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def completed(
     encoded = codec.encode(result, result_slot(key))
     seen = _unknown(store, key, seen_revision)
     now = store.now()
-    judged = seen.but(verdict=given(Verdict(Action.COMPLETED, by, reason), seen, now, keep))
+    judged = seen.but(verdict=given(Action.COMPLETED, seen, now, by=by, reason=reason, keep=keep))
     return _write(store, seen, protocol.ended(judged, Status.COMPLETED, now, retain, new_nonce(), encoded))
 
 
@@ -56,7 +56,7 @@ def rerun(
     now = store.now()
     try:
         undoubted = seen.but(
-            steps=only_finished(seen.steps), verdict=given(Verdict(Action.RERUN, by, reason), seen, now, keep)
+            steps=only_finished(seen.steps), verdict=given(Action.RERUN, seen, now, by=by, reason=reason, keep=keep)
         )
     except ValueError as error:
         raise damaged(key, error, store=repr(store)) from error
@@ -82,7 +82,7 @@ def release(
     seen = recorded(store, key, seen_revision)
     now = store.now()
     require_abandoned(seen, grace=grace, now=now)
-    judged = seen.but(verdict=given(Verdict(Action.RELEASE, by, reason), seen, now, keep))
+    judged = seen.but(verdict=given(Action.RELEASE, seen, now, by=by, reason=reason, keep=keep))
     return _write(store, seen, protocol.released(judged, now, new_nonce()))
 
 
@@ -104,7 +104,7 @@ def forget(
     seen = recorded(store, key, seen_revision)
     now = store.now()
     require_forgettable(seen, now=now)
-    verdict = without_contents(given(Verdict(Action.FORGET, by, reason), seen, now))
+    verdict = given(Action.FORGET, seen, now, by=by, reason=reason)
     forgotten = _write(store, seen, protocol.forgotten(seen, now, new_nonce()).but(verdict=verdict))
     if large is not None:
         for pointer in pointers_of(seen):

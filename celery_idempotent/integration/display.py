@@ -153,7 +153,7 @@ def pointer_of(result: str | bytes, content_type: str | None) -> Pointer | None:
 
 
 def verdict(told: Mapping[str, Any], time: Callable[[Any], str] = utc) -> str:
-    """What a verdict says, as :func:`celery_idempotent.protocol.verdicts.history` has it, in a sentence."""
+    """What a record's verdict says, in a sentence."""
     reason, error = told.get("reason"), told.get("error")
     return one_line(
         f"{time(told.get('at'))} {told.get('action')} by {told.get('by') or 'nobody named'}, "

@@ -176,13 +176,8 @@ def legible(cipher: Cipher | None, record: Record) -> Record:
 
 
 def _legible_verdict(cipher: Cipher | None, record: Record) -> Mapping[str, Any]:
-    """The verdict, which has copies of the errors that were judged, and the verdicts before it."""
-
-    def legible_one(told: Any) -> Any:
-        if not isinstance(told, Mapping) or not isinstance(told.get("error"), str):
-            return told
-        return {**told, "error": shown(cipher, told["error"], error_slot(record.key))}
-
-    last = legible_one(record.verdict)
-    earlier = last.get("earlier")
-    return {**last, "earlier": [*map(legible_one, earlier)]} if isinstance(earlier, list) else last
+    """The verdict, which has a copy of the error that was judged."""
+    error = record.verdict.get("error")
+    if not isinstance(error, str):
+        return record.verdict
+    return {**record.verdict, "error": shown(cipher, error, error_slot(record.key))}

@@ -1,7 +1,6 @@
 """An operator's word on an operation, as its record keeps it: what, who, why, when, and what it was about."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -21,50 +20,29 @@ class Action(StrEnum):
     """What is recorded counts no longer; the next delivery is a new operation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Who decided what, and why."""
-
-    action: Action
-    by: str = ""
-    reason: str = ""
-
-
-_MOST_EARLIER = 9
-"""Verdicts kept besides the last one; each stands in every later write of the record."""
-
 _MOST_OF_A_NAME = 255
 _MOST_OF_A_REASON = 2000
 """Characters; an item of DynamoDB has room for 400 KB."""
 
 
-def given(verdict: Verdict, seen: Record, now: int, keep: int = 0) -> Mapping[str, Any]:
-    """What the record keeps of ``verdict`` on ``seen``: the status and error judged, too, and the verdicts before.
+def given(
+    action: Action, seen: Record, now: int, *, by: str = "", reason: str = "", keep: int = 0
+) -> Mapping[str, Any]:
+    """What the record keeps of the verdict ``action`` on ``seen``: who, why, and the status and error judged.
 
-    ``keep``: for how many milliseconds at least the record stays, as the proof of who has decided.
+    ``keep``: for how many milliseconds at least the record stays, as the proof of who has decided. Of what is forgotten
+    no error's text may stay.
     """
-    told = {
-        "action": str(verdict.action),
-        "by": keepable(verdict.by[:_MOST_OF_A_NAME]),
-        "reason": keepable(verdict.reason[:_MOST_OF_A_REASON]),
+    return {
+        "action": str(action),
+        "by": keepable(by[:_MOST_OF_A_NAME]),
+        "reason": keepable(reason[:_MOST_OF_A_REASON]),
         "at": now,
         "status": str(seen.status),
         "attempt": seen.attempts,
-        "error": seen.error,
+        **({} if action is Action.FORGET else {"error": seen.error}),
         **({_KEPT_UNTIL: now + keep} if keep else {}),
     }
-    earlier = history(seen)[-_MOST_EARLIER:]
-    return {**told, "earlier": earlier} if earlier else told
-
-
-def history(record: Record) -> list[Mapping[str, Any]]:
-    """The verdicts that the record keeps, the oldest first, each without those before it; what is none is left out."""
-    if not record.verdict:
-        return []
-    earlier = record.verdict.get("earlier")
-    kept = [each for each in earlier if isinstance(each, Mapping)] if isinstance(earlier, list) else []
-    last = {name: value for name, value in record.verdict.items() if name != "earlier"}
-    return [*kept, last]
 
 
 _KEPT_UNTIL = "kept_until"
@@ -99,13 +77,5 @@ def carried(seen: Record, now: int) -> Mapping[str, Any]:
 
 
 def is_erased(record: Record) -> bool:
-    """Whether nothing is left of the operation but that somebody has forgotten it on purpose.
-
-    A worker of the version before leaves the verdict in an SQL row, where the next operation then has it.
-    """
-    return record.verdict.get("action") == Action.FORGET and record.verdict.get("at") == record.updated_at
-
-
-def without_contents(verdict: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What may stay of a verdict once the operation is forgotten: no error's text, and nothing of those before."""
-    return {name: value for name, value in verdict.items() if name not in {"error", "earlier"}}
+    """Whether nothing is left of the operation but that somebody has forgotten it on purpose."""
+    return record.verdict.get("action") == Action.FORGET

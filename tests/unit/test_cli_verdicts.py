@@ -13,7 +13,6 @@ from celery import Celery
 from celery_idempotent import IdempotentTask, Policy, Record, Status, StoreUnavailable, signals
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.operator import this_user
-from celery_idempotent.protocol.verdicts import history
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_record
@@ -81,7 +80,7 @@ def test_many_are_judged_that_take_the_verdict(
     mine = {each for each in before if each[0] == judged}
     assert statuses(store) == {**before, **dict.fromkeys(mine, becomes)}
     for key in mine:
-        (told,) = history(store.get(key) or a_record())
+        told = (store.get(key) or a_record()).verdict
         assert (told["by"], told["reason"]) == ("ann", "PAY-1")
 
 
@@ -121,7 +120,7 @@ def test_forgotten_call_runs_again(app: Celery, store: FaultyStore) -> None:
     assert forgotten.exit_code == 0
     assert "Shall it be forgotten? The next delivery runs again." in forgotten.stdout
     assert forgotten.stdout.endswith(f"{key} is FORGOTTEN\n")
-    assert history(store.get(key) or done)[0]["by"] == this_user()
+    assert (store.get(key) or done).verdict["by"] == this_user()
     deliver(charge, "acme/7")
     assert (store.get(key) or done).attempts == 1
     assert (store.get(key) or done).label == "acme/7"
@@ -310,7 +309,7 @@ def test_reason_is_asked_for_in_a_terminal(app: Celery, store: FaultyStore) -> N
         keep(store, each, Status.UNKNOWN)
 
     def reason(key: str) -> Any:
-        return history(store.get(key) or a_record())[0]["reason"]
+        return (store.get(key) or a_record()).verdict["reason"]
 
     one = run(app, "resolve", "u1", "--rerun", answer="\ny\n")
     assert (one.exit_code, reason("u1"), "Reason: " in one.stdout) == (0, "", True)
@@ -394,16 +393,3 @@ def test_verdict_is_logged_but_to_the_terminal_of_who_is_told_of_it(
     assert warned == "Warning: idempotency.record_unreadable key=\\x1b"
     assert [each.split()[0] for each in logged] == ["event=idempotency.verdict_given"] * (not at_a_terminal)
     assert logging.lastResort is before
-
-
-def test_erasure_passes_over_no_operation_for_a_verdict_on_an_earlier_one(app: Celery, store: FaultyStore) -> None:
-    """A worker of the version before leaves it in an SQL row; what has happened since is erased like all else."""
-    stale = {"action": "forget", "by": "ann", "at": 5}
-    keep(store, "k1", Status.COMPLETED, fencing_token=1, updated_at=7, expires_at=2**40, verdict=stale, label="acme/1")
-
-    result = run(app, "forget", "--label", "acme/*", "--yes", *WHY)
-
-    assert result.stdout == "judged 1, refused 0\n"
-    left = store.get("k1")
-    assert left is not None
-    assert left.label == ""

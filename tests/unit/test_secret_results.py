@@ -537,19 +537,6 @@ def test_verdict_is_given_on_an_encrypted_record() -> None:
     assert shop.deliver().value == {"receipt": SECRET}
 
 
-def test_verdicts_before_are_read_too() -> None:
-    """A record keeps several, and somebody may have spoilt one."""
-    shop = Shop()
-    _unknown(shop)
-    resolve(shop.record.key, rerun=True, by="ann", reason="T-1", app=shop.app)
-    _unknown(shop)
-    judged = resolve(shop.record.key, rerun=True, by="ann", reason="T-2", app=shop.app)
-
-    assert judged.verdict["earlier"][0]["error"] == f"no answer about {SECRET}"
-    spoilt = shop.record.but(verdict={**shop.record.verdict, "earlier": ["?", {"error": 7}]})
-    assert runtime_of(shop.app).revealed(spoilt).verdict["earlier"] == ["?", {"error": 7}]
-
-
 def test_signal_of_a_verdict_has_the_label_in_clear() -> None:
     """As every other."""
     shop, told = Shop(), []

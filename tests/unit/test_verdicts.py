@@ -15,7 +15,7 @@ from celery_idempotent.protocol.operation import Operation, Run, decide, ended, 
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.publishing import Announce, Outgoing, publication
 from celery_idempotent.protocol.record import Record
-from celery_idempotent.protocol.verdicts import Action, Verdict, given, history, is_erased, kept_until
+from celery_idempotent.protocol.verdicts import Action, given, is_erased, kept_until
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.contract import a_record
@@ -158,7 +158,7 @@ def test_a_publisher_keeps_the_proof_of_a_verdict_on_an_outcome_that_no_longer_c
     found = publication(judged, Outgoing(operation=operation, patience=1), store.now(), "r")
 
     assert isinstance(found, Announce)
-    assert history(found.record)[-1]["by"] == "ann"
+    assert found.record.verdict["by"] == "ann"
 
 
 def test_a_purge_leaves_what_proves_a_verdict(store: MemoryStore, clock: FakeClock) -> None:
@@ -210,41 +210,16 @@ def test_the_proof_of_a_verdict_outlasts_a_purge_in_memory_too(store: MemoryStor
     assert store.purge(10) == 1
 
 
-def test_the_last_ten_verdicts_are_kept_the_oldest_first() -> None:
-    """A record that is judged again and again stays small."""
-    record = a_record()
-    for number in range(12):
-        record = replace(record, verdict=given(Verdict(Action.RERUN, by=str(number)), record, number))
-
-    assert [each["by"] for each in history(record)] == [str(number) for number in range(2, 12)]
-    assert not any("earlier" in each for each in history(record))
-
-
-def test_a_history_of_another_version_does_not_hide_the_last_verdict() -> None:
-    """What stands there instead of a list is passed over."""
-    record = replace(a_record(), verdict={"by": "ann", "earlier": "?"})
-
-    assert history(record) == [{"by": "ann"}]
-    assert history(a_record()) == []
-
-
-def test_what_is_no_verdict_among_those_before_is_left_out() -> None:
-    """Whoever can write the store must not keep people from seeing and judging a record."""
-    record = replace(a_record(), verdict={"action": "rerun", "earlier": ["x", None, {"action": "release"}]})
-
-    assert history(record) == [{"action": "release"}, {"action": "rerun"}]
-
-
 def test_long_names_and_reasons_are_cut() -> None:
     """They stand in every later write of the record."""
-    told = given(Verdict(Action.FORGET, by="n" * 300, reason="r" * 3000), a_record(), 1)
+    told = given(Action.FORGET, a_record(), 1, by="n" * 300, reason="r" * 3000)
 
     assert (len(told["by"]), len(told["reason"])) == (255, 2000)
 
 
 def test_names_and_reasons_that_no_store_can_keep_are_kept_as_their_escapes() -> None:
     """A verdict that is refused for its text would be taken for an outage."""
-    told = given(Verdict(Action.FORGET, by="an\0n", reason="\ud83d"), a_record(), 1)
+    told = given(Action.FORGET, a_record(), 1, by="an\0n", reason="\ud83d")
 
     assert (told["by"], told["reason"]) == (r"an\x00n", r"\ud83d")
 
@@ -262,7 +237,7 @@ def test_forgetting_leaves_a_larger_token_to_come_and_who_did_it(store: MemorySt
         trace="secret",
         process="secret",
     )
-    seen = replace(seen, verdict={"action": "rerun", "error": "secret", "earlier": [{"error": "secret"}]})
+    seen = replace(seen, verdict={"action": "rerun", "error": "secret"})
     store._records[seen.key] = seen
     operation = Operation(
         identity=Identity(seen.key, "of other arguments"), policy=Policy(), task="t", task_id="i", worker="w"
@@ -271,6 +246,7 @@ def test_forgetting_leaves_a_larger_token_to_come_and_who_did_it(store: MemorySt
     left = verdicts.forget(store, seen.key, by="ann", reason="asked to")
     decision = decide(left, operation, store.now(), owner="o", revision="r")
 
+    assert is_erased(left)
     assert is_forgotten(left, store.now())
     assert "secret" not in str(left)
     assert seen.label not in str(left)
@@ -310,22 +286,3 @@ def test_a_token_ahead_of_the_clock_is_not_forgotten(store: MemoryStore, clock: 
 
     clock.advance(1)
     assert verdicts.forget(store, seen.key)
-
-
-def test_what_is_no_verdict_is_passed_over() -> None:
-    """A record that somebody damaged is looked at all the same."""
-    last = {"action": "rerun", "by": "ann"}
-
-    assert history(replace(a_record(), verdict={**last, "earlier": [7, {"by": "bob"}]})) == [{"by": "bob"}, last]
-    assert history(replace(a_record(), verdict={**last, "earlier": "none"})) == [last]
-
-
-def test_a_verdict_that_an_older_worker_left_behind_erases_nothing(store: MemoryStore, clock: FakeClock) -> None:
-    """It does not know the column, so the next operation's row still has it; that is a record like any other."""
-    left = verdicts.forget(store, _stored(store, status=Status.COMPLETED).key, by="ann")
-    clock.advance(1)
-    anew = replace(left, status=Status.COMPLETED, updated_at=clock.now(), label="acme/1", expires_at=2**40)
-
-    assert is_erased(left)
-    assert not is_erased(anew)
-    assert not is_erased(a_record())

@@ -24,7 +24,7 @@ from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.objects import pointed
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
-from celery_idempotent.protocol.verdicts import Action, Verdict, given
+from celery_idempotent.protocol.verdicts import Action, given
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_completion, a_record
 from tests.support.objects import large_results
@@ -377,26 +377,19 @@ def test_timeline_of_a_takeover_and_its_steps() -> None:
     assert events[-1].details == ("why",)
 
 
-def test_timeline_of_verdicts() -> None:
-    """Each with who, why, and what was judged; the outcome follows the last."""
-    unknown = replace(a_record(), status=Status.UNKNOWN, error="lost")
-    once = replace(unknown, verdict=given(Verdict(Action.RERUN, "ann", "PSP-1"), unknown, NOW + 1_000))
-    again = replace(once, attempts=2, takeovers=1, fencing_token=NOW + 2_000)
-    record = replace(
-        a_completion(again),
-        verdict=given(Verdict(Action.COMPLETED, "bob", "PSP-2"), again, NOW + 3_000),
-        updated_at=NOW + 3_000,
-    )
-    events = timeline(record, NOW + HOUR)
+def test_timeline_of_a_verdict() -> None:
+    """With who, why, and what was judged; the outcome follows."""
+    unknown = replace(a_record(), status=Status.UNKNOWN, error="lost", attempts=2, takeovers=1, fencing_token=NOW)
+    verdict = given(Action.COMPLETED, unknown, NOW + 3_000, by="bob", reason="PSP-2")
+    events = timeline(replace(a_completion(unknown), verdict=verdict, updated_at=NOW + 3_000), NOW + HOUR)
     assert [each.title for each in events] == [
         "First recorded",
-        "Verdict: it did not happen",
         "Attempt 2 took over, as once an attempt had not ended",
         "Verdict: it happened",
         "Completed",
         "The outcome will be forgotten",
     ]
-    assert events[1].details == ("by: ann", "why: PSP-1", "judged: it was UNKNOWN, attempt 1", "its error: lost")
+    assert events[2].details == ("by: bob", "why: PSP-2", "judged: it was UNKNOWN, attempt 2", "its error: lost")
     assert events[0].details == ("1 earlier attempt is counted, but not kept",)
 
 
@@ -410,12 +403,10 @@ def test_timeline_ends_with_the_outcome_though_a_verdict_keeps_the_record() -> N
 def test_timeline_of_what_was_forgotten_on_purpose() -> None:
     """The mark that is left is no completion."""
     done = a_completion(a_record())
-    verdict = given(Verdict(Action.FORGET, "ann", "PSP-1"), done, NOW + 1_000)
+    verdict = given(Action.FORGET, done, NOW + 1_000, by="ann", reason="PSP-1")
     record = replace(done, verdict=verdict, updated_at=NOW + 1_000, expires_at=NOW // 1000)
     assert _told(record) == ["Attempt 1 claimed it", "Verdict: forgotten on purpose", "Forgotten"]
     assert _told(record, NOW // 1000 * 1000)[-1] == "Forgotten", "as deliveries see it from this moment on"
-    again = replace(record, updated_at=NOW + 2_000, expires_at=None)
-    assert _told(again) == ["Attempt 1 claimed it", "Verdict: forgotten on purpose", "Completed"]
 
 
 def test_timeline_of_what_a_publisher_recorded() -> None:
@@ -429,7 +420,7 @@ def test_timeline_of_what_a_publisher_recorded() -> None:
     ]
 
 
-@pytest.mark.parametrize("verdict", [{"earlier": [7, {}]}, {"action": ["x"], "at": "x"}, {"at": None}])
+@pytest.mark.parametrize("verdict", [{"action": ["x"], "at": "x"}, {"at": None}])
 def test_timeline_bears_a_verdict_that_nobody_can_have_written(verdict: dict[str, Any]) -> None:
     """Somebody may have put it there by hand."""
     assert _told(replace(a_record(), verdict=verdict))

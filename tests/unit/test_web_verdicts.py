@@ -11,7 +11,6 @@ from celery_idempotent.contrib.web.judging import Form
 from celery_idempotent.contrib.web.searching import PAGE
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
-from celery_idempotent.protocol.verdicts import history
 from celery_idempotent.signals import verdict_given
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.web import (
@@ -83,7 +82,7 @@ def test_verdict_is_given_and_kept(
 
     verdict_given.disconnect(dispatch_uid="page")
     judged = now_of(app, record)
-    (verdict,) = history(judged)
+    verdict = judged.verdict
     assert "1 of 1 judged" in text_of(answer.text)
     assert judged.status is becomes
     assert [verdict[name] for name in ("action", "by", "reason", "status")] == [

@@ -33,7 +33,7 @@ from celery_idempotent.integration.reports import report_verdict
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
-from celery_idempotent.protocol.verdicts import Action, counts_until, history
+from celery_idempotent.protocol.verdicts import Action, counts_until
 
 _MOST_LISTED = 1_000
 """Records behind one list. Counting further would read the whole table for a number that nobody needs."""
@@ -168,7 +168,7 @@ class IdempotencyRecordAdmin(_Admin):
         ),
         ("Outcome", {"fields": ("shown_result", "result_size", "content_type", "forgotten")}),
         ("Steps", {"fields": ("shown_steps",)}),
-        ("Verdicts", {"fields": ("shown_verdicts",)}),
+        ("Verdict", {"fields": ("shown_verdict",)}),
         (
             "Claim",
             {
@@ -250,13 +250,13 @@ class IdempotencyRecordAdmin(_Admin):
             return "not shown"
         return _preformatted(display.json_text(json.dumps(dict(project.revealed(row.record).steps))))
 
-    @admin.display(description="verdicts", empty_value="-")
-    def shown_verdicts(self, row: IdempotencyRecord) -> str | None:
-        """Who has judged what, when and why, the oldest first."""
+    @admin.display(description="verdict", empty_value="-")
+    def shown_verdict(self, row: IdempotencyRecord) -> str | None:
+        """Who has judged what last, when and why."""
         if row.unreadable:
             return "not shown"
-        told = [(display.verdict(each),) for each in history(project.revealed(row.record))]
-        return format_html("<ul>{}</ul>", format_html_join("", "<li>{}</li>", told)) if told else None
+        told = project.revealed(row.record).verdict
+        return display.verdict(told) if told else None
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The list, with a warning where workers write elsewhere."""

@@ -7,7 +7,7 @@ from typing import Any
 from celery_idempotent.integration import display
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, Finished
-from celery_idempotent.protocol.verdicts import Action, counts_until, history, is_erased
+from celery_idempotent.protocol.verdicts import Action, counts_until, is_erased
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Moment:
 def timeline(record: Record, now: int) -> list[Moment]:
     """The moments of ``record``, the oldest first; a step whose end has no time stands behind the last claim."""
     steps = [_step(name, plain) for name, plain in record.steps.items()]
-    timed = [*_verdicts(record), *(each for each in steps if each.at is not None)]
+    timed = [*_verdict(record.verdict), *(each for each in steps if each.at is not None)]
     claims, ended = list(_claims(record)), [each for each in steps if each.at is None]
     # Sorting keeps the order of what has one time.
     keyed = [(each.at or claims[-1].at or 0, each) for each in [*claims, *ended, *timed]]
@@ -75,24 +75,16 @@ def _step(name: str, plain: Any) -> Moment:
             return Moment(None, "step", f"Step {name}", ("not readable by this version",))
 
 
-def _verdicts(record: Record) -> Iterator[Moment]:
-    for each in history(record):
-        at = each.get("at")
-        judged = f"it was {each.get('status', '?')}, attempt {each.get('attempt', '?')}"
+def _verdict(told: Mapping[str, Any]) -> Iterator[Moment]:
+    if told:
+        at, action = told.get("at"), told.get("action", "?")
+        judged = f"it was {told.get('status', '?')}, attempt {told.get('attempt', '?')}"
+        lines = {"by": told.get("by"), "why": told.get("reason"), "judged": judged, "its error": told.get("error")}
         yield Moment(
             at if isinstance(at, int) else None,
             "verdict",
-            f"Verdict: {_MEANINGS.get(str(each.get('action')), each.get('action', '?'))}",
-            tuple(
-                f"{name}: {value}"
-                for name, value in (
-                    ("by", each.get("by")),
-                    ("why", each.get("reason")),
-                    ("judged", judged),
-                    ("its error", each.get("error")),
-                )
-                if value
-            ),
+            f"Verdict: {_MEANINGS.get(str(action), action)}",
+            tuple(f"{name}: {value}" for name, value in lines.items() if value),
         )
 
 

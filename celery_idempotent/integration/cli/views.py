@@ -11,14 +11,13 @@ from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.steps import Begun, Finished
-from celery_idempotent.protocol.verdicts import counts_until, history
+from celery_idempotent.protocol.verdicts import counts_until
 
 # For programs
 
 
 def brief(record: Record, now: int) -> dict[str, Any]:
     """What a list tells of a record."""
-    told = [*map(_verdict, history(record))]
     return {
         "key": record.key,
         "label": record.label,
@@ -30,12 +29,12 @@ def brief(record: Record, now: int) -> dict[str, Any]:
         "created_at": iso(record.created_at),
         "updated_at": iso(record.updated_at),
         "error": record.error,
-        "verdict": told[-1] if told else None,
+        "verdict": {**record.verdict, **_times(record.verdict)} if record.verdict else None,
     }
 
 
 def whole(record: Record, now: int, policy: Policy) -> dict[str, Any]:
-    """All that is recorded, with the effect keys of its steps and the verdicts on it. Only JSON is decoded."""
+    """All that is recorded, with the effect keys of its steps. Only JSON is decoded."""
     names = names_of_effects(record, policy)
     until = counts_until(record)
     return {
@@ -49,12 +48,11 @@ def whole(record: Record, now: int, policy: Policy) -> dict[str, Any]:
             name: {**_step(plain), "effect_key": effect_key(record.key, name)} for name, plain in record.steps.items()
         },
         "effect_keys": {name: effect_key(record.key, name) for name in names},
-        "history": [*map(_verdict, history(record))],
     }
 
 
-def _verdict(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {**told, **{name: iso(told.get(name)) for name in ("at", "kept_until", "counts_until") if name in told}}
+def _times(verdict: Mapping[str, Any]) -> dict[str, str]:
+    return {name: iso(verdict[name]) for name in ("at", "kept_until", "counts_until") if name in verdict}
 
 
 def _step(plain: Any) -> dict[str, Any]:
@@ -105,8 +103,8 @@ def summary(record: Record, now: int, policy: Policy) -> Iterator[tuple[str, obj
     for name in names_of_effects(record, policy):
         yield "step" if name in record.steps else "effect", f"{name}: {_told_of(name, record)}"
         yield "effect key", effect_key(record.key, name)
-    for told in history(record):
-        yield "verdict", display.verdict(told, iso)
+    if record.verdict:
+        yield "verdict", display.verdict(record.verdict, iso)
 
 
 def everything(record: Record, now: int, policy: Policy) -> Iterator[tuple[str, object]]:

@@ -26,7 +26,7 @@ class ContentsContract(StoreTests):
             replace(a_record(), status=Status.COMPLETED, result=b"\x00\xff", content_type="application/x-binary"),
             replace(a_record(), status=Status.COMPLETED, error="result lost", expires_at=LONG_AFTER),
             replace(a_record(), status=Status.FAILED, error="Überlast\n" * 10, expires_at=LONG_AFTER),
-            replace(a_record(), label="", trace="", verdict={"by": "ann", "at": 2**53 + 1, "earlier": [{"by": "é"}]}),
+            replace(a_record(), label="", trace="", verdict={"by": "ann", "at": 2**53 + 1, "judged": [{"by": "é"}]}),
             replace(a_record(), status=Status.UNKNOWN, error="?", steps={"a": {"n": 1}, "b": {"x": [None, "y"]}}),
         ):
             for stored in (store.swap(record, None), store.get(record.key), store.swap(a_rival(record), None)):

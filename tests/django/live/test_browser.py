@@ -220,7 +220,7 @@ def test_operator_says_that_it_happened(site: Site, operator: Person) -> None:
     operator.write("result", '"re_42"')
     operator.press("Give this verdict")
     operator.photographs("resolved")
-    assert "because: the provider shows re_42" in operator.sees(".field-shown_verdicts")
+    assert "because: the provider shows re_42" in operator.sees(".field-shown_verdict")
     assert "Resolved: it happened" in operator.sees(".messagelist")
     resolved = site.store.get(record.key)
     assert resolved is not None
