@@ -22,8 +22,6 @@ class Meaning(Enum):
     """Refused for its size, and certainly not written."""
     UNDONE = auto()
     """The database has undone a statement for the sake of another, as in a deadlock: it may be sent again."""
-    TIMED_OUT = auto()
-    """The database has cancelled a statement that took too long: most often somebody else holds what it needs."""
     DUPLICATE = auto()
     """A row with this key exists already."""
     ALREADY_THERE = auto()

@@ -32,7 +32,7 @@ from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
 from tests.support.documents import DOCS
 from tests.support.documents import table as documented
 from tests.support.operator import operate, refused
-from tests.support.sql_databases import Database, as_before, written_as_before
+from tests.support.sql_databases import Database
 
 
 @pytest.fixture
@@ -205,49 +205,6 @@ def test_provisioning_that_was_interrupted_is_completed(database: Database) -> N
         assert _indexes(store) == _indexes_of(name)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_provisioning_brings_a_table_of_the_version_before_up_to_date(database: Database, times: int) -> None:
-    """It gets what it lacks, what is recorded stays, and workers of both versions write beside each other."""
-    claims = [replace(a_record(), takeovers=0, app="", process="", label="", trace="") for _ in range(2)]
-    with database.reopened(f"t_{uuid4().hex}") as store, database.administrator() as before:
-        old = as_before(store.table)
-        old.create(before)
-        as_before(store.outbox).create(before)
-        written_as_before(before, old, claims[0])
-        with pytest.raises(StoreMisconfigured, match="a column is missing.*idempotency provision"):
-            store.verify()
-
-        for _ in range(times):
-            store.provision()
-        written_as_before(before, old, claims[1])
-
-        assert [store.get(each.key) for each in claims] == claims
-        for claimed in claims:
-            successor = replace(a_rival(claimed), takeovers=3, app="shop")
-            assert store.swap(successor, claimed.revision) == successor == store.get(claimed.key)
-        assert _indexes(store) == _indexes_of(old.name)
-        if database.dialect == "postgresql":
-            kinds = (
-                "SELECT amname, reloptions FROM pg_class JOIN pg_am ON pg_am.oid = relam "
-                f"WHERE relname IN ('{old.name}', '{old.name}_status') ORDER BY amname"
-            )
-            found = {kind: set(options) for kind, options in before.execute(text(kinds)).all()}
-            assert found == {"brin": {"autosummarize=on"}, "heap": {"fillfactor=70"}}
-
-
-def test_provisioning_names_the_transaction_that_holds_the_table(postgresql: Database) -> None:
-    """Somebody's open transaction keeps a table from being changed; who waited in vain is told whose it is."""
-    with postgresql.reopened(f"t_{uuid4().hex}", timeout=0.5) as store, postgresql.administrator() as before:
-        as_before(store.table).create(before)
-        with postgresql.engine() as engine, engine.begin() as holder:
-            pid = holder.execute(text("SELECT pg_backend_pid()")).scalar_one()
-            holder.execute(text(f"SELECT * FROM {store.table.name}"))
-            with pytest.raises(StoreUnavailable, match=f"{store.table.name} is held by process {pid} .*timeout"):
-                store.provision()
-
-        store.provision()
-
-
 def test_provisioning_that_fails_leaves_no_transaction_open(tmp_path: Path) -> None:
     """Also on a connection that your engine does not close: on SQLite it would keep everybody else from writing."""
 
@@ -265,19 +222,6 @@ def test_provisioning_that_fails_leaves_no_transaction_open(tmp_path: Path) -> N
     assert not kept.in_transaction
     engine.dispose()
     super(Kept, kept).close()
-
-
-def test_several_processes_bring_a_table_up_to_date_at_once(database: Database) -> None:
-    """As a deployment starts them; every one of them succeeds."""
-    for _ in range(5):
-        name = f"t_{uuid4().hex}"
-        with ExitStack() as opened:
-            stores = [opened.enter_context(database.reopened(name)) for _ in range(4)]
-            with database.administrator() as before:
-                as_before(stores[0].table).create(before)
-            race([each.provision for each in stores])
-            record = replace(a_record(), takeovers=1)
-            assert stores[0].swap(record, None) == record
 
 
 def test_printed_ddl_creates_the_same_tables(database: Database) -> None:

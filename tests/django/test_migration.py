@@ -18,8 +18,7 @@ from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql.schema import TABLE, ddl
-from celery_idempotent.testing.contract import a_record, a_rival
-from tests.support.sql_databases import as_before, written_as_before
+from celery_idempotent.testing.contract import a_record
 
 APP = "celery_idempotent"
 
@@ -130,45 +129,6 @@ def test_index_that_is_missing_is_made(empty: str) -> None:
     assert _layout(empty) == complete
 
 
-def test_table_of_the_version_before_is_brought_up_to_date(empty: str, sql_store: SQLStore) -> None:
-    """It gets what it lacks, what is recorded stays, and workers of both versions write beside each other."""
-    claims = [replace(a_record(), takeovers=0, app="", process="", label="", trace="") for _ in range(2)]
-    engine = create_engine(_url(empty), isolation_level="AUTOCOMMIT")
-    with engine.connect() as before:
-        old = as_before(sql_store.table)
-        old.create(before)
-        as_before(sql_store.outbox).create(before)
-        written_as_before(before, old, claims[0])
-        call_command("migrate", APP, "0001", database=empty, fake=True, verbosity=0)
-        with pytest.raises(StoreMisconfigured, match=r"a column is missing.*manage\.py migrate"):
-            DjangoStore(empty).verify()
-        printed = _printed(empty, "0002")
-
-        _migrate(empty)
-        written_as_before(before, old, claims[1])
-
-        store = DjangoStore(empty)
-        assert [store.get(each.key) for each in claims] == claims
-        for claimed in claims:
-            successor = replace(a_rival(claimed), takeovers=3, app="shop")
-            assert store.swap(successor, claimed.revision) == successor == store.get(claimed.key)
-        assert f"ALTER TABLE {TABLE} ADD COLUMN takeovers" in printed
-        if connections[empty].vendor == "postgresql":
-            dropped, _, created = printed.partition(f"DROP INDEX IF EXISTS {TABLE}_status;")
-            assert f"CREATE INDEX {TABLE}_status ON {TABLE} USING brin" in created
-            assert f"{TABLE}_status" not in dropped
-            assert _kind_of_index(empty) == "brin"
-        _migrate(empty, "0001")
-        written_as_before(before, old, a_record())
-        _migrate(empty)
-    engine.dispose()
-
-
-def _kind_of_index(alias: str) -> str:
-    with connections[alias].cursor() as cursor:
-        return str(connections[alias].introspection.get_constraints(cursor, TABLE)[f"{TABLE}_status"]["type"])
-
-
 def test_router_decides_where_the_table_is(empty: str, settings_with_router: None) -> None:
     """A database that is not for records gets no table, and is not asked to drop one."""
     _migrate(empty)
@@ -210,7 +170,6 @@ def test_printed_migration_is_the_ddl(empty: str) -> None:
     assert ddl(dialect) in _printed(empty, "0001")
     assert "CANNOT BE WRITTEN AS SQL" not in _printed(empty, "0001")
     assert f"DROP TABLE {TABLE};" in _printed(empty, "0001", backwards=True)
-    assert "TABLE" not in _printed(empty, "0002")
 
 
 def _printed(alias: str, migration: str, **options: Any) -> str:

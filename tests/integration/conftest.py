@@ -34,10 +34,8 @@ from tests.integration.cluster import (
     SqsBroker,
     WorkerOptions,
 )
-from tests.support import previous as previous_module
 from tests.support.ledger import Ledger
 from tests.support.local_docker import ROOT, LocalDockerClient, missing_packages
-from tests.support.previous import Previous
 from tests.support.tcp_proxy import TcpProxy
 
 if os.environ.get("CI_RUNTIME", "process") == "process":
@@ -237,10 +235,3 @@ def canvas(
 def of() -> str:
     """A name that no other test uses: what bodies wrote for this one is found by it."""
     return uuid4().hex
-
-
-@pytest.fixture(scope="session")
-def previous(tmp_path_factory: pytest.TempPathFactory) -> Previous:
-    """The version before this one."""
-    own = tmp_path_factory.getbasetemp()
-    return previous_module.shared(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)

@@ -12,23 +12,14 @@ from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import (
-    Boolean,
-    Column,
     Connection,
     Engine,
-    Index,
-    MetaData,
-    Table,
     create_engine,
-    insert,
     make_url,
     text,
 )
 
-from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql.schema import KEY
-from celery_idempotent.stores.sql.statements import row_of
 from lab.embedded import Server
 from tests.support.waiting import wait_until
 
@@ -85,25 +76,6 @@ class Database:
         with self.administrator() as connection:
             for each in statements:
                 connection.execute(text(each))
-
-
-def as_before(table: Table) -> Table:
-    """The table as the first version of this library has made it."""
-    later = {"takeovers", "app", "process", "label", "trace", "verdict", "failures", "reason"}
-    columns = [Column(each.name, each.type, primary_key=each.primary_key, nullable=each.nullable) for each in table.c]
-    kept = [each for each in columns if each.name not in later]
-    former = [Column("takeover", Boolean, nullable=False)] if KEY in table.c else []
-    options = {name: value for name, value in table.dialect_kwargs.items() if not name.startswith("postgresql")}
-    index = [Index(f"{table.name}_status", "status", "expires_at")] if KEY in table.c else []
-    return Table(table.name, MetaData(), *kept, *former, *index, **options)
-
-
-def written_as_before(connection: Connection, table: Table, record: Record) -> None:
-    """What a worker of that version does when it claims; it gives every column that it knows a value."""
-    values = {name.removeprefix("new_"): value for name, value in row_of(record).items()} | {"takeover": True}
-    key = record.key.encode() if connection.dialect.name in {"mysql", "mariadb"} else record.key
-    others = {each.name: values[each.name] for each in table.c if each.name != KEY}
-    connection.execute(insert(table).values({KEY: key} | others))
 
 
 def stop(pid: int) -> None:

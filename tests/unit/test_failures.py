@@ -114,8 +114,7 @@ _REFUSALS_OF_POSTGRES = {
     Meaning.TOO_LARGE: ("22001", "54000"),
     Meaning.READ_ONLY: ("25006",),
     Meaning.UNDONE: ("40001", "40P01"),
-    Meaning.TIMED_OUT: ("57014", "55P03"),
-    Meaning.ALREADY_THERE: ("42P07", "42710", "42701", "23505"),
+    Meaning.ALREADY_THERE: ("42P07", "42710", "23505"),
     Meaning.MISCONFIGURED: (
         *("42P01", "42703", "42804", "42P10", "23502"),
         *("3F000", "3D000", "42501", "28P01", "28000"),
@@ -127,8 +126,8 @@ _REFUSALS_OF_MYSQL = {
     Meaning.READ_ONLY: (1290, 1792, 1836),
     Meaning.DUPLICATE: (1062,),
     Meaning.UNDONE: (1213,),
-    Meaning.ALREADY_THERE: (1050, 1060, 1061),
-    Meaning.MISCONFIGURED: (1146, 1054, 1364, 1049, 1044, 1142, 1143, 1045, 1698),
+    Meaning.ALREADY_THERE: (1050, 1061),
+    Meaning.MISCONFIGURED: (1146, 1054, 1072, 1364, 1049, 1044, 1142, 1143, 1045, 1698),
 }
 
 _REFUSALS_OF_SQLITE = {
@@ -217,7 +216,7 @@ def test_the_first_rule_that_fits_counts() -> None:
     """By code, class or text; what fits none is no answer."""
     rules = (
         Rule(codes=frozenset({"1"}), meaning=Meaning.UNDONE),
-        Rule(errors=(LookupError,), meaning=Meaning.TIMED_OUT),
+        Rule(errors=(LookupError,), meaning=Meaning.UNREADABLE),
         Rule(text="full$", meaning=Meaning.TOO_LARGE),
     )
 
@@ -225,7 +224,7 @@ def test_the_first_rule_that_fits_counts() -> None:
         return rule_of(rules, error, code, text).meaning
 
     assert meaning(KeyError(), "1", "full") is Meaning.UNDONE
-    assert meaning(KeyError(), "2", "full") is Meaning.TIMED_OUT
+    assert meaning(KeyError(), "2", "full") is Meaning.UNREADABLE
     assert meaning(ValueError(), "2", "it is full") is Meaning.TOO_LARGE
     assert rule_of(rules, ValueError(), "2", "fuller") is NO_RULE
     assert rule_of((Rule(),), ValueError(), "", "") is NO_RULE

@@ -39,7 +39,7 @@ class IdempotencyRecord(models.Model):
     lease_until = models.BigIntegerField()
     fingerprint = models.TextField(null=True)
     attempts = models.BigIntegerField()
-    takeovers = models.BigIntegerField(db_default=0)
+    takeovers = models.BigIntegerField()
     created_at = models.BigIntegerField()
     updated_at = models.BigIntegerField()
     task = models.TextField()
@@ -114,7 +114,7 @@ class IdempotencyOutbox(models.Model):
     created_at = models.BigIntegerField()
     taken_until = models.BigIntegerField()
     taken_by = models.CharField(max_length=32, null=True)
-    failures = models.BigIntegerField(db_default=0)
+    failures = models.BigIntegerField()
     reason = models.TextField(null=True)
 
     class Meta:

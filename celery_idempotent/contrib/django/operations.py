@@ -7,10 +7,10 @@ from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 from sqlalchemy import Table
-from sqlalchemy.schema import DDLElement, DropTable
+from sqlalchemy.schema import CreateIndex, DDLElement, DropTable
 
 from celery_idempotent.contrib.django.store import dialect_of
-from celery_idempotent.stores.sql.schema import completion, creation, outbox, records
+from celery_idempotent.stores.sql.schema import creation, indexes_of, outbox, records
 
 _TABLES = (records, outbox)
 
@@ -42,24 +42,6 @@ class CreateTables(Operation):
             _execute(schema_editor, *map(DropTable, _TABLES))
 
 
-class CompleteTables(CreateTables):
-    """Adds to tables of an earlier version what they lack; those of this version are complete."""
-
-    def database_forwards(
-        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
-    ) -> None:
-        """Add what is missing."""
-        if _is_wanted(app_label, schema_editor):
-            # In the order in which a transaction of a body writes to them, or the two would wait for each other.
-            for table in reversed(_TABLES):
-                _execute(schema_editor, *_lacking(schema_editor, table))
-
-    def database_backwards(
-        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
-    ) -> None:
-        """Nothing: the earlier version can use the tables as they are."""
-
-
 def _is_wanted(app_label: str, schema_editor: BaseDatabaseSchemaEditor) -> bool:
     return router.allow_migrate(schema_editor.connection.alias, app_label, model_name="idempotencyrecord")
 
@@ -69,15 +51,8 @@ def _lacking(schema_editor: BaseDatabaseSchemaEditor, table: Table) -> Sequence[
     with connection.cursor() as cursor:
         if table.name not in connection.introspection.table_names(cursor):
             return creation(table)
-        columns = connection.introspection.get_table_description(cursor, table.name)
-        constraints = connection.introspection.get_constraints(cursor, table.name)
-    needed = {each.name: not each.null_ok and each.default is None for each in columns}
-    indexes = {name: _KINDS.get(each.get("type"), str(each.get("type"))) for name, each in constraints.items()}
-    return completion(table, dialect_of(connection).name, needed, indexes)
-
-
-_KINDS = {"idx": "btree", None: "btree"}
-"""By Django's name of an index's kind, PostgreSQL's, where they differ."""
+        indexes = connection.introspection.get_constraints(cursor, table.name)
+    return [CreateIndex(each) for each in indexes_of(table) if each.name not in indexes]
 
 
 def _execute(schema_editor: BaseDatabaseSchemaEditor, *elements: DDLElement) -> None:

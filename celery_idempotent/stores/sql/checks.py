@@ -76,22 +76,6 @@ def warn_of_exposure(dialect: str, dbapi_connection: object, store: str) -> None
     warn_if_exposed(store, exposure(dbapi_connection), _VERIFIED.get(dialect, ""))
 
 
-def holders_of(table: str, execute: Execute) -> str:
-    """Which transactions hold a table of PostgreSQL that somebody waited for; empty if none does any longer.
-
-    ``table`` is quoted where it must be.
-    """
-    rows = execute(text(_HOLDERS), {"held": table}).rows
-    told = [f"process {each['pid']} ({each['name'] or each['login']}), open since {each['since']}" for each in rows]
-    return f"{table} is held by {'; '.join(told)}: let it end, or SELECT pg_terminate_backend(...)" if told else ""
-
-
-_HOLDERS = """
-SELECT DISTINCT pid, application_name AS name, usename AS login, coalesce(xact_start::text, 'an unknown time') AS since
-FROM pg_locks JOIN pg_stat_activity USING (pid)
-WHERE relation = to_regclass(:held) AND granted AND pid <> pg_backend_pid()
-"""
-
 _VERIFIED = {"postgresql": "set sslmode=verify-full and sslrootcert", "mysql": "set ssl_ca", "mariadb": "set ssl_ca"}
 """By dialect, what to do about it."""
 

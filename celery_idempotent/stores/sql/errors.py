@@ -27,12 +27,11 @@ _RULES = (
     # How Python says that text in SQLite is not UTF-8; it goes on to quote all of it.
     Rule(meaning=Meaning.UNREADABLE, text="^Could not decode to UTF-8"),
     Rule(meaning=Meaning.UNDONE, codes=frozenset({"1213", "40001", "40P01"})),
-    Rule(meaning=Meaning.TIMED_OUT, codes=frozenset({"57014", "55P03"})),
     Rule(
         # The loser of two CREATEs in the same moment is told by PostgreSQL of the table's type (42710), or of a
         # duplicate in the catalogue (23505); the winner has committed by then.
         meaning=Meaning.ALREADY_THERE,
-        codes=frozenset({"42P07", "42710", "42701", "23505", "1050", "1060", "1061"}),
+        codes=frozenset({"42P07", "42710", "23505", "1050", "1061"}),
         text="^(table|index) .* already exists$",
     ),
     Rule(
@@ -42,15 +41,8 @@ _RULES = (
         see="sql#the-table-does-not-exist",
     ),
     Rule(
-        codes=frozenset({"42703", "1054"}),
-        text="no such column|has no column named",
-        remedy="a column is missing; to add it to a table of an earlier version, run: {creation}. Otherwise "
-        + OTHER_TABLE,
-        see="sql#the-table-is-another-one",
-    ),
-    Rule(
-        codes=frozenset({"42804", "42P10", "23502", "1364"}),
-        text="does not match any PRIMARY KEY",
+        codes=frozenset({"42703", "42804", "42P10", "23502", "1054", "1072", "1364"}),
+        text="no such column|has no column named|does not match any PRIMARY KEY",
         remedy=OTHER_TABLE,
         see="sql#the-table-is-another-one",
     ),

@@ -19,7 +19,7 @@ class OutboxStatements:
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        values = ("task_id", "data_text", "data_bytes", "content_type", "created_at", "taken_until")
+        values = ("task_id", "data_text", "data_bytes", "content_type", "created_at", "taken_until", "failures")
         # Inline: the number is not asked for, so that a sender needs no right to read.
         self._insert = insert(table).inline().values({name: bindparam(f"new_{name}") for name in values})
 
@@ -33,6 +33,7 @@ class OutboxStatements:
             "content_type": message.content_type,
             "created_at": now,
             "taken_until": 0,
+            "failures": 0,
         }
         execute(self._insert, {f"new_{name}": value for name, value in values.items()})
 

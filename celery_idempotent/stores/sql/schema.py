@@ -29,9 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.dialects.mysql import mariadb
 from sqlalchemy.engine.interfaces import Dialect
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement, DropIndex
-from sqlalchemy.sql.compiler import DDLCompiler
+from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 
 TABLE = "idempotency_records"
 """Name of the table of records, unless another is asked for."""
@@ -107,7 +105,7 @@ def records_table(name: str, *, metadata: MetaData, schema: str | None = None) -
         Column("lease_until", BigInteger, nullable=False),
         Column("fingerprint", Text),
         Column("attempts", BigInteger, nullable=False),
-        Column("takeovers", BigInteger, nullable=False, server_default=text("0")),
+        Column("takeovers", BigInteger, nullable=False),
         Column("created_at", BigInteger, nullable=False),
         Column("updated_at", BigInteger, nullable=False),
         Column("task", Text, nullable=False),
@@ -158,7 +156,7 @@ def outbox_table(name: str, *, metadata: MetaData, schema: str | None = None) ->
         Column("created_at", BigInteger, nullable=False),
         Column("taken_until", BigInteger, nullable=False),
         Column("taken_by", String(32)),
-        Column("failures", BigInteger, nullable=False, server_default=text("0")),
+        Column("failures", BigInteger, nullable=False),
         Column("reason", Text),
         schema=schema,
         **_INNODB,
@@ -180,62 +178,6 @@ def creation(table: Table = records) -> Sequence[DDLElement]:
 def indexes_of(table: Table) -> Sequence[Index]:
     """The indexes of ``table`` in an order that stays the same."""
     return sorted(table.indexes, key=lambda each: str(each.name))
-
-
-def completion(
-    table: Table, dialect: str, columns: Mapping[str, bool], indexes: Mapping[str, str]
-) -> Sequence[DDLElement]:
-    """What a table of that name lacks, to be executed in order; workers of the previous version can go on with it.
-
-    Args:
-        table: The table as it is to be.
-        dialect: One of :data:`DIALECTS`.
-        columns: Those that are there, and of each whether whoever inserts a row must give it a value.
-        indexes: Those that are there, and of each on PostgreSQL its kind.
-    """
-    missing = [each for each in table.c if each.name not in columns]
-    if not {each.name for each in missing} <= _LATER_COLUMNS:
-        return []  # a table of somebody else's
-    former = _WITHOUT_A_VALUE[dialect] if columns.get(_FORMER_COLUMN) else ()
-    kinds = {each: str(each.dialect_options["postgresql"]["using"] or "btree") for each in table.indexes}
-    outdated = [
-        each for each, kind in kinds.items() if dialect == "postgresql" and indexes.get(str(each.name), kind) != kind
-    ]
-    return [
-        *(_Alteration(table, each) for each in former),
-        *(_Alteration(table, each) for each in missing),
-        *(_Alteration(table, f"SET (fillfactor = {_FILLED})") for _ in outdated),
-        *(DropIndex(each, if_exists=True) for each in outdated),
-        *(CreateIndex(each) for each in indexes_of(table) if each.name not in indexes or each in outdated),
-    ]
-
-
-_LATER_COLUMNS = {"takeovers", "app", "process", "label", "trace", "verdict", "failures", "reason"}
-"""What tables of the previous version lack. Each has a default or may be null, for the workers that do not know it."""
-
-_FORMER_COLUMN = "takeover"
-"""What the table of records had in its place. It stays, for the workers that still write it."""
-
-_WITHOUT_A_VALUE: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("postgresql", "mysql", "mariadb"), (f"ALTER COLUMN {_FORMER_COLUMN} SET DEFAULT FALSE",)),
-    # SQLite changes no column that is there.
-    "sqlite": (f"DROP COLUMN {_FORMER_COLUMN}", f"ADD COLUMN {_FORMER_COLUMN} BOOLEAN DEFAULT FALSE NOT NULL"),
-}
-"""By dialect, what lets a row be inserted without a value for that column."""
-
-
-class _Alteration(DDLElement):
-    def __init__(self, table: Table, change: "str | Column[Any]") -> None:
-        self.table = table
-        self.change = change
-
-
-@compiles(_Alteration)
-def _altered(element: _Alteration, compiler: DDLCompiler, **_: Any) -> str:
-    change = element.change
-    if isinstance(change, Column):
-        change = f"ADD COLUMN {compiler.get_column_specification(change)}"
-    return f"ALTER TABLE {compiler.preparer.format_table(element.table)} {change}"
 
 
 def ddl(dialect: str, *tables: Table) -> str:

@@ -15,14 +15,13 @@ from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, Executable, Inspector, MetaData, Table, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.schema import DDLElement
+from sqlalchemy.schema import CreateIndex, DDLElement
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores import forks
 from celery_idempotent.stores.failures import Meaning
-from celery_idempotent.stores.sql.checks import holders_of
 from celery_idempotent.stores.sql.direct import DriverFailed, Hand, Link, was_used
 from celery_idempotent.stores.sql.drivers import (
     check_pool,
@@ -36,8 +35,8 @@ from celery_idempotent.stores.sql.drivers import (
 from celery_idempotent.stores.sql.errors import cause_of, meaning_of
 from celery_idempotent.stores.sql.schema import (
     TABLE,
-    completion,
     creation,
+    indexes_of,
     outbox,
     outbox_table,
     records,
@@ -188,8 +187,6 @@ class SQLStore(StatementStore[Connection | Link]):
     def provision(self) -> None:
         """Create the tables and the index where they are missing; several processes may do so at once.
 
-        Tables of the version before get the columns that they lack, and its workers can go on beside this one's.
-
         Raises:
             StoreMisconfigured: A table of that name has other columns, or a permission is missing.
             StoreUnavailable: The server did not answer.
@@ -212,17 +209,9 @@ class SQLStore(StatementStore[Connection | Link]):
 
     def _complete(self, connection: Connection) -> None:
         for table in (self.table, self.outbox):
-            try:
-                with self.explaining("provision"):
-                    for each in self._lacking(inspect(connection), table):
-                        _create(connection, each)
-            except StoreUnavailable as error:
-                if self.dialect != "postgresql" or meaning_of(error.__cause__) is not Meaning.TIMED_OUT:
-                    raise
-                name = connection.dialect.identifier_preparer.format_table(table)
-                held = holders_of(name, partial(self._execute, connection, "provision"))
-                reason = f"{held} ({error.reason})" if held else error.reason
-                raise StoreUnavailable(error.store, error.operation, reason, see=error.see) from error.__cause__
+            with self.explaining("provision"):
+                for each in _lacking(inspect(connection), table):
+                    _create(connection, each)
 
     def _write_ahead(self, execute: Execute) -> None:
         """Let readers and the one writer not wait for each other; the file remembers.
@@ -240,16 +229,6 @@ class SQLStore(StatementStore[Connection | Link]):
                 if time.monotonic() >= give_up_at:
                     raise
             time.sleep(_PAUSE)
-
-    def _lacking(self, inspector: Inspector, table: Table) -> Sequence[DDLElement]:
-        name, schema = table.name, table.schema
-        if not inspector.has_table(name, schema):
-            return creation(table)
-        found = inspector.get_columns(name, schema)
-        columns = {each["name"]: not each["nullable"] and each["default"] is None for each in found}
-        kinds = {str(each["name"]): each.get("dialect_options", {}) for each in inspector.get_indexes(name, schema)}
-        indexes = {each: options.get("postgresql_using", "btree") for each, options in kinds.items()}
-        return completion(table, self.dialect, columns, indexes)
 
     @contextmanager
     def _connected(self, operation: str) -> Iterator[Connection]:
@@ -367,6 +346,13 @@ def _give_back(connection: Connection) -> None:
         raise
     finally:
         connection.close()
+
+
+def _lacking(inspector: Inspector, table: Table) -> Sequence[DDLElement]:
+    name, schema = table.name, table.schema
+    if not inspector.has_table(name, schema):
+        return creation(table)
+    return [CreateIndex(each) for each in indexes_of(table) if not inspector.has_index(name, str(each.name), schema)]
 
 
 def _create(connection: Connection, what: DDLElement) -> None:
