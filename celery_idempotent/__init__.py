@@ -24,8 +24,8 @@ from celery_idempotent.errors import (
     WriteRefused,
 )
 from celery_idempotent.integration.functions import idempotent
-from celery_idempotent.integration.operator import forget, release, resolve
 from celery_idempotent.integration.task import IdempotentMixin, IdempotentTask
+from celery_idempotent.integration.verdicts import forget, release, resolve
 from celery_idempotent.protocol.effects import AtLeastOnce, AtMostOnce, Committed, Fenced, Keyed
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status

@@ -7,7 +7,7 @@ from typing import Any
 from celery import Celery
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.integration import operator
+from celery_idempotent.integration import verdicts as operator
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import RecordTooLarge
@@ -76,7 +76,7 @@ class Form:
         )
 
     def judge(self, app: Celery, seen: Record) -> Record:
-        """Give this verdict on what the person saw. Raises as :mod:`celery_idempotent.integration.operator` does."""
+        """Give this verdict on what the person saw. Raises as :mod:`celery_idempotent.integration.verdicts` does."""
         key = seen.key
         told: Any = {"by": self.by, "reason": self.reason, "app": app, "seen_revision": seen.revision}
         try:

@@ -13,8 +13,8 @@ from celery import Celery
 from celery_idempotent.engine.delivery import EventName
 from celery_idempotent.errors import IdempotencyError, IdempotencyWarning
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.operator import json_of
 from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.verdicts import json_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.store import Store
 

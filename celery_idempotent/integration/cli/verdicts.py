@@ -12,7 +12,7 @@ from celery import Celery
 from celery_idempotent.engine.search import Filter, found, looked_up
 from celery_idempotent.engine.verdicts import require_abandoned, require_forgettable, require_unknown
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.integration import operator
+from celery_idempotent.integration import verdicts as operator
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.asked import advise_on, filters
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, json_value, readable_errors
