@@ -3,18 +3,22 @@
 import getpass
 import json
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery, current_app
 
 from celery_idempotent.engine import verdicts
-from celery_idempotent.errors import PolicyError
+from celery_idempotent.errors import PolicyError, StoreMisconfigured
 from celery_idempotent.integration.reports import report_verdict
-from celery_idempotent.integration.settings import Runtime, runtime_of
+from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.cipher import legible
+from celery_idempotent.protocol.codec import result_slot
 from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import RecordTooLarge, Store
+from celery_idempotent.protocol.verdicts import Action
+from celery_idempotent.troubleshooting import with_link
 
 _NOT_GIVEN = object()
 
@@ -58,18 +62,9 @@ def resolve(
             "give either completed=<its result> or rerun=True",
             see="operators#the-verdict-is-not-clear",
         )
-    app, runtime = _of(app)
-    store = runtime.store
-    told: Any = {
-        "keep": runtime.keep_verdicts,
-        "by": by or this_user(),
-        "reason": reason,
-        "seen_revision": seen_revision,
-    }
-    if rerun:
-        return _told(app, verdicts.rerun(store, key, **told))
-    retain = runtime.policy_of(store.get(key)).retain_ms
-    return _told(app, verdicts.completed(store, runtime.codec, key, completed, retain=retain, **told))
+    action = Action.RERUN if rerun else Action.COMPLETED
+    result = None if rerun else completed
+    return judge(action, key, result=result, by=by, reason=reason, app=app, seen_revision=seen_revision)
 
 
 def release(
@@ -91,18 +86,7 @@ def release(
             somebody else changed the record meanwhile.
         StoreUnavailable: No certain answer; look at the record before repeating.
     """
-    app, runtime = _of(app)
-    grace = runtime.policy_of(runtime.store.get(key)).grace_ms
-    judged = verdicts.release(
-        runtime.store,
-        key,
-        grace=grace,
-        keep=runtime.keep_verdicts,
-        by=by or this_user(),
-        reason=reason,
-        seen_revision=seen_revision,
-    )
-    return _told(app, judged)
+    return judge(Action.RELEASE, key, by=by, reason=reason, app=app, seen_revision=seen_revision)
 
 
 def forget(
@@ -126,16 +110,64 @@ def forget(
             record meanwhile.
         StoreUnavailable: No certain answer; look at the record before repeating.
     """
-    app, runtime = _of(app)
-    judged = verdicts.forget(
-        runtime.store,
-        key,
+    return judge(Action.FORGET, key, by=by, reason=reason, app=app, seen_revision=seen_revision)
+
+
+def judge(
+    action: Action,
+    key: str,
+    *,
+    result: Any = None,
+    by: str = "",
+    reason: str = "",
+    app: Celery | None = None,
+    store: Store | None = None,
+    seen_revision: str | None = None,
+) -> Record:
+    """Give the verdict ``action`` on ``key``, log it and send its signal.
+
+    Arguments and errors are those of :func:`resolve`; ``store`` is where the record is, if not where ``app`` writes.
+
+    Raises:
+        RecordTooLarge: The store has no room for ``result``.
+    """
+    app = app or current_app
+    runtime = runtime_of(app)
+    store = store or runtime.store
+    encoded = runtime.codec.encode(result, result_slot(key)) if action is Action.COMPLETED else None
+    seen = verdicts.recorded(store, key, seen_revision)
+    policy = runtime.policy_of(seen)
+    judged = verdicts.judge(
+        store,
+        seen,
+        action,
+        grace=policy.grace_ms,
+        retain=policy.retain_ms,
+        keep=runtime.keep_verdicts,
         by=by or this_user(),
         reason=reason,
-        seen_revision=seen_revision,
+        result=encoded,
         large=runtime.large_results,
     )
-    return _told(app, judged)
+    judged = legible(runtime.cipher, judged)
+    report_verdict(app, judged)
+    return judged
+
+
+REFUSED = (PolicyError, StoreMisconfigured, RecordTooLarge)
+"""What says that a verdict was not given, and certainly not."""
+
+
+def refusal(error: Exception) -> str:
+    """Why a verdict was refused, by one of :data:`REFUSED`, without the key, so that many can have one reason."""
+    match error:
+        case PolicyError():
+            return with_link(error.remedy, see=error.see)
+        case StoreMisconfigured():  # such as a damaged step of this one
+            return with_link(error.reason, see=error.see)
+        case _:
+            why = f"the store has no room for so large a record: {error}"
+            return with_link(why, see="operators#the-result-does-not-fit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +178,20 @@ class Judged:
     refusal: str = ""
 
 
-def judge_each(records: Iterable[Record], give: Callable[[Record], Record]) -> Iterator[Judged]:
-    """Give a verdict on each of many records, one after the other.
+def judge_each(action: Action, records: Iterable[Record], **proof: Any) -> Iterator[Judged]:
+    """Give a verdict on each of many records as the person saw them, one after the other.
 
-    What is refused, or has changed since it was looked at, is passed over and told.
-
-    Args:
-        records: As the person saw them.
-        give: Gives the verdict on one: ``lambda seen: forget(seen.key, by="ann", seen_revision=seen.revision)``.
+    What is refused, or has changed since it was looked at, is passed over and told. ``proof`` is what :func:`judge`
+    takes, too.
 
     Raises:
         StoreUnavailable: No certain answer about one of them; those before it are judged, those after it are not.
     """
     for seen in records:
         try:
-            yield Judged(give(seen))
-        except PolicyError as error:
-            yield Judged(seen, str(error))
+            yield Judged(judge(action, seen.key, seen_revision=seen.revision, **proof))
+        except REFUSED as error:
+            yield Judged(seen, refusal(error))
 
 
 def json_of(text: str) -> Any:
@@ -183,14 +212,3 @@ def this_user() -> str:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a user id without a name, as in some containers
         return socket.gethostname()
-
-
-def _of(app: Celery | None) -> tuple[Celery, Runtime]:
-    app = app or current_app
-    return app, runtime_of(app)
-
-
-def _told(app: Celery, judged: Record) -> Record:
-    judged = legible(runtime_of(app).cipher, judged)
-    report_verdict(app, judged)
-    return judged

@@ -12,11 +12,12 @@ from celery_idempotent.engine import verdicts
 from celery_idempotent.engine.claim import Claim, claim
 from celery_idempotent.engine.publisher import announce
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation, Run, is_forgotten
 from celery_idempotent.protocol.publishing import Outgoing
 from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.verdicts import Action
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
 from lab.svg import MONO, WIDTH, arrow, box, picture, text
@@ -107,7 +108,13 @@ def _deliver_late(world: _World) -> None:
     world.deliver(_REFUSE)
 
 
-_JSON = Codec("json", frozenset({"application/json"}))
+_NULL = Encoded("null", "application/json")
+
+
+def _judge(world: _World, *, action: Action) -> None:
+    seen = verdicts.recorded(world.store, "k")
+    verdicts.judge(world.store, seen, action, grace=_RERUN.grace_ms, retain=_RERUN.retain_ms, result=_NULL)
+
 
 _Act = Callable[[_World], object]
 
@@ -128,12 +135,7 @@ def _acts() -> Mapping[str, list[_Act]]:
             _deliver_late,
             *(partial(_World.attempt, act=act, which=which) for act in attempts for which in (0, -1)),
         ],
-        "person": [
-            lambda world: verdicts.completed(world.store, _JSON, "k", None, retain=_RERUN.retain_ms),
-            lambda world: verdicts.rerun(world.store, "k"),
-            lambda world: verdicts.release(world.store, "k", grace=_RERUN.grace_ms),
-            lambda world: verdicts.forget(world.store, "k"),
-        ],
+        "person": [partial(_judge, action=action) for action in Action],
         "publisher": [_publish],
         "time": [
             lambda world: world.wait(_OVER),

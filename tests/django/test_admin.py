@@ -797,7 +797,10 @@ def test_records_are_found_by_label_and_by_the_start_of_a_key(store: DjangoStore
     ("error", "told"),
     [
         (StoreUnavailable("s", "swap", "gone"), "It is not certain what was written; look again"),
-        (RecordTooLarge("2 MB"), "Nothing was changed: the result is too large (2 MB)"),
+        (
+            RecordTooLarge("2 MB"),
+            "Nothing was changed: the store has no room for so large a record: 2 MB; see https://",
+        ),
     ],
 )
 def test_failure_of_the_store_is_told(

@@ -97,7 +97,7 @@ def test_all_about_a_tenant_is_forgotten_but_what_is_open(app: Celery, store: Fa
         "judged 3, refused 2",
         "  1: an attempt owns it; wait for its end, or release it once its lease is over",
         "    IN_PROGRESS  IN_PROGRESS  acme/IN_PROGRESS",
-        "  1: its outcome is UNKNOWN; resolve it first",
+        "  1: its outcome is UNKNOWN; check the receiver, then resolve it",
         "    UNKNOWN  UNKNOWN  acme/UNKNOWN",
     ]
     assert {each.key for each in store.scan() if each.label} == {"IN_PROGRESS", "UNKNOWN", "other"}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.engine import verdicts
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Conflict, EventName, Outcome
@@ -18,8 +17,10 @@ from celery_idempotent.protocol.codec import Codec, Encoded
 from celery_idempotent.protocol.objects import CONTENT_TYPE, LargeResults, Pointer, folder_of, pointed, pointer_in
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
+from celery_idempotent.protocol.verdicts import Action
 from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import SLOT
+from tests.support.judging import judge
 from tests.support.objects import NO_ANSWER, REFUSED, MemoryObjects, large_results
 from tests.support.scene import Again, Scene
 
@@ -296,7 +297,7 @@ class TestReplay:
         step = {"text": pointer.data, "content_type": CONTENT_TYPE}
         scene.store.swap(seen.but(result=pointer.data, steps={"a": step}, revision="r"), seen.revision)
         self._lost(scene, "not one of this operation's")
-        verdicts.forget(scene.store, "k", large=scene.large)
+        judge(scene.store, "k", Action.FORGET, large=scene.large)
         assert list(scene.objects.objects) == [name]
 
     def test_a_damaged_pointer_is_a_lost_result(self, scene: _LargeScene) -> None:
@@ -533,7 +534,7 @@ class TestForgetting:
         """Of this operation, and of no other."""
         scene.finish()
         scene.objects.objects["shop/another"] = b""
-        verdicts.forget(scene.store, "k", large=scene.large)
+        judge(scene.store, "k", Action.FORGET, large=scene.large)
         assert list(scene.objects.objects) == ["shop/another"]
 
     def test_objects_of_steps_are_deleted(self, scene: _LargeScene) -> None:
@@ -546,7 +547,7 @@ class TestForgetting:
 
         with pytest.raises(Again):
             scene.perform(body)
-        verdicts.forget(scene.store, "k", large=scene.large)
+        judge(scene.store, "k", Action.FORGET, large=scene.large)
         assert scene.objects.objects == {}
 
     def test_what_cannot_be_deleted_is_told(self, scene: _LargeScene, caplog: pytest.LogCaptureFixture) -> None:
@@ -554,14 +555,14 @@ class TestForgetting:
         scene.finish()
         name = scene.pointer.name
         scene.objects.always = REFUSED
-        verdicts.forget(scene.store, "k", large=scene.large)
+        judge(scene.store, "k", Action.FORGET, large=scene.large)
         assert scene.record.result is None
         assert f"event=idempotency.object_left key=k object={name}" in caplog.text
 
     def test_without_the_setting_nothing_is_deleted(self, scene: _LargeScene) -> None:
         """There is nobody to ask."""
         scene.finish()
-        verdicts.forget(scene.store, "k")
+        judge(scene.store, "k", Action.FORGET)
         assert len(scene.objects.objects) == 1
 
     def test_what_cannot_be_read_points_to_nothing(self) -> None:

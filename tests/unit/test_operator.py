@@ -11,17 +11,18 @@ from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_idempotent import IdempotentTask, OutcomeUnknown, Policy, PolicyError, Status, StoreMisconfigured
-from celery_idempotent.engine import verdicts
 from celery_idempotent.integration.cli import idempotency
-from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.verdicts import Action
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import an_app, deliver
+from tests.support.judging import judge
 
 LEASE, GRACE = 60_000, 1_000
-CODEC = Codec("json", frozenset({"application/json"}))
+CH_1 = Encoded('"ch_1"', "application/json")
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_release_gives_back_what_ended_without_a_word(store: MemoryStore, clock:
     record = _stored(store, steps={"charge": {"result": "ch_1"}})
     clock.advance(LEASE + GRACE)
 
-    released = verdicts.release(store, record.key, grace=GRACE)
+    released = judge(store, record.key, Action.RELEASE, grace=GRACE)
 
     assert store.get(record.key) == released
     assert (released.status, released.steps) == (Status.RELEASED, record.steps)
@@ -58,7 +59,7 @@ def test_release_waits_for_lease_and_grace(store: MemoryStore, clock: FakeClock)
     clock.advance(LEASE + GRACE - 1)
 
     with pytest.raises(PolicyError, match=r"may be alive on celery@example: .* for another 1 ms"):
-        verdicts.release(store, record.key, grace=GRACE)
+        judge(store, record.key, Action.RELEASE, grace=GRACE)
 
     assert store.get(record.key) == record
 
@@ -78,7 +79,7 @@ def test_release_is_for_what_is_in_progress(store: MemoryStore, clock: FakeClock
     clock.advance(LEASE + GRACE)
 
     with pytest.raises(PolicyError, match=reason):
-        verdicts.release(store, record.key, grace=GRACE)
+        judge(store, record.key, Action.RELEASE, grace=GRACE)
 
     assert store.get(record.key) == record
 
@@ -86,7 +87,7 @@ def test_release_is_for_what_is_in_progress(store: MemoryStore, clock: FakeClock
 def test_release_of_nothing_is_refused(store: MemoryStore) -> None:
     """A mistyped key is told as such."""
     with pytest.raises(PolicyError, match="nothing is recorded"):
-        verdicts.release(store, "no such key", grace=GRACE)
+        judge(store, "no such key", Action.RELEASE, grace=GRACE)
 
 
 def test_verdicts_hold_for_the_record_that_was_looked_at(store: MemoryStore, clock: FakeClock) -> None:
@@ -96,17 +97,17 @@ def test_verdicts_hold_for_the_record_that_was_looked_at(store: MemoryStore, clo
     clock.advance(LEASE + GRACE)
 
     verdicts_on_another: list[Callable[[], Record]] = [
-        lambda: verdicts.rerun(store, unknown.key, seen_revision="earlier"),
-        lambda: verdicts.completed(store, CODEC, unknown.key, "ch_1", retain=1, seen_revision="earlier"),
-        lambda: verdicts.release(store, running.key, grace=GRACE, seen_revision="earlier"),
+        lambda: judge(store, unknown.key, Action.RERUN, seen_revision="earlier"),
+        lambda: judge(store, unknown.key, Action.COMPLETED, result=CH_1, retain=1, seen_revision="earlier"),
+        lambda: judge(store, running.key, Action.RELEASE, grace=GRACE, seen_revision="earlier"),
     ]
     for give in verdicts_on_another:
         with pytest.raises(PolicyError, match="somebody else changed the record meanwhile"):
             give()
 
     assert {each.revision for each in store.scan()} == {unknown.revision, running.revision}
-    assert verdicts.rerun(store, unknown.key, seen_revision=unknown.revision).status is Status.RELEASED
-    assert verdicts.release(store, running.key, grace=GRACE, seen_revision=running.revision)
+    assert judge(store, unknown.key, Action.RERUN, seen_revision=unknown.revision).status is Status.RELEASED
+    assert judge(store, running.key, Action.RELEASE, grace=GRACE, seen_revision=running.revision)
 
 
 def test_release_loses_against_a_write_meanwhile(clock: FakeClock) -> None:
@@ -124,7 +125,7 @@ def test_release_loses_against_a_write_meanwhile(clock: FakeClock) -> None:
     clock.advance(LEASE + GRACE)
 
     with pytest.raises(PolicyError, match="meanwhile"):
-        verdicts.release(store, record.key, grace=GRACE)
+        judge(store, record.key, Action.RELEASE, grace=GRACE)
 
     assert [each.revision for each in store.scan()] == ["of the takeover"]
 
@@ -196,5 +197,5 @@ def test_verdict_over_a_damaged_step_is_refused() -> None:
     store.swap(record, None)
 
     with pytest.raises(StoreMisconfigured, match="is damaged: ValueError: not a state of a step"):
-        verdicts.rerun(store, record.key)
+        judge(store, record.key, Action.RERUN)
     assert store.get(record.key) == record

@@ -7,10 +7,11 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import AtMostOnce, IdempotentTask, Keyed, OutcomeUnknown, Policy, PolicyError, Status, resolve
-from celery_idempotent.engine import verdicts
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.steps import Step
+from celery_idempotent.protocol.verdicts import Action
 from tests.support.deliveries import an_app
+from tests.support.judging import judge
 
 
 class _Phone:
@@ -82,7 +83,7 @@ def test_release_leaves_a_begun_step_in_doubt(app: Celery, phone: _Phone, in_dou
     left_behind = replace(unknown, status=Status.IN_PROGRESS, revision="left behind", lease_until=0)
     store.swap(left_behind, unknown.revision)
 
-    released = verdicts.release(store, key, grace=0)
+    released = judge(store, key, Action.RELEASE, grace=0)
 
     assert "sms" in released.steps
     with pytest.raises(OutcomeUnknown):

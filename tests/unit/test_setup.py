@@ -35,10 +35,12 @@ from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.startup import StoreCheck
 from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.verdicts import Action
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import an_app, deliver
+from tests.support.judging import judge
 
 
 class _Checked(FaultyStore):
@@ -544,8 +546,6 @@ def test_verdict_does_not_overwrite_a_change_meanwhile(app: Celery) -> None:
     """A record that changed since it was read keeps its change."""
     from dataclasses import replace
 
-    from celery_idempotent.engine import verdicts
-
     class Changing(MemoryStore):
         def get(self, key: str) -> Any:
             seen = super().get(key)
@@ -558,4 +558,4 @@ def test_verdict_does_not_overwrite_a_change_meanwhile(app: Celery) -> None:
     store.swap(record, None)
 
     with pytest.raises(PolicyError, match="meanwhile"):
-        verdicts.rerun(store, record.key)
+        judge(store, record.key, Action.RERUN)

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from celery_idempotent import PolicyError, Status
-from celery_idempotent.engine import verdicts
 from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.engine.sweeping import sweep_abandoned, sweep_released
-from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation, Run, decide, ended, is_forgotten
 from celery_idempotent.protocol.policy import Policy
@@ -19,8 +18,9 @@ from celery_idempotent.protocol.verdicts import Action, given, is_erased, kept_u
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.contract import a_record
+from tests.support.judging import judge
 
-CODEC = Codec("json", frozenset({"application/json"}))
+CH_1 = Encoded('"ch_1"', "application/json")
 GRACE = 1_000
 
 
@@ -45,7 +45,7 @@ def test_a_verdict_is_kept_with_what_it_judged(store: MemoryStore, clock: FakeCl
     seen = _stored(store, status=Status.UNKNOWN, error="attempt 1 never ended", attempts=1)
     clock.advance(5)
 
-    judged = verdicts.completed(store, CODEC, seen.key, "ch_1", retain=9_000, by="ann", reason="provider: ch_1")
+    judged = judge(store, seen.key, Action.COMPLETED, result=CH_1, retain=9_000, by="ann", reason="provider: ch_1")
 
     assert (judged.status, judged.error, judged.result) == (Status.COMPLETED, None, '"ch_1"')
     assert judged.verdict == {
@@ -63,8 +63,8 @@ def test_a_release_and_a_rerun_say_who_and_why(store: MemoryStore) -> None:
     """Both lead to the same status, and only the verdict tells them apart."""
     unknown, abandoned = _stored(store, status=Status.UNKNOWN, error="?"), _stored(store)
 
-    rerun = verdicts.rerun(store, unknown.key, by="ann", reason="not there: \udcff")
-    released = verdicts.release(store, abandoned.key, grace=0, by="bob", reason="worker is gone")
+    rerun = judge(store, unknown.key, Action.RERUN, by="ann", reason="not there: \udcff")
+    released = judge(store, abandoned.key, Action.RELEASE, grace=0, by="bob", reason="worker is gone")
 
     assert [(each.status, each.verdict["action"], each.verdict["by"]) for each in (rerun, released)] == [
         (Status.RELEASED, "rerun", "ann"),
@@ -76,7 +76,7 @@ def test_a_release_and_a_rerun_say_who_and_why(store: MemoryStore) -> None:
 def test_verdicts_outlive_the_next_attempt_and_its_outcome(store: MemoryStore) -> None:
     """Whoever asks later why an operation ran twice finds the verdict in its record."""
     seen = _stored(store, status=Status.UNKNOWN, error="?")
-    verdicts.rerun(store, seen.key, by="ann", reason="not there")
+    judge(store, seen.key, Action.RERUN, by="ann", reason="not there")
     operation = Operation(
         identity=Identity(seen.key, seen.fingerprint), policy=Policy(), task="t", task_id="i", worker="w"
     )
@@ -113,12 +113,12 @@ def test_a_judged_record_proves_it_for_a_year_and_its_outcome_counts_for_retain(
     judged_at = clock.now()
     match action:
         case Action.COMPLETED:
-            outcome = verdicts.completed(store, CODEC, seen.key, 1, retain=9_000, **told)
+            outcome = judge(store, seen.key, Action.COMPLETED, result=CH_1, retain=9_000, **told)
         case Action.RERUN:
-            verdicts.rerun(store, seen.key, **told)
+            judge(store, seen.key, Action.RERUN, **told)
             outcome = _delivered(store, seen, 9_000)
         case _:
-            verdicts.release(store, seen.key, grace=0, **told)
+            judge(store, seen.key, Action.RELEASE, grace=0, **told)
             outcome = _delivered(store, seen, 9_000)
 
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_an_outcome_may_count_for_longer_than_the_proof_of_an_earlier_verdict(
 ) -> None:
     """The end of the outcome that was judged is not that of the next."""
     seen = _stored(store, status=Status.UNKNOWN)
-    verdicts.completed(store, CODEC, seen.key, 1, retain=0, keep=YEAR)
+    judge(store, seen.key, Action.COMPLETED, result=CH_1, retain=0, keep=YEAR)
     clock.advance(1)
 
     outcome = _delivered(store, seen, 2 * YEAR)
@@ -152,7 +152,7 @@ def test_an_outcome_may_count_for_longer_than_the_proof_of_an_earlier_verdict(
 def test_a_publisher_keeps_the_proof_of_a_verdict_on_an_outcome_that_no_longer_counts(store: MemoryStore) -> None:
     """By ``publish="once"`` its record comes before the next claim."""
     seen = _stored(store, status=Status.UNKNOWN)
-    judged = verdicts.completed(store, CODEC, seen.key, 1, retain=0, keep=YEAR, by="ann")
+    judged = judge(store, seen.key, Action.COMPLETED, result=CH_1, retain=0, keep=YEAR, by="ann")
     operation = Operation(identity=Identity(seen.key, None), policy=Policy(), task="t", task_id="i", worker="w")
 
     found = publication(judged, Outgoing(operation=operation, patience=1), store.now(), "r")
@@ -165,7 +165,7 @@ def test_a_purge_leaves_what_proves_a_verdict(store: MemoryStore, clock: FakeClo
     """Given back, or begun again and never ended."""
     released, begun = (_stored(store, status=Status.UNKNOWN, app="shop") for _ in range(2))
     for each in (released, begun):
-        verdicts.rerun(store, each.key, keep=YEAR, by="ann")
+        judge(store, each.key, Action.RERUN, keep=YEAR, by="ann")
     at = store.get(begun.key)
     assert at is not None
     store.swap(replace(at, status=Status.IN_PROGRESS, revision="begun"), at.revision)
@@ -202,7 +202,7 @@ def test_no_verdict_gives_an_outcome_a_time_that_no_store_holds(until: int) -> N
 def test_the_proof_of_a_verdict_outlasts_a_purge_in_memory_too(store: MemoryStore, clock: FakeClock) -> None:
     """As in every store: what says when a record goes is its ``expires_at``."""
     seen = _stored(store, status=Status.UNKNOWN)
-    verdicts.completed(store, CODEC, seen.key, 1, retain=0, keep=YEAR, by="ann")
+    judge(store, seen.key, Action.COMPLETED, result=CH_1, retain=0, keep=YEAR, by="ann")
     clock.advance(1)
 
     assert store.purge(10) == 0
@@ -243,7 +243,7 @@ def test_forgetting_leaves_a_larger_token_to_come_and_who_did_it(store: MemorySt
         identity=Identity(seen.key, "of other arguments"), policy=Policy(), task="t", task_id="i", worker="w"
     )
 
-    left = verdicts.forget(store, seen.key, by="ann", reason="asked to")
+    left = judge(store, seen.key, Action.FORGET, by="ann", reason="asked to")
     decision = decide(left, operation, store.now(), owner="o", revision="r")
 
     assert is_erased(left)
@@ -260,7 +260,7 @@ def test_forgetting_leaves_a_larger_token_to_come_and_who_did_it(store: MemorySt
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"status": Status.UNKNOWN}, "resolve it first"),
+        ({"status": Status.UNKNOWN}, "then resolve it"),
         ({"status": Status.IN_PROGRESS}, "an attempt owns it"),
     ],
 )
@@ -271,7 +271,7 @@ def test_what_may_still_run_or_is_in_doubt_is_not_forgotten(
     seen = _stored(store, **changes)
 
     with pytest.raises(PolicyError, match=reason):
-        verdicts.forget(store, seen.key)
+        judge(store, seen.key, Action.FORGET)
 
     assert store.get(seen.key) == seen
 
@@ -282,7 +282,7 @@ def test_a_token_ahead_of_the_clock_is_not_forgotten(store: MemoryStore, clock: 
     clock.advance(-1)
 
     with pytest.raises(PolicyError, match="1 ms ahead of the store's clock"):
-        verdicts.forget(store, seen.key)
+        judge(store, seen.key, Action.FORGET)
 
     clock.advance(1)
-    assert verdicts.forget(store, seen.key)
+    assert judge(store, seen.key, Action.FORGET)

@@ -11,7 +11,7 @@ from celery import Celery
 from celery_idempotent import IdempotentTask, Policy, PolicyError, Record, Status, forget, release, resolve, signals
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.verdicts import judge_each, this_user
-from celery_idempotent.protocol.verdicts import kept_until
+from celery_idempotent.protocol.verdicts import Action, kept_until
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.contract import a_record
@@ -138,7 +138,7 @@ def test_one_refusal_does_not_end_the_verdicts_on_many(app: Celery) -> None:
     store = runtime_of(app).store
     store.swap(replace(records[1], revision="changed"), records[1].revision)
 
-    judged = list(judge_each(records, lambda seen: resolve(seen.key, rerun=True, app=app, seen_revision=seen.revision)))
+    judged = list(judge_each(Action.RERUN, records, app=app))
 
     assert [each.record.status for each in judged] == [Status.RELEASED, Status.UNKNOWN, Status.RELEASED]
     assert [bool(each.refusal) for each in judged] == [False, True, False]

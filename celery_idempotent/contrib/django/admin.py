@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from celery import current_app
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
@@ -26,13 +25,11 @@ from django.utils.html import format_html, format_html_join
 from celery_idempotent.contrib.django import project
 from celery_idempotent.contrib.django.forms import ForgetForm, ReleaseForm, ResolveForm, VerdictForm
 from celery_idempotent.contrib.django.models import IdempotencyRecord
-from celery_idempotent.engine import verdicts
-from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.integration import display
-from celery_idempotent.integration.reports import report_verdict
+from celery_idempotent.engine.verdicts import fitting
+from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.integration import display, verdicts
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.store import RecordTooLarge
+from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.verdicts import Action, counts_until
 
 _MOST_LISTED = 1_000
@@ -381,21 +378,17 @@ class IdempotencyRecordAdmin(_Admin):
     ) -> None:
         """Give a verdict; tell the person, the log, and whoever listens, what became of it."""
         # The key comes last: Django begins a message with a capital letter, and a key must be shown as it is.
-        told = {"by": request.user.get_username(), "reason": given["reason"], "seen_revision": revision}
+        action = kind.chosen(given)
+        proof = {"result": given.get("value"), "by": request.user.get_username(), "reason": given["reason"]}
         try:
-            judged = kind.give(row.record, given, told)
-        except PolicyError as error:
-            answer, level = f"Nothing was changed: {error.remedy}.", messages.ERROR
-        except RecordTooLarge as error:
-            answer, level = f"Nothing was changed: the result is too large ({error}).", messages.ERROR
-        except StoreMisconfigured as error:
-            answer, level = f"Nothing was changed: {error.reason}.", messages.ERROR
+            project.judge(action, row.key, seen_revision=revision, **proof)
+        except verdicts.REFUSED as error:
+            answer, level = f"Nothing was changed: {verdicts.refusal(error)}.", messages.ERROR
         except StoreUnavailable as error:
             answer, level = f"It is not certain what was written; look again ({error}).", messages.ERROR
         else:
-            answer, level = kind.done(given), messages.SUCCESS
+            answer, level = _DONE[action], messages.SUCCESS
             self.log_change(request, row, f"{answer} Reason: {given['reason']}")
-            report_verdict(current_app, judged)
         self.message_user(request, f"{answer} Key: {row}", level)
 
     def _judge_page(
@@ -457,23 +450,6 @@ class IdempotencyRecordAdmin(_Admin):
         return served
 
 
-def _resolved(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
-    store, keep = project.store_of_admin(), project.runtime().keep_verdicts
-    if given["verdict"] == "rerun":
-        return verdicts.rerun(store, seen.key, keep=keep, **told)
-    codec, retain = project.runtime().codec, project.policy_of(seen).retain_ms
-    return verdicts.completed(store, codec, seen.key, given["value"], retain=retain, keep=keep, **told)
-
-
-def _released(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
-    grace, keep = project.policy_of(seen).grace_ms, project.runtime().keep_verdicts
-    return verdicts.release(project.store_of_admin(), seen.key, grace=grace, keep=keep, **told)
-
-
-def _forgotten(seen: Record, given: Mapping[str, Any], told: Mapping[str, Any]) -> Record:
-    return verdicts.forget(project.store_of_admin(), seen.key, large=project.runtime().large_results, **told)
-
-
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """A kind of verdict: what it is called, and how it is given. What takes ``action`` takes it."""
@@ -483,44 +459,31 @@ class _Kind:
     heading: str
     form: type[VerdictForm]
     action: Action
-    give: Callable[[Record, Mapping[str, Any], Mapping[str, Any]], Record]
-    done: Callable[[Mapping[str, Any]], str]
+
+    def chosen(self, given: Mapping[str, Any]) -> Action:
+        """The verdict that a filled-in form states."""
+        return Action(given.get("verdict", self.action))
 
     def fits(self, row: IdempotencyRecord) -> bool:
         """Whether the record can take it now."""
         if row.unreadable:
             return False
         grace = project.policy_of(row.fetched).grace_ms
-        return self.action in verdicts.fitting(row.fetched, grace=grace, now=project.store_of_admin().now())
+        return self.action in fitting(row.fetched, grace=grace, now=project.store_of_admin().now())
 
 
 _AGAIN = "The next delivery runs the task; if there is none, publish it again."
 
-_RESOLVE = _Kind(
-    "resolve",
-    "Resolve",
-    "Resolve unknown outcomes",
-    ResolveForm,
-    Action.COMPLETED,
-    _resolved,
-    lambda given: (
-        f"Resolved: it did not happen. {_AGAIN}"
-        if given["verdict"] == "rerun"
-        else "Resolved: it happened. Later deliveries get the result."
-    ),
-)
-_RELEASE = _Kind(
-    "release", "Release", "Release claims", ReleaseForm, Action.RELEASE, _released, lambda _: f"Released. {_AGAIN}"
-)
-_FORGET = _Kind(
-    "forget",
-    "Forget",
-    "Forget outcomes",
-    ForgetForm,
-    Action.FORGET,
-    _forgotten,
-    lambda _: "Forgotten. The next delivery is a new operation.",
-)
+_DONE = {
+    Action.COMPLETED: "Resolved: it happened. Later deliveries get the result.",
+    Action.RERUN: f"Resolved: it did not happen. {_AGAIN}",
+    Action.RELEASE: f"Released. {_AGAIN}",
+    Action.FORGET: "Forgotten. The next delivery is a new operation.",
+}
+
+_RESOLVE = _Kind("resolve", "Resolve", "Resolve unknown outcomes", ResolveForm, Action.COMPLETED)
+_RELEASE = _Kind("release", "Release", "Release claims", ReleaseForm, Action.RELEASE)
+_FORGET = _Kind("forget", "Forget", "Forget outcomes", ForgetForm, Action.FORGET)
 _KINDS = {each.name: each for each in (_RESOLVE, _RELEASE, _FORGET)}
 
 

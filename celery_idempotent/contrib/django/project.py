@@ -1,16 +1,18 @@
 """What the Celery app of a Django project says: its store, and the policies of its tasks."""
 
 from functools import cache
+from typing import Any
 
 from celery import Celery, current_app
 from django.db import DEFAULT_DB_ALIAS
 
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.integration import binding
+from celery_idempotent.integration import binding, verdicts
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.verdicts import Action
 
 
 def runtime() -> Runtime:
@@ -52,6 +54,12 @@ def policy_of(record: Record) -> Policy:
     """The policy of the record's task, or the app's if the project does not have that task."""
     _load_tasks(current_app._get_current_object())
     return runtime().policy_of(record)
+
+
+def judge(action: Action, key: str, **proof: Any) -> None:
+    """Give a verdict by the policy of the record's task; arguments and errors are those of ``verdicts.judge``."""
+    _load_tasks(current_app._get_current_object())
+    verdicts.judge(action, key, store=store_of_admin(), **proof)
 
 
 @cache

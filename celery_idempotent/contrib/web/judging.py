@@ -6,11 +6,10 @@ from typing import Any
 
 from celery import Celery
 
-from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.integration import verdicts as operator
+from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.integration import verdicts
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record
-from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.protocol.verdicts import Action
 
 CHOICES: Mapping[Action, tuple[str, str]] = {
@@ -59,7 +58,7 @@ class Form:
         result = None
         if action is Action.COMPLETED:
             try:
-                result = operator.json_of(value("result"))
+                result = verdicts.json_of(value("result"))
             except ValueError:
                 errors["result"] = 'Write JSON: "ch_1" with its quotes, 7, {"id": 7} or null.'
         checked = value("checked") == "yes"
@@ -75,37 +74,18 @@ class Form:
             errors=errors,
         )
 
-    def judge(self, app: Celery, seen: Record) -> Record:
-        """Give this verdict on what the person saw. Raises as :mod:`celery_idempotent.integration.verdicts` does."""
-        key = seen.key
-        told: Any = {"by": self.by, "reason": self.reason, "app": app, "seen_revision": seen.revision}
-        try:
-            match self.action:
-                case Action.COMPLETED:
-                    return operator.resolve(key, completed=self.result, **told)
-                case Action.RERUN:
-                    return operator.resolve(key, rerun=True, **told)
-                case Action.RELEASE:
-                    return operator.release(key, **told)
-                case _:
-                    return operator.forget(key, **told)
-        except RecordTooLarge as error:
-            raise PolicyError(
-                "result", "JSON", "the store has no room for so large a record", see="operators#the-result-does-not-fit"
-            ) from error
-        except StoreMisconfigured as error:
-            raise PolicyError("key", repr(key), error.reason, see=error.see) from error
 
-
-def judged_each(app: Celery, form: Form, records: Sequence[Record]) -> tuple[list[operator.Judged], str]:
+def judged_each(app: Celery, form: Form, records: Sequence[Record]) -> tuple[list[verdicts.Judged], str]:
     """Give the verdict of ``form`` on each of ``records``, as a person saw them, until the store does not answer.
 
     Returns:
         What became of those that were judged or refused, and what the store said of the next one; else empty.
     """
-    judged: list[operator.Judged] = []
+    assert form.action is not None
+    proof = {"result": form.result, "by": form.by, "reason": form.reason, "app": app}
+    judged: list[verdicts.Judged] = []
     try:
-        judged.extend(operator.judge_each(records, lambda seen: form.judge(app, seen)))
+        judged.extend(verdicts.judge_each(form.action, records, **proof))
     except StoreUnavailable as error:
         return judged, str(error)
     return judged, ""

@@ -7,12 +7,11 @@ from functools import wraps
 from typing import Any
 
 import click
-from celery import Celery
 
 from celery_idempotent.engine.search import Filter, found, looked_up
-from celery_idempotent.engine.verdicts import require_abandoned, require_forgettable, require_unknown
-from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.integration import verdicts as operator
+from celery_idempotent.engine.verdicts import require
+from celery_idempotent.errors import PolicyError, StoreUnavailable
+from celery_idempotent.integration import verdicts
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.asked import advise_on, filters
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, json_value, readable_errors
@@ -22,24 +21,7 @@ from celery_idempotent.integration.display import status
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.verdicts import is_erased
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A verdict to be given.
-
-    Args:
-        require: Refuses a record that it cannot be given on, at a time of the store's clock.
-        give: Gives it on one record, as the person saw it.
-        question: What to ask before.
-        status: Of the records that are meant, where nothing else is asked for.
-    """
-
-    require: Callable[[Runtime, Record, int], None]
-    give: Callable[..., Record]
-    question: str
-    status: Status | None = None
+from celery_idempotent.protocol.verdicts import Action, is_erased
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +103,10 @@ def resolve_unknown(context: click.Context, order: _Order, result: str | None, r
     """
     if (result is None) == (not rerun):
         raise click.UsageError("give either --completed RESULT or --rerun")
-    verdict: dict[str, Any] = {"rerun": True} if result is None else {"completed": json_value("--completed", result)}
-
-    def give(seen: Record, **told: Any) -> Record:
-        return operator.resolve(seen.key, **verdict, **told)
-
-    said = "did not happen, and will you publish the call again?" if rerun else "happened?"
-    question = f"Did you check with the receiver that the effect {said}"
-    _judge(context, order, _Plan(lambda _, seen, __: require_unknown(seen), give, question, Status.UNKNOWN))
+    if result is None:
+        _judge(context, order, Action.RERUN)
+    else:
+        _judge(context, order, Action.COMPLETED, json_value("--completed", result))
 
 
 @idempotency.command()
@@ -140,15 +118,7 @@ def release(context: click.Context, order: _Order) -> None:
     The next delivery runs the task. This works once the lease and its grace are over. Under on_takeover="refuse" you
     state by it that the effect did not happen; under "rerun" the next delivery would run anyway.
     """
-
-    def require(runtime: Runtime, seen: Record, now: int) -> None:
-        require_abandoned(seen, grace=runtime.policy_of(seen).grace_ms, now=now)
-
-    def give(seen: Record, **told: Any) -> Record:
-        return operator.release(seen.key, **told)
-
-    question = "Did you check the receiver, and did the effect not happen?"
-    _judge(context, order, _Plan(require, give, question, Status.IN_PROGRESS))
+    _judge(context, order, Action.RELEASE)
 
 
 @idempotency.command()
@@ -161,43 +131,57 @@ def forget(context: click.Context, order: _Order) -> None:
     what is IN_PROGRESS or UNKNOWN is left, and named. Who has forgotten it and why stays until the store deletes it,
     which Redis does at once: keep the log event verdict_given.
     """
-
-    def give(seen: Record, **told: Any) -> Record:
-        return operator.forget(seen.key, **told)
-
-    question = "Shall it be forgotten? The next delivery runs again."
-    _judge(context, order, _Plan(lambda _, seen, now: require_forgettable(seen, now=now), give, question))
+    _judge(context, order, Action.FORGET)
 
 
-def _judge(context: click.Context, order: _Order, plan: _Plan) -> None:
+_RECEIVER = "Did you check with the receiver that the effect"
+
+_QUESTIONS = {
+    Action.COMPLETED: (f"{_RECEIVER} happened?", Status.UNKNOWN),
+    Action.RERUN: (f"{_RECEIVER} did not happen, and will you publish the call again?", Status.UNKNOWN),
+    Action.RELEASE: ("Did you check the receiver, and did the effect not happen?", Status.IN_PROGRESS),
+    Action.FORGET: ("Shall it be forgotten? The next delivery runs again.", None),
+}
+"""What to ask before a verdict, and the status of those that are meant, where nothing else is asked for."""
+
+
+def _judge(context: click.Context, order: _Order, action: Action, result: Any = None) -> None:
     app = app_of(context)
     runtime = runtime_of(app)
+    question, status_of_many = _QUESTIONS[action]
+    tally = _Tally()
     with readable_errors():
-        records = _meant(order, plan, runtime)
+        records = _meant(order, status_of_many, runtime)
         now = runtime.store.now()
-        if order.dry_run:
-            _rehearse(order, plan, runtime, records, now)
-            return
-        if not order.is_bulk:
-            plan.require(runtime, records[0], now)
+        for seen in records if order.dry_run or not order.is_bulk else ():
+            try:
+                require(action, seen, grace=runtime.policy_of(seen).grace_ms, now=now)
+                tally.judged.append(seen)
+            except PolicyError as error:
+                if not order.dry_run:
+                    raise
+                tally.refused.append((seen, verdicts.refusal(error)))
+    if order.dry_run:
+        _tell(order, tally, now)
+        return
     if not records:
         advise_on(order.wanted, app)
     elif not order.yes:
         _show(order, runtime, records, now)
     reason = order.reason if order.reason is not None or not records else _asked_reason(order)
     if records and not order.yes:
-        about = f"{plan.question} (of all {len(records)})" if order.is_bulk else plan.question
-        click.confirm(about, abort=True)
-    tally = _given(app, plan, records, by=order.by, reason=reason or "")
+        click.confirm(f"{question} (of all {len(records)})" if order.is_bulk else question, abort=True)
+    with readable_errors():
+        tally = _given(records, action, result=result, by=order.by, reason=reason or "", app=app)
     _tell(order, tally, runtime.store.now())
     if not tally.is_whole:
         context.exit(1)
 
 
-def _meant(order: _Order, plan: _Plan, runtime: Runtime) -> list[Record]:
+def _meant(order: _Order, status_of_many: Status | None, runtime: Runtime) -> list[Record]:
     if order.key is not None:
         return [looked_up(runtime.store, order.key, runtime.cipher, task=order.wanted.task)]
-    wanted = replace(order.wanted, status=order.wanted.status or plan.status)
+    wanted = replace(order.wanted, status=order.wanted.status or status_of_many)
     records = screen.counted("reading", found(runtime.store, wanted, runtime.cipher))
     return sorted((each for each in records if not is_erased(each)), key=lambda record: record.updated_at)
 
@@ -215,57 +199,21 @@ def _asked_reason(order: _Order) -> str:
     return str(click.prompt("Reason", default=None if order.is_bulk else "", show_default=False))
 
 
-def _rehearse(order: _Order, plan: _Plan, runtime: Runtime, records: Sequence[Record], now: int) -> None:
-    """Tell what would become of each, as far as can be known before."""
-    tally = _Tally()
-    for seen in records:
-        try:
-            plan.require(runtime, seen, now)
-        except PolicyError as error:
-            tally.refused.append((seen, _without_key(seen, str(error))))
-        else:
-            tally.judged.append(seen)
-    if order.as_json:
-        _tell(order, tally, now)
-        return
-    if tally.judged:
-        print_records(tally.judged, now)
-    _echo(f"would judge {len(tally.judged)}, would refuse {len(tally.refused)}")
-    _tell_reasons(tally.refused)
-
-
-def _given(app: Celery, plan: _Plan, records: Sequence[Record], *, by: str, reason: str) -> _Tally:
+def _given(records: Sequence[Record], action: Action, **proof: Any) -> _Tally:
     """Give the verdict on each, as it was seen; end where it is not known what became of one."""
-
-    def give(seen: Record) -> Record:
-        return plan.give(seen, by=by, reason=reason, app=app, seen_revision=seen.revision)
-
     tally = _Tally()
     try:
-        for seen in screen.counted("judging", records, total=len(records)):
-            _try(seen, give, tally)
+        judged = verdicts.judge_each(action, records, **proof)
+        for seen, each in zip(records, screen.counted("judging", judged, total=len(records)), strict=True):
+            if each.refusal:
+                tally.refused.append((seen, each.refusal))
+            else:
+                tally.judged.append(each.record)
     except (StoreUnavailable, KeyboardInterrupt) as error:  # the latter may strike between two, where they are counted
         done = len(tally.judged) + len(tally.refused)
         tally.unclear.extend((each, str(error) or "interrupted") for each in records[done : done + 1])
         tally.left.extend(records[done + 1 :])
     return tally
-
-
-def _try(seen: Record, give: Callable[[Record], Record], tally: _Tally) -> None:
-    try:
-        (judged,) = operator.judge_each([seen], give)
-    except StoreMisconfigured as error:  # such as a damaged step of this one
-        tally.refused.append((seen, str(error)))
-    else:
-        if judged.refusal:
-            tally.refused.append((seen, _without_key(seen, judged.refusal)))
-        else:
-            tally.judged.append(judged.record)
-
-
-def _without_key(seen: Record, refusal: str) -> str:
-    """The reason alone, so that those of many records can be one."""
-    return refusal.removeprefix(f"key={seen.key!r}:")
 
 
 def _tell(order: _Order, tally: _Tally, now: int) -> None:
@@ -274,37 +222,32 @@ def _tell(order: _Order, tally: _Tally, now: int) -> None:
             {
                 "dry_run": order.dry_run,
                 "judged": [{"key": each.key, "status": status(each, now)} for each in tally.judged],
-                "refused": [{"key": each.key, "reason": reason.strip()} for each, reason in tally.refused],
+                "refused": [{"key": each.key, "reason": reason} for each, reason in tally.refused],
                 "unclear": [{"key": each.key, "reason": reason} for each, reason in tally.unclear],
                 "left": [each.key for each in tally.left],
             }
         )
         return
-    if not order.is_bulk and tally.judged:
+    if not (order.is_bulk or order.dry_run) and tally.judged:
         (judged,) = tally.judged
         _echo(f"{judged.key} is {status(judged, now)}")
         return
-    _echo(f"judged {len(tally.judged)}, refused {len(tally.refused)}")
-    _tell_reasons(tally.refused)
+    if order.dry_run and tally.judged:
+        print_records(tally.judged, now)
+    would = ("would judge", "would refuse") if order.dry_run else ("judged", "refused")
+    _echo(f"{would[0]} {len(tally.judged)}, {would[1]} {len(tally.refused)}")
+    by_reason: dict[str, list[tuple[Record, str]]] = {}
+    for seen, reason in tally.refused:
+        by_reason.setdefault(re.sub("[0-9]+", "0", reason), []).append((seen, reason))
+    for alike in by_reason.values():
+        _echo(f"  {len(alike)}: {alike[0][1]}")
+        for seen, _ in alike:
+            _echo(f"    {seen.status}  {seen.key}{f'  {seen.label}' if seen.label else ''}")
     for each, reason in tally.unclear:
         _echo(f"unclear what became of {each.key}: {reason}; look at it before you repeat", err=True)
     if tally.left:
         _echo(f"{len(tally.left)} after it were not judged; give the same command again", err=True)
 
 
-def _tell_reasons(refused: Sequence[tuple[Record, str]]) -> None:
-    """Tell why, once for each reason, and of which records."""
-    by_reason: dict[str, list[tuple[Record, str]]] = {}
-    for seen, reason in refused:
-        by_reason.setdefault(_NUMBERS.sub("0", reason), []).append((seen, reason))
-    for alike in by_reason.values():
-        _echo(f"  {len(alike)}: {alike[0][1].strip()}")
-        for seen, _ in alike:
-            _echo(f"    {seen.status}  {seen.key}{f'  {seen.label}' if seen.label else ''}")
-
-
 def _echo(text: str, *, err: bool = False) -> None:
     click.echo(one_line(text), err=err)
-
-
-_NUMBERS = re.compile("[0-9]+")
