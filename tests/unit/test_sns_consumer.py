@@ -1,24 +1,29 @@
-"""A consumer of a queue, with SQS acted by a list: what it publishes, deletes, leaves and gives back."""
+"""A consumer of a queue, with SQS acted by a list: what it publishes, deletes, leaves and gives back; its worker."""
 # mypy: allow-untyped-decorators
 
 import json
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import click
 import pytest
 from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, Policy
-from celery_idempotent.contrib.sns import By, Route
+from celery_idempotent.contrib.sns import By, Route, consume
 from celery_idempotent.contrib.sns import consumer as module
-from celery_idempotent.contrib.sns.consumer import Pace, Subscriber
+from celery_idempotent.contrib.sns.consumer import Subscriber, Subscribers
+from celery_idempotent.integration import settings
 from celery_idempotent.integration.periodic import looking
+from celery_idempotent.stores.memory import MemoryStore
 from tests.support.deliveries import an_app, published
+from tests.support.waiting import wait_until
 
 TOPIC = "arn:aws:sns:eu-west-1:123456789012:orders"
 
@@ -82,6 +87,15 @@ def app() -> Celery:
     @app.task(base=IdempotentTask, shared=False, name="secret", idempotent=Policy(redact_errors=True))
     def secret(order_id: str) -> None: ...
 
+    @app.task(shared=False, name="plain")
+    def plain(order_id: str) -> None: ...
+
+    @app.task(base=IdempotentTask, shared=False, name="observe", idempotent=Policy(mode="observe"))
+    def observe(order_id: str) -> None: ...
+
+    @app.task(base=IdempotentTask, shared=False, name="off", idempotent=Policy(mode="off"))
+    def off(order_id: str) -> None: ...
+
     return app
 
 
@@ -90,10 +104,9 @@ Consumer = Callable[..., Subscriber]
 
 @pytest.fixture
 def consumer(app: Celery, queue: Queue) -> Consumer:
-    def make(pace: Pace | None = None, **route: Any) -> Subscriber:
-        routes = [Route(**{"queue": "orders", "task": "charge", **route})]
-        client: Any = lambda: queue  # noqa: E731
-        return Subscriber(app, routes, client, pace or Pace(), threading.Event())
+    def make(**route: Any) -> Subscriber:
+        sqs: Any = queue
+        return Subscriber(app, [Route(**{"queue": "orders", "task": "charge", **route})], sqs, threading.Event())
 
     return make
 
@@ -149,7 +162,7 @@ def test_a_fork_waits_for_what_is_published_and_not_for_a_poll(
         ({"order_id": "o-1"}, {"key": "message.event_id"}, "KeyMissing"),
         ({"order_id": "o-1"}, {"key": "message.order_id", "arguments": lambda each: 1 // 0}, "ZeroDivisionError"),
         ({"order_id": ""}, {"key": "message.order_id"}, "KeyMissing"),
-        ({"order_id": "o-1"}, {"when": "message.cents"}, "no route"),
+        ({"order_id": "o-1"}, {"when": lambda each: "cents" in each.message}, "no route"),
         ({"order_id": "o-1"}, {"options": {"serializer": "none such"}}, "none such"),
         ({"order_id": "o-1"}, {"options": {"countdown": "soon"}}, "TypeError"),
     ],
@@ -192,25 +205,12 @@ def test_reason_keeps_what_one_of_several_tasks_redacts(
     queue.put(_notification({"order_id": "o-1"}))
     broken: Any = lambda each: {}[each.text]  # noqa: E731
     routes = [Route(queue="orders", task="charge", when=broken), Route(queue="orders", task="secret")]
-    client: Any = lambda: queue  # noqa: E731
+    sqs: Any = queue
 
-    Subscriber(app, routes, client, Pace(), threading.Event()).look()
+    Subscriber(app, routes, sqs, threading.Event()).look()
 
     assert "reason=KeyError" in caplog.text
     assert "o-1" not in caplog.text
-
-
-def test_word_about_a_subscription_is_deleted(
-    app: Celery, consumer: Consumer, queue: Queue, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With a line in the log, and without a call."""
-    queue.put(_notification("You have chosen to subscribe", Type="SubscriptionConfirmation"))
-
-    consumer().look()
-
-    assert queue.deleted == ["m-0"]
-    assert published(app) == []
-    assert "sns_passed_over" in caplog.text
 
 
 def test_notification_that_is_not_deleted_is_told(
@@ -330,80 +330,6 @@ def test_message_that_a_broker_refuses_stays_alone(
     assert "connection refused" in caplog.text
 
 
-def test_no_more_is_taken_than_may_wait(app: Celery, consumer: Consumer, queue: Queue, caplog: Any) -> None:
-    """Until workers have taken some of it; SQS keeps the rest."""
-    caplog.set_level(logging.INFO)
-    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(5)))
-    careful = consumer(Pace(backlog=2))
-
-    assert [careful.look() for _ in range(3)] == [0.0, 1.0, 1.0]
-    assert len(published(app)) == 2
-    assert careful.look() == 0.0
-
-    assert len(published(app)) == 2
-    assert [each["MaxNumberOfMessages"] for each in queue.asked] == [2, 2]
-    assert caplog.text.count("sns_waits") == caplog.text.count("sns_goes_on") == 1
-
-
-def test_any_number_may_wait_if_nobody_says_how_many(app: Celery, consumer: Consumer, queue: Queue) -> None:
-    """The broker is asked nothing but whether it is there."""
-    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(12)))
-    greedy = consumer(Pace(backlog=None))
-
-    greedy.look()
-    greedy.look()
-
-    assert len(published(app)) == 12
-
-
-class _Channel:
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def queue_declare(self, **_: Any) -> None:
-        raise self.error
-
-    def close(self) -> None:
-        raise OSError("closed by the error")
-
-
-class _Refusal(Exception):
-    def __init__(self, reply_code: Any = None) -> None:
-        self.reply_code = reply_code
-
-
-@pytest.mark.parametrize("code", [404, "404"])
-def test_queue_that_is_not_there_yet_has_room(code: Any) -> None:
-    """Publishing makes it."""
-    connection = type("Connection", (), {"channel": lambda _: _Channel(_Refusal(code)), "channel_errors": (_Refusal,)})
-    assert module._waiting(connection(), "celery") == 0
-
-
-def test_refusal_of_another_kind_is_told() -> None:
-    """Such as of a queue that the worker may not look at."""
-    connection = type("Connection", (), {"channel": lambda _: _Channel(_Refusal(403)), "channel_errors": (_Refusal,)})
-    with pytest.raises(_Refusal):
-        module._waiting(connection(), "celery")
-
-
-def test_fullest_queue_that_calls_go_to_counts(app: Celery, queue: Queue) -> None:
-    """By an option of a route, by the app's own routes, or by default."""
-    routed, named = uuid4().hex, uuid4().hex
-    app.conf.task_routes = {"secret": {"queue": routed}}
-    options = {"charge": {}, "secret": {}, "named": {"queue": named}}
-    routes = [
-        Route(queue="orders", task=task.replace("named", "charge"), options=given) for task, given in options.items()
-    ]
-    client: Any = lambda: queue  # noqa: E731
-    subject = Subscriber(app, routes, client, Pace(backlog=1), threading.Event())
-
-    for name in (app.conf.task_default_queue, routed, named):
-        app.tasks["charge"].apply_async(("o-1",), queue=name)
-        assert subject.look() == 1.0
-        assert len(published(app, name)) == 1
-    assert subject.look() == 0.0
-
-
 # -- its life
 
 
@@ -486,3 +412,88 @@ def test_it_stops_after_the_call_at_hand(
 
     assert len(published(app)) == 1
     assert (queue.deleted, queue.given_back) == (["m-0"], ["m-1", "m-2"])
+
+
+# -- in a worker
+
+
+def _step(app: Celery) -> Subscribers:
+    subject = Subscribers(SimpleNamespace(app=app))
+    subject.create(SimpleNamespace(app=app))
+    return subject
+
+
+@pytest.mark.parametrize("task", ["plain", "observe", "off", "celery.ping", "none"])
+def test_worker_does_not_start_for_a_task_that_would_run_twice(app: Celery, task: str) -> None:
+    """It says which one, and what to write."""
+    consume(app, Route(queue="orders", task=task))
+
+    with pytest.raises(click.ClickException, match=f"task='{task}': (it is not idempotent|the app has no such task)"):
+        _step(app)
+
+
+def test_consumers_begin_and_end_with_the_worker(app: Celery, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread and a client for each queue, however many routes it has; a task or its name. A poll is waited for."""
+    asked: list[str] = []
+    monkeypatch.setattr(queue, "receive_message", lambda **each: asked.append(each["QueueUrl"]) or {})  # type: ignore[func-returns-value]
+    made = list[Queue]()
+
+    def client() -> Any:
+        made.append(queue)
+        return queue
+
+    url = "https://sqs.eu-west-1.amazonaws.com/1/orders"
+    tasks = {url: ["charge", app.tasks["secret"]], f"{url}-2": ["charge"]}
+    consume(app, *(Route(queue=each, task=task) for each in tasks for task in tasks[each]), client=client)
+    consume(app, Route(queue=url, task="charge", when=lambda each: each.subject))
+    subject = _step(app)
+
+    subject.start(SimpleNamespace(app=app))
+    wait_until(lambda: set(asked) == set(tasks), "both queues are asked")
+    assert [each.name for each in subject._threads] == [f"celery-idempotent-sns-{each}" for each in tasks]
+    subject.stop(SimpleNamespace(app=app))
+
+    assert not any(each.is_alive() for each in subject._threads)
+    assert len(made) == 2
+
+
+def test_store_is_opened_before_forks_wait(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is registered later comes earlier before a fork: first the look ends, then the store lets go."""
+    done: list[str] = []
+    app.conf.idempotency_store = "memory://"
+    monkeypatch.setattr(settings, "open_store", lambda url: done.append("store") or MemoryStore())  # type: ignore[func-returns-value]
+    monkeypatch.setattr(module, "fork_between_looks", lambda: done.append("forks"))
+    monkeypatch.setattr(Subscriber, "run", lambda _: None)
+    consume(app, Route(queue="orders", task="charge"), client=Queue)  # type: ignore[arg-type]
+
+    _step(app).start(SimpleNamespace(app=app))
+
+    assert done == ["store", "forks"]
+
+
+def test_worker_that_is_terminated_waits_for_nothing(app: Celery) -> None:
+    """What a poll brings then comes again."""
+    consume(app, Route(queue="orders", task="charge"))
+    subject = _step(app)
+    subject._threads.append(threading.Thread())  # it cannot be joined
+
+    subject.terminate(SimpleNamespace(app=app))
+
+    assert subject._stopping.is_set()
+
+
+def test_client_is_boto3s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of SQS, with the Region and credentials of the environment."""
+    monkeypatch.setitem(sys.modules, "boto3", SimpleNamespace(client=lambda service: [service]))
+    assert list(module._boto3_client()) == ["sqs"]  # type: ignore[call-overload]
+
+
+def test_worker_that_lacks_the_extra_does_not_start(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the client is the author's own affair."""
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    consume(app, Route(queue="orders", task="charge"), client=Queue)  # type: ignore[arg-type]
+    _step(app)
+    consume(app, Route(queue="returns", task="charge"))
+
+    with pytest.raises(click.ClickException, match=r"celery-idempotent\[sns\]\"; see .*sns\.html#the-package"):
+        _step(app)
