@@ -158,4 +158,4 @@ def _pass_over(key: str, error: Exception) -> None:
     _send(None, None, Event(EventName.RECORD_UNREADABLE, key, None, str(error)), observed=False, headers={})
 
 
-reading.on_unreadable = _pass_over  # a scan of a store knows nothing of Celery
+reading.listeners.append(_pass_over)  # a scan of a store knows nothing of Celery

@@ -46,7 +46,6 @@ _SQL = dict.fromkeys(
 """A ``+`` and a driver may follow; after ``db+``, which Celery writes before its result backend, a whole URL does."""
 
 _BUILT_IN = {
-    "dual": ("celery_idempotent.stores.dual", "DualStore", None),
     "memory": ("celery_idempotent.stores.memory", "MemoryStore", None),
     "dynamodb": ("celery_idempotent.stores.dynamodb", "DynamoDBStore", "dynamodb"),
     "django": ("celery_idempotent.contrib.django.store", "DjangoStore", "django"),

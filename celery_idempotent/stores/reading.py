@@ -13,11 +13,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-def _nobody(key: str, error: Exception) -> None: ...
-
-
-on_unreadable: Callable[[str, Exception], None] = _nobody
-"""Called with the key of each record that is passed over, as far as it can be read, and what is wrong with it."""
+listeners: list[Callable[[str, Exception], None]] = []
+"""Each is called with the key of a record that is passed over, as far as it can be read, and what is wrong with it."""
 
 
 def readable(
@@ -36,7 +33,8 @@ def readable(
         except StoreMisconfigured as error:
             key = str(key_of(each))
             say(logger.warning, "record_unreadable", key=key, reason=error)
-            on_unreadable(key, error)
+            for listener in listeners:
+                listener(key, error)
         else:
             if record is not None:
                 yield record
