@@ -7,7 +7,6 @@ its control flow, and maps what :meth:`Delivery.run` returns or raises to its ow
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from math import inf
 from typing import Any, NoReturn, TypeVar, assert_never
@@ -16,6 +15,7 @@ from celery_idempotent import clock as local_clock
 from celery_idempotent.clock import Clock
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.claim import Claim, claim, end_lease
+from celery_idempotent.engine.events import Event, EventName, event_of
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.engine.objects import with_result
 from celery_idempotent.engine.outcomes import OUR_OWN, failure_of, result_of
@@ -61,63 +61,6 @@ E = TypeVar("E", DeadlineExceeded, OutcomeUnknown)
 
 Body = Callable[[Claim | None], Any]
 """What is to happen once; it gets its claim, or None where the policy lets it run unprotected."""
-
-
-class EventName(StrEnum):
-    """What can be observed: the names of the log events and of the signals."""
-
-    CLAIMED = "claimed"
-    REPLAYED = "replayed"
-    CONFLICTED = "conflicted"
-    KEY_REUSED = "key_reused"
-    KEY_MISSING = "key_missing"
-    TAKEN_OVER = "taken_over"
-    COMPLETED = "completed"
-    RESULT_DROPPED = "result_dropped"
-    RESULT_LOST = "result_lost"
-    FAILED = "failed"
-    RELEASED = "released"
-    LEASE_LOST = "lease_lost"
-    DEADLINE_EXCEEDED = "deadline_exceeded"
-    OUTCOME_UNKNOWN = "outcome_unknown"
-    STORE_UNAVAILABLE = "store_unavailable"
-    RECORD_UNREADABLE = "record_unreadable"
-    PUBLISH_SKIPPED = "publish_skipped"
-    VERDICT_GIVEN = "verdict_given"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened to an operation; never carries arguments or results, save by the policy's ``label``.
-
-    Args:
-        name: What.
-        key: The operation's; empty where it has none, or it cannot be told.
-        fencing_token: Of the attempt; None where there is none.
-        reason: Why, for people.
-        label: The operation's; empty where the policy has none.
-        is_one_of_many: Whether people have been told already.
-        attempt: Which attempt of the operation it is about, from 1; None where there is none.
-        done_by: Where the delivery is answered by what is recorded: the task id of the delivery that recorded it.
-        trace: Likewise its trace context, where telemetry is on.
-        done_in: Likewise the name of the app; empty where it has none.
-    """
-
-    name: EventName
-    key: str
-    fencing_token: int | None
-    reason: str
-    label: str = ""
-    is_one_of_many: bool = False
-    attempt: int | None = None
-    done_by: str | None = None
-    trace: str = ""
-    done_in: str = ""
-
-
-def event_of(error: StoreUnavailable) -> EventName:
-    """What happened when the store gave no answer that can be used."""
-    return EventName.RECORD_UNREADABLE if isinstance(error, RecordUnreadable) else EventName.STORE_UNAVAILABLE
 
 
 @dataclass(frozen=True, slots=True)

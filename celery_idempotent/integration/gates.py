@@ -19,15 +19,16 @@ from uuid import uuid4
 
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
-from celery_idempotent.engine.delivery import Body, Conflict, Delivery, Event, EventName, Outcome
+from celery_idempotent.engine.delivery import Body, Conflict, Delivery, Outcome
+from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.engine.execution import Execution, executed_by, execution
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.integration import binding
 from celery_idempotent.integration.arrivals import at_once
+from celery_idempotent.integration.events import Named, report
 from celery_idempotent.integration.places import Place
-from celery_idempotent.integration.reports import Named, report
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN
 from celery_idempotent.integration.traces import current_trace
 from celery_idempotent.printable import say

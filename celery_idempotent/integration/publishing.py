@@ -16,7 +16,7 @@ from typing import Any, assert_never
 from celery import Task, states
 from celery.utils.time import maybe_make_aware
 
-from celery_idempotent.engine.delivery import Event, EventName, event_of
+from celery_idempotent.engine.events import Event, EventName, event_of
 from celery_idempotent.engine.objects import with_result
 from celery_idempotent.engine.outcomes import failure_of, result_of
 from celery_idempotent.engine.processes import this_process
@@ -24,7 +24,7 @@ from celery_idempotent.engine.publisher import announce, withdraw
 from celery_idempotent.errors import ResultLost, StoreUnavailable
 from celery_idempotent.integration import messages
 from celery_idempotent.integration.binding import is_builtin
-from celery_idempotent.integration.reports import report
+from celery_idempotent.integration.events import report
 from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.printable import say

@@ -2,7 +2,7 @@
 
 from celery.utils.dispatch import Signal
 
-from celery_idempotent.engine.delivery import EventName
+from celery_idempotent.engine.events import EventName
 
 _ARGUMENTS = {
     *("key", "label", "fencing_token", "task_id", "reason", "observed"),

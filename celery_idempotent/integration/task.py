@@ -18,19 +18,20 @@ from kombu.utils.uuid import uuid
 
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
-from celery_idempotent.engine.delivery import Body, Conflict, Delivery, Event, EventName
+from celery_idempotent.engine.delivery import Body, Conflict, Delivery
+from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.engine.execution import Execution, current_attempt, executed_by, execution, passing
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, LeaseLost, PolicyError, StoreUnavailable
 from celery_idempotent.integration import binding, messages, postpone, publishing, ways_back
 from celery_idempotent.integration.arrivals import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
+from celery_idempotent.integration.events import report
 from celery_idempotent.integration.handlers import tell_of_bodies_only
 from celery_idempotent.integration.keeper import hold_at_start
 from celery_idempotent.integration.outbox import relay_at_start
 from celery_idempotent.integration.purging import purge_at_start
 from celery_idempotent.integration.recovery import is_death, is_out_of_time, recover_at_start, return_if_killed
-from celery_idempotent.integration.reports import report
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, cipher_of, runtime_of
 from celery_idempotent.integration.startup import check_at_start
 from celery_idempotent.integration.traces import current_trace

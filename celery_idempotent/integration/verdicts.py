@@ -11,7 +11,7 @@ from celery import Celery, current_app
 
 from celery_idempotent.engine import verdicts
 from celery_idempotent.errors import PolicyError, StoreMisconfigured
-from celery_idempotent.integration.reports import report_verdict
+from celery_idempotent.integration.events import report_verdict
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.cipher import legible
 from celery_idempotent.protocol.codec import result_slot

@@ -20,7 +20,8 @@ from typing import Protocol
 from uuid import uuid4
 
 from celery_idempotent.engine.claim import Claim, effect_key, end_lease
-from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event, EventName
+from celery_idempotent.engine.delivery import ControlFlow, Delivery
+from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.engine.publisher import announce
 from celery_idempotent.errors import SafeToRetry, StoreUnavailable

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from uuid import uuid4
 
 from celery_idempotent.engine.claim import Claim, effect_key
-from celery_idempotent.engine.delivery import Event
+from celery_idempotent.engine.events import Event
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store

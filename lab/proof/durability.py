@@ -26,7 +26,8 @@ from uuid import uuid4
 import psycopg
 
 from celery_idempotent.engine.claim import Claim, effect_key
-from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event, EventName
+from celery_idempotent.engine.delivery import ControlFlow, Delivery
+from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.errors import IdempotencyWarning
 from celery_idempotent.protocol.store import Store

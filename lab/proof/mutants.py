@@ -18,7 +18,8 @@ from hypothesis import Phase
 from celery_idempotent.engine import attempt, claim, delivery
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
-from celery_idempotent.engine.delivery import Delivery, EventName
+from celery_idempotent.engine.delivery import Delivery
+from celery_idempotent.engine.events import EventName
 from celery_idempotent.errors import DeadlineExceeded, LeaseLost, OutcomeUnknown, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import messages
 from celery_idempotent.protocol import operation as protocol

@@ -8,7 +8,8 @@ from celery_idempotent import current_attempt, idempotent
 from celery_idempotent.contrib.http.asgi import IdempotencyMiddleware
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
-from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event
+from celery_idempotent.engine.delivery import ControlFlow, Delivery
+from celery_idempotent.engine.events import Event
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.errors import InFlight, LeaseLost, OutcomeUnknown, StoreUnavailable
 from celery_idempotent.protocol.operation import Operation

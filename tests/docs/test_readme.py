@@ -41,8 +41,8 @@ from celery_idempotent import (
     stores,
 )
 from celery_idempotent.contrib.otel import _ON_SPANS
-from celery_idempotent.engine.delivery import EventName
-from celery_idempotent.integration import reports
+from celery_idempotent.engine.events import EventName
+from celery_idempotent.integration import events
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.messages import HEADERS, KEY_HEADER
 from celery_idempotent.integration.signals import BY_EVENT
@@ -350,7 +350,7 @@ def test_signals_are_documented_with_their_level() -> None:
         for row in table(DOCS / "reference/signals.md", "signal")
     }
     assert set(levels) == {name for name, value in vars(signals).items() if isinstance(value, Signal)}
-    assert levels == {str(name): reports._LEVELS.get(name, logging.INFO) for name in BY_EVENT}
+    assert levels == {str(name): events._LEVELS.get(name, logging.INFO) for name in BY_EVENT}
 
 
 def test_other_log_events_are_documented() -> None:

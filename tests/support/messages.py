@@ -19,7 +19,7 @@ from docutils.nodes import make_id
 
 import celery_idempotent
 from celery_idempotent.contrib.http import semantics
-from celery_idempotent.integration import reports
+from celery_idempotent.integration import events
 from tests.support.documents import DOCS
 
 PACKAGE = Path(celery_idempotent.__file__).parent
@@ -281,7 +281,7 @@ def logged() -> frozenset[Said]:
         for module in modules()
         for call in module.calls("say")
         if not ast.unparse(call.args[0]).endswith((".info", ".debug"))
-        and (module.path.name != "reports.py" or isinstance(call.args[1], ast.Constant))
+        and (module.path.name != "events.py" or isinstance(call.args[1], ast.Constant))
         for names in module.environments(call)
         for event in module.values(call.args[1], names, call)
         for page in module.values(
@@ -289,8 +289,8 @@ def logged() -> frozenset[Said]:
         )
     }
     found |= {
-        Said("integration/reports.py", f"log-lines#{make_id(event)}", str(event))
-        for event, level in reports._LEVELS.items()
+        Said("integration/events.py", f"log-lines#{make_id(event)}", str(event))
+        for event, level in events._LEVELS.items()
         if level >= 30
     }
     return frozenset(found)

@@ -8,7 +8,8 @@ import pytest
 
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
-from celery_idempotent.engine.delivery import ControlFlow, Delivery, Event
+from celery_idempotent.engine.delivery import ControlFlow, Delivery
+from celery_idempotent.engine.events import Event
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.errors import SafeToRetry
 from celery_idempotent.protocol.codec import Codec

@@ -19,7 +19,7 @@ from celery_idempotent import (
     current_attempt,
     idempotent,
 )
-from celery_idempotent.integration import postpone, reports
+from celery_idempotent.integration import postpone
 from celery_idempotent.integration.signals import BY_EVENT
 from celery_idempotent.protocol.record import Record, damaged
 from celery_idempotent.protocol.store import RecordTooLarge
@@ -168,7 +168,7 @@ class Clock:
         self.now = 1_800_000_000.0
         ours = SimpleNamespace(time=lambda: self.now, sleep=lambda seconds: None)
         patch.setattr(postpone, "time", ours)
-        patch.setattr(reports, "time", ours)
+        patch.setattr(events, "time", ours)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
-from celery_idempotent.engine.delivery import Conflict, EventName, Outcome
+from celery_idempotent.engine.delivery import Conflict, Outcome
+from celery_idempotent.engine.events import EventName
 from celery_idempotent.engine.objects import ObjectLost, fetched, pointers_of, verify, with_result
 from celery_idempotent.errors import LeaseLost, ResultLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.codec import Codec, Encoded

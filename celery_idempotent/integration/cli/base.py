@@ -10,7 +10,7 @@ from typing import Any
 import click
 from celery import Celery
 
-from celery_idempotent.engine.delivery import EventName
+from celery_idempotent.engine.events import EventName
 from celery_idempotent.errors import IdempotencyError, IdempotencyWarning
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.settings import runtime_of

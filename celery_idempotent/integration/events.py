@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from celery import Celery, Task
 
-from celery_idempotent.engine.delivery import Event, EventName
+from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.integration import signals
 from celery_idempotent.integration.messages import waiting_since
 from celery_idempotent.integration.settings import runtime_of
