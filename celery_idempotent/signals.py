@@ -12,26 +12,7 @@ is given: by the command, the page or the process that called ``resolve()``; and
 not ask, by a thread of the heartbeat.
 """
 
-from celery_idempotent.integration.signals import (
-    claimed,
-    completed,
-    conflicted,
-    deadline_exceeded,
-    failed,
-    key_missing,
-    key_reused,
-    lease_lost,
-    outcome_unknown,
-    publish_skipped,
-    record_unreadable,
-    released,
-    replayed,
-    result_dropped,
-    result_lost,
-    store_unavailable,
-    taken_over,
-    verdict_given,
-)
+from celery_idempotent.integration.events import SIGNALS
 
 __all__ = [
     "claimed",
@@ -53,3 +34,22 @@ __all__ = [
     "taken_over",
     "verdict_given",
 ]
+
+claimed = SIGNALS["claimed"]
+completed = SIGNALS["completed"]
+conflicted = SIGNALS["conflicted"]
+deadline_exceeded = SIGNALS["deadline_exceeded"]
+failed = SIGNALS["failed"]
+key_missing = SIGNALS["key_missing"]
+key_reused = SIGNALS["key_reused"]
+lease_lost = SIGNALS["lease_lost"]
+outcome_unknown = SIGNALS["outcome_unknown"]
+publish_skipped = SIGNALS["publish_skipped"]
+record_unreadable = SIGNALS["record_unreadable"]
+released = SIGNALS["released"]
+replayed = SIGNALS["replayed"]
+result_dropped = SIGNALS["result_dropped"]
+result_lost = SIGNALS["result_lost"]
+store_unavailable = SIGNALS["store_unavailable"]
+taken_over = SIGNALS["taken_over"]
+verdict_given = SIGNALS["verdict_given"]

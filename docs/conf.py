@@ -11,6 +11,7 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.transforms import SphinxTransform
 
 from celery_idempotent import __version__
+from celery_idempotent.engine.events import EventName
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -26,7 +27,6 @@ CHILDREN = {
 }
 """By page: what stands below it in the table of contents. The pages do not say it themselves: GitHub would show it."""
 DEFINED_IN = {
-    "celery_idempotent.signals": "celery_idempotent.integration.signals",
     "celery_idempotent.stores.sql": "celery_idempotent.stores.sql.schema",
 }
 """By public module: where the values stand that it hands on, each with its docstring."""
@@ -130,7 +130,11 @@ def _as_written(_app: Sphinx, kind: str, name: str, _of: object, _options: objec
     """Put right what autodoc takes for a docstring: of a value its class's, and of the package pytest's marker, too."""
     if kind == "data":
         module, _, short = name.rpartition(".")
-        text[:] = ModuleAnalyzer.for_module(DEFINED_IN[module]).find_attr_docs()["", short]
+        text[:] = (
+            [f"Sent when {EventName[short.upper()].text}.".replace("`", "``")]
+            if module == "celery_idempotent.signals"
+            else ModuleAnalyzer.for_module(DEFINED_IN[module]).find_attr_docs()["", short]
+        )
     elif kind == "module":
         text[:] = "\n".join(text).partition("PYTEST_DONT_REWRITE")[0].splitlines()
 

@@ -1,10 +1,10 @@
-"""Metrics and span events by the API of OpenTelemetry; where they go, the SDK and the exporter of your choice decide.
+"""Metrics, and links between spans, by the API of OpenTelemetry; where they go, SDK and exporter decide.
 
-Importing this module changes nothing: :func:`instrument` does. Counters and events of spans come from the signals of
+Importing this module changes nothing: :func:`instrument` does. Counters and links come from the signals of
 :mod:`celery_idempotent.signals`, so without it no receiver is called and no clock is read.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from opentelemetry import metrics, trace
@@ -13,13 +13,14 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from celery_idempotent._version import __version__
 from celery_idempotent.engine.claim import waiting
+from celery_idempotent.engine.events import EventName
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.timing import Timed, listen
 from celery_idempotent.integration import traces
 from celery_idempotent.integration.backlog import backlog
+from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.keeper import held
-from celery_idempotent.integration.signals import BY_EVENT
-from celery_idempotent.printable import one_line
+from celery_idempotent.integration.settings import runtime_of
 
 __all__ = ["instrument", "uninstrument"]
 
@@ -28,9 +29,6 @@ _PREFIX = "celery_idempotent"
 _OF_A_REQUEST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _OF_A_WAIT = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 """Seconds, the bounds of buckets. An SDK may have others."""
-
-_ON_SPANS = ("key", "label", "fencing_token", "attempt", "done_by", "reason", "observed")
-"""What of a signal is an attribute of a span's event, where it is told."""
 
 
 class _Instruments:
@@ -76,13 +74,15 @@ class _Instruments:
         meter.create_observable_gauge(f"{_PREFIX}.{name}", [observe], unit=unit, description=description)
 
     def receive(self, signal: Any, sender: Any, waited: float | None = None, **about: Any) -> None:
-        """Count an event and the wait that it ends, and note it on the span of the delivery."""
+        """Count an event and the wait that it ends, and link the delivery's span to the trace that did the work."""
         task = about.get("task") if sender is None else sender.name
         whose = {} if task is None else {"task": task}
-        self._events.add(1, {"event": signal.name, **whose})
+        self._events.add(1, {"event": signal.name, **whose, **_messaging(sender, signal.name)})
         if waited is not None:
             self._wait.record(waited, whose)
-        _note_on_span(signal.name, about)
+        did_it = trace.get_current_span(_W3C.extract({_TRACEPARENT: about.get("trace") or ""})).get_span_context()
+        if did_it.is_valid:
+            trace.get_current_span().add_link(did_it, {f"{_PREFIX}.event": signal.name})
 
     def time(self, what: Timed, task: str, seconds: float, error: str | None) -> None:
         """Record how long the store took."""
@@ -114,7 +114,7 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
     if meter_provider not in _made:
         _made[meter_provider] = _Instruments(meter_provider)
     _current = _made[meter_provider]
-    for signal in BY_EVENT.values():
+    for signal in SIGNALS.values():
         signal.connect(_current.receive, weak=False)
     listen(_current.time)
     traces.ask(_traceparent)
@@ -126,7 +126,7 @@ def uninstrument() -> None:
     global _current
     if _current is None:
         return
-    for signal in BY_EVENT.values():
+    for signal in SIGNALS.values():
         signal.disconnect(_current.receive)
     listen(None)
     traces.ask(None)
@@ -134,19 +134,26 @@ def uninstrument() -> None:
     _current = None
 
 
-def _note_on_span(event: str, about: Mapping[str, Any]) -> None:
-    span = trace.get_current_span()
-    if span.is_recording():
-        told = {f"{_PREFIX}.{name}": _sendable(about[name]) for name in _ON_SPANS if about.get(name) not in (None, "")}
-        span.add_event(f"{_PREFIX}.{event}", told)
-        did_it = trace.get_current_span(_W3C.extract({_TRACEPARENT: about.get("trace") or ""})).get_span_context()
-        if did_it.is_valid:
-            span.add_link(did_it, {f"{_PREFIX}.event": event})
+_SYSTEMS = {"amqp": "rabbitmq", "sqs": "aws_sqs"}
+"""By kombu's name of a broker's kind, that of the conventions, where they differ."""
 
 
-def _sendable(value: Any) -> Any:
-    """Of publishers' texts what an exporter can encode: JSON has halves of characters, and OTLP does not."""
-    return one_line(value) if isinstance(value, str) else value
+def _messaging(sender: Any, event: str) -> dict[str, str]:
+    """What the conventions say of a message, where the event is about one that this process sends or processes.
+
+    An exchange that is not the default one stands for its queues: routing keys can be without number.
+    """
+    info = getattr(getattr(sender, "request", None), "delivery_info", None) or {}
+    is_sent = event == EventName.PUBLISH_SKIPPED
+    if not is_sent and (not info or info.get("is_eager")):
+        return {}
+    driver = runtime_of(sender.app).broker.driver
+    destination = "" if is_sent else info.get("exchange") or info.get("routing_key")
+    return {
+        "messaging.system": _SYSTEMS.get(driver, driver),
+        "messaging.operation.type": "send" if is_sent else "process",
+        **({"messaging.destination.name": destination} if destination else {}),
+    }
 
 
 def _traceparent() -> str:

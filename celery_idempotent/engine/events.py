@@ -2,32 +2,72 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from logging import DEBUG, ERROR, INFO, WARNING
+from typing import Self
 
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.record import RecordUnreadable
 
 
 class EventName(StrEnum):
-    """What can be observed: the names of the log events and of the signals."""
+    """What can be observed: the names of the log events, the signals and what is counted.
 
-    CLAIMED = "claimed"
-    REPLAYED = "replayed"
-    CONFLICTED = "conflicted"
-    KEY_REUSED = "key_reused"
-    KEY_MISSING = "key_missing"
-    TAKEN_OVER = "taken_over"
-    COMPLETED = "completed"
-    RESULT_DROPPED = "result_dropped"
-    RESULT_LOST = "result_lost"
-    FAILED = "failed"
-    RELEASED = "released"
-    LEASE_LOST = "lease_lost"
-    DEADLINE_EXCEEDED = "deadline_exceeded"
-    OUTCOME_UNKNOWN = "outcome_unknown"
-    STORE_UNAVAILABLE = "store_unavailable"
-    RECORD_UNREADABLE = "record_unreadable"
-    PUBLISH_SKIPPED = "publish_skipped"
-    VERDICT_GIVEN = "verdict_given"
+    Each with the level of its line in the log, and when it is told.
+    """
+
+    level: int
+    text: str
+
+    def __new__(cls, name: str, level: int, text: str) -> Self:
+        """The event, which is its name."""
+        event = str.__new__(cls, name)
+        event._value_, event.level, event.text = name, level, text
+        return event
+
+    CLAIMED = "claimed", DEBUG, "an attempt owns the key; its body runs next"
+    COMPLETED = "completed", DEBUG, "the operation is recorded as completed"
+    REPLAYED = "replayed", INFO, "a duplicate got the recorded outcome"
+    CONFLICTED = "conflicted", INFO, "the operation is running elsewhere"
+    PUBLISH_SKIPPED = (
+        "publish_skipped",
+        INFO,
+        'under `publish="once"`: a message was not sent, as the operation is queued, running or done',
+    )
+    RELEASED = "released", INFO, "the body raised, and the claim was given back"
+    FAILED = "failed", INFO, "a failure is recorded as the outcome"
+    VERDICT_GIVEN = "verdict_given", WARNING, "a person gave a verdict, by a command, the page, or in Python"
+    TAKEN_OVER = "taken_over", WARNING, "the claim follows an attempt that never ended; sent after `claimed`"
+    KEY_REUSED = (
+        "key_reused",
+        WARNING,
+        'the key came with other arguments: the delivery fails with `KeyReused`, or runs under `mode="observe"`',
+    )
+    KEY_MISSING = (
+        "key_missing",
+        WARNING,
+        'the call has no key: the delivery fails with `KeyMissing`, or runs under `mode="observe"`',
+    )
+    RESULT_DROPPED = (
+        "result_dropped",
+        WARNING,
+        "the operation is completed without its result: too large, not encodable, or its object could not be written",
+    )
+    RESULT_LOST = (
+        "result_lost",
+        WARNING,
+        "a delivery fails with `ResultLost`: the result was not kept, or cannot be decoded here; sent after `replayed` "
+        "or `lease_lost`",
+    )
+    LEASE_LOST = "lease_lost", WARNING, "somebody took over while the body ran"
+    DEADLINE_EXCEEDED = "deadline_exceeded", WARNING, "a body runs for longer than its `deadline`"
+    STORE_UNAVAILABLE = "store_unavailable", WARNING, "the store gave no certain answer"
+    RECORD_UNREADABLE = (
+        "record_unreadable",
+        WARNING,
+        "a record is damaged or of a newer version: the delivery is postponed; `list`, `purge` and other scans skip "
+        "it, with None as sender",
+    )
+    OUTCOME_UNKNOWN = "outcome_unknown", ERROR, "nobody can tell whether the effect happened"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from celery import Celery, Task
+from celery.utils.dispatch import Signal
 
 from celery_idempotent.engine.events import Event, EventName
-from celery_idempotent.integration import signals
 from celery_idempotent.integration.messages import waiting_since
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
@@ -19,22 +19,19 @@ from celery_idempotent.stores import reading
 
 logger = logging.getLogger(__name__)
 
-_LEVELS = {
-    EventName.CLAIMED: logging.DEBUG,
-    EventName.COMPLETED: logging.DEBUG,
-    EventName.TAKEN_OVER: logging.WARNING,
-    EventName.KEY_REUSED: logging.WARNING,
-    EventName.KEY_MISSING: logging.WARNING,
-    EventName.RESULT_DROPPED: logging.WARNING,
-    EventName.RESULT_LOST: logging.WARNING,
-    EventName.LEASE_LOST: logging.WARNING,
-    EventName.DEADLINE_EXCEEDED: logging.WARNING,
-    EventName.STORE_UNAVAILABLE: logging.WARNING,
-    EventName.RECORD_UNREADABLE: logging.WARNING,
-    EventName.OUTCOME_UNKNOWN: logging.ERROR,
-    EventName.VERDICT_GIVEN: logging.WARNING,
+_ARGUMENTS = {
+    *("key", "label", "fencing_token", "task_id", "reason", "observed"),
+    *("attempt", "done_by", "trace", "waited"),
 }
-"""INFO for the rest."""
+
+SIGNALS: Mapping[str, Signal] = {
+    each: Signal(
+        name=str(each),
+        providing_args=_ARGUMENTS | ({"action", "by", "task"} if each is EventName.VERDICT_GIVEN else set()),
+    )
+    for each in EventName
+}
+"""By event, also by its name."""
 
 _ANSWERED = {EventName.REPLAYED, EventName.KEY_REUSED, EventName.OUTCOME_UNKNOWN}
 """What ends the wait of a delivery that is answered by a record; a body ends its wait by its claim."""
@@ -58,7 +55,7 @@ def report(
         observed: Whether it only would have happened.
         headers: Those of the delivery's message.
     """
-    level = logging.DEBUG if event.is_one_of_many else _LEVELS.get(event.name, logging.INFO)
+    level = logging.DEBUG if event.is_one_of_many else event.name.level
     if level == logging.ERROR and isinstance(task, Task) and not observed:
         level = logging.WARNING  # what a delivery raises Celery logs as an error: one alarm is enough
     if logger.isEnabledFor(level):
@@ -93,7 +90,7 @@ _shared: set[str] = set()
 
 
 def _send(task: Named | None, task_id: str | None, event: Event, observed: bool, headers: Mapping[str, Any]) -> None:
-    signal = signals.BY_EVENT[event.name]
+    signal = SIGNALS[event.name]
     if signal.receivers:
         signal.send(
             sender=task,
@@ -126,7 +123,7 @@ def report_verdict(app: Celery, record: Record) -> None:
     verdict = record.verdict
     action, by, reason = verdict["action"], verdict["by"], verdict["reason"]
     say(
-        partial(logger.log, _LEVELS[EventName.VERDICT_GIVEN]),
+        partial(logger.log, EventName.VERDICT_GIVEN.level),
         EventName.VERDICT_GIVEN,
         task=record.task,
         key=record.key,
@@ -136,7 +133,7 @@ def report_verdict(app: Celery, record: Record) -> None:
         by=by,
         reason=reason,
     )
-    signals.verdict_given.send(
+    SIGNALS[EventName.VERDICT_GIVEN].send(
         sender=app.tasks.get(record.task),
         key=record.key,
         label=record.label,

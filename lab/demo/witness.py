@@ -6,7 +6,7 @@ from typing import Any
 
 from celery.signals import task_postrun, task_prerun, worker_ready
 
-from celery_idempotent.integration import signals
+from celery_idempotent.integration.events import SIGNALS
 from lab.demo.ledger import Ledger, Row
 
 
@@ -29,7 +29,7 @@ def watch(ledger: Ledger) -> None:
 
     for celerys, receiver in ((worker_ready, ready), (task_prerun, delivered), (task_postrun, ended)):
         celerys.connect(receiver, weak=False)
-    for ours in signals.BY_EVENT.values():
+    for ours in SIGNALS.values():
         ours.connect(reported, weak=False)
 
 

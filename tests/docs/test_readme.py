@@ -40,12 +40,9 @@ from celery_idempotent import (
     signals,
     stores,
 )
-from celery_idempotent.contrib.otel import _ON_SPANS
 from celery_idempotent.engine.events import EventName
-from celery_idempotent.integration import events
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.messages import HEADERS, KEY_HEADER
-from celery_idempotent.integration.signals import BY_EVENT
 from celery_idempotent.protocol.canonical import canonical
 from celery_idempotent.protocol.effects import AtMostOnce, Effect
 from celery_idempotent.protocol.record import Record, Status
@@ -61,7 +58,7 @@ SOURCE = "\n".join(path.read_text() for path in Path(celery_idempotent.__file__)
 SETTINGS = set(re.findall(r'conf\.get\("(idempotency_\w+)"', SOURCE))
 TOLD = {
     *(row["metric"].strip("`") for row in table(DOCS / "reference/metrics.md", "metric")),
-    *(f"celery_idempotent.{name}" for name in (*EventName, *_ON_SPANS)),
+    *(f"celery_idempotent.{name}" for name in (*EventName, "event")),
 }
 """What OpenTelemetry is told, by names that look like those of modules."""
 PROSE = {document: document.read_text() for document in DOCUMENTS}
@@ -350,7 +347,9 @@ def test_signals_are_documented_with_their_level() -> None:
         for row in table(DOCS / "reference/signals.md", "signal")
     }
     assert set(levels) == {name for name, value in vars(signals).items() if isinstance(value, Signal)}
-    assert levels == {str(name): events._LEVELS.get(name, logging.INFO) for name in BY_EVENT}
+    assert levels == {str(each): each.level for each in EventName}
+    when = {row["signal"].strip("`"): row["sent when"] for row in table(DOCS / "reference/signals.md", "signal")}
+    assert when == {str(each): each.text for each in EventName}
 
 
 def test_other_log_events_are_documented() -> None:
@@ -358,7 +357,6 @@ def test_other_log_events_are_documented() -> None:
     documented = {row["event"].strip("`") for row in table(DOCS / "reference/log-events.md", "event")}
     quiet = set(re.findall(r'say\(\s*(?:logger\.(?:info|debug)|partial\(logger\.log, level, .*\)),\s*"(\w+)"', SOURCE))
     assert documented == {f"idempotency.{name}" for name in quiet}
-    assert set(BY_EVENT) == set(EventName)
 
 
 def test_one_logger_configures_all() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from celery.signals import task_success
 
+from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.messages import deliveries
-from celery_idempotent.integration.signals import BY_EVENT
 from tests.support.ledger import record
 
 logger = logging.getLogger("celery_idempotent.tests")
@@ -44,7 +44,7 @@ def witness_deadline(sender: Any, key: str, task_id: str, **other: Any) -> None:
     logger.warning("witnessed deadline_exceeded of %s by %s", task_id, sender.name)
 
 
-for name, signal in BY_EVENT.items():
+for name, signal in SIGNALS.items():
     receiver = witness_deadline if name == "deadline_exceeded" else witness_of(name)
     signal.connect(receiver, weak=False)
 task_success.connect(witness_result, weak=False)

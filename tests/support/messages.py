@@ -19,7 +19,7 @@ from docutils.nodes import make_id
 
 import celery_idempotent
 from celery_idempotent.contrib.http import semantics
-from celery_idempotent.integration import events
+from celery_idempotent.engine.events import EventName
 from tests.support.documents import DOCS
 
 PACKAGE = Path(celery_idempotent.__file__).parent
@@ -290,8 +290,8 @@ def logged() -> frozenset[Said]:
     }
     found |= {
         Said("integration/events.py", f"log-lines#{make_id(event)}", str(event))
-        for event, level in events._LEVELS.items()
-        if level >= 30
+        for event in EventName
+        if event.level >= 30
     }
     return frozenset(found)
 

@@ -19,8 +19,8 @@ from celery_idempotent import (
     current_attempt,
     idempotent,
 )
-from celery_idempotent.integration import postpone
-from celery_idempotent.integration.signals import BY_EVENT
+from celery_idempotent.integration import events, postpone
+from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.protocol.record import Record, damaged
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores import readable
@@ -43,7 +43,7 @@ def told() -> Iterator[Told]:
     """Every signal that is sent, with what it tells."""
     told: Told = []
     receivers: dict[str, Callable[..., None]] = {}
-    for name, signal in BY_EVENT.items():
+    for name, signal in SIGNALS.items():
 
         def receive(*, event: str = name, signal: Any, **about: Any) -> None:
             told.append((event, about))
@@ -51,7 +51,7 @@ def told() -> Iterator[Told]:
         receivers[name] = receive
         signal.connect(receive)
     yield told
-    for name, signal in BY_EVENT.items():
+    for name, signal in SIGNALS.items():
         signal.disconnect(receivers[name])
 
 

@@ -30,7 +30,7 @@ from celery_idempotent import (
     StoreUnavailable,
     current_attempt,
 )
-from celery_idempotent.integration import signals
+from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.steps import Finished, to_plain
@@ -226,14 +226,14 @@ def test_redacted_exception_reaches_neither_store_nor_log_nor_signal(
     def receive(**event: Any) -> None:
         told.append(event["reason"])
 
-    for each in signals.BY_EVENT.values():
+    for each in SIGNALS.values():
         each.connect(receive)
     try:
         for _ in range(2):
             with suppress(SystemExit):
                 deliver(task)
     finally:
-        for each in signals.BY_EVENT.values():
+        for each in SIGNALS.values():
             each.disconnect(receive)
 
     (record,) = app.conf.idempotency_store.scan()

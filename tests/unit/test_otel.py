@@ -16,10 +16,11 @@ from celery_idempotent.contrib import otel
 from celery_idempotent.engine import heartbeat as heartbeats
 from celery_idempotent.engine import timing
 from celery_idempotent.engine.claim import Claim
+from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.engine.timing import Timed, timed
-from celery_idempotent.integration import keeper
+from celery_idempotent.integration import events, keeper
 from celery_idempotent.integration.backlog import MOST, Backlog, backlog
-from celery_idempotent.integration.signals import BY_EVENT
+from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.protocol.record import marked
 from celery_idempotent.protocol.store import WaitingMessage
 from celery_idempotent.stores import readable
@@ -63,7 +64,7 @@ class Meters:
 
 def receiving() -> int:
     """How many signals this module receives."""
-    receivers = (receiver for signal in BY_EVENT.values() for _, receiver in signal.receivers)
+    receivers = (receiver for signal in SIGNALS.values() for _, receiver in signal.receivers)
     return sum(getattr(each, "__func__", None) is otel._Instruments.receive for each in receivers)
 
 
@@ -97,7 +98,31 @@ def test_events_are_counted_by_event_and_task_and_by_nothing_that_grows(app: Cel
         deliver(charge, order_id)
 
     assert meters.events() == {("claimed", "charge"): 2, ("completed", "charge"): 2, ("replayed", "charge"): 1}
-    assert {name for point in meters.points("events") for name, _ in point} == {"event", "task"}
+    (about,) = {point[1:-1] for point in meters.points("events")}
+    assert about == (
+        ("messaging.destination.name", app.conf.task_default_queue),
+        ("messaging.operation.type", "process"),
+        ("messaging.system", "memory"),
+    )
+
+
+def test_events_name_the_broker_the_queue_or_exchange_and_what_was_done(app: Celery, meters: Meters) -> None:
+    """By the conventions' names; a call that no message asked for has none."""
+    charge = charging(app)
+    app.conf.broker_url = "sqs://"
+    charge.apply(("o-1",))
+    request: dict[str, Any] = {"delivery_info": {"exchange": "orders", "routing_key": "eu.o-1"}}
+    charge.push_request(**request)
+    events.report(charge, "id", Event(EventName.REPLAYED, "k", None, ""), observed=False)
+    charge.pop_request()
+    events.report(charge, "id", Event(EventName.PUBLISH_SKIPPED, "k", None, ""), observed=False)
+
+    told = {tuple(sorted(dict(point).items())) for point in meters.points("events")}
+    assert {tuple(value for name, value in each if name.startswith("messaging")) for each in told} == {
+        (),
+        ("orders", "process", "aws_sqs"),
+        ("send", "aws_sqs"),
+    }
 
 
 def test_event_that_is_no_tasks_is_counted_without_one(meters: Meters) -> None:
@@ -324,7 +349,7 @@ def test_instrumenting_twice_counts_once(app: Celery, meters: Meters, caplog: py
     """Whoever calls it first, or last, or without a provider."""
     otel.instrument(meters.provider)
     otel.instrument()
-    assert receiving() == len(BY_EVENT)
+    assert receiving() == len(SIGNALS)
     deliver(charging(app), "o")
 
     assert meters.events() == {("claimed", "charge"): 1, ("completed", "charge"): 1}
@@ -391,39 +416,7 @@ def test_a_trace_that_is_none_is_no_link(app: Celery, meters: Meters, trace: str
         assert deliver(charge, "o").state == "SUCCESS"
 
     assert isinstance(duplicate, ReadableSpan)
-    assert [event.name for event in duplicate.events] == ["celery_idempotent.replayed"]
     assert list(duplicate.links) == []
-
-
-def test_replay_on_a_span_names_who_did_the_work(app: Celery, meters: Meters) -> None:
-    """From the trace of a duplicate to the task id whose trace has the effect."""
-    charge = charging(app)
-    deliver(charge, "o", task_id="first")
-    tracer = TracerProvider().get_tracer("test")
-    with tracer.start_as_current_span("run/charge") as span:
-        deliver(charge, "o", task_id="second")
-
-    assert isinstance(span, ReadableSpan)
-    (event,) = span.events
-    assert event.name == "celery_idempotent.replayed"
-    record = app.conf.idempotency_store.get(charge.idempotency_key_for("o"))
-    assert dict(event.attributes or {}) == {
-        "celery_idempotent.key": record.key,
-        "celery_idempotent.fencing_token": record.fencing_token,
-        "celery_idempotent.attempt": 1,
-        "celery_idempotent.done_by": "first",
-        "celery_idempotent.reason": "completed earlier",
-        "celery_idempotent.observed": False,
-    }
-
-
-def test_a_span_gets_only_what_an_exporter_can_encode(app: Celery, meters: Meters) -> None:
-    """A publisher chooses what a label is made of, and half a character would cost the span what it tells."""
-    with TracerProvider().get_tracer("test").start_as_current_span("run/charge") as span:
-        deliver(charging(app, label="order_id"), "\ud800")
-
-    assert isinstance(span, ReadableSpan)
-    assert {dict(each.attributes or {})["celery_idempotent.label"] for each in span.events} == {"\\ud800"}
 
 
 def test_without_a_span_there_is_nothing_to_note(app: Celery, meters: Meters) -> None:

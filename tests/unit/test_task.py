@@ -37,8 +37,8 @@ from celery_idempotent import (
     current_attempt,
     signals,
 )
+from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.recovery import mark
-from celery_idempotent.integration.signals import BY_EVENT
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from tests.support.celeries import since_celery
@@ -754,7 +754,7 @@ def test_reused_key_has_an_event_of_its_own_and_is_no_conflict(
     def note(signal: Any, done_by: str, **kwargs: Any) -> None:
         sent.append((signal, done_by))
 
-    for signal in BY_EVENT.values():
+    for signal in SIGNALS.values():
         signal.connect(note, sender=charge)
     ended = deliver(charge, 1, 999)
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from celery_idempotent.integration import signals
+from celery_idempotent.engine.events import EventName
 from celery_idempotent.integration.cli.base import as_json, echo_json, idempotency, readable_errors
+from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, Store
@@ -33,7 +34,7 @@ def copy(source: str, target: str, dry_run: bool, as_json: bool) -> None:
     def note(key: str, **_: Any) -> None:
         unreadable.append(key)
 
-    signals.record_unreadable.connect(note)
+    SIGNALS[EventName.RECORD_UNREADABLE].connect(note)
     with readable_errors(), closing(open_store(source)) as old, closing(open_store(target)) as new:
         now = old.now()
         for record in old.scan():
