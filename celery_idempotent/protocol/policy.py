@@ -40,13 +40,11 @@ class Policy:
     Durations are seconds or :class:`datetime.timedelta`.
 
     Args:
-        key: What identifies the intended effect: a JMESPath into the arguments (``"order_id"``, ``"order.id"``), a
-            tuple of them, or a function with the task's own signature. If the key is missing or null, the call raises
-            :exc:`~celery_idempotent.errors.KeyMissing` and nothing runs. A null in a part that the key builds (a tuple,
-            a multiselect, a projection such as ``"lines[].sku"``, a function's result) counts as missing, too; a value
-            that it selects whole is data and may hold nulls. Default: all arguments, so two equal calls within
-            ``retain`` are one operation. With this default each tick of beat is an operation of its own. (Celery's
-            own beat marks its ticks since 5.7; before, use :mod:`celery_idempotent.beat`.)
+        key: What identifies the intended effect: an argument's name (``"order_id"``), a path into one (``"order.id"``),
+            a tuple of these, or a function with the task's own signature. If it, or a part of it, is missing or null,
+            the call raises :exc:`~celery_idempotent.errors.KeyMissing` and nothing runs. Default: all arguments, so two
+            equal calls within ``retain`` are one operation. With this default each tick of beat is an operation of its
+            own. (Celery's own beat marks its ticks since 5.7; before, use :mod:`celery_idempotent.beat`.)
         scope: Namespace of the key. Set it to rename the task later, or to share keys between tasks. Default: the
             task's name.
         version: Generation of the key. A new version makes every operation new.

@@ -1,38 +1,32 @@
 """What a policy's ``key``, ``fingerprint`` and ``label`` select from a call's arguments, however it was written."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any
 from uuid import UUID
 
-import jmespath
-from jmespath.exceptions import JMESPathError
-
 from celery_idempotent.errors import IdempotencyError, KeyMissing, PolicyError
-from celery_idempotent.protocol.canonical import canonical, list_form, opened, pairs_form, parts, text_form
-from celery_idempotent.protocol.paths import LENIENT, STRICT, Absent, root_names
+from celery_idempotent.protocol.canonical import canonical, list_form, pairs_form, text_form
 
 Spec = str | tuple[str, ...] | Callable[..., Any]
-"""How a policy names what it selects: a JMESPath, several, or a function of the task's own arguments."""
+"""How a policy names what it selects: a path, several, or a function with the task's own signature."""
 
 Conversion = Callable[[Iterable[Any], Mapping[str, Any]], tuple[Iterable[Any], Mapping[str, Any]]]
 """From the arguments of a call, by position and by name, to those that its body gets."""
 
-WHOLE_CALL = "@"
-"""JMESPath's own name for "everything here": all arguments of the call."""
+WHOLE_CALL = "*"
+"""All arguments of the call."""
 
+_NAME = re.compile(r"""[^\s,|&!?*@=<>`'"()\[\]{}]+""")
+"""A part of a path: no brackets, quotes or operators, as an expression would have."""
 
-def _plain(value: Any) -> Any:
-    """``value`` with every container turned into what JMESPath can search; leaves stay as they are."""
-    bare = opened(value)
-    if isinstance(bare, Mapping):
-        return {key: _plain(each) for key, each in bare.items()}
-    if isinstance(bare, list | tuple):
-        return [_plain(each) for each in bare]
-    return bare
+FORMS = (
+    "an argument's name, a path such as 'order.id', a tuple of these, or a function of the arguments for what is "
+    "chosen from a list or computed: lambda order: order['lines'][0]['sku']"
+)
 
 
 def _unshared(value: Any) -> Any:
@@ -92,17 +86,14 @@ class CallSignature:
         defaults = self._defaults
         if defaults is None or len(args) > len(defaults):
             return None
-        arguments: Any = dict(zip(defaults, args, strict=False))
-        named = 0
-        for name, default in islice(defaults.items(), len(args), None):
-            if name in kwargs:
-                named += 1
-                arguments[name] = kwargs[name]
-            elif default is inspect.Parameter.empty:
-                return None
-            else:
-                arguments[name] = default
-        return inspect.BoundArguments(self.signature, arguments) if named == len(kwargs) else None
+        by_position = dict(zip(defaults, args, strict=False))
+        arguments: Any = {**defaults, **by_position, **kwargs}
+        is_wrong = (
+            len(arguments) > len(defaults)
+            or not by_position.keys().isdisjoint(kwargs)
+            or any(each is inspect.Parameter.empty for each in arguments.values())
+        )
+        return None if is_wrong else inspect.BoundArguments(self.signature, arguments)
 
 
 class Selector:
@@ -110,19 +101,18 @@ class Selector:
 
     Args:
         option: Name of the option, for messages.
-        spec: JMESPath, tuple of them, or a function with the task's own signature.
-        nulls: Whether null is a value like any other. What identifies something has none in what ``spec`` builds; what
-            it takes from the arguments as it stands there may hold some.
+        spec: A path, a tuple of them, or a function with the task's own signature.
+        nulls: Whether null is a value like any other. In what identifies something, a part that is null is missing.
 
     Raises:
-        PolicyError: The expression does not parse, or the function can give no value.
+        PolicyError: It is none of these.
     """
 
     def __init__(self, option: str, spec: Spec, *, nulls: bool = False) -> None:
         self.option = option
         self.spec = spec
         self._nulls = nulls
-        self._paths: tuple[Any, ...] = ()
+        self._paths: tuple[str, ...] = ()
         if callable(spec):
             if inspect.iscoroutinefunction(spec) or inspect.isgeneratorfunction(spec):
                 raise PolicyError(
@@ -131,28 +121,22 @@ class Selector:
                     "must be a plain function that returns the value",
                     see="keys#the-selector-cannot-be-read",
                 )
-        elif isinstance(spec, str):
-            self._paths = (compiled(option, spec),)
-        elif isinstance(spec, tuple) and spec and all(isinstance(each, str) for each in spec):
-            self._paths = tuple(compiled(option, each) for each in spec)
-        else:
-            raise PolicyError(
-                option,
-                repr(spec),
-                "must be a JMESPath, a non-empty tuple of them, or a function of the arguments",
-                see="keys#the-selector-cannot-be-read",
-            )
+        elif spec != WHOLE_CALL:
+            paths = spec if isinstance(spec, tuple) else (spec,)
+            if not paths or not all(is_path(each) for each in paths):
+                raise PolicyError(option, repr(spec), f"must be {FORMS}", see="keys#the-selector-cannot-be-read")
+            self._paths = paths
 
     def check(self, signature: inspect.Signature) -> None:
         """Refuse, before any call, a selector that can never select anything from this signature.
 
         Raises:
-            PolicyError: An expression starts with a name that is not an argument, or the function takes others.
+            PolicyError: A path starts with a name that is not an argument, or the function takes others.
         """
-        parameters = signature.parameters.values()
+        parameters = signature.parameters
         if callable(self.spec):
             example = signature.bind_partial()
-            example.arguments |= {each.name: _EXAMPLES.get(each.kind) for each in parameters}
+            example.arguments |= {name: _EXAMPLES.get(each.kind) for name, each in parameters.items()}
             try:
                 inspect.signature(self.spec).bind(*example.args, **example.kwargs)
             except TypeError as error:
@@ -164,31 +148,31 @@ class Selector:
                 ) from error
             except ValueError:
                 pass  # a function of C's may not tell its signature; the first call will
-            return
-        names = {each.name for each in parameters}
         for path in self._paths:
-            unknown = root_names(path.parsed) - names
-            if unknown:
+            name = path.partition(".")[0]
+            if name not in parameters:
+                others = [each.name for each in parameters.values() if each.kind is each.VAR_KEYWORD]
+                among_others = f"; write {f'{others[0]}.{path}'!r}" if others else ""
                 raise PolicyError(
                     self.option,
-                    repr(path.expression),
-                    f"there is no argument {min(unknown)!r}; the signature is {signature}",
+                    repr(path),
+                    f"there is no argument {name!r}; the signature is {signature}{among_others}",
                     see="keys#the-selector-does-not-fit-the-task",
                 )
 
     def canonical(self, bound: inspect.BoundArguments, task: str) -> str:
-        """The canonical form of what is selected; a tuple of expressions gives that of a list.
+        """The canonical form of what is selected; a tuple of paths gives that of a list.
 
         Raises:
-            KeyMissing: What is selected, or a part of what ``spec`` builds of it, is missing or null.
-            PolicyError: An expression does not fit the argument's type.
+            KeyMissing: What is selected, or a part of it that counts, is missing or null.
+            PolicyError: A path leads into a list, or what is selected cannot be computed.
             NotCanonical: A selected value has no canonical form.
         """
         if self.spec == WHOLE_CALL:
             return pairs_form({text_form(name): canonical(value, name) for name, value in bound.arguments.items()})
         if callable(self.spec):
-            return self._returned(self.spec, bound, task)
-        forms = [self._found(path, bound.arguments, task) for path in self._paths]
+            return canonical(self._returned(self.spec, bound, task), self.option)
+        forms = [canonical(self._found(path, bound.arguments, task), path) for path in self._paths]
         return list_form(forms) if isinstance(self.spec, tuple) else forms[0]
 
     def text(self, bind: Callable[[], inspect.BoundArguments]) -> str:
@@ -209,12 +193,11 @@ class Selector:
         if callable(self.spec):
             value = self.spec(*_unshared(bound.args), **_unshared(bound.kwargs))
             return value if isinstance(value, tuple) else (value,)
-        return [self._search(path, bound.arguments) for path in self._paths]
+        return [look_up(path, bound.arguments) for path in self._paths]
 
-    def _returned(self, function: Callable[..., Any], bound: inspect.BoundArguments, task: str) -> str:
-        args, kwargs = _unshared(bound.args), _unshared(bound.kwargs)
+    def _returned(self, function: Callable[..., Any], bound: inspect.BoundArguments, task: str) -> Any:
         try:
-            value = function(*args, **kwargs)
+            value = function(*_unshared(bound.args), **_unshared(bound.kwargs))
         except IdempotencyError:
             raise
         except Exception as error:
@@ -226,109 +209,85 @@ class Selector:
                 f"{task}: it returned None; return what is to be compared",
                 see="keys#the-selector-fails-for-a-call",
             )
-        form = canonical(value, self.option)
-        part = None if self._nulls else _null_that_was_built(value, (args, kwargs))
-        if part is not None:
-            raise self._missing(part, function, task)
-        return form
+        if not self._nulls:
+            # What it has put together, it has chosen part by part; what lies deeper is data, and may hold nulls.
+            parts = value if isinstance(value, list | tuple | set | frozenset) else ()
+            if value is None or any(each is None for each in parts):
+                raise KeyMissing(task, f"{'what' if value is None else 'a part of what'} key={function!r} returned")
+        return value
 
-    def _found(self, path: Any, arguments: Mapping[str, Any], task: str) -> str:
+    def _found(self, path: str, arguments: Mapping[str, Any], task: str) -> Any:
         try:
-            value = self._search(path, arguments)
-        except Absent as absent:
-            raise self._missing(absent.part, path.expression, task) from None
+            value = look_up(path, arguments)
+            if value is None and not self._nulls:
+                missing = _first_missing(path, arguments)
+                raise KeyMissing(task, f"{'' if missing == path else f'{missing!r} of '}{self.option}={path!r}")
+        except IntoList as error:
+            raise PolicyError(
+                self.option,
+                repr(path),
+                f"{task}: a path cannot choose {error}; write a function of the arguments: "
+                "lambda order: order['lines'][0]['sku']",
+                see="keys#the-selector-fails-for-a-call",
+            ) from None
+        except IdempotencyError:
+            raise
         except Exception as error:
-            raise self._failed(path.expression, error, task) from error
-        if value is None and not self._nulls:
-            raise self._missing("", path.expression, task)
-        return canonical(value, path.expression)
-
-    def _missing(self, part: str, source: object, task: str) -> KeyMissing:
-        return KeyMissing(task, f"{f'part {part} of ' if part else ''}{self.option}={source!r}")
+            raise self._failed(path, error, task) from error
+        return value
 
     def _failed(self, source: object, error: Exception, task: str) -> PolicyError:
         return PolicyError(
             self.option,
             repr(source),
-            f"{task}: it raised {type(error).__name__} for these arguments{_told(error)}",
+            f"{task}: it raised {type(error).__name__} for these arguments{_text_of(error)}",
             see="keys#the-selector-fails-for-a-call",
         )
 
-    def _search(self, path: Any, arguments: Mapping[str, Any]) -> Any:
-        if path.parsed["type"] == "field":
-            return arguments.get(path.parsed["value"])
-        member = _member(path.parsed, arguments)
-        if member is not None:
-            return member
-        return (LENIENT if self._nulls else STRICT).visit(path.parsed, _plain(arguments))
+
+def is_path(spec: object) -> bool:
+    """Whether it is names joined by dots."""
+    return isinstance(spec, str) and all(map(_NAME.fullmatch, spec.split(".")))
+
+
+class IntoList(Exception):
+    """A path leads into a list, which has no named parts."""
+
+
+def look_up(path: str, arguments: Mapping[str, Any]) -> Any:
+    """What a path leads to: members of mappings, attributes of anything else; None where a part of it is missing.
+
+    Raises:
+        IntoList: It would have to choose from a list.
+        Exception: What a property of the author's raises.
+    """
+    found: Any = arguments
+    for name in path.split("."):
+        found = _member(found, name)
+    return found
+
+
+def _member(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(name)
+    if isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "_fields"):  # which namedtuples have
+        raise IntoList(f"{name!r} of a {type(value).__name__}")
+    if getattr(type(value), "__pydantic_root_model__", False):
+        return _member(value.root, name)
+    return getattr(value, name, None)
+
+
+def _first_missing(path: str, arguments: Mapping[str, Any]) -> str:
+    names = path.split(".")
+    beginnings = (".".join(names[: count + 1]) for count in range(len(names)))
+    return next(each for each in beginnings if look_up(each, arguments) is None)
 
 
 _EXAMPLES: Mapping[Any, Any] = {inspect.Parameter.VAR_POSITIONAL: (), inspect.Parameter.VAR_KEYWORD: {}}
 
 
-def compiled(option: str, expression: str) -> Any:
-    """The JMESPath, parsed; jmespath keeps what it has parsed. Raises ``PolicyError`` if it is none."""
-    try:
-        return jmespath.compile(expression)
-    except JMESPathError as error:
-        raise PolicyError(
-            option, repr(expression), f"is not a JMESPath: {error}", see="keys#the-selector-cannot-be-read"
-        ) from error
-
-
-def _member(path: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
-    """What a path of nothing but names leads to through plain dicts; None for any other path.
-
-    JMESPath can search nothing but plain containers, and copying all arguments into some costs more than all
-    the rest of a key. Nearly every path is of this kind, as is every argument that was JSON.
-    """
-    if path["type"] != "subexpression":
-        return None
-    found: Any = arguments
-    for name in path["children"]:
-        if name["type"] != "field" or type(found) is not dict:
-            return None
-        found = found.get(name["value"])
-    return _plain(found)
-
-
-def _told(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     try:
         return f": {error}"
     except Exception:  # noqa: BLE001 - its text may hold the very value that it is about
         return ""
-
-
-def _null_that_was_built(value: Any, arguments: Any) -> str | None:
-    """Where a function's result has a null that it did not take from the arguments together with what holds it."""
-    if _null(value, "", {}) is None:
-        return None
-    return _null(value, "", _inside(arguments))
-
-
-def _null(value: Any, path: str, data: Mapping[int, Any]) -> str | None:
-    if value is None:
-        return path
-    if id(value) in data:
-        return None
-    nulls = (_null(part, where, data) for where, part in parts(value, path))
-    return next((each for each in nulls if each is not None), None)
-
-
-def _inside(value: Any) -> dict[int, Any]:
-    """By identity, all that ``value`` is made of; holding it keeps the identities taken."""
-    found: dict[int, Any] = {}
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if id(each) not in found:
-            found[id(each)] = each
-            waiting += _children(each)
-    return found
-
-
-def _children(value: Any) -> Iterable[Any]:
-    bare = opened(value)
-    if isinstance(bare, Mapping):
-        return bare.values()
-    return bare if isinstance(bare, list | tuple | set | frozenset) else ()

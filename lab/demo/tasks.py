@@ -16,7 +16,7 @@ from lab.demo.settings import BACKOFF, LEASE
     idempotent=Policy(key="order.id", lease=LEASE, backoff=BACKOFF),
 )
 def charge_card(self: IdempotentTask, order: dict[str, Any]) -> dict[str, str]:
-    """Charge the card of `order`. The key is a JMESPath into an argument.
+    """Charge the card of `order`. The key is a path into an argument.
 
     The provider gets a key derived from the same intent, so a re-run after a crash moves no money.
     """

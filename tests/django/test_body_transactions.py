@@ -1,5 +1,6 @@
 """``attempt.transaction()`` on Django's connection: models, messages and the record, all or nothing."""
 
+import inspect
 import json
 import sqlite3
 from dataclasses import replace
@@ -17,7 +18,9 @@ from celery_idempotent.contrib.django.models import IdempotencyOutbox
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.outbox import relay
+from celery_idempotent.protocol.canonical import canonical
 from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.selector import Selector
 from celery_idempotent.protocol.store import Outbox, OutboxMessage
 from celery_idempotent.testing import OutboxContract, TransactionalContract, assert_effect_once
 from celery_idempotent.testing.contract import a_claim, a_completion, a_record
@@ -347,3 +350,10 @@ class TestOutboxIsFlushed(TransactionTestCase):
 def test_message_is_shown_by_its_task_id() -> None:
     """What logs and Celery's own tools call it."""
     assert str(IdempotencyOutbox(task_id="id-1")) == "id-1"
+
+
+def test_path_into_a_model_is_a_key() -> None:
+    """Of a model as an argument, its primary key and fields are attributes."""
+    bound = inspect.signature(lambda charge: None).bind(Charge(pk=7, order_id="o-1"))
+
+    assert Selector("key", ("charge.pk", "charge.order_id")).canonical(bound, "t") == canonical([7, "o-1"])

@@ -104,7 +104,7 @@ def test_an_operation_that_begins_after_an_outage_has_its_label() -> None:
 
 @pytest.mark.parametrize(
     ("label", "reason"),
-    [("@", "all arguments are no name"), ("a b", "is not a JMESPath"), (7, "must be a JMESPath")],
+    [("*", "all arguments are no name"), ("a b", "must be an argument's name"), (7, "must be an argument's name")],
 )
 def test_a_label_that_names_nothing_is_refused(label: Any, reason: str) -> None:
     """Where it is written."""

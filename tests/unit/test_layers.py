@@ -46,8 +46,6 @@ PACKAGES: dict[str, set[str]] = {
     "outbox": set(),
     "beat": set(),
     "protocol": set(),
-    "protocol.paths": {"jmespath"},
-    "protocol.selector": {"jmespath"},
     "protocol.canonical": {"pydantic_core"},
     "protocol.codec": {"kombu"},
     "engine": {"kombu"},
