@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 from pg8000.core import CoreConnection
-from sqlalchemy import event
+from sqlalchemy import PoolProxiedConnection, event
 
 from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql.direct import _STAYS, Link
-from celery_idempotent.stores.sql.drivers import has_server_of_its_own
+from celery_idempotent.stores.sql.drivers import (
+    _CURSOR,
+    _FIRST_USED,
+    _RECYCLE,
+    cursor_of,
+    has_server_of_its_own,
+    of_driver,
+)
 from celery_idempotent.testing.contract import a_record, a_rival
 from lab.embedded import EmbeddedPostgres
 from tests.support.sql_databases import Database
@@ -45,8 +51,9 @@ def small(sqlite: Database) -> Iterator[SQLStore]:
         yield store
 
 
-def _taken(store: SQLStore) -> Link:
-    return store._hand().idle() or store._hand().lent()
+def _taken(store: SQLStore) -> PoolProxiedConnection:
+    pool = store._pool()
+    return pool.kept() or pool.lend(pool.engine.raw_connection)
 
 
 class _Recording:
@@ -86,10 +93,10 @@ def test_both_ways_say_the_same(database: Database) -> None:
     with database.store() as store, database.engine() as engine:
         store.swap(a_record(), None)
         link = _taken(store)
-        link._cursor = _Recording(link._cursor, directly)
-        store._hand().keep(link)
+        link.info[_CURSOR] = _Recording(cursor_of(link), directly)
+        store._pool().keep(link)
         answers = [store.swap(*each) for each in swaps]
-        assert store.delete(done.key, done.revision)
+        database.do(f"DELETE FROM {store.table.name}")
 
         own = SQLStore(engine, table=store.table.name)
         own.swap(a_record(), None)
@@ -109,8 +116,8 @@ def test_what_is_sent_often_is_prepared(postgres: EmbeddedPostgres) -> None:
         for _ in range(8):
             store.swap(known, None)
         link = _taken(store)
-        prepared = link.of_driver.execute("SELECT statement FROM pg_prepared_statements").fetchall()
-        store._hand().keep(link)
+        prepared = of_driver(link).execute("SELECT statement FROM pg_prepared_statements").fetchall()
+        store._pool().keep(link)
 
     assert [text.startswith("WITH written AS \n(INSERT") for (text,) in prepared] == [True]
 
@@ -120,8 +127,8 @@ def test_nothing_is_prepared_through_a_pooler(postgres: EmbeddedPostgres, monkey
     monkeypatch.setattr("celery_idempotent.stores.sql.drivers.has_server_of_its_own", lambda connection: False)
     with Database(postgres.url).store() as store:
         link = _taken(store)
-        assert link.of_driver.prepare_threshold is None
-        store._hand().keep(link)
+        assert of_driver(link).prepare_threshold is None
+        store._pool().keep(link)
 
 
 @pytest.mark.parametrize(("told", "is_its_own"), [(7, True), (8, False), (None, False)])
@@ -148,7 +155,7 @@ def test_pg8000_is_refused_behind_a_pooler(postgres: EmbeddedPostgres, monkeypat
                 ask()
 
 
-def test_connection_in_hand_is_there_for_everything_else(small: SQLStore) -> None:
+def test_kept_connection_is_there_for_everything_else(small: SQLStore) -> None:
     """The pool has no other, and nobody waits for it."""
     for _ in range(2):
         record = a_record()
@@ -157,41 +164,44 @@ def test_connection_in_hand_is_there_for_everything_else(small: SQLStore) -> Non
         transaction = small.begin()
         assert transaction.swap(a_rival(record), record.revision) is not None
         transaction.commit()
-        assert small._engine().pool.checkedin() == 1  # type: ignore[attr-defined]
+        assert small._pool().engine.pool.checkedin() == 1  # type: ignore[attr-defined]
 
 
-def test_connection_is_not_kept_in_hand_while_somebody_waits_for_one(small: SQLStore) -> None:
-    """The end of a swap hands it on."""
-    hand, pool = small._hand(), small._engine().pool
-    link = _taken(small)
-    with hand.empty():
-        hand.keep(link)
-        assert pool.checkedin() == 1  # type: ignore[attr-defined]
-    hand.keep(_taken(small))
-    assert pool.checkedin() == 0  # type: ignore[attr-defined]
+def test_connection_is_not_kept_where_all_are_lent(sqlite: Database) -> None:
+    """Somebody may wait for one; the end of a statement hands it on."""
+    with sqlite.store(pool_size=2) as store:
+        pool: Any = store._pool().engine.pool
+        first, second = (store._pool().lend(store._pool().engine.raw_connection) for _ in range(2))
+        store._pool().keep(first)
+        assert pool.checkedin() == 1
+        store._pool().keep(second)
+        assert pool.checkedin() == 1
+        assert _taken(store) is second
+        store._pool().keep(second)
 
 
-def test_connection_in_hand_goes_back_for_its_age(small: SQLStore) -> None:
+def test_kept_connection_is_replaced_for_its_age(sqlite: Database) -> None:
     """The pool replaces what is too old; it cannot look at what never comes back."""
-    hand = small._hand()
-    small.swap(a_record(), None)
-    link = _taken(small)
-    hand.keep(link)
-    assert _taken(small) is link
-    link._lent_at -= _STAYS
-    hand.keep(link)
+    with sqlite.store() as store:
+        store.swap(a_record(), None)
+        link = _taken(store)
+        store._pool().keep(link)
+        assert _taken(store) is link
+        link.info[_FIRST_USED] -= _RECYCLE
+        aged = of_driver(link)
+        store._pool().keep(link)
 
-    successor = _taken(small)
+        successor = _taken(store)
 
-    assert successor is not link
-    hand.keep(successor)
+        assert of_driver(successor) is not aged
+        store._pool().keep(successor)
 
 
-def test_closed_store_has_nothing_in_hand(sqlite: Database) -> None:
+def test_closed_store_keeps_nothing(sqlite: Database) -> None:
     """Its connections are closed, and it can be used again."""
     with sqlite.store() as store:
         store.swap(a_record(), None)
-        pool = store._engine().pool
+        pool = store._pool().engine.pool
         store.close()
         assert pool.checkedout() == pool.checkedin() == 0  # type: ignore[attr-defined]
         record = a_record()

@@ -183,7 +183,7 @@ def _provisioned(store: SQLStore) -> bool:
 
 
 def _indexes(store: SQLStore) -> dict[str, list[str]]:
-    with store._connected("test") as connection:
+    with store._connected_by_sqlalchemy("test") as connection:
         found = inspect(connection).get_indexes(store.table.name)
     return {str(each["name"]): [str(name) for name in each["column_names"]] for each in found}
 
@@ -240,7 +240,7 @@ def test_printed_ddl_creates_the_same_tables(database: Database) -> None:
 
 
 def _reflected(store: SQLStore) -> Any:
-    with store._connected("test") as connection:
+    with store._connected_by_sqlalchemy("test") as connection:
         columns = [inspect(connection).get_columns(each.name) for each in (store.table, store.outbox)]
     return [[(each["name"], repr(each["type"]), each["nullable"]) for each in table] for table in columns]
 
@@ -470,7 +470,7 @@ def test_server_that_only_reads_is_an_outage_for_tasks_and_an_error_at_start(ser
 def _pooled(store: SQLStore) -> object:
     """The connection that the next question goes through."""
     with store._connected("test") as connection:
-        return connection.connection.dbapi_connection
+        return store._of_driver(connection)
 
 
 def test_file_that_cannot_be_written_is_a_missing_permission(sqlite: Database) -> None:
@@ -541,7 +541,7 @@ def test_session_is_set_up_as_documented(database: Database) -> None:
         "sqlite": {"PRAGMA synchronous": 3, "PRAGMA journal_mode": "wal", "PRAGMA busy_timeout": 2000},
     }
     questions = settings[database.dialect]
-    with database.store(timeout=2.0) as store, store._connected("test") as connection:
+    with database.store(timeout=2.0) as store, store._connected_by_sqlalchemy("test") as connection:
         assert {each: connection.execute(text(each)).scalar_one() for each in questions} == questions
 
 
@@ -551,7 +551,7 @@ def test_isolation_of_the_server_does_not_matter(postgresql: Database) -> None:
         postgresql.do("ALTER DATABASE postgres SET default_transaction_isolation = 'serializable'")
         try:
             with postgresql.reopened(provisioned.table.name) as store:
-                with store._connected("test") as connection:
+                with store._connected_by_sqlalchemy("test") as connection:
                     assert connection.execute(text("SHOW transaction_isolation")).scalar_one() == "read committed"
                 for _ in range(10):
                     seen = a_record()

@@ -131,7 +131,7 @@ def test_nobody_sees_either_before_the_commit(place: _Place) -> None:
 def test_interrupted_commit_ends_the_transaction(place: _Place, interrupt: type[BaseException]) -> None:
     """A time limit can strike in the middle of it: no lock and no connection stays behind, so the claim can end."""
     record = a_claim(place.store)
-    engine = place.store._engine()
+    engine = place.store._pool().engine
 
     def strike(connection: Any) -> None:
         raise interrupt

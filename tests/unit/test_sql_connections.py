@@ -85,10 +85,10 @@ def test_inherited_engine_of_our_own_is_kept_and_not_used(tmp_path: Path, monkey
     """A child opens its own, at its first use."""
     store = SQLStore(f"sqlite:///{tmp_path}/records.sqlite")
     store.provision()
-    inherited = store._engine()
+    inherited = store._pool()
     monkeypatch.setattr("os.getpid", lambda: -1)
 
-    assert store._engine() is not inherited
+    assert store._pool() is not inherited
     store.close()
-    assert list(store._engine._values.values()) == [inherited]
+    assert list(store._pool._values.values()) == [inherited]
     inherited.dispose()

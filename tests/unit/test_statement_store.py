@@ -1,18 +1,17 @@
 """A store by statements over a library that fails when it is told to: what is sent again, on what, and what is not."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Executable
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge
-from celery_idempotent.stores.sql.schema import outbox, records
-from celery_idempotent.stores.sql.statement_store import StatementStore
-from celery_idempotent.stores.sql.statements import SERVER_NOW, Parameters, Reply
+from celery_idempotent.stores.sql.schema import DIALECTS, outbox, records
+from celery_idempotent.stores.sql.statement_store import StatementStore, Values
+from celery_idempotent.stores.sql.statements import SERVER_NOW, Reply
 from celery_idempotent.testing.contract import a_record
 
 
@@ -38,12 +37,13 @@ DEADLOCK, LOST, NO_TABLE = "40P01", "08006", "42P01"
 class Scripted(StatementStore[Link]):
     """Answers by what is planned, in order, and by what it is told of the table afterwards."""
 
+    wrapper = FromLibrary
     errors = (FromLibrary,)
 
     def __init__(self, *plan: str | Reply, dialect: str = "postgresql") -> None:
-        super().__init__(dialect, records, outbox)
+        super().__init__(DIALECTS[dialect](), records, outbox)
         self.plan = list(plan)
-        self.sent: list[tuple[Link, Parameters]] = []
+        self.sent: list[tuple[Link, Values]] = []
         self.lent: list[str] = []
         self.undone = 0
 
@@ -55,8 +55,8 @@ class Scripted(StatementStore[Link]):
         self.lent.append(operation)
         yield Link()
 
-    def _send(self, connection: Link, statement: Executable, parameters: Parameters) -> Reply:
-        self.sent.append((connection, parameters))
+    def _run(self, connection: Link, text: str, values: Values, names: Sequence[str] | None) -> Reply:
+        self.sent.append((connection, values))
         planned = self.plan.pop(0)
         if isinstance(planned, str):
             raise FromLibrary("INSERT 'secret'") from FromDriver(planned)
@@ -178,7 +178,7 @@ def test_what_mysql_would_hang_up_at_is_not_sent(dialect: str) -> None:
     with pytest.raises(RecordTooLarge, match="10000 bytes"):
         store.swap(replace(a_record(), result="x" * 10_000), None)
 
-    assert [parameters for _, parameters in store.sent] == [{}]
+    assert [values for _, values in store.sent] == [()]
 
 
 def test_mysql_is_asked_once_for_each_connection() -> None:

@@ -10,11 +10,10 @@ the body has used.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple, Self, cast
-from weakref import WeakKeyDictionary
+from typing import Any, Self
 
 from celery import current_task
 from django.apps import apps
@@ -22,7 +21,6 @@ from django.core.exceptions import AppRegistryNotReady, ImproperlyConfigured, Sy
 from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.asyncio import async_unsafe
-from sqlalchemy import ClauseElement, Executable
 from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.engine.interfaces import Dialect
@@ -34,8 +32,8 @@ from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores import forks
 from celery_idempotent.stores.sql.drivers import is_dead
 from celery_idempotent.stores.sql.schema import outbox, records
-from celery_idempotent.stores.sql.statement_store import StatementStore
-from celery_idempotent.stores.sql.statements import Parameters, Reply
+from celery_idempotent.stores.sql.statement_store import StatementStore, Values, answer
+from celery_idempotent.stores.sql.statements import Reply
 
 APP = "celery_idempotent.contrib.django"
 """The entry in ``INSTALLED_APPS``."""
@@ -63,15 +61,14 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
         PolicyError: Django is not set up, the app is not installed, or the database cannot be used.
     """
 
+    wrapper = Error
     errors = (Error,)
 
     def __init__(self, alias: str = "default") -> None:
         _check(alias)
         self.alias = alias
         self.creation = f"python manage.py migrate --database {alias}"
-        self._dialect = dialect_of(connections[alias])
-        self._compiled: WeakKeyDictionary[Executable, _Compiled] = WeakKeyDictionary()
-        super().__init__(self._dialect.name, records, outbox)
+        super().__init__(dialect_of(connections[alias]), records, outbox)
         _inheritable.add(alias)
 
     @classmethod
@@ -184,13 +181,9 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
             see="django#a-task-is-called-inside-a-transaction",
         )
 
-    def _send(self, connection: BaseDatabaseWrapper, statement: Executable, parameters: Parameters) -> Reply:
-        text, fixed = self._compile(statement)
+    def _run(self, connection: BaseDatabaseWrapper, text: str, values: Values, names: Sequence[str] | None) -> Reply:
         with connection.cursor() as cursor:
-            cursor.execute(text, {name: parameters.get(name, value) for name, value in fixed.items()})
-            names = [each[0] for each in cursor.description or ()]
-            rows = cursor.fetchall() if names else ()
-            return Reply([dict(zip(names, each, strict=True)) for each in rows], cursor.rowcount)
+            return answer(cursor, text, values, names)
 
     def _of_driver(self, connection: BaseDatabaseWrapper) -> Any:
         connection.ensure_connection()
@@ -202,26 +195,10 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
             yield
             transaction.set_rollback(True, using=self.alias)
 
-    def _compile(self, statement: Executable) -> "_Compiled":
-        found = self._compiled.get(statement)
-        if found is None:
-            element = cast(ClauseElement, statement)
-            compiled = element.compile(dialect=self._dialect, compile_kwargs={"render_postcompile": True})
-            found = self._compiled[statement] = _Compiled(str(compiled), dict(compiled.params))
-        return found
-
 
 @async_unsafe
 def _outside_event_loops() -> None:
     """Raise as Django does of a connection that is used within an event loop."""
-
-
-class _Compiled(NamedTuple):
-    """What is sent. Without a reference to the statement it comes from, so that both are forgotten together."""
-
-    text: str
-    #: By name, every parameter; the value of those that the statement fixes itself.
-    parameters: Mapping[str, Any]
 
 
 _MORE_THAN_AN_ALIAS = "/?#@:"

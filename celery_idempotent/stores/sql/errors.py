@@ -87,11 +87,6 @@ _RULES = (
 )
 
 
-def cause_of(error: Exception) -> Exception:
-    """The driver's error: what SQLAlchemy and Django put around it shows statements, and with them what is stored."""
-    return error.__cause__ if isinstance(error.__cause__, Exception) else error
-
-
 def meaning_of(error: BaseException | None) -> Meaning:
     """What a driver's error means."""
     return Meaning.UNAVAILABLE if error is None else rule_of(_RULES, error, _code(error), _reason(error)).meaning

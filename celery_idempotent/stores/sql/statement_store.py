@@ -2,18 +2,22 @@
 
 What is said to the database stands in :mod:`celery_idempotent.stores.sql.statements`, the tables in
 :mod:`celery_idempotent.stores.sql.schema`, what errors mean in :mod:`celery_idempotent.stores.sql.errors`. A library
-lends a connection, sends a statement on it, and begins a transaction; everything else is here.
+lends a connection, runs the text of a statement on it, and begins a transaction; everything else is here.
+
+A statement is compiled once: SQLAlchemy's way from a statement to its rows takes several times what the driver needs.
 """
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from operator import itemgetter
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Executable, Table
+from sqlalchemy import ClauseElement, Executable, Select, Table
+from sqlalchemy.engine.interfaces import Dialect
 
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
@@ -21,7 +25,7 @@ from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, Take
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.failures import Meaning
 from celery_idempotent.stores.sql.checks import try_out, warn_of_exposure, warn_of_losses
-from celery_idempotent.stores.sql.errors import CREATION, cause_of, explained, meaning_of
+from celery_idempotent.stores.sql.errors import CREATION, explained, meaning_of
 from celery_idempotent.stores.sql.outbox import OutboxStatements
 from celery_idempotent.stores.sql.statements import (
     MYSQL_GREETING,
@@ -32,6 +36,9 @@ from celery_idempotent.stores.sql.statements import (
     Statements,
     bytes_on_the_wire,
 )
+
+Values = Mapping[str, Any] | tuple[Any, ...]
+"""Parameters by name or by position, as the driver takes them."""
 
 _C = TypeVar("_C")
 _T = TypeVar("_T")
@@ -44,19 +51,23 @@ deliveries claim a key at the moment of its deletion. Each time, somebody else h
 class StatementStore(ABC, Generic[_C]):
     """Records as rows of one table, messages as rows of another."""
 
-    #: What the library raises for what the database or its driver says.
-    errors: ClassVar[tuple[type[Exception], ...]]
+    #: What the library puts around the driver's errors.
+    wrapper: ClassVar[type[Exception]]
+    #: What is raised for what the database or its driver says.
+    errors: tuple[type[Exception], ...]
     #: The command that creates the tables.
     creation = CREATION
 
-    def __init__(self, dialect: str, table: Table, outbox: Table) -> None:
+    def __init__(self, dialect: Dialect, table: Table, outbox: Table) -> None:
         #: Which database it is: one of :data:`celery_idempotent.stores.sql.schema.DIALECTS`.
-        self.dialect = dialect
+        self.dialect = dialect.name
         #: The table of records, as SQLAlchemy knows it.
         self.table = table
         #: The table of messages to be published.
         self.outbox = outbox
-        self._statements = Statements(table, dialect, repr(self))
+        self._compiling = dialect
+        self._compiled: WeakKeyDictionary[Executable, _Compiled] = WeakKeyDictionary()
+        self._statements = Statements(table, dialect.name, repr(self))
         self._outbox = OutboxStatements(outbox)
         self._clock = ServerClock(lambda: self._statements.now(self._asking("now")))
         #: Of MySQL, by the driver's connection: bytes that the server takes at once.
@@ -67,8 +78,8 @@ class StatementStore(ABC, Generic[_C]):
         """A connection that is in no transaction of this store's; closed if what was done on it fails."""
 
     @abstractmethod
-    def _send(self, connection: _C, statement: Executable, parameters: Parameters) -> Reply:
-        """Run one statement, and nothing else; raises :attr:`errors`."""
+    def _run(self, connection: _C, text: str, values: Values, names: Sequence[str] | None) -> Reply:
+        """Run one statement, and nothing else; raises :attr:`errors`. ``names``: as in :func:`answer`."""
 
     @abstractmethod
     def _of_driver(self, connection: _C) -> Any:
@@ -154,10 +165,14 @@ class StatementStore(ABC, Generic[_C]):
         try:
             yield
         except (*self.errors, *more) as error:
-            raise self._explained(error, operation) from cause_of(error)
+            raise self._explained(error, operation) from self._cause_of(error)
 
     def _explained(self, error: Exception, operation: str) -> Exception:
-        return explained(cause_of(error), repr(self), operation, creation=self.creation)
+        return explained(self._cause_of(error), repr(self), operation, creation=self.creation)
+
+    def _cause_of(self, error: Exception) -> Exception:
+        """The driver's error: what a library puts around it shows statements, and with them what is stored."""
+        return error.__cause__ if isinstance(error, self.wrapper) and isinstance(error.__cause__, Exception) else error
 
     def _asking(self, operation: str) -> Execute:
         """Executes each statement alone, on whichever connection is free."""
@@ -178,14 +193,25 @@ class StatementStore(ABC, Generic[_C]):
                 raise RecordTooLarge(f"max_allowed_packet is {largest} bytes; a byte of a result may need two of them")
             return self._ask(connection, statement, parameters)
         except self.errors as error:
-            raise self._explained(error, operation) from cause_of(error)
+            raise self._explained(error, operation) from self._cause_of(error)
 
     def _ask(self, connection: _C, statement: Executable, parameters: Parameters) -> Reply:
         asked_at = self._clock.before_asking()
-        reply = self._send(connection, statement, parameters)
+        text, fixed, in_order, names = self._compiled.get(statement) or self._compile(statement)
+        values = {**fixed, **parameters} if fixed else parameters
+        reply = self._run(connection, text, in_order(values), names)
         if reply.rows and SERVER_NOW in reply.rows[0]:
             self._clock.learn(int(reply.rows[0][SERVER_NOW]), asked_at)
         return reply
+
+    def _compile(self, statement: Executable) -> "_Compiled":
+        element = cast(ClauseElement, statement)
+        compiled: Any = element.compile(dialect=self._compiling, compile_kwargs={"render_postcompile": True})
+        asked = {bound.key for bound in compiled.bind_names if bound.required}
+        fixed = {name: value for name, value in compiled.params.items() if name not in asked}
+        names = [each.name for each in statement.selected_columns] if isinstance(statement, Select) else None
+        found = self._compiled[statement] = _Compiled(str(compiled), fixed, _in_order(compiled.positiontup), names)
+        return found
 
     def _largest_packet(self, connection: _C) -> int | None:
         """Bytes that MySQL takes at once, asked on each new connection, together with the time; None elsewhere."""
@@ -196,6 +222,34 @@ class StatementStore(ABC, Generic[_C]):
             (row,) = self._ask(connection, MYSQL_GREETING, {}).rows
             self._largest_packets[link] = int(row["max_allowed_packet"])
         return self._largest_packets[link]
+
+
+class _Compiled(NamedTuple):
+    """What is sent. Without a reference to the statement it comes from, so that both are forgotten together."""
+
+    text: str
+    #: By name, the values that the statement fixes itself.
+    fixed: Mapping[str, Any]
+    #: Makes of values by name what the driver takes.
+    in_order: Callable[[Parameters], Values]
+    #: Names of the columns that it returns, where they are known.
+    names: Sequence[str] | None
+
+
+def _in_order(names: Sequence[str] | None) -> Callable[[Parameters], Values]:
+    """By position, if the driver takes parameters so."""
+    if names is None:
+        return lambda values: values
+    return itemgetter(*names) if len(names) > 1 else lambda values: tuple(values[name] for name in names)
+
+
+def answer(cursor: Any, text: str, values: Values, names: Sequence[str] | None) -> Reply:
+    """What a driver's cursor says; ``names`` of the columns, or None: the driver is asked, which takes psycopg long."""
+    cursor.execute(text, values)
+    if names is None:
+        names = [each[0] for each in cursor.description or ()]
+    rows = [dict(zip(names, each, strict=True)) for each in cursor.fetchall()] if names else ()
+    return Reply(rows, cursor.rowcount)
 
 
 def unless_undone(act: Callable[[], _T]) -> _T:

@@ -1,7 +1,9 @@
 """SQL databases through SQLAlchemy: PostgreSQL, MySQL, MariaDB and SQLite.
 
 Statements are sent on a pooled connection in autocommit mode, so that a swap is one statement and one round trip where
-the database can; or inside a transaction of the caller's (:meth:`SQLStore.swap_on`). What differs between drivers is in
+the database can; or inside a transaction of the caller's (:meth:`SQLStore.swap_on`). On the store's own connections
+they go past SQLAlchemy to the driver; an engine of the user's keeps its events, which may be somebody's log, trace or
+test. What differs between drivers is in
 :mod:`celery_idempotent.stores.sql.drivers`.
 """
 
@@ -13,26 +15,29 @@ from functools import partial
 from typing import Any, Self
 from weakref import WeakSet
 
-from sqlalchemy import URL, Connection, Engine, Executable, Inspector, MetaData, Table, inspect, text
+from sqlalchemy import URL, Connection, Engine, Inspector, MetaData, Table, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, DDLElement
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores import forks
 from celery_idempotent.stores.failures import Meaning
-from celery_idempotent.stores.sql.direct import DriverFailed, Hand, Link, was_used
 from celery_idempotent.stores.sql.drivers import (
+    AnyConnection,
+    ConnectionPool,
     check_pool,
     connectable,
+    cursor_of,
+    dialect_of,
+    drop,
     end_transaction_of_a_hook,
-    is_dead,
     new_engine,
+    of_driver,
     parsed,
     url_of,
 )
-from celery_idempotent.stores.sql.errors import cause_of, meaning_of
+from celery_idempotent.stores.sql.errors import meaning_of
 from celery_idempotent.stores.sql.schema import (
     TABLE,
     creation,
@@ -42,8 +47,8 @@ from celery_idempotent.stores.sql.schema import (
     records,
     records_table,
 )
-from celery_idempotent.stores.sql.statement_store import StatementStore, unless_undone
-from celery_idempotent.stores.sql.statements import DuplicateKey, Execute, Parameters, Reply
+from celery_idempotent.stores.sql.statement_store import StatementStore, Values, answer
+from celery_idempotent.stores.sql.statements import DuplicateKey, Execute, Reply
 from celery_idempotent.stores.sql.transaction import SQLTransaction, connection_of
 
 _TIMEOUT = 5.0
@@ -68,7 +73,7 @@ def _leave_files() -> None:
         store._leave_file()
 
 
-class SQLStore(StatementStore[Connection | Link]):
+class SQLStore(StatementStore[AnyConnection]):
     """Records as rows of one table, one row per idempotency key.
 
     Args:
@@ -85,7 +90,7 @@ class SQLStore(StatementStore[Connection | Link]):
         PolicyError: An option cannot be used; the message names the remedy.
     """
 
-    errors = (SQLAlchemyError, DriverFailed)
+    wrapper = SQLAlchemyError
 
     def __init__(
         self,
@@ -118,15 +123,16 @@ class SQLStore(StatementStore[Connection | Link]):
             )
         self._timeout = _at_least(0.1, "timeout", _TIMEOUT if timeout is None else timeout)
         self._pool_size = int(_at_least(1, "pool_size", _POOL_SIZE if pool_size is None else pool_size))
-        self._engine = forks.PerProcess(self._new_engine)
-        self._hand = forks.PerProcess(lambda: Hand(self._engine()))
+        self._pool = forks.PerProcess(lambda: ConnectionPool(self._new_engine()))
         self._made_in = os.getpid()
         tables = records, outbox
         if (table, schema) != (TABLE, None):
             own: dict[str, Any] = {"schema": schema, "metadata": MetaData()}
             tables = records_table(table, **own), outbox_table(f"{table}_outbox", **own)
         self._name = _name_of(self._url, tables[0])
-        super().__init__(self._url.get_backend_name(), *tables)
+        dialect = dialect_of(self._url)
+        self.errors = SQLAlchemyError, dialect.loaded_dbapi.Error
+        super().__init__(dialect, *tables)
         if self.dialect == "sqlite":
             with forks.making:
                 _on_files.add(self)
@@ -147,12 +153,6 @@ class SQLStore(StatementStore[Connection | Link]):
     def __repr__(self) -> str:
         return self._name
 
-    def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`; not through SQLAlchemy, unless the engine is yours."""
-        if self._given is not None:
-            return super().swap(new, expected)
-        return unless_undone(partial(self._swap_directly, new, expected))
-
     def begin(self, using: Any = None) -> SQLTransaction:
         """See :meth:`celery_idempotent.stores.TransactionalStore.begin`.
 
@@ -162,7 +162,7 @@ class SQLStore(StatementStore[Connection | Link]):
         """
         if using is not None:
             return SQLTransaction(self, using)
-        connection = self._living_connection("begin")
+        connection = self._lend("begin")
         try:
             # SQLAlchemy hands on what the driver says to a new isolation level as it is.
             with self.explaining("begin", connection.dialect.loaded_dbapi.Error, OSError, TypeError, ValueError):
@@ -176,8 +176,7 @@ class SQLStore(StatementStore[Connection | Link]):
                     connection.exec_driver_sql("BEGIN IMMEDIATE")
             return SQLTransaction(self, connection, partial(_give_back, connection))
         except BaseException:
-            connection.invalidate()
-            connection.close()
+            drop(connection)
             raise
 
     def enqueue(self, message: OutboxMessage, using: Any) -> None:
@@ -191,7 +190,7 @@ class SQLStore(StatementStore[Connection | Link]):
             StoreMisconfigured: A table of that name has other columns, or a permission is missing.
             StoreUnavailable: The server did not answer.
         """
-        with self._connected("provision") as connection:
+        with self._connected_by_sqlalchemy("provision") as connection:
             if self.dialect == "sqlite":
                 self._write_ahead(partial(self._execute, connection, "provision"))
                 with self._begun(connection, "provision", "COMMIT"):
@@ -202,10 +201,9 @@ class SQLStore(StatementStore[Connection | Link]):
 
     def close(self) -> None:
         """See :meth:`celery_idempotent.stores.Store.close`; an engine given by you stays open."""
-        self._put_down()
-        engine = self._engine.forget()
-        if engine is not None and self._given is None:
-            engine.dispose()
+        pool = self._pool.forget()
+        if pool is not None and self._given is None:
+            pool.dispose()
 
     def _complete(self, connection: Connection) -> None:
         for table in (self.table, self.outbox):
@@ -231,8 +229,30 @@ class SQLStore(StatementStore[Connection | Link]):
             time.sleep(_PAUSE)
 
     @contextmanager
-    def _connected(self, operation: str) -> Iterator[Connection]:
-        with self._living_connection(operation) as connection:
+    def _connected(self, operation: str) -> Iterator[AnyConnection]:
+        if self._given is not None:
+            with self._connected_by_sqlalchemy(operation) as connection:
+                yield connection
+            return
+        pool = self._pool()
+        lent = pool.kept()
+        if lent is None:
+            with self.explaining(operation, OSError, TypeError, ValueError):
+                lent = pool.lend(pool.engine.raw_connection)
+        try:
+            yield lent
+        except DuplicateKey:
+            pool.keep(lent)
+            raise
+        except BaseException:
+            # It may stand in the middle of an answer, inside a transaction, or before a server that only reads.
+            drop(lent)
+            raise
+        pool.keep(lent)
+
+    @contextmanager
+    def _connected_by_sqlalchemy(self, operation: str) -> Iterator[Connection]:
+        with self._lend(operation) as connection:
             try:
                 with self.explaining(operation):
                     self._begin(connection)
@@ -240,20 +260,13 @@ class SQLStore(StatementStore[Connection | Link]):
             except DuplicateKey:
                 raise
             except BaseException:
-                # It may stand in the middle of an answer, inside a transaction, or before a server that only reads.
                 connection.invalidate()
                 raise
 
-    def _living_connection(self, operation: str) -> Connection:
+    def _lend(self, operation: str) -> Connection:
+        pool = self._pool()
         with self.explaining(operation, OSError, TypeError, ValueError):
-            while True:
-                with self._hand().empty():
-                    connection = self._engine().connect()
-                if not was_used(connection.info) or not is_dead(self._of_driver(connection)):
-                    return connection
-                # Nothing was sent on it, so nothing is in doubt.
-                connection.invalidate()
-                connection.close()
+            return pool.lend(pool.engine.connect)
 
     def _begin(self, connection: Connection) -> None:
         """What SQLAlchemy would do by itself; in autocommit mode it calls hooks, and nothing more."""
@@ -261,33 +274,17 @@ class SQLStore(StatementStore[Connection | Link]):
         if self.dialect == "sqlite":
             end_transaction_of_a_hook(connection)
 
-    def _swap_directly(self, new: Record, expected: str | None) -> Record | None:
-        hand = self._hand()
-        link = hand.idle()
-        if link is None:
-            with self.explaining("swap", OSError, TypeError, ValueError):
-                link = hand.lent()
-        try:
-            found = self._statements.swap(partial(self._execute, link, "swap"), new, expected)
-        except BaseException:
-            link.drop()
-            raise
-        hand.keep(link)
-        return found
-
-    def _send(self, connection: Connection | Link, statement: Executable, parameters: Parameters) -> Reply:
-        if isinstance(connection, Link):
-            return connection.send(statement, parameters)
-        result = connection.execute(statement, parameters)
+    def _run(self, connection: AnyConnection, text: str, values: Values, names: Sequence[str] | None) -> Reply:
+        if not isinstance(connection, Connection):
+            return answer(cursor_of(connection), text, values, names)
+        result = connection.exec_driver_sql(text, values)
         return Reply([dict(each) for each in result.mappings()] if result.returns_rows else [], result.rowcount)
 
-    def _of_driver(self, connection: Connection | Link) -> Any:
-        if isinstance(connection, Link):
-            return connection.of_driver
-        return connection.connection.dbapi_connection
+    def _of_driver(self, connection: AnyConnection) -> Any:
+        return of_driver(connection)
 
     @contextmanager
-    def _begun(self, connection: Connection | Link, operation: str, end: str) -> Iterator[None]:
+    def _begun(self, connection: AnyConnection, operation: str, end: str) -> Iterator[None]:
         """A transaction that ``end`` ends. One that fails is rolled back, as your engine may keep the connection."""
         execute = partial(self._execute, connection, operation)
         execute(text("BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN"), {})
@@ -299,7 +296,7 @@ class SQLStore(StatementStore[Connection | Link]):
             raise
         execute(text(end), {})
 
-    def _undone(self, connection: Connection | Link, operation: str) -> AbstractContextManager[None]:
+    def _undone(self, connection: AnyConnection, operation: str) -> AbstractContextManager[None]:
         return self._begun(connection, operation, "ROLLBACK")
 
     def _leave_file(self) -> None:
@@ -309,15 +306,11 @@ class SQLStore(StatementStore[Connection | Link]):
         would take for granted what only its parent has; and a parent that then closes the file believes itself
         alone, and deletes the log that its children write to.
         """
-        self._put_down()
-        engine = self._engine.made() or (self._given if os.getpid() == self._made_in else None)
-        if engine is not None:
-            engine.dispose()
-
-    def _put_down(self) -> None:
-        hand = self._hand.forget()
-        if hand is not None:
-            hand.give_back()
+        pool = self._pool.made()
+        if pool is not None:
+            pool.dispose()
+        elif self._given is not None and os.getpid() == self._made_in:
+            self._given.dispose()
 
     def _new_engine(self) -> Engine:
         if self._given is None:
@@ -359,7 +352,7 @@ def _create(connection: Connection, what: DDLElement) -> None:
     try:
         connection.execute(what)
     except SQLAlchemyError as error:
-        if meaning_of(cause_of(error)) is not Meaning.ALREADY_THERE:
+        if meaning_of(error.__cause__) is not Meaning.ALREADY_THERE:
             raise
 
 
