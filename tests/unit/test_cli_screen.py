@@ -221,7 +221,7 @@ def test_watch_counts_again_until_it_is_interrupted(
         if len(pauses) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("celery_idempotent.integration.cli.numbers.time.sleep", pause)
+    monkeypatch.setattr("celery_idempotent.integration.cli.stats.time.sleep", pause)
     result = run(app, "watch", "--every", "7", *arguments)
 
     assert pauses == [7, 7, 7]
@@ -254,7 +254,7 @@ def test_watch_draws_on_a_terminal_and_outlasts_an_outage(app: Celery, terminal:
             case _:
                 raise KeyboardInterrupt
 
-    terminal.setattr("celery_idempotent.integration.cli.numbers.time.sleep", pause)
+    terminal.setattr("celery_idempotent.integration.cli.stats.time.sleep", pause)
     terminal.setattr("rich.live.Live.update", lambda self, made, refresh: drawn.append(made))
     run(app, "watch")
 

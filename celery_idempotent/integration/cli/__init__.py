@@ -6,7 +6,7 @@ workers on SQS.
 
 from importlib import import_module
 
-from celery_idempotent.integration.cli import gate, moving, numbers, records, relaying, setting_up, verdicts  # noqa: F401
+from celery_idempotent.integration.cli import check, moving, outbox, records, stats, store, verdicts  # noqa: F401
 from celery_idempotent.integration.cli.base import idempotency
 
 idempotency.add_command(import_module("celery_idempotent.contrib.web.command").web)

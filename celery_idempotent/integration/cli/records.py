@@ -10,7 +10,6 @@ from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.engine.search import Filter, found, looked_up
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.asked import WholeNumber, advise_on, filters, of_task
 from celery_idempotent.integration.cli.base import (
     advise,
     app_of,
@@ -20,6 +19,7 @@ from celery_idempotent.integration.cli.base import (
     json_value,
     readable_errors,
 )
+from celery_idempotent.integration.cli.options import WholeNumber, advise_on, filters, of_task
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.cli.views import (
     brief,

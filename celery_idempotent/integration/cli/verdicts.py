@@ -13,8 +13,8 @@ from celery_idempotent.engine.verdicts import require
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.integration import verdicts
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.asked import advise_on, filters
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, json_value, readable_errors
+from celery_idempotent.integration.cli.options import advise_on, filters
 from celery_idempotent.integration.cli.records import print_records
 from celery_idempotent.integration.cli.views import summary
 from celery_idempotent.integration.display import status

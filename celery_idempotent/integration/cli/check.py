@@ -7,8 +7,8 @@ import click
 from celery.concurrency import ALIASES
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.integration.cli.asked import Amount
 from celery_idempotent.integration.cli.base import advise, as_json, echo_json, idempotency, told_in
+from celery_idempotent.integration.cli.options import Amount
 from celery_idempotent.integration.inspection import Inspection, TaskFound, inspected
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line

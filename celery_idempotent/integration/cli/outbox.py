@@ -6,9 +6,9 @@ import click
 from kombu.exceptions import OperationalError
 
 from celery_idempotent.integration import outbox
-from celery_idempotent.integration.cli import asked, screen
-from celery_idempotent.integration.cli.asked import WholeNumber
+from celery_idempotent.integration.cli import options, screen
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
+from celery_idempotent.integration.cli.options import WholeNumber
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.display import duration, iso
 from celery_idempotent.protocol.store import WaitingMessage
@@ -19,7 +19,7 @@ MOST_COUNTED = 100_000
 
 @idempotency.command()
 @click.option("--once", is_flag=True, help="Publish what waits now, and end.")
-@asked.every(1.0)
+@options.every(1.0)
 @as_json
 @click.pass_context
 def relay(context: click.Context, once: bool, every: float, as_json: bool) -> None:

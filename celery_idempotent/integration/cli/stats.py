@@ -9,9 +9,9 @@ from celery import Celery
 
 from celery_idempotent.engine.search import Summary, summary
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.integration.cli import asked, screen
+from celery_idempotent.integration.cli import options, screen
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors
-from celery_idempotent.integration.cli.relaying import MOST_COUNTED
+from celery_idempotent.integration.cli.outbox import MOST_COUNTED
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.display import duration, iso
 from celery_idempotent.integration.settings import runtime_of
@@ -53,7 +53,7 @@ def stats(context: click.Context, as_json: bool) -> None:
 
 
 @idempotency.command()
-@asked.every(2.0)
+@options.every(2.0)
 @as_json
 @click.pass_context
 def watch(context: click.Context, every: float, as_json: bool) -> None:

@@ -12,8 +12,8 @@ from celery import Celery
 from celery_idempotent.engine.sweeping import Fate, sweep_abandoned, sweep_released
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.asked import Amount, WholeNumber
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
+from celery_idempotent.integration.cli.options import Amount, WholeNumber
 from celery_idempotent.integration.purging import policies_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record
