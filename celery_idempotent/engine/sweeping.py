@@ -48,17 +48,12 @@ def fate_of(record: Record, policy: Policy | None, *, now: int, age: int) -> Fat
     return Fate.DELETED if policy.on_takeover == "rerun" and all_ended else Fate.IN_DOUBT
 
 
-def sweep_released(store: Store, *, age: int, kept: Callable[[Record], None] = lambda record: None) -> Iterator[Record]:
-    """Delete what was given back, or announced, and not touched for ``age`` milliseconds; each as it is gone.
-
-    ``kept`` is told of the others: too young, the proof of a verdict, or claimed meanwhile.
-    """
+def sweep_released(store: Store, *, age: int) -> Iterator[Record]:
+    """Delete what was given back, or announced, and not touched for ``age`` milliseconds; each as it is gone."""
     now = store.now()
     for record in store.scan(status=Status.RELEASED):
         if record.updated_at < now - age and kept_until(record) <= now and store.delete(record.key, record.revision):
             yield record
-        else:
-            kept(record)
 
 
 def sweep_abandoned(store: Store, policy_of: PolicyOf, *, age: int) -> Iterator[tuple[Record, Fate]]:

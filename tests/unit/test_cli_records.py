@@ -146,9 +146,7 @@ def test_unknown_task_is_answered_with_those_there_are(app: Celery) -> None:
     """As advice: records of a task that was removed can still be there, and then nothing is said."""
     asked = run(app, "list", "--task", "shop.chrge")
     assert (asked.exit_code, asked.stdout) == (0, "STATUS  UPDATED  ATTEMPTS  TASK  KEY  WORKER\n")
-    assert asked.stderr == (
-        "Advice: this app has no task shop.chrge; did you mean shop.charge?; its idempotent tasks: shop.charge\n"
-    )
+    assert asked.stderr == ("Advice: this app has no task shop.chrge; its idempotent tasks: shop.charge\n")
     assert run(app, "list", "--task", "shop.charge").stderr == ""
     keep(app, task="shop.removed")
     assert run(app, "list", "--task", "shop.removed").stderr == ""
@@ -157,15 +155,15 @@ def test_unknown_task_is_answered_with_those_there_are(app: Celery) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("list", "--limit", "0"), "must be a whole number from 1 on, and is '0'"),
-        (("list", "--limit", "-1"), "must be a whole number from 1 on, and is '-1'"),
-        (("list", "--limit", "many"), "must be a whole number from 1 on, and is 'many'"),
+        (("list", "--limit", "0"), "0 is not in the range x>=1"),
+        (("list", "--limit", "-1"), "-1 is not in the range x>=1"),
+        (("list", "--limit", "many"), "'many' is not a valid integer range"),
         (("list", "--older-than", "2"), "must be an age such as 30m, 1h or 2d (s, m, h, d, w), and is '2'"),
         (("list", "--older-than", "-2d"), "must be an age such as"),
-        (("purge", "--batch", "10001"), "must be a whole number from 1 to 10000, and is '10001'"),
-        (("purge", "--released-before", "nan"), "must be days, a number above 0, and is 'nan'"),
-        (("relay", "--every", "0"), "must be seconds, a number above 0, and is '0'"),
-        (("watch", "--every", "soon"), "must be seconds, a number above 0, and is 'soon'"),
+        (("purge", "--batch", "10001"), "10001 is not in the range 1<=x<=10000"),
+        (("purge", "--released-before", "nan"), "'nan' is no number"),
+        (("relay", "--every", "0"), "0.0 is not in the range 0<x<="),
+        (("watch", "--every", "soon"), "'soon' is not a valid float range"),
     ],
 )
 def test_bad_number_is_refused_in_words(app: Celery, arguments: tuple[str, ...], told: str) -> None:

@@ -4,11 +4,7 @@ The commands read the store itself, so they work with every broker; Celery's rem
 workers on SQS.
 """
 
-from importlib import import_module
-
-from celery_idempotent.integration.cli import check, moving, outbox, records, stats, store, verdicts  # noqa: F401
+from celery_idempotent.integration.cli import check, outbox, records, stats, store, verdicts  # noqa: F401
 from celery_idempotent.integration.cli.base import idempotency
-
-idempotency.add_command(import_module("celery_idempotent.contrib.web.command").web)
 
 __all__ = ["idempotency"]

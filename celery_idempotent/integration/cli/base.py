@@ -3,12 +3,13 @@
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import click
 from celery import Celery
+from celery.utils.imports import symbol_by_name
 
 from celery_idempotent.engine.events import EventName
 from celery_idempotent.errors import IdempotencyError, IdempotencyWarning
@@ -18,29 +19,41 @@ from celery_idempotent.integration.verdicts import json_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.store import Store
 
-_TOLD = "celery_idempotent.told"
+COMMANDS: Mapping[str, str] = {"web": "celery_idempotent.contrib.web.command:web"}
+"""Commands of optional parts, by where they are; imported when they are asked for."""
 
 
-@click.group(name="idempotency")
+class _Commands(click.Group):
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted([*self.commands, *COMMANDS])
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        found: click.Command | None = symbol_by_name(COMMANDS[name]) if name in COMMANDS else self.commands.get(name)
+        return found
+
+
+@click.group(name="idempotency", cls=_Commands)
 @click.pass_context
 def idempotency(context: click.Context) -> None:
     """Set up, check and inspect the idempotency store."""
-    context.with_resource(_warnings_as_sentences(context.meta.setdefault(_TOLD, [])))
+    context.with_resource(_warnings_as_sentences(context.meta.setdefault(_WARNED, [])))
     context.with_resource(_log_as_sentences())
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs; times are ISO 8601 in UTC.")
 
+_WARNED = "celery_idempotent.warned"
+
+
+def warned_in(context: click.Context) -> list[str]:
+    """The warnings that this command has printed so far."""
+    warned: list[str] = context.meta[_WARNED]
+    return warned
+
 
 def echo_json(value: Any, *, indent: int | None = 2) -> None:
     """Print ``value`` as JSON in ASCII, with nothing in it that a terminal obeys."""
     click.echo(json.dumps(value, indent=indent))
-
-
-def told_in(context: click.Context) -> list[str]:
-    """The warnings that this command has printed so far."""
-    told: list[str] = context.meta[_TOLD]
-    return told
 
 
 def advise(sentence: str) -> None:
@@ -49,7 +62,7 @@ def advise(sentence: str) -> None:
 
 
 @contextmanager
-def _warnings_as_sentences(told: list[str]) -> Iterator[None]:
+def _warnings_as_sentences(warned: list[str]) -> Iterator[None]:
     """Print this library's warnings without the line of code that gave them: they are about settings of the app."""
     with warnings.catch_warnings():
         shown = warnings.showwarning
@@ -57,8 +70,8 @@ def _warnings_as_sentences(told: list[str]) -> Iterator[None]:
         def show(message: Warning | str, category: type[Warning], *place: Any, **keywords: Any) -> None:
             if not issubclass(category, IdempotencyWarning):
                 shown(message, category, *place, **keywords)
-            elif (sentence := one_line(message)) not in told:  # Celery binds a task twice
-                told.append(sentence)
+            elif (sentence := one_line(message)) not in warned:  # Celery binds a task twice
+                warned.append(sentence)
                 click.echo(f"Warning: {sentence}", err=True)
 
         warnings.showwarning = show
@@ -98,10 +111,9 @@ def json_value(option: str, text: str, wanted: type = object) -> Any:
 
 def app_of(context: click.Context) -> Celery:
     """The app, with all its modules imported."""
-    app = context.obj.app
     with readable_errors():
-        app.loader.import_default_modules()
-    return app
+        context.obj.app.loader.import_default_modules()
+    return context.obj.app
 
 
 def store_of(context: click.Context) -> Store:

@@ -1,30 +1,21 @@
 """The command that checks a deployment before it goes out."""
 
 from dataclasses import asdict
-from typing import Any
 
 import click
 from celery.concurrency import ALIASES
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.integration.cli.base import advise, as_json, echo_json, idempotency, told_in
-from celery_idempotent.integration.cli.options import Amount
-from celery_idempotent.integration.inspection import Inspection, TaskFound, inspected
-from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.cli.base import advise, as_json, echo_json, idempotency, warned_in
+from celery_idempotent.integration.cli.options import seconds
+from celery_idempotent.integration.inspection import Inspection, inspected
+from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.objects import LargeResults
 
 
 @idempotency.command()
 @click.option("--strict", is_flag=True, help="Fail where anything warns, too.")
-@click.option(
-    "--timeout",
-    default=5.0,
-    show_default=True,
-    type=Amount("seconds"),
-    metavar="SECONDS",
-    help="How long to wait for the broker.",
-)
+@seconds("--timeout", 5.0, "How long to wait for the broker.")
 @as_json
 @click.pass_context
 def check(context: click.Context, strict: bool, timeout: float, as_json: bool) -> None:
@@ -36,58 +27,43 @@ def check(context: click.Context, strict: bool, timeout: float, as_json: bool) -
     """
     app = context.obj.app
     pool = app.conf.worker_pool
-    errors: tuple[str, ...] = ()
-    found = Inspection("", "", (), (), ())
     try:
         app.loader.import_default_modules()
     except IdempotencyError as error:
-        errors = (str(error),)
+        found = Inspection("", "", (), (str(error),), ())
     else:
         found = inspected(app, str(ALIASES.get(pool, pool)).partition(":")[0], timeout=timeout)
-        errors = found.errors
-    warned = _warned(context, found)
+    of_tasks = [one_line(f"{task.name}: {each}") for task in found.tasks for each in task.warnings]
+    warned = [*dict.fromkeys([*warned_in(context), *of_tasks])]
     if as_json:
-        echo_json(_plain(found, errors, warned))
-    elif not errors:
-        _print(found, getattr(runtime_of(app).store, "way", ""), runtime_of(app).large_results)
-    if not as_json:
+        problems = [("error", each) for each in found.errors] + [("warning", each) for each in warned]
+        echo_json(
+            {
+                "store": found.store,
+                "broker": found.broker,
+                "tasks": [asdict(each) for each in found.tasks],
+                "problems": [{"level": level, "text": text} for level, text in problems],
+                "advice": [str(each) for each in found.advice],
+            }
+        )
+    else:
+        if not found.errors:
+            _print(found, runtime_of(app))
         for hint in found.advice:
             advise(str(hint))
-        for each in errors:
-            click.echo(f"Error: {one_line(each)}", err=True)
-    if errors or (strict and warned):
+        for error_text in found.errors:
+            click.echo(f"Error: {one_line(error_text)}", err=True)
+    if found.errors or (strict and warned):
         context.exit(1)
 
 
-def _warned(context: click.Context, found: Inspection) -> list[str]:
-    """All warnings, those included that Python has shown before this command began."""
-    of_tasks = [f"{task.name}: {each}" for task in found.tasks for each in task.warnings]
-    return [*dict.fromkeys([*told_in(context), *map(one_line, of_tasks)])]
-
-
-def _plain(found: Inspection, errors: tuple[str, ...], warned: list[str]) -> dict[str, Any]:
-    levels = (("error", errors), ("warning", warned))
-    return {
-        "store": found.store,
-        "broker": found.broker,
-        "tasks": [asdict(each) for each in found.tasks],
-        "problems": [{"level": level, "text": text} for level, texts in levels for text in texts],
-        "advice": [str(each) for each in found.advice],
-    }
-
-
-def _print(found: Inspection, way: str, large: LargeResults | None) -> None:
-    """``way``: of a store that has more than one."""
+def _print(found: Inspection, runtime: Runtime) -> None:
+    way = getattr(runtime.store, "way", "")  # of a store that has more than one
     click.echo(f"{found.store} answers and can be used{f' {way}' if way else ''}")
-    if large is not None:
+    if (large := runtime.large_results) is not None:
         click.echo(one_line(f"{large.objects!r} takes results of more than {large.over} bytes"))
     click.echo(f"{found.broker} answers")
     for task in found.tasks:
-        first, *rest = _guarantee(task).splitlines()
-        click.echo(f"{'protected' if task.protected else 'NOT protected'}: {one_line(first)}")
-        for line in rest:
-            click.echo(one_line(line))
-
-
-def _guarantee(task: TaskFound) -> str:
-    return task.guarantee if task.policy is not None else f"{task.name}: {task.guarantee}"
+        promise = task.guarantee if task.policy is not None else f"{task.name}: {task.guarantee}"
+        first, *rest = map(one_line, promise.splitlines())
+        click.echo("\n".join([f"{'protected' if task.protected else 'NOT protected'}: {first}", *rest]))

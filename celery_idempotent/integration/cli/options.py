@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,60 +16,24 @@ from celery_idempotent.protocol.record import Status
 
 if TYPE_CHECKING:
     _Whole: TypeAlias = click.ParamType[int]
-    _Real: TypeAlias = click.ParamType[float]
 else:
-    _Whole = _Real = click.ParamType  # not generic before click 8.5
+    _Whole = click.ParamType  # not generic before click 8.5
+
+Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 
 
-class WholeNumber(_Whole):
-    """A whole number from 1 on."""
+class Amount(click.FloatRange):
+    """A number above 0, of seconds or days."""
 
-    name = "count"
-
-    def __init__(self, most: int | None = None) -> None:
-        self._most = most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number that ``value`` is."""
-        try:
-            number = int(value)
-        except ValueError:
-            number = 0
-        if not 1 <= number <= (self._most or number):
-            upto = f" to {self._most}" if self._most else " on"
-            self.fail(f"must be a whole number from 1{upto}, and is {str(value)!r}", param, ctx)
-        return number
-
-
-class Amount(_Real):
-    """A number above 0 of some ``unit``."""
-
-    name = "amount"
-
-    def __init__(self, unit: str) -> None:
-        self._unit = unit
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True, max=1e9)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number that ``value`` is."""
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not 0 < number < math.inf:
-            self.fail(f"must be {self._unit}, a number above 0, and is {str(value)!r}", param, ctx)
+        """The number that ``value`` is; of what is none, click compares nothing."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number", param, ctx)
         return number
-
-
-def every(seconds: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The option of a command that looks again and again: the pause between two looks, ``seconds`` by default."""
-    return click.option(
-        "--every",
-        default=seconds,
-        show_default=True,
-        type=Amount("seconds"),
-        metavar="SECONDS",
-        help="Pause between two looks.",
-    )
 
 
 class Age(_Whole):
@@ -90,23 +53,20 @@ _AGE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])", re.IGNORECASE)
 _UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
-def advise_on(wanted: Filter, app: Celery) -> None:
-    """Where nothing was found, tell what may have been meant: another task, or all labels that begin so."""
-    if wanted.label and wanted.whole_label:
-        advise(f"a label counts as a whole; '{wanted.label.rstrip('/')}/*' stands for all that begin so")
-    if wanted.task is None or wanted.task in app.tasks:
-        return
-    known = sorted(each.name for each in idempotent_tasks(app))
-    nearest = get_close_matches(wanted.task, known, n=1)
-    advise(
-        f"this app has no task {wanted.task}{f'; did you mean {nearest[0]}?' if nearest else ''}; "
-        f"its idempotent tasks: {', '.join(known) or 'none'}"
-    )
+def seconds(name: str, default: float, text: str) -> Decorator:
+    """The option of a command that waits."""
+    return click.option(name, default=default, show_default=True, type=Amount(), metavar="SECONDS", help=text)
+
+
+def limit(what: str) -> Decorator:
+    """The option of a command that lists ``what``."""
+    text = f"At most that many {what}."
+    return click.option("--limit", default=100, show_default=True, type=click.IntRange(1), metavar="N", help=text)
 
 
 of_task = click.option("--task", metavar="TASK", help="Only of this task.")
 
-_OPTIONS = (
+_FILTERS = (
     click.option(
         "--status",
         type=click.Choice([*map(str, Status), FORGOTTEN], case_sensitive=False),
@@ -128,6 +88,15 @@ def filters(command: Callable[..., None]) -> Callable[..., None]:
         wanted = Filter(**{name: kwargs.pop(name) for name in ("status", "task", "label", "worker", "older_than")})
         command(**kwargs, wanted=wanted)
 
-    for option in reversed(_OPTIONS):
+    for option in reversed(_FILTERS):
         gathered = option(gathered)
     return gathered
+
+
+def advise_on(wanted: Filter, app: Celery) -> None:
+    """Where nothing was found, tell what may have been meant: another task, or all labels that begin so."""
+    if wanted.label and wanted.whole_label:
+        advise(f"a label counts as a whole; '{wanted.label.rstrip('/')}/*' stands for all that begin so")
+    if wanted.task is not None and wanted.task not in app.tasks:
+        known = ", ".join(sorted(each.name for each in idempotent_tasks(app)))
+        advise(f"this app has no task {wanted.task}; its idempotent tasks: {known or 'none'}")

@@ -6,12 +6,11 @@ import click
 from kombu.exceptions import OperationalError
 
 from celery_idempotent.integration import outbox
-from celery_idempotent.integration.cli import options, screen
+from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
-from celery_idempotent.integration.cli.options import WholeNumber
+from celery_idempotent.integration.cli.options import limit, seconds
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.display import duration, iso
-from celery_idempotent.protocol.store import WaitingMessage
 
 MOST_COUNTED = 100_000
 """Messages that wait; where there are more, nobody needs to know how many."""
@@ -19,7 +18,7 @@ MOST_COUNTED = 100_000
 
 @idempotency.command()
 @click.option("--once", is_flag=True, help="Publish what waits now, and end.")
-@options.every(1.0)
+@seconds("--every", 1.0, "Pause between two looks.")
 @as_json
 @click.pass_context
 def relay(context: click.Context, once: bool, every: float, as_json: bool) -> None:
@@ -28,9 +27,9 @@ def relay(context: click.Context, once: bool, every: float, as_json: bool) -> No
     Workers do so, too, by idempotency_relay.
     """
     app = app_of(context)
+    total = 0
     with readable_errors():
         waiting = outbox.outbox_of(app)
-        total = 0
         while True:
             try:
                 published = outbox.relay(app)
@@ -38,35 +37,22 @@ def relay(context: click.Context, once: bool, every: float, as_json: bool) -> No
                 raise click.ClickException(f"the broker did not answer: {error}") from error
             total += published
             if published and not (once and as_json):
-                _tell_published(published, as_json)
-            elif once:
-                _tell_end(total, waiting.waiting(MOST_COUNTED), as_json)
-                return
-            else:
+                echo_json({"published": published}, indent=None) if as_json else click.echo(f"published {published}")
+            elif not published and once:
+                break
+            elif not published:
                 time.sleep(every)
-
-
-def _tell_published(count: int, as_json: bool) -> None:
+        left = len(waiting.waiting(MOST_COUNTED))  # messages that could not be published, or are taken
     if as_json:
-        echo_json({"published": count}, indent=None)
-    else:
-        click.echo(f"published {count}")
-
-
-def _tell_end(published: int, waiting: list[WaitingMessage], as_json: bool) -> None:
-    """What was found by a relay that ends, and what is left: messages that could not be published, or are taken."""
-    if as_json:
-        echo_json({"published": published, "waiting": len(waiting)})
-    elif waiting:
-        click.echo(f"{len(waiting)} still wait; 'outbox' says why")
-    elif not published:
+        echo_json({"published": total, "waiting": left})
+    elif left:
+        click.echo(f"{left} still wait; 'outbox' says why")
+    elif not total:
         click.echo("the outbox is empty")
 
 
 @idempotency.command(name="outbox")
-@click.option(
-    "--limit", default=100, show_default=True, type=WholeNumber(), metavar="N", help="At most that many messages."
-)
+@limit("messages")
 @as_json
 @click.pass_context
 def list_outbox(context: click.Context, limit: int, as_json: bool) -> None:
@@ -79,27 +65,22 @@ def list_outbox(context: click.Context, limit: int, as_json: bool) -> None:
         waiting = outbox.outbox_of(app_of(context)).waiting(limit)
     now = store.now()
     if as_json:
-        echo_json([_plain(each) for each in waiting])
+        echo_json(
+            [
+                {
+                    "task_id": each.id,
+                    "created_at": iso(each.created_at),
+                    "failures": each.failures,
+                    "next_try": iso(each.next_try) if each.next_try else None,
+                    "reason": each.reason,
+                }
+                for each in waiting
+            ]
+        )
         return
-    columns = [Column("TASK ID"), Column("AGE"), Column("FAILURES"), Column("NEXT TRY"), Column("REASON", is_cut=True)]
-    screen.table(
-        columns,
-        [
-            (each.id, duration(now - each.created_at), each.failures, _next_try(each, now), each.reason or "")
-            for each in waiting
-        ],
-    )
-
-
-def _next_try(message: WaitingMessage, now: int) -> str:
-    return f"in {duration(message.next_try - now)}" if message.next_try > now else "now"
-
-
-def _plain(message: WaitingMessage) -> dict[str, object]:
-    return {
-        "task_id": message.id,
-        "created_at": iso(message.created_at),
-        "failures": message.failures,
-        "next_try": iso(message.next_try) if message.next_try else None,
-        "reason": message.reason,
-    }
+    rows = []
+    for each in waiting:
+        next_try = f"in {duration(each.next_try - now)}" if each.next_try > now else "now"
+        rows.append((each.id, duration(now - each.created_at), each.failures, next_try, each.reason or ""))
+    heads = ("TASK ID", "AGE", "FAILURES", "NEXT TRY")
+    screen.table([*map(Column, heads), Column("REASON", is_cut=True)], rows)

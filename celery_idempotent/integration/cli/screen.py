@@ -5,18 +5,16 @@ written by others, so it goes through ``one_line``, and never through rich's mar
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from celery_idempotent.printable import one_line
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
+    from rich.console import Console
 
 T = TypeVar("T")
 
@@ -31,6 +29,9 @@ _STYLES = {
     "RELEASED": "cyan",
     "FORGOTTEN": "dim",
 }
+
+_LEAST = 8
+"""Characters that are left of what is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,34 +64,14 @@ def width() -> int | None:
     return _console().width if is_terminal() else None
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
+def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, paged: bool = True) -> None:
     """Print rows: in a terminal, each on one line of it, by a pager where there are more than it has lines."""
     cells = [[one_line(each) for each in row] for row in rows]
+    lengths = [max(map(len, column)) for column in zip([each.head for each in columns], *cells, strict=True)]
     if not is_terminal():
-        click.echo(_aligned([[each.head for each in columns], *cells]))
+        for row in [[each.head for each in columns], *cells]:
+            click.echo("  ".join(map(str.ljust, row, lengths)).rstrip())
         return
-    console = _console()
-    # What must not be cut may be longer than a line of the terminal, which then goes on in the next one.
-    console.width = max(console.width, sum(_room(*each) for each in zip(columns, *cells, strict=True)))
-    with console.capture() as captured:
-        console.print(drawn(columns, cells))
-    if len(cells) + 2 > console.height:
-        click.echo_via_pager(captured.get(), color=True)
-    else:
-        click.echo(captured.get(), nl=False)
-
-
-def _room(column: Column, *cells: str) -> int:
-    """Characters that a column takes at least."""
-    return 2 + (_LEAST if column.is_cut else max(map(len, (column.head, *cells))))
-
-
-_LEAST = 8
-"""Characters that are left of what is cut."""
-
-
-def drawn(columns: Sequence[Column], cells: Iterable[Sequence[str]]) -> "Table":
-    """A table for a terminal."""
     from rich.table import Table
     from rich.text import Text
 
@@ -100,14 +81,18 @@ def drawn(columns: Sequence[Column], cells: Iterable[Sequence[str]]) -> "Table":
             Text(each.head), no_wrap=not each.is_cut, overflow="ellipsis", justify="right" if each.is_number else "left"
         )
     for row in cells:
-        styles = [
-            _STYLES.get(cell.partition(",")[0], "") if column.head == "STATUS" else ""
-            for column, cell in zip(columns, row, strict=True)
-        ]
-        made.add_row(
-            *(Text(cell, style, no_wrap=True, overflow="ellipsis") for cell, style in zip(row, styles, strict=True))
-        )
-    return made
+        styles = [_style(cell) if each.head == "STATUS" else "" for each, cell in zip(columns, row, strict=True)]
+        made.add_row(*(Text(*cell, no_wrap=True, overflow="ellipsis") for cell in zip(row, styles, strict=True)))
+    console = _console()
+    # What must not be cut may be longer than a line of the terminal, which then goes on in the next one.
+    least = [_LEAST if each.is_cut else length for each, length in zip(columns, lengths, strict=True)]
+    console.width = max(console.width, sum(least) + 2 * len(least))
+    with console.capture() as captured:
+        console.print(made)
+    if paged and len(cells) + 2 > console.height:
+        click.echo_via_pager(captured.get(), color=True)
+    else:
+        click.echo(captured.get(), nl=False)
 
 
 def lines(pairs: Iterable[tuple[str, object]]) -> None:
@@ -123,59 +108,32 @@ def lines(pairs: Iterable[tuple[str, object]]) -> None:
     made.add_column(justify="right", min_width=14, no_wrap=True)
     made.add_column(overflow="fold")
     for name, text in shown:
-        made.add_row(Text(name, "dim"), Text(text, _STYLES.get(text.partition(",")[0], "") if name == "status" else ""))
+        made.add_row(Text(name, "dim"), Text(text, _style(text) if name == "status" else ""))
     _console().print(made)
+
+
+def _style(status: str) -> str:
+    return _STYLES.get(status.partition(",")[0], "")
 
 
 def counted(label: str, items: Iterable[T], *, total: int | None = None) -> Iterator[T]:
     """``items``, while a terminal is told how many there were, and of how many if that is known; a pipe is not."""
-    with _progress(label, total) as tell:
-        for number, each in enumerate(items, 1):
-            yield each
-            tell(number)
-
-
-def grown(label: str, totals: Iterable[int]) -> int:
-    """The last of ``totals``, which a terminal is told while they grow."""
-    last = 0
-    with _progress(label, None) as tell:
-        for last in totals:
-            tell(last)
-    return last
-
-
-@contextmanager
-def _progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     if not is_terminal(err=True):
-        yield lambda _: None
+        yield from items
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
-    known: list[Any] = (
-        [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()] if total else [TextColumn("{task.completed:,}")]
-    )
+    shown = (BarColumn(), MofNCompleteColumn()) if total else (TextColumn("{task.completed:,}"),)
     with Progress(
-        SpinnerColumn(), TextColumn(label), *known, console=_console(stderr=True), transient=True
+        SpinnerColumn(), TextColumn(label), *shown, console=_console(stderr=True), transient=True
     ) as progress:
         task = progress.add_task(label, total=total)
-        yield lambda done: progress.update(task, completed=done)
-
-
-@contextmanager
-def live() -> Iterator[Callable[["RenderableType"], None]]:
-    """Within the block, what is given to the function is drawn in place of what was drawn before."""
-    from rich.live import Live
-
-    with Live(console=_console(), auto_refresh=False) as shown:
-        yield lambda made: shown.update(made, refresh=True)
+        for each in items:
+            yield each
+            progress.advance(task)
 
 
 def _console(*, stderr: bool = False) -> "Console":
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, force_terminal=True)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

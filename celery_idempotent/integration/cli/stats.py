@@ -2,25 +2,62 @@
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import click
 from celery import Celery
 
 from celery_idempotent.engine.search import Summary, summary
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.integration.cli import options, screen
+from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors
+from celery_idempotent.integration.cli.options import seconds
 from celery_idempotent.integration.cli.outbox import MOST_COUNTED
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.display import duration, iso
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Outbox
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+
+@idempotency.command()
+@as_json
+@click.pass_context
+def stats(context: click.Context, as_json: bool) -> None:
+    """Count the records by status and task; reads the whole store.
+
+    With the age of the oldest, what waits in the outbox, and how far the store's clock is ahead of this machine's.
+    """
+    with readable_errors():
+        numbers = _count(app_of(context))
+    numbers.echo_json(indent=2) if as_json else numbers.print()
+
+
+@idempotency.command()
+@seconds("--every", 2.0, "Pause between two looks.")
+@as_json
+@click.pass_context
+def watch(context: click.Context, every: float, as_json: bool) -> None:
+    """Show what stats counts, again and again.
+
+    Each look reads the whole store. --json prints a line for each.
+    """
+    app = app_of(context)
+    with readable_errors():
+        numbers: _Numbers | None = _count(
+            app
+        )  # an error at once ends it; after a later one the next look may fare better
+    while True:
+        if numbers and as_json:
+            numbers.echo_json(indent=None)
+        elif numbers:
+            click.clear()  # of a terminal
+            numbers.print(paged=False)
+        time.sleep(every)
+        try:
+            numbers = _count(app)
+        except StoreUnavailable as error:
+            click.echo(f"Warning: {error}", err=True)
+            numbers = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,125 +72,44 @@ class _Numbers:
     now: int
     offset: int
 
+    def echo_json(self, indent: int | None) -> None:
+        depth, age = self.waiting or (0, None)
+        oldest = {status: iso(when) for status, when in self.counted.oldest.items()}
+        echo_json(
+            {
+                "at": iso(self.now),
+                "by_status": dict(self.counted.by_status),
+                "by_task": {task: dict(counts) for task, counts in self.counted.by_task.items()},
+                "oldest": oldest,
+                "oldest_in_progress": oldest.get(Status.IN_PROGRESS),
+                "outbox": self.waiting and {"depth": depth, "oldest_age": None if age is None else age / 1000},
+                "clock_offset_ms": self.offset,
+            },
+            indent=indent,
+        )
 
-@idempotency.command()
-@as_json
-@click.pass_context
-def stats(context: click.Context, as_json: bool) -> None:
-    """Count the records by status and task; reads the whole store.
-
-    With the age of the oldest, what waits in the outbox, and how far the store's clock is ahead of this machine's.
-    """
-    with readable_errors():
-        numbers = _numbers(app_of(context))
-    if as_json:
-        echo_json(_plain(numbers))
-        return
-    _print(numbers)
-
-
-@idempotency.command()
-@options.every(2.0)
-@as_json
-@click.pass_context
-def watch(context: click.Context, every: float, as_json: bool) -> None:
-    """Show what stats counts, again and again.
-
-    Each look reads the whole store. --json prints a line for each.
-    """
-    app = app_of(context)
-    with readable_errors():
-        numbers = _numbers(app)  # an error at once ends it; a later one is shown, and the next look may fare better
-        if as_json or not screen.is_terminal():
-            while True:
-                echo_json(_plain(numbers), indent=None) if as_json else _print(numbers)
-                time.sleep(every)
-                numbers = _numbers(app)
-        with screen.live() as draw:
-            draw(_drawn(numbers))
-            while True:
-                time.sleep(every)
-                try:
-                    numbers = _numbers(app)
-                    draw(_drawn(numbers))
-                except StoreUnavailable as error:
-                    draw(_drawn(numbers, str(error)))
+    def print(self, *, paged: bool = True) -> None:
+        by_status = sorted(self.counted.by_status.items())
+        oldest = self.counted.oldest
+        columns = [Column("STATUS"), Column("RECORDS", is_number=True), Column("OLDEST WRITE", is_number=True)]
+        rows = [(status, count, duration(self.now - oldest[status])) for status, count in by_status]
+        screen.table(columns, rows, paged=paged)
+        click.echo()
+        columns = [Column("TASK", is_cut=True), *(Column(status, is_number=True) for status, _ in by_status)]
+        by_task = sorted(self.counted.by_task.items())
+        tasks = [(task, *(counts.get(status, 0) for status, _ in by_status)) for task, counts in by_task]
+        screen.table(columns, tasks, paged=paged)
+        rest = f"the store's clock is {abs(self.offset)} ms {'ahead' if self.offset >= 0 else 'behind'}"
+        if self.waiting is not None:
+            depth, age = self.waiting
+            rest = f"outbox: {depth} wait{'' if age is None else f', the oldest for {duration(age)}'}; {rest}"
+        click.echo(f"\n{rest}")
 
 
-def _numbers(app: Celery) -> _Numbers:
+def _count(app: Celery) -> _Numbers:
     store = runtime_of(app).store
     counted = summary(store)
     now, here = store.now(), time.time_ns() // 1_000_000
     waiting = store.waiting(MOST_COUNTED) if isinstance(store, Outbox) else None
     oldest = now - waiting[0].created_at if waiting else None
     return _Numbers(counted, None if waiting is None else (len(waiting), oldest), now, now - here)
-
-
-def _plain(numbers: _Numbers) -> dict[str, Any]:
-    oldest = {status: iso(when) for status, when in numbers.counted.oldest.items()}
-    outbox = None
-    if numbers.waiting is not None:
-        depth, age = numbers.waiting
-        outbox = {"depth": depth, "oldest_age": None if age is None else age / 1000}
-    return {
-        "at": iso(numbers.now),
-        "by_status": dict(numbers.counted.by_status),
-        "by_task": {task: dict(counts) for task, counts in numbers.counted.by_task.items()},
-        "oldest": oldest,
-        "oldest_in_progress": oldest.get(Status.IN_PROGRESS),
-        "outbox": outbox,
-        "clock_offset_ms": numbers.offset,
-    }
-
-
-_BY_STATUS = (Column("STATUS"), Column("RECORDS", is_number=True), Column("OLDEST WRITE", is_number=True))
-
-
-def _rows(numbers: _Numbers) -> list[list[str]]:
-    counted = numbers.counted
-    return [
-        [status, f"{count}", duration(numbers.now - counted.oldest[status])]
-        for status, count in sorted(counted.by_status.items())
-    ]
-
-
-def _columns(numbers: _Numbers) -> list[Column]:
-    statuses = sorted(numbers.counted.by_status)
-    return [Column("TASK", is_cut=True), *(Column(each, is_number=True) for each in statuses)]
-
-
-def _rows_by_task(numbers: _Numbers) -> list[list[str]]:
-    statuses = sorted(numbers.counted.by_status)
-    return [
-        [one_line(task), *(f"{counts.get(each, 0)}" for each in statuses)]
-        for task, counts in sorted(numbers.counted.by_task.items())
-    ]
-
-
-def _rest(numbers: _Numbers) -> str:
-    clock = f"the store's clock is {abs(numbers.offset)} ms {'ahead' if numbers.offset >= 0 else 'behind'}"
-    if numbers.waiting is None:
-        return clock
-    depth, age = numbers.waiting
-    return f"outbox: {depth} wait{'' if age is None else f', the oldest for {duration(age)}'}; {clock}"
-
-
-def _print(numbers: _Numbers) -> None:
-    screen.table(_BY_STATUS, _rows(numbers))
-    click.echo()
-    screen.table(_columns(numbers), _rows_by_task(numbers))
-    click.echo(f"\n{_rest(numbers)}")
-
-
-def _drawn(numbers: _Numbers, trouble: str = "") -> "RenderableType":
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(
-        Text(iso(numbers.now, "seconds"), "bold"),
-        screen.drawn(_BY_STATUS, _rows(numbers)),
-        Text(),
-        screen.drawn(_columns(numbers), _rows_by_task(numbers)),
-        Text(f"\n{_rest(numbers)}"),
-        Text(trouble, "bold red"),
-    )
