@@ -31,7 +31,7 @@ FACES = {
 }
 """Modules at the root that hand on what is public and define nothing."""
 
-PLUGGED_IN = {"stores.__init__": {"contrib.django.store"}, "integration.cli.base": {"contrib.web.command"}}
+PLUGGED_IN = {"stores.__init__": {"contrib.django.store"}, "integration.cli.base": {"contrib.web"}}
 """By module, what it opens by name though it stands above: a store that a URL's scheme names, as a third party's is; a
 command beside the others."""
 

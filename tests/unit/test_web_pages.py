@@ -15,8 +15,7 @@ from starlette.testclient import TestClient
 from celery_idempotent import Policy, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.contrib.web import pages
 from celery_idempotent.contrib.web.overview import MOST_NAMED, Overview, counted
-from celery_idempotent.contrib.web.searching import PAGE
-from celery_idempotent.contrib.web.timeline import ago, timeline
+from celery_idempotent.contrib.web.records import PAGE, ago, timeline
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.integration import display
 from celery_idempotent.integration.settings import runtime_of

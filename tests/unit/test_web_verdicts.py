@@ -7,7 +7,7 @@ from celery import Celery
 from starlette.testclient import TestClient
 
 from celery_idempotent import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.contrib.web.searching import PAGE
+from celery_idempotent.contrib.web.records import PAGE
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.signals import verdict_given

@@ -3,11 +3,16 @@
 It needs neither a build step nor JavaScript, and keeps nothing itself: all that it shows stands in the store.
 """
 
+import ipaddress
+import logging
+import secrets
+import socket
 from typing import TYPE_CHECKING
 
+import click
 from celery import Celery
 
-from celery_idempotent.errors import PolicyError
+from celery_idempotent.errors import IdempotencyError, PolicyError
 from celery_idempotent.troubleshooting import with_link
 
 if TYPE_CHECKING:
@@ -50,3 +55,67 @@ def not_installed(error: ModuleNotFoundError) -> str:
         f'{error.name} is not installed; run: pip install "celery-idempotent[web]"',
         see="web#the-package-for-the-page-is-missing",
     )
+
+
+@click.command()
+@click.option("--bind", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
+@click.option("--port", default=5557, show_default=True, type=click.IntRange(0, 65535), metavar="N", help="0: any.")
+@click.option("--write", is_flag=True, help="Let people give verdicts; without, they may only look.")
+@click.option(
+    "--token",
+    envvar="IDEMPOTENCY_WEB_TOKEN",
+    metavar="TOKEN",
+    help="What people must know to come in; default: the variable IDEMPOTENCY_WEB_TOKEN, or else one that is drawn "
+    "and printed. Others on the machine can read a command line, and not a variable.",
+)
+@click.pass_context
+def web(context: click.Context, bind: str, port: int, write: bool, token: str | None) -> None:
+    """Serve a page on which people see every operation.
+
+    The page of one process, for those who have its token. An address that others can reach needs a token of your own: a
+    drawn one stands in the log, which others may read, and is another one after each start.
+    """
+    if token is None and not _is_local(bind):
+        raise click.UsageError(
+            f"{bind} can be reached by others; set IDEMPOTENCY_WEB_TOKEN, and put a proxy with TLS before the page"
+        )
+    drawn = token is None
+    token = token or secrets.token_urlsafe(24)
+    try:
+        import uvicorn
+
+        page = create_app(context.obj.app, token=token, write=write)
+    except ModuleNotFoundError as error:
+        raise click.ClickException(not_installed(error)) from error
+    except (IdempotencyError, ImportError) as error:
+        raise click.ClickException(str(error)) from error
+    # Other commands tell of verdicts themselves, and have the log leave them out.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    with _listening(bind, port) as listener:
+        host, port = listener.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        click.echo(f"{address}?token={token}" if drawn else f"{address} (log in with your token)")
+        if not _is_local(bind):
+            click.echo("Warning: without TLS before it, others on the way can read the token.", err=True)
+        config = uvicorn.Config(page, access_log=False, log_level="warning", server_header=False)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _is_local(bind: str) -> bool:
+    """Whether nobody from another machine can come."""
+    try:
+        return ipaddress.ip_address(bind).is_loopback
+    except ValueError:
+        return bind == "localhost"
+
+
+def _listening(bind: str, port: int) -> socket.socket:
+    try:
+        family, *_, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family)
+        # Its connections inherit it. asyncio sets it only on sockets that name their protocol, which these do not; an
+        # answer is written in two parts, and the second would wait for the browser to acknowledge the first.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {bind}, port {port}: {error}") from error

@@ -19,10 +19,19 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from celery_idempotent.contrib.web.guard import Denied, Guard, Sessions, set_cookie, with_headers
-from celery_idempotent.contrib.web.judging import CHOICES, Form, judged_each
 from celery_idempotent.contrib.web.overview import OPEN, Overview, exposed
-from celery_idempotent.contrib.web.searching import AGES, PAGE, STATUSES, Search, answer
-from celery_idempotent.contrib.web.timeline import ago, timeline
+from celery_idempotent.contrib.web.records import (
+    AGES,
+    CHOICES,
+    PAGE,
+    STATUSES,
+    Form,
+    Search,
+    ago,
+    answer,
+    judged_each,
+    timeline,
+)
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.engine.verdicts import fitting
 from celery_idempotent.errors import IdempotencyError

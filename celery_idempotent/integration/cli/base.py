@@ -19,7 +19,7 @@ from celery_idempotent.integration.verdicts import json_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.store import Store
 
-COMMANDS: Mapping[str, str] = {"web": "celery_idempotent.contrib.web.command:web"}
+COMMANDS: Mapping[str, str] = {"web": "celery_idempotent.contrib.web:web"}
 """Commands of optional parts, by where they are; imported when they are asked for."""
 
 

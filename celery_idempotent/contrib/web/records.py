@@ -1,0 +1,296 @@
+"""Records on the page: which a search finds, what one tells of its operation, and how a form judges them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from celery import Celery
+
+from celery_idempotent.engine.search import FORGOTTEN, Filter, found
+from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.integration import display, verdicts
+from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.cipher import Cipher
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.secrecy import revealed
+from celery_idempotent.protocol.steps import Begun, Finished
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.protocol.verdicts import Action, counts_until, is_erased
+
+PAGE = 50
+"""Records on a page, and of one verdict at most."""
+
+STATUSES = ("UNKNOWN", "IN_PROGRESS", "FAILED", "RELEASED", "COMPLETED", FORGOTTEN)
+"""In the order in which they need somebody."""
+
+_LAST_PAGE = 2000
+"""Beyond it a search is narrowed: a store is read from its beginning up to the page."""
+
+_OLDEST = 10**10
+"""Seconds, 317 years."""
+
+AGES: Mapping[int, str] = {60: "1 minute", 600: "10 minutes", 3600: "1 hour", 86_400: "1 day", 604_800: "7 days"}
+"""By seconds, what a form offers; an address may have any other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What is asked for. Texts are empty where nothing is."""
+
+    label: str = ""
+    key: str = ""
+    task: str = ""
+    status: str = ""
+    older: int | None = None
+    page: int = 1
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> "Search":
+        """As an address asks; ``ValueError`` with a sentence where it cannot be understood."""
+        status = query.get("status", "").strip().upper()
+        if status and status not in STATUSES:
+            raise ValueError(f"There is no status {status}; there are {', '.join(STATUSES)}.")
+        return cls(
+            label=query.get("label", "").strip(),
+            key=query.get("key", "").strip(),
+            task=query.get("task", "").strip(),
+            status=status,
+            older=_number("age", query.get("older", ""), _OLDEST),
+            page=_number("page", query.get("page", ""), _LAST_PAGE) or 1,
+        )
+
+    def query(self, **changes: object) -> dict[str, object]:
+        """The same as an address, with ``changes``."""
+        asked = {"label": self.label, "key": self.key, "task": self.task, "status": self.status, "older": self.older}
+        return {name: value for name, value in {**asked, "page": self.page, **changes}.items() if value}
+
+    def filter(self) -> Filter:
+        """Which records are meant."""
+        return Filter(
+            status=self.status or None,
+            task=self.task or None,
+            label=self.label or None,
+            key=self.key or None,
+            older_than=None if self.older is None else self.older * 1000,
+        )
+
+
+def _number(name: str, text: str, most: int) -> int | None:
+    text = text.strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
+        raise ValueError(f"The {name} is a number of at most {most}.")
+    return int(text)
+
+
+def answer(store: Store, search: Search, cipher: Cipher | None = None) -> tuple[list[Record], bool]:
+    """The records of the page, the oldest write first, and whether there are more behind them.
+
+    Reads up to the end of the page and no further. A whole key is one request.
+    """
+    wanted = search.filter()
+    record = store.get(search.key) if search.key else None
+    if record is not None:
+        record = revealed(cipher, record)
+        return [record] if wanted.matches(record, store.now()) else [], False
+    first = (search.page - 1) * PAGE
+    records = list(islice(found(store, wanted, cipher), first, first + PAGE + 1))
+    return sorted(records[:PAGE], key=lambda each: each.updated_at), len(records) > PAGE
+
+
+CHOICES: Mapping[Action, tuple[str, str]] = {
+    Action.COMPLETED: ("It happened", "Every later delivery is answered with the result that you state."),
+    Action.RERUN: ("It did not happen", "The next delivery runs the task. There must be one: publish it again."),
+    Action.RELEASE: (
+        "Give the claim back",
+        "The attempt is gone and had no effect, or may have it again. The next delivery runs the task.",
+    ),
+    Action.FORGET: (
+        "Forget the outcome",
+        "The next delivery is a new operation, and runs the task again. Nothing of this one stays.",
+    ),
+}
+"""By verdict, what a person is asked, and what follows from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What a person has filled in; ``errors`` by field, where that cannot be a verdict."""
+
+    action: Action | None = None
+    by: str = ""
+    reason: str = ""
+    text: str = ""
+    result: Any = None
+    checked: bool = False
+    errors: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sent: Mapping[str, Sequence[str]]) -> "Form":
+        """As it was sent."""
+
+        def value(name: str) -> str:
+            return sent.get(name, [""])[-1].strip()
+
+        errors = {}
+        action = next((each for each in Action if each == value("action")), None)
+        if action is None:
+            errors["action"] = "Choose a verdict."
+        by, reason = (one_line(" ".join(value(name).split())) for name in ("by", "reason"))
+        if not by:
+            errors["by"] = "Say who you are."
+        if not reason:
+            errors["reason"] = "Say why, such as what the receiver told you, or the number of a ticket."
+        result = None
+        if action is Action.COMPLETED:
+            try:
+                result = verdicts.json_of(value("result"))
+            except ValueError:
+                errors["result"] = 'Write JSON: "ch_1" with its quotes, 7, {"id": 7} or null.'
+        checked = value("checked") == "yes"
+        if not checked:
+            errors["checked"] = "Check the receiver first; then say so."
+        return cls(
+            action=action,
+            by=by,
+            reason=reason,
+            text=value("result"),
+            result=result,
+            checked=checked,
+            errors=errors,
+        )
+
+
+def judged_each(app: Celery, form: Form, records: Sequence[Record]) -> tuple[list[verdicts.Judged], str]:
+    """Give the verdict of ``form`` on each of ``records``, as a person saw them, until the store does not answer.
+
+    Returns:
+        What became of those that were judged or refused, and what the store said of the next one; else empty.
+    """
+    assert form.action is not None
+    proof = {"result": form.result, "by": form.by, "reason": form.reason, "app": app}
+    judged: list[verdicts.Judged] = []
+    try:
+        judged.extend(verdicts.judge_each(form.action, records, **proof))
+    except StoreUnavailable as error:
+        return judged, str(error)
+    return judged, ""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened, or will.
+
+    Args:
+        at: When, in milliseconds; None where no record tells.
+        kind: For its colour: ``claim``, ``step``, ``verdict``, ``later`` or the name of a status.
+        title: What.
+        details: More of it, each a line.
+    """
+
+    at: int | None
+    kind: str
+    title: str
+    details: tuple[str, ...] = ()
+
+
+def timeline(record: Record, now: int) -> list[Moment]:
+    """The moments of ``record``, the oldest first; a step whose end has no time stands behind the last claim."""
+    steps = [_step(name, plain) for name, plain in record.steps.items()]
+    timed = [*_verdict(record.verdict), *(each for each in steps if each.at is not None)]
+    claims, ended = list(_claims(record)), [each for each in steps if each.at is None]
+    # Sorting keeps the order of what has one time.
+    keyed = [(each.at or claims[-1].at or 0, each) for each in [*claims, *ended, *timed]]
+    ordered = [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
+    return [*ordered, *_state(record), *_expected(record, now)]
+
+
+def _claims(record: Record) -> Iterator[Moment]:
+    if not record.attempts:
+        yield Moment(record.created_at, "claim", "Recorded by a publisher", (f"task id {record.task_id}",))
+        return
+    by = tuple(
+        f"{name} {value}"
+        for name, value in (("on", record.worker), ("task id", record.task_id), ("process", record.process))
+        if value
+    )
+    if record.attempts == 1:
+        yield Moment(record.created_at, "claim", "Attempt 1 claimed it", by)
+        return
+    yield Moment(record.created_at, "claim", "First recorded", _earlier(record.attempts - 1))
+    # A token is the time of its claim, unless a clock went back.
+    how = f"took over, as {_times(record.takeovers)} an attempt had not ended" if record.takeovers else "claimed it"
+    yield Moment(record.fencing_token, "claim", f"Attempt {record.attempts} {how}", by)
+
+
+def _earlier(count: int) -> tuple[str, ...]:
+    return (f"{count} earlier {'attempt is' if count == 1 else 'attempts are'} counted, but not kept",)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times in a row"
+
+
+def _step(name: str, plain: Any) -> Moment:
+    match display.step_of(plain):
+        case Begun(at, attempt):
+            return Moment(at, "UNKNOWN", f"Step {name} began", (f"in attempt {attempt}; no end is recorded",))
+        case Finished(result, lost):
+            kept = f"lost: {lost}" if result is None else "recorded"
+            return Moment(None, "step", f"Step {name} ended", (f"its result is {kept}; it is not made again",))
+        case _:
+            return Moment(None, "step", f"Step {name}", ("not readable by this version",))
+
+
+def _verdict(told: Mapping[str, Any]) -> Iterator[Moment]:
+    if told:
+        at, action = told.get("at"), told.get("action", "?")
+        judged = f"it was {told.get('status', '?')}, attempt {told.get('attempt', '?')}"
+        lines = {"by": told.get("by"), "why": told.get("reason"), "judged": judged, "its error": told.get("error")}
+        yield Moment(
+            at if isinstance(at, int) else None,
+            "verdict",
+            f"Verdict: {_MEANINGS.get(str(action), action)}",
+            tuple(f"{name}: {value}" for name, value in lines.items() if value),
+        )
+
+
+_MEANINGS: Mapping[str, str] = {
+    Action.COMPLETED: "it happened",
+    Action.RERUN: "it did not happen",
+    Action.RELEASE: "the claim is given back",
+    Action.FORGET: "forgotten on purpose",
+}
+
+
+def _state(record: Record) -> Iterator[Moment]:
+    """Where the operation stands since the last write."""
+    is_announced = record.status is Status.RELEASED and not record.attempts
+    if is_announced or is_erased(record):
+        return  # that is told already
+    titles = {
+        Status.IN_PROGRESS: "Last sign of life",
+        Status.COMPLETED: "Completed",
+        Status.FAILED: "Failed",
+        Status.RELEASED: "Given back, to be run by the next delivery",
+        Status.UNKNOWN: "Nobody can tell whether the effect happened",
+    }
+    error = (record.error,) if record.error else ()
+    yield Moment(record.updated_at, str(record.status), titles[record.status], error)
+
+
+def _expected(record: Record, now: int) -> Iterator[Moment]:
+    if record.status is Status.IN_PROGRESS:
+        over = record.lease_until <= now
+        yield Moment(record.lease_until, "later", "The lease was over" if over else "The lease ends, unless renewed")
+    until = counts_until(record)
+    if until is not None:
+        yield Moment(until, "later", "Forgotten" if until <= now else "The outcome will be forgotten")
+
+
+def ago(at: int, now: int) -> str:
+    """How long ago, or in how long."""
+    length = display.duration(abs(now - at))
+    return f"{length} ago" if at <= now else f"in {length}"
