@@ -13,6 +13,7 @@ from django.db import connections, transaction
 from django.test import Client, TestCase, TransactionTestCase
 
 from celery_idempotent import IdempotentTask, Policy, StoreMisconfigured, current_attempt
+from celery_idempotent.contrib import django as contrib_django
 from celery_idempotent.contrib.django.models import IdempotencyRecord
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.protocol.record import Record
@@ -174,7 +175,8 @@ def test_eager_task_runs_after_the_transaction_of_its_request(monkeypatch: pytes
 
 
 def test_task_of_djangos_is_published_after_the_commit(shop: Celery) -> None:
-    """``delay_on_commit`` of a class that has both bases: nothing is published by what is rolled back."""
+    """``delay_on_commit`` of the class that this app has ready: nothing is published by what is rolled back."""
+    assert isinstance(charge, contrib_django.IdempotentTask)
     published(shop)  # what others have left
     with transaction.atomic():
         charge.delay_on_commit("o-undone")

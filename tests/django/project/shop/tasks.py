@@ -5,21 +5,14 @@ import os
 import time
 from typing import Any
 
-from celery.contrib.django.task import DjangoTask
-
-from celery_idempotent import IdempotentMixin, Policy
+from celery_idempotent import Policy
+from celery_idempotent.contrib.django import IdempotentTask
 from tests.django.project.celery import app
 from tests.django.project.shop.models import Charge
 
 
-class ShopTask(IdempotentMixin, DjangoTask):
-    """Idempotent, and with Django's `delay_on_commit`."""
-
-    abstract = True
-
-
 @app.task(
-    base=ShopTask,
+    base=IdempotentTask,
     bind=True,
     shared=False,
     name="shop.charge",
@@ -35,7 +28,7 @@ def charge(self: Any, order_id: str, seconds: float = 0) -> str:
 
 
 @app.task(
-    base=ShopTask,
+    base=IdempotentTask,
     shared=False,
     name="shop.refund",
     idempotent=Policy(key="order_id", on_takeover="refuse", lease=30, grace=5, retain=3 * 86_400),
@@ -45,14 +38,14 @@ def refund(order_id: str) -> str:
     return f"refunded {order_id}"
 
 
-@app.task(base=ShopTask, shared=False, name="shop.receipt", idempotent=Policy(key="order_id"))
+@app.task(base=IdempotentTask, shared=False, name="shop.receipt", idempotent=Policy(key="order_id"))
 def receipt(order_id: str) -> None:
     """Write a receipt once per order."""
     Charge.objects.create(order_id=f"receipt {order_id}", process=os.getpid())
 
 
 @app.task(
-    base=ShopTask,
+    base=IdempotentTask,
     bind=True,
     shared=False,
     name="shop.book",
