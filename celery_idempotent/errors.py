@@ -21,6 +21,7 @@ All fields are positional and plain, and all of them reach ``super().__init__``:
 lets an exception survive pickle and Celery's JSON result backend. ``_sentence`` builds the sentence.
 """
 
+import re
 from collections.abc import Iterator
 
 from celery_idempotent.printable import one_line
@@ -45,9 +46,15 @@ __all__ = [
 ]
 
 
-def _given(see: str) -> tuple[str, ...]:
-    """``see`` among the arguments: not if there is none, so that a subclass need not take it to be built again."""
-    return (see,) if see else ()
+def _anchor(name: str) -> str:
+    """The place of an entry on its page: what names the class, or the first word of what names the option."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", re.split(r"[ ,\[]", str(name))[0])
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+def _of_class(cls: type) -> str:
+    """The first class of this library that ``cls`` is: a class of somebody else has no entry of its own."""
+    return _anchor(next(each.__name__ for each in cls.__mro__ if each.__module__.startswith("celery_idempotent.")))
 
 
 class IdempotencyError(Exception):
@@ -56,11 +63,13 @@ class IdempotencyError(Exception):
     Its text is one line, whatever its fields hold, and ends with the address of the page that says more.
     """
 
-    see = ""
-    """The entry under ``docs/troubleshooting``: its page and heading."""
+    @property
+    def see(self) -> str:
+        """The entry under ``docs/troubleshooting``: its page and its place there, which follow from the class."""
+        return f"errors#{_of_class(type(self))}"
 
     def __str__(self) -> str:
-        return one_line(with_link(self._sentence(), see=self.see))
+        return one_line(with_link(self._sentence(), self.see))
 
     def _sentence(self) -> str:
         return super().__str__()
@@ -71,19 +80,24 @@ class IdempotencyWarning(UserWarning):
 
     Args:
         text: What is set, what comes of it, and what to write instead.
-        see: The entry under ``docs/troubleshooting``.
+        option: The setting or option; the entry under ``docs/troubleshooting`` follows from it.
     """
 
-    see = ""
+    option = ""
 
-    def __init__(self, text: str, see: str = "") -> None:
-        super().__init__(text, *_given(see))
+    def __init__(self, text: str, option: str = "") -> None:
+        super().__init__(*([text, option] if option else [text]))  # a subclass need not take an option to be rebuilt
         self.text = text
-        self.see = see
+        self.option = option
+
+    @property
+    def see(self) -> str:
+        """The entry under ``docs/troubleshooting``; empty without an option."""
+        return f"warnings#{_anchor(self.option)}" if self.option else ""
 
     def __str__(self) -> str:
         text = str(self.args[0]) if self.args else ""  # of a subclass, too, that does not call the constructor above
-        return one_line(with_link(text, see=self.see))
+        return one_line(with_link(text, self.see))
 
 
 class PolicyError(IdempotencyError, ValueError):
@@ -93,15 +107,19 @@ class PolicyError(IdempotencyError, ValueError):
         option: The option, setting or argument at fault.
         value: ``repr`` of what was given.
         remedy: What is wrong and what to write instead.
-        see: The entry under ``docs/troubleshooting``.
     """
 
-    def __init__(self, option: str, value: str, remedy: str, see: str = "") -> None:
-        super().__init__(option, value, remedy, *_given(see))
+    def __init__(self, option: str, value: str, remedy: str) -> None:
+        super().__init__(option, value, remedy)
         self.option = option
         self.value = value
         self.remedy = remedy
-        self.see = see
+
+    @property
+    def see(self) -> str:
+        """The entry under ``docs/troubleshooting``, by the option."""
+        page = "settings" if self.option.startswith("idempotency_") else "options"
+        return f"{page}#{_anchor(self.option)}"
 
     def _sentence(self) -> str:
         return f"{self.option}={self.value}: {self.remedy}"
@@ -114,8 +132,6 @@ class KeyMissing(IdempotencyError):
         task: Name of the task.
         source: Where the key was looked for.
     """
-
-    see = "keys#the-key-is-missing"
 
     def __init__(self, task: str, source: str) -> None:
         super().__init__(task, source)
@@ -140,8 +156,6 @@ class KeyReused(IdempotencyError):
         task_id: Task id of the call that the key belongs to.
     """
 
-    see = "keys#the-key-was-used-with-other-arguments"
-
     def __init__(self, key: str, task_id: str) -> None:
         super().__init__(key, task_id)
         self.key = key
@@ -163,8 +177,6 @@ class InFlight(IdempotencyError):
         retry_after: Milliseconds until the lease can be taken over, on the store's clock.
         holder: Worker that holds the lease.
     """
-
-    see = "deliveries#another-delivery-is-running"
 
     def __init__(self, key: str, retry_after: int, holder: str) -> None:
         super().__init__(key, retry_after, holder)
@@ -190,8 +202,6 @@ class LeaseLost(IdempotencyError):
         fencing_token: The token of this attempt.
     """
 
-    see = "deliveries#another-attempt-took-over"
-
     def __init__(self, key: str, fencing_token: int) -> None:
         super().__init__(key, fencing_token)
         self.key = key
@@ -207,8 +217,6 @@ class DeadlineExceeded(LeaseLost):
     Its lease is not renewed any more, and others may take over once that is over. Let it pass: the claim ends
     without an outcome, as that of an attempt that never ended, and the delivery is postponed.
     """
-
-    see = "deliveries#the-deadline-is-over"
 
     def _sentence(self) -> str:
         return (
@@ -226,8 +234,6 @@ class OutcomeUnknown(IdempotencyError):
         key: The idempotency key.
         reason: How the attempt ended, for the person who resolves it.
     """
-
-    see = "deliveries#it-is-unknown-whether-the-effect-happened"
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(key, reason)
@@ -249,8 +255,6 @@ class ResultLost(IdempotencyError):
         reason: Why: too large for the store or the policy, or not encodable.
     """
 
-    see = "results#the-result-was-not-kept"
-
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(key, reason)
         self.key = key
@@ -271,8 +275,6 @@ class ReplayedFailure(IdempotencyError):
         type_name: Qualified name of the exception that was recorded.
         message: Its message; empty if none was kept.
     """
-
-    see = "deliveries#an-earlier-delivery-failed"
 
     def __init__(self, key: str, type_name: str, message: str) -> None:
         super().__init__(key, type_name, message)
@@ -296,8 +298,6 @@ class WriteRefused(IdempotencyError):
         reason: Why, in the store's words; ``ConditionalCheckFailed`` for a condition of yours.
     """
 
-    see = "effects#a-write-was-refused"
-
     def __init__(self, key: str, write: str, reason: str) -> None:
         super().__init__(key, write, reason)
         self.key = key
@@ -317,15 +317,18 @@ class StoreUnavailable(IdempotencyError):
         store: The store, readable, without credentials.
         operation: What was asked of it.
         reason: What went wrong.
-        see: The entry under ``docs/troubleshooting``.
     """
 
-    def __init__(self, store: str, operation: str, reason: str, see: str = "") -> None:
-        super().__init__(store, operation, reason, *_given(see))
+    def __init__(self, store: str, operation: str, reason: str) -> None:
+        super().__init__(store, operation, reason)
         self.store = store
         self.operation = operation
         self.reason = reason
-        self.see = see
+
+    @property
+    def see(self) -> str:
+        """The entry under ``docs/troubleshooting``, by the class."""
+        return f"stores#{_of_class(type(self))}"
 
     def _sentence(self) -> str:
         return f"{self.store}: {self.operation} failed: {self.reason}"

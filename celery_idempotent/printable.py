@@ -23,7 +23,7 @@ def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape", "surrogatepass").decode()
 
 
-def say(log: Callable[..., None], event: str, /, *, page: str = "log-lines", **fields: object) -> None:
+def say(log: Callable[..., None], event: str, /, **fields: object) -> None:
     """Log what happened: in logfmt for people and parsers, and by field for formatters that make JSON of it.
 
     A warning or an error ends with the field ``see``: the address of the entry that says what to do.
@@ -31,12 +31,11 @@ def say(log: Callable[..., None], event: str, /, *, page: str = "log-lines", **f
     Args:
         log: The method of a logger, such as ``logger.warning``; of ``logger.log``, a partial with the level.
         event: Its name, without ``idempotency.``.
-        page: The page under ``docs/troubleshooting`` that has an entry for it.
         fields: What is told of it, in this order. None is left out.
     """
     told = {name: _plain(value) for name, value in fields.items() if value is not None}
     if _is_loud(log):
-        told["see"] = link(f"{page}#{event.replace('_', '-')}")
+        told["see"] = link(f"log-lines#{event.replace('_', '-')}")
     name = f"idempotency.{event}"
     log(
         " ".join((f"event={name}", *(f"{each}=%s" for each in told))),  # trackers of errors group by the template

@@ -9,7 +9,7 @@ def link(entry: str) -> str:
     """The address of an entry.
 
     Args:
-        entry: A page and a heading on it, such as ``"keys#the-key-is-missing"``.
+        entry: A page and a heading on it, such as ``"errors#key-missing"``.
     """
     page, _, heading = entry.partition("#")
     return f"{PAGES}/{page}.html#{heading}"

@@ -98,20 +98,10 @@ def sqs_batch(
             From the handler: the event is not one of SQS.
     """
     if policy is not None and not isinstance(policy, Policy):
-        raise PolicyError(
-            "policy",
-            repr(policy),
-            "write @sqs_batch(Policy(...), store=...)",
-            see="functions#the-decorator-has-no-policy",
-        )
+        raise PolicyError("policy", repr(policy), "write @sqs_batch(Policy(...), store=...)")
     for option, seconds in (("needs", needs), ("reserve", reserve)):
         if not is_duration(seconds):
-            raise PolicyError(
-                option,
-                repr(seconds),
-                "must be seconds or a timedelta, not negative",
-                see="lambda#a-time-cannot-be-used",
-            )
+            raise PolicyError(option, repr(seconds), "must be seconds or a timedelta, not negative")
     where = place_of(store, app)
 
     def decorated(function: Callable[..., Any]) -> BatchHandler:
@@ -144,12 +134,7 @@ class _Consumer:
         self._key = key
         parameters = dict(_parameters(function))
         if record is not None and parameters.pop(record, None) is None:
-            raise PolicyError(
-                "record",
-                repr(record),
-                f"the function has no such parameter: {list(parameters)}",
-                see="lambda#the-function-cannot-handle-messages",
-            )
+            raise PolicyError("record", repr(record), f"the function has no such parameter: {list(parameters)}")
         self._signature = CallSignature(inspect.Signature(list(parameters.values())))
         self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         if gate.declared is not None:
@@ -292,7 +277,6 @@ def _tell(level: int, task: str, message: _Message, reason: object, exc_info: Ba
     say(
         partial(logger.log, level, exc_info=exc_info),
         "message_returned",
-        page="lambda",
         task=task,
         message_id=message["messageId"],
         received=message.get("attributes", {}).get("ApproximateReceiveCount"),
@@ -304,7 +288,6 @@ def _tell_unstarted(task: str, messages: int, left: float) -> None:
     say(
         logger.warning,
         "messages_unstarted",
-        page="lambda",
         task=task,
         messages=messages,
         reason=f"{max(left, 0) / 1000:.1f} s are left; a smaller batch or a longer timeout of the function leaves more",
@@ -314,42 +297,23 @@ def _tell_unstarted(task: str, messages: int, left: float) -> None:
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Those that a message's members can be given to."""
     if is_async(function):
-        raise PolicyError(
-            "function",
-            "async def",
-            "Lambda awaits nothing; write def, and asyncio.run(...) in the body",
-            see="lambda#the-function-cannot-handle-messages",
-        )
+        raise PolicyError("function", "async def", "Lambda awaits nothing; write def, and asyncio.run(...) in the body")
     if is_method(function):
-        raise PolicyError(
-            "function",
-            "a method",
-            "Lambda calls a function of a module",
-            see="lambda#the-function-cannot-handle-messages",
-        )
+        raise PolicyError("function", "a method", "Lambda calls a function of a module")
     parameters = inspect.signature(function).parameters
     for each in parameters.values():
         if each.kind in {each.POSITIONAL_ONLY, each.VAR_POSITIONAL}:
-            raise PolicyError(
-                "function",
-                str(each),
-                "arguments are given by name; this parameter can get none",
-                see="lambda#the-function-cannot-handle-messages",
-            )
+            raise PolicyError("function", str(each), "arguments are given by name; this parameter can get none")
     return parameters
 
 
 def _messages(event: Mapping[str, Any]) -> Iterator[_Message]:
     records = event.get("Records") if isinstance(event, Mapping) else None
     if not isinstance(records, list):
-        raise PolicyError(
-            "event", type(event).__name__, f"it has no Records; {_ONLY}", see="lambda#the-event-is-not-a-batch-of-sqs"
-        )
+        raise PolicyError("event", type(event).__name__, f"it has no Records; {_ONLY}")
     for each in records:
         if each.get("eventSource") != "aws:sqs":
-            raise PolicyError(
-                "eventSource", repr(each.get("eventSource")), _ONLY, see="lambda#the-event-is-not-a-batch-of-sqs"
-            )
+            raise PolicyError("eventSource", repr(each.get("eventSource")), _ONLY)
         yield each
 
 

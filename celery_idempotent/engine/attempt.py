@@ -271,10 +271,7 @@ class ProtectedAttempt(Attempt):
     def before_effects(self) -> Iterator[None]:
         if self._stretch is not _Stretch.BEFORE_ALL:
             raise PolicyError(
-                "before_effects",
-                "after an effect",
-                "it is for the beginning of the body, and entered once",
-                see="effects#before-effects-is-for-the-beginning",
+                "before_effects", "after an effect", "it is for the beginning of the body, and entered once"
             )
         self._stretch = _Stretch.BEFORE_EFFECTS
         try:
@@ -288,10 +285,7 @@ class ProtectedAttempt(Attempt):
     def _begin_effect(self, what: str) -> None:
         if self._stretch is _Stretch.BEFORE_EFFECTS:
             raise PolicyError(
-                what,
-                "inside before_effects()",
-                "make it after the block, which says that nothing has begun",
-                see="effects#before-effects-is-for-the-beginning",
+                what, "inside before_effects()", "make it after the block, which says that nothing has begun"
             )
         self._stretch = _Stretch.AMONG_EFFECTS
         self._claim.excused = None  # an earlier error that is raised again from here on excuses nothing
@@ -309,18 +303,10 @@ class ProtectedAttempt(Attempt):
         store = self._claim.store
         if not isinstance(store, CommittingStore):
             raise PolicyError(
-                "idempotency_store",
-                repr(store),
-                "commits no writes; attempt.commit() needs a DynamoDB store",
-                see="effects#the-store-cannot-do-this",
+                "idempotency_store", repr(store), "commits no writes; attempt.commit() needs a DynamoDB store"
             )
         if self._claim.committed is not None:
-            raise PolicyError(
-                "commit",
-                "a second time",
-                "an operation commits once; give all writes to one commit()",
-                see="effects#an-operation-commits-once",
-            )
+            raise PolicyError("commit", "a second time", "an operation commits once; give all writes to one commit()")
         kept = self._codec.keep_outcome(result, self.key)
         try:
             self._claim.recorded(kept, lambda each: self._claim.commit(store, each, writes))
@@ -334,18 +320,10 @@ class ProtectedAttempt(Attempt):
         store = self._claim.store
         if not isinstance(store, TransactionalStore):
             raise PolicyError(
-                "idempotency_store",
-                repr(store),
-                "has no transactions; attempt.transaction() needs an SQL store",
-                see="effects#the-store-cannot-do-this",
+                "idempotency_store", repr(store), "has no transactions; attempt.transaction() needs an SQL store"
             )
         if self._claim.committed is not None:
-            raise PolicyError(
-                "transaction",
-                "after a commit",
-                "an operation commits once; do it all in one",
-                see="effects#an-operation-commits-once",
-            )
+            raise PolicyError("transaction", "after a commit", "an operation commits once; do it all in one")
         return BodyTransaction(self._claim, self._codec, store, using)
 
     def _made(self, name: str, call: Callable[[Step], T], terms: Terms) -> T:
@@ -363,10 +341,7 @@ class ProtectedAttempt(Attempt):
         with self._naming:
             if name in self._names:
                 raise PolicyError(
-                    "step",
-                    repr(name),
-                    "this attempt has made a step of that name; name each step differently",
-                    see="effects#the-name-of-a-step-cannot-be-used",
+                    "step", repr(name), "this attempt has made a step of that name; name each step differently"
                 )
             self._names.add(name)
 
@@ -390,12 +365,7 @@ class ProtectedAttempt(Attempt):
         try:
             self._claim.begin_step(step.name)
         except RecordTooLarge as error:
-            raise PolicyError(
-                "step",
-                repr(step.name),
-                f"the record has no room for it; {_RETURN_LESS}",
-                see="effects#the-record-has-no-room",
-            ) from error
+            raise PolicyError("step", repr(step.name), f"the record has no room for it; {_RETURN_LESS}") from error
         try:
             value = _called(call, step)
         except BaseException as error:
@@ -427,12 +397,7 @@ class ProtectedAttempt(Attempt):
 
 def _refuse_uncallable(name: str, call: object) -> None:
     if not callable(call):
-        raise PolicyError(
-            "step",
-            repr(name),
-            f"{call!r} cannot be called; write lambda step: ...",
-            see="effects#a-step-needs-a-function",
-        )
+        raise PolicyError("step", repr(name), f"{call!r} cannot be called; write lambda step: ...")
     try:
         signature = inspect.signature(call)
     except (TypeError, ValueError):
@@ -440,9 +405,7 @@ def _refuse_uncallable(name: str, call: object) -> None:
     try:
         signature.bind(None)
     except TypeError as error:
-        raise PolicyError(
-            "step", repr(name), f"its call takes one argument, the step: {error}", see="effects#a-step-needs-a-function"
-        ) from error
+        raise PolicyError("step", repr(name), f"its call takes one argument, the step: {error}") from error
 
 
 def _called(call: Callable[[Step], T], step: Step) -> T:
@@ -452,10 +415,7 @@ def _called(call: Callable[[Step], T], step: Step) -> T:
         kind = type(value).__name__
         remedy = "write await attempt.astep(...)" if isinstance(value, Awaitable) else "return a list"
         raise PolicyError(
-            "step",
-            repr(step.name),
-            f"its call returned an unfinished {kind}, so it has not run; {remedy}",
-            see="effects#a-step-returned-something-unfinished",
+            "step", repr(step.name), f"its call returned an unfinished {kind}, so it has not run; {remedy}"
         )
     return value
 
@@ -466,7 +426,6 @@ def _without_claim(option: str) -> PolicyError:
         "without a claim",
         "this body runs unprotected (a direct call, mode='off', or an outage under on_outage='run'); deliver the task, "
         "or write without it where attempt.number is 0",
-        see="effects#the-body-runs-without-a-claim",
     )
 
 

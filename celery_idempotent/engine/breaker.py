@@ -81,12 +81,7 @@ class Breaker:
             self._circuit, is_sent = decisions.admitted(self._circuit, self._clock.monotonic())
             is_trial = self.is_open
         if not is_sent:
-            raise StoreUnavailable(
-                self._store,
-                "claim",
-                "not asked, as it did not answer the claims before this one",
-                see="stores#the-store-is-not-asked-for-a-while",
-            )
+            raise StoreUnavailable(self._store, "claim", "not asked, as it did not answer the claims before this one")
         return is_trial
 
     def _failed(self, error: StoreUnavailable, key: str, is_trial: bool) -> None:
@@ -96,7 +91,6 @@ class Breaker:
             say(
                 logger.warning,
                 "store_circuit_opened",
-                page="log-lines-workers",
                 store=self._store,
                 failures=decisions.FAILURES,
                 next_try_in=round(after.trial_at - now, 1),
@@ -107,14 +101,7 @@ class Breaker:
         before, _ = self._change(lambda circuit: CLOSED)
         if isinstance(before, Open):
             seconds = round(self._clock.monotonic() - before.since, 1)
-            say(
-                logger.warning,
-                "store_circuit_closed",
-                page="log-lines-workers",
-                store=self._store,
-                seconds=seconds,
-                postponed=before.unanswered,
-            )
+            say(logger.warning, "store_circuit_closed", store=self._store, seconds=seconds, postponed=before.unanswered)
 
     def _change(self, change: Callable[[Circuit], Circuit]) -> tuple[Circuit, Circuit]:
         with self._changing:

@@ -108,14 +108,11 @@ def claim(store: Store, operation: Operation, check: Callable[[Record], None] = 
                 type(store).__name__,
                 "claim",
                 f"the record's steps leave no room to claim it again ({error}); resolve it",
-                see="effects#the-record-has-no-room",
             ) from error
         won = seen is not None and seen.revision == decision.record.revision
         if won and isinstance(decision, Run):
             return decision
-    raise StoreUnavailable(
-        type(store).__name__, "claim", f"{MAX_RACES} races lost in a row", see="stores#other-claims-were-faster"
-    )
+    raise StoreUnavailable(type(store).__name__, "claim", f"{MAX_RACES} races lost in a row")
 
 
 def end_lease(store: Store, record: Record, clock: Clock = local_clock) -> None:
@@ -592,12 +589,7 @@ class Claim:
                     return settlement
                 case unreachable:
                     assert_never(unreachable)
-        raise StoreUnavailable(
-            type(self.store).__name__,
-            "write",
-            f"{MAX_RACES} races lost in a row",
-            see="stores#other-claims-were-faster",
-        )
+        raise StoreUnavailable(type(self.store).__name__, "write", f"{MAX_RACES} races lost in a row")
 
 
 waiting: "WeakSet[Claim]" = WeakSet()

@@ -77,7 +77,7 @@ def current_attempt() -> Attempt:
         raise LookupError(
             with_link(
                 "nothing idempotent is executing here; call it from the body of a task or function, in its own context",
-                see="deliveries#nothing-idempotent-is-executing",
+                "errors#no-attempt",
             )
         )
     return innermost.attempt

@@ -152,7 +152,6 @@ class Heartbeat:
                 "heartbeat",
                 f"no thread can be started to renew the lease: {_described(error)}; "
                 "give the worker more threads (ulimit -u, pids.max) or memory, or lower its concurrency",
-                see="stores#no-thread-can-be-started",
             ) from error
 
     def _hand_over_due(self) -> None:

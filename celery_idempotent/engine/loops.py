@@ -73,7 +73,6 @@ class _Thread:
                 "waiting",
                 f"no thread can be started to wait for the store: {error!r}; give the process more "
                 "threads (ulimit -u, pids.max) or memory, or let fewer calls in at a time",
-                see="stores#no-thread-can-be-started",
             ) from error
 
     def _run(self) -> None:

@@ -35,7 +35,6 @@ def fetched(large: LargeResults | None, encoded: Encoded, key: str) -> Encoded:
                 "get",
                 f"the result is an object, {pointer.name!r}, and the setting is not there; set it as where it was "
                 "written",
-                see="results#the-setting-for-large-results-is-missing",
             )
         return pointer.result_in(large.objects.get(pointer.name))
     except ObjectMissing as error:
@@ -69,29 +68,14 @@ def verify(large: LargeResults) -> None:
     try:
         found = large.objects.get(name)
         if found != _CHECK:
-            raise StoreMisconfigured(
-                repr(large.objects),
-                "get",
-                f"{name!r} is not what was written just before",
-                see="results#the-place-for-large-results-does-not-keep-them",
-            )
+            raise StoreMisconfigured(repr(large.objects), "get", f"{name!r} is not what was written just before")
     except ObjectMissing as error:
-        raise StoreMisconfigured(
-            repr(large.objects),
-            "get",
-            f"{name!r} is not there after it was written",
-            see="results#the-place-for-large-results-does-not-keep-them",
-        ) from error
+        raise StoreMisconfigured(repr(large.objects), "get", f"{name!r} is not there after it was written") from error
     try:
         large.objects.get(f"{large.prefix}celery-idempotent-missing")
     except ObjectMissing:
         return
-    raise StoreMisconfigured(
-        repr(large.objects),
-        "get",
-        "it has an object that nobody has written",
-        see="results#the-place-for-large-results-does-not-keep-them",
-    )
+    raise StoreMisconfigured(repr(large.objects), "get", "it has an object that nobody has written")
 
 
 def pointers_of(record: Record) -> Iterator[Pointer]:

@@ -39,9 +39,7 @@ def announce(store: Store, outgoing: Outgoing) -> Publication:
             raise
         if seen is not None and seen.revision == decision.record.revision:
             return decision
-    raise StoreUnavailable(
-        type(store).__name__, "announce", f"{MAX_RACES} races lost in a row", see="stores#other-claims-were-faster"
-    )
+    raise StoreUnavailable(type(store).__name__, "announce", f"{MAX_RACES} races lost in a row")
 
 
 def withdraw(store: Store, announced: Announce) -> None:

@@ -94,7 +94,6 @@ def _revealed(cipher: Cipher | None, record: Record, wanted: Filter) -> Record:
             repr(wanted.label),
             f"the label of {record.key} is encrypted with a key that is not here, so what has this label cannot be "
             "told; set idempotency_cipher as workers have it, or ask by key, task or status",
-            see="operators#the-label-is-encrypted",
         )
     return revealed(cipher, record)
 
@@ -128,14 +127,9 @@ def looked_up(store: Store, text: str, cipher: Cipher | None = None, *, task: st
     if not fitting:
         remedy = "nothing is recorded under it, and it is no record's task id or label"
         hidden = f" that can be read: {len(unread)} are encrypted, and idempotency_cipher has no key for them here"
-        raise PolicyError("key", repr(text), f"{remedy}{hidden if unread else ''}", see="operators#nothing-is-recorded")
+        raise PolicyError("key", repr(text), f"{remedy}{hidden if unread else ''}")
     named = ", ".join([*(each.key for each in fitting[:_MOST_NAMED]), *(["..."] if len(fitting) > _MOST_NAMED else [])])
-    raise PolicyError(
-        "key",
-        repr(text),
-        f"it fits several records: {named}; give the key of one, or --task",
-        see="operators#it-fits-several-records",
-    )
+    raise PolicyError("key", repr(text), f"it fits several records: {named}; give the key of one, or --task")
 
 
 def _fitting(store: Store, text: str, task: str | None, cipher: Cipher | None, unread: list[str]) -> Iterator[Record]:

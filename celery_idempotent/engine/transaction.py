@@ -37,7 +37,6 @@ def signature_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
         repr(task),
         "is neither a task nor a signature; write attempt.send(name_of_the_step, task, ...), tx.send(task, ...) or "
         "outbox.send(task, ...)",
-        see="transactions#this-is-not-a-task",
     )
 
 
@@ -81,20 +80,12 @@ class BodyTransaction:
             return
         if self._kept is None:
             self._undo()
-            raise PolicyError(
-                "transaction",
-                "without done()",
-                "end its block with: return tx.done(<the result>)",
-                see="transactions#the-transaction-has-no-result",
-            )
+            raise PolicyError("transaction", "without done()", "end its block with: return tx.done(<the result>)")
         try:
             self._claim.commit_in(self._open, self._kept, self._forget)
         except RecordTooLarge as too_large:
             raise PolicyError(
-                "done",
-                "this result",
-                f"the record has no room for it; return less ({too_large})",
-                see="effects#the-record-has-no-room",
+                "done", "this result", f"the record has no room for it; return less ({too_large})"
             ) from too_large
 
     @property
@@ -149,10 +140,5 @@ class BodyTransaction:
     @property
     def _open(self) -> Transaction:
         if self._transaction is None:
-            raise PolicyError(
-                "transaction",
-                "outside its block",
-                "use it within: with attempt.transaction() as tx:",
-                see="transactions#the-transaction-is-not-open",
-            )
+            raise PolicyError("transaction", "outside its block", "use it within: with attempt.transaction() as tx:")
         return self._transaction

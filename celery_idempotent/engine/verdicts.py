@@ -27,7 +27,7 @@ def recorded(store: Store, key: str, seen_revision: str | None = None) -> Record
     """
     seen = store.get(key)
     if seen is None:
-        raise _refused(key, "nothing is recorded under it", "operators#nothing-is-recorded")
+        raise _refused(key, "nothing is recorded under it")
     if seen_revision not in (None, seen.revision):
         raise _changed(key)
     return seen
@@ -99,12 +99,11 @@ def _delete(large: LargeResults, name: str, key: str) -> None:
     try:
         large.objects.delete(name)
     except StoreUnavailable as error:
-        say(logger.warning, "object_left", page="log-lines-workers", key=key, object=name, reason=error)
+        say(logger.warning, "object_left", key=key, object=name, reason=error)
 
 
 def _changed(key: str) -> PolicyError:
-    why = "somebody else changed the record meanwhile; look again"
-    return _refused(key, why, "operators#somebody-else-changed-the-record")
+    return _refused(key, "somebody else changed the record meanwhile; look again")
 
 
 def fitting(record: Record, *, grace: int, now: int) -> list[Action]:
@@ -127,44 +126,25 @@ def require(action: Action, seen: Record, *, grace: int, now: int) -> None:
     remaining, ahead = seen.lease_until + grace - now, seen.fencing_token - now
     if action in (Action.COMPLETED, Action.RERUN):
         if not is_unknown:
-            raise _refused(
-                seen.key,
-                f"only an UNKNOWN outcome takes a verdict; it is {seen.status}",
-                "operators#the-record-takes-another-verdict",
-            )
+            raise _refused(seen.key, f"only an UNKNOWN outcome takes a verdict; it is {seen.status}")
     elif is_unknown:
-        raise _refused(
-            seen.key,
-            "its outcome is UNKNOWN; check the receiver, then resolve it",
-            "operators#the-outcome-is-unknown",
-        )
+        raise _refused(seen.key, "its outcome is UNKNOWN; check the receiver, then resolve it")
     elif action is Action.RELEASE and not is_running:
-        raise _refused(
-            seen.key,
-            f"only what is IN_PROGRESS can be released; it is {seen.status}",
-            "operators#the-record-takes-another-verdict",
-        )
+        raise _refused(seen.key, f"only what is IN_PROGRESS can be released; it is {seen.status}")
     elif action is Action.RELEASE and remaining > 0:
         raise _refused(
             seen.key,
             f"the body may be alive on {seen.worker}: its lease and grace run for another {remaining} ms; "
             "release it when they are over",
-            "operators#the-body-may-be-running",
         )
     elif action is Action.FORGET and is_running:
-        raise _refused(
-            seen.key,
-            "an attempt owns it; wait for its end, or release it once its lease is over",
-            "operators#the-body-may-be-running",
-        )
+        raise _refused(seen.key, "an attempt owns it; wait for its end, or release it once its lease is over")
     elif action is Action.FORGET and ahead > 0:
         # A store may delete the record at once, and the next token would be the time of its claim.
         raise _refused(
-            seen.key,
-            f"its fencing token is {ahead} ms ahead of the store's clock; forget it after that time",
-            "operators#it-is-too-early-to-forget",
+            seen.key, f"its fencing token is {ahead} ms ahead of the store's clock; forget it after that time"
         )
 
 
-def _refused(key: str, why: str, see: str) -> PolicyError:
-    return PolicyError("key", repr(key), why, see=see)
+def _refused(key: str, why: str) -> PolicyError:
+    return PolicyError("key", repr(key), why)

@@ -140,9 +140,7 @@ def arrived_list(request: Context) -> Arrival:
 
 
 def _no_identity() -> NoReturn:
-    raise LookupError(
-        with_link("a list of items has no identity; each item has", see="deliveries#nothing-idempotent-is-executing")
-    )
+    raise LookupError(with_link("a list of items has no identity; each item has", "errors#no-attempt"))
 
 
 def arrival_of(request: Context) -> Arrival | None:

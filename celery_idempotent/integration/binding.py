@@ -14,7 +14,7 @@ from celery.utils.imports import symbol_by_name
 
 from celery_idempotent.engine.unfinished import is_unfinished
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
-from celery_idempotent.integration.settings import refuse_control_flow, runtime_of
+from celery_idempotent.integration.settings import OptionUnknown, refuse_control_flow, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.selector import Conversion
@@ -55,7 +55,7 @@ def named(task: str) -> Iterator[None]:
     except PolicyError as error:
         if task in error.remedy:
             raise
-        raise PolicyError(error.option, error.value, f"{task}: {error.remedy}", see=error.see) from error
+        raise type(error)(error.option, error.value, f"{task}: {error.remedy}") from error
 
 
 def refuse_place(cls: type, mixin: type) -> None:
@@ -67,7 +67,6 @@ def refuse_place(cls: type, mixin: type) -> None:
                 cls.__name__,
                 f"{base.__name__} goes before {mixin.__name__}, so nothing would be protected; "
                 f"write class {cls.__name__}({mixin.__name__}, {base.__name__})",
-                see="tasks#the-base-classes-are-in-the-wrong-order",
             )
 
 
@@ -82,7 +81,6 @@ def refuse_other_caller(cls: type) -> None:
                 cls.__name__,
                 f"{owner.__name__} runs bodies by itself, by a {name} of its own, so nothing would be protected; take "
                 "another base, or make the task a plain one whose body calls an @idempotent function for each message",
-                see="tasks#the-base-class-runs-bodies-by-itself",
             )
 
 
@@ -96,7 +94,6 @@ def refuse_lossy_app(cls: type[Task], app: Celery) -> None:
                 type(app).__name__,
                 "django-celery-outbox drops the headers of messages, so two keys would be one operation, and a retry "
                 f"another; add {cls.name!r} to CELERY_OUTBOX_EXCLUDE_TASKS",
-                see="tasks#the-app-drops-headers",
             )
 
 
@@ -105,7 +102,7 @@ def refuse_misplaced_policy(cls: type) -> None:
     remedy = f"must be a Policy: {cls.__name__}(idempotent=Policy(key=...))"
     given = getattr(cls, "idempotent", None)
     if given is not None and not isinstance(given, Policy):
-        raise PolicyError("idempotent", repr(given), remedy, see="tasks#nothing-reads-the-option")
+        raise PolicyError("idempotent", repr(given), remedy)
     for name, value in vars(cls).items():
         if isinstance(value, Policy) and name != "idempotent":
             raise _unread(cls, name, "Policy(...)", "the option is called idempotent")
@@ -125,8 +122,8 @@ def refuse_misplaced_option(cls: type) -> None:
             raise _unread(cls, name, repr(given[name]), remedy)
 
 
-def _unread(cls: type, name: str, value: str, remedy: str) -> PolicyError:
-    return PolicyError(name, value, f"{cls.__name__}: nothing reads it; {remedy}", see="tasks#nothing-reads-the-option")
+def _unread(cls: type, name: str, value: str, remedy: str) -> OptionUnknown:
+    return OptionUnknown(name, value, f"{cls.__name__}: nothing reads it; {remedy}")
 
 
 _OF_OTHERS = {
@@ -177,19 +174,9 @@ def refuse_unknown_settings(app: Celery) -> None:
         if is_misplaced:
             field = name.partition("_")[2]
             if field in _FIELDS:
-                raise PolicyError(
-                    str(found),
-                    "...",
-                    f"nothing reads this setting; write it in Policy({field}=...)",
-                    see="settings#nothing-reads-the-setting",
-                )
+                raise OptionUnknown(str(found), "...", f"nothing reads this setting; write it in Policy({field}=...)")
             known = ", ".join(f"{prefix}{each}".upper() if prefix else each for each in SETTINGS)
-            raise PolicyError(
-                str(found),
-                "...",
-                f"nothing reads this setting; there are {known}",
-                see="settings#nothing-reads-the-setting",
-            )
+            raise OptionUnknown(str(found), "...", f"nothing reads this setting; there are {known}")
 
 
 def request_class(cls: type[Task]) -> Any:
@@ -211,19 +198,9 @@ def refuse_unsupported_body(cls: type) -> None:
         body = body.__wrapped__
     for each in (body, getattr(body, "__call__", None)):  # noqa: B004 - an object's own, to look at
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
-            raise PolicyError(
-                "body",
-                f"async def {cls.__name__}",
-                f"{_place(body)}an async body {LATE}; {_AWAIT}",
-                see="tasks#the-body-is-async-or-a-generator",
-            )
+            raise PolicyError("body", f"async def {cls.__name__}", f"{_place(body)}an async body {LATE}; {_AWAIT}")
         if inspect.isgeneratorfunction(each):
-            raise PolicyError(
-                "body",
-                f"def {cls.__name__}",
-                f"{_place(body)}a generator {LATE}; {ITERATE}",
-                see="tasks#the-body-is-async-or-a-generator",
-            )
+            raise PolicyError("body", f"def {cls.__name__}", f"{_place(body)}a generator {LATE}; {ITERATE}")
 
 
 def _place(body: Any) -> str:
@@ -241,12 +218,7 @@ def refuse_unfinished(value: Any, task: str) -> None:
     """
     if is_unfinished(value):
         remedy = _AWAIT if isinstance(value, Awaitable) else ITERATE
-        raise PolicyError(
-            "body",
-            task,
-            f"it returned an unfinished {type(value).__name__}, which {LATE}; {remedy}",
-            see="tasks#the-body-is-async-or-a-generator",
-        )
+        raise PolicyError("body", task, f"it returned an unfinished {type(value).__name__}, which {LATE}; {remedy}")
 
 
 LATE = "runs only after its claim was completed, if at all"
@@ -299,7 +271,7 @@ def warn_about_delivery(cls: type[Task], app: Celery) -> None:
     cls._told = told | {each.text for each in problems}  # Celery binds a task more than once
     for problem in problems:
         if problem.text not in told:
-            _warn(cls, IdempotencyWarning(f"{cls.name}: {problem.text}", see=problem.see))
+            _warn(cls, IdempotencyWarning(f"{cls.name}: {problem.text}", problem.option))
 
 
 def problems_of_delivery(cls: type[Task], app: Celery) -> list[IdempotencyWarning]:
@@ -315,7 +287,7 @@ def problems_of_delivery(cls: type[Task], app: Celery) -> list[IdempotencyWarnin
             IdempotencyWarning(
                 f"retain ({policy.retain_ms / 1000:g} s) is not longer than the broker's visibility timeout "
                 f"({timeout:g} s), so a redelivery can come after its outcome was forgotten",
-                see="celery-settings#an-outcome-is-forgotten-too-early",
+                "retain",
             )
         )
     autoretried = [each for each in getattr(cls, "autoretry_for", ()) if not issubclass(each, SafeToRetry)]
@@ -325,7 +297,7 @@ def problems_of_delivery(cls: type[Task], app: Celery) -> list[IdempotencyWarnin
                 "autoretry_for turns exceptions into retries, and a retry runs the body again although on_takeover "
                 "is 'refuse'; list only exceptions that prove that no effect had begun, or raise SafeToRetry and list "
                 "that",
-                see="celery-settings#a-retry-runs-the-body-again",
+                "autoretry_for",
             )
         )
     return problems
@@ -337,14 +309,13 @@ def _losses(cls: type[Task], app: Celery) -> Iterator[IdempotencyWarning]:
             _switched_on(app, each) for each in ("acks_late", "reject_on_worker_lost") if not getattr(cls, each)
         ]
         yield IdempotencyWarning(
-            f"acks_late is off, so a task whose worker dies is lost; {'; '.join(remedies)}",
-            see="celery-settings#a-task-is-lost-with-its-worker",
+            f"acks_late is off, so a task whose worker dies is lost; {'; '.join(remedies)}", "acks_late"
         )
     elif not comes_back_from_lost_worker(cls):
         yield IdempotencyWarning(
             "reject_on_worker_lost is off, so a task whose pool process is killed is lost; "
             f"{_switched_on(app, 'reject_on_worker_lost')}",
-            see="celery-settings#a-task-is-lost-with-its-worker",
+            "acks_late",
         )
 
 

@@ -160,14 +160,7 @@ class SqsExtender:
             if not code_of(error).startswith("AccessDenied"):
                 raise
             assumed = self._channel.visibility_timeout
-            say(
-                logger.warning,
-                "visibility_unknown",
-                page="log-lines-workers",
-                queue=queue,
-                assumed=assumed,
-                reason=describe(error),
-            )
+            say(logger.warning, "visibility_unknown", queue=queue, assumed=assumed, reason=describe(error))
             return effective(float(assumed))
         return effective(float(answer["Attributes"]["VisibilityTimeout"]))
 
@@ -241,13 +234,7 @@ def _surviving(channel: Any, method: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             # Otherwise the place that it takes in the prefetch window would never be free again.
             channel.qos.ack(delivery_tag)
-            say(
-                logger.warning,
-                "receipt_expired",
-                page="log-lines-workers",
-                method=method.__name__,
-                reason=describe(error),
-            )
+            say(logger.warning, "receipt_expired", method=method.__name__, reason=describe(error))
 
     return settle
 

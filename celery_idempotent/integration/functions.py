@@ -70,19 +70,9 @@ def idempotent(
         StoreUnavailable: The store gave no certain answer: call again; the effect still happens once.
     """
     if policy is not None and not isinstance(policy, Policy):
-        raise PolicyError(
-            "policy",
-            repr(policy),
-            "write @idempotent(Policy(...), store=...)",
-            see="functions#the-decorator-has-no-policy",
-        )
+        raise PolicyError("policy", repr(policy), "write @idempotent(Policy(...), store=...)")
     if not is_duration(wait):
-        raise PolicyError(
-            "wait",
-            repr(wait),
-            "must be seconds or a timedelta, not negative",
-            see="functions#the-waiting-time-cannot-be-used",
-        )
+        raise PolicyError("wait", repr(wait), "must be seconds or a timedelta, not negative")
     where = place_of(store, app)
 
     def decorated(function: F) -> F:
@@ -116,7 +106,6 @@ class _Caller:
                 "key",
                 "all arguments",
                 "a method's instance is no part of the key, and two may mean two effects; write Policy(key=...)",
-                see="functions#the-key-of-a-method-is-not-given",
             )
         if policy is not None:
             check_policy(policy, self._signature.signature)
@@ -188,31 +177,16 @@ def refuse_what_is_no_function(function: Any) -> None:
     """Refuse to decorate what cannot be called as it stands, and what runs only after its call."""
     if isinstance(function, staticmethod | classmethod):
         kind = type(function).__name__
-        raise PolicyError(
-            "function",
-            f"@{kind}",
-            f"write @{kind} above @idempotent(...), not below",
-            see="functions#this-cannot-be-decorated",
-        )
+        raise PolicyError("function", f"@{kind}", f"write @{kind} above @idempotent(...), not below")
     if hasattr(function, "apply_async"):
-        raise PolicyError(
-            "function",
-            repr(function),
-            "a task is protected by base=IdempotentTask",
-            see="functions#this-cannot-be-decorated",
-        )
+        raise PolicyError("function", repr(function), "a task is protected by base=IdempotentTask")
     if not callable(function) or inspect.isclass(function):
-        raise PolicyError("function", repr(function), "must be a function", see="functions#this-cannot-be-decorated")
+        raise PolicyError("function", repr(function), "must be a function")
     body = _innermost(function)
     while binding.is_a_frame_around(body):
         body = body.__wrapped__
     if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
-        raise PolicyError(
-            "function",
-            _described(function),
-            f"a generator {binding.LATE}; {binding.ITERATE}",
-            see="tasks#the-body-is-async-or-a-generator",
-        )
+        raise PolicyError("function", _described(function), f"a generator {binding.LATE}; {binding.ITERATE}")
 
 
 def _innermost(function: Any) -> Any:
@@ -238,12 +212,7 @@ def name_of(function: Any) -> str:
     """What a function is called in records and keys: its module and qualified name."""
     qualname = getattr(function, "__qualname__", "")
     if not qualname or "<lambda>" in qualname:
-        raise PolicyError(
-            "name",
-            "None",
-            f"{_described(function)} has no name of its own; write name=...",
-            see="functions#the-function-has-no-name",
-        )
+        raise PolicyError("name", "None", f"{_described(function)} has no name of its own; write name=...")
     module = function.__module__
     return f"{_main() if module == '__main__' else module}.{qualname}"
 

@@ -47,18 +47,10 @@ def check_policy(policy: Policy, signature: inspect.Signature) -> None:
     """Refuse a policy that cannot be a gate's whose calls have this signature: nothing here is about messages."""
     for option, plain in (("publish", "always"), ("max_conflicts", None)):
         if getattr(policy, option) != plain:
-            raise PolicyError(
-                option,
-                repr(getattr(policy, option)),
-                "it is about messages of tasks; leave it out",
-                see="functions#the-option-is-about-messages",
-            )
+            raise PolicyError(option, repr(getattr(policy, option)), "it is about messages of tasks; leave it out")
     if policy.on_conflict == "skip":
         raise PolicyError(
-            "on_conflict",
-            "'skip'",
-            "it ends a task's message; a call has to be answered: catch InFlight instead",
-            see="functions#the-option-is-about-messages",
+            "on_conflict", "'skip'", "it ends a task's message; a call has to be answered: catch InFlight instead"
         )
     binding.check_policy(policy, signature)
 

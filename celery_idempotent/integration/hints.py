@@ -5,7 +5,7 @@ a value that somebody wrote is worth a warning, and a default of kombu's or Cele
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from celery import Celery
@@ -37,7 +37,6 @@ class Hint:
         instead: The line to write.
         is_default: Whether nobody wrote what was found.
         is_grave: Whether messages are lost or workers end by it.
-        see: The entry under ``docs/troubleshooting``.
     """
 
     setting: str
@@ -46,7 +45,6 @@ class Hint:
     instead: str
     is_default: bool
     is_grave: bool = False
-    see: str = field(kw_only=True)
 
     @property
     def is_advice(self) -> bool:
@@ -152,7 +150,6 @@ def _long_visibility(setup: Setup) -> Hint | None:
         if setup.broker.is_sqs
         else _option(visibility_timeout=_MINUTE, unacked_mutex_expire=_MINUTE),
         "visibility_timeout" not in setup.options,
-        see="broker-settings#a-dead-machine-keeps-its-messages",
     )
 
 
@@ -167,7 +164,6 @@ def _polling(setup: Setup) -> Hint | None:
         # kombu's loop for greenlets would ask itself without a pause whether there is room again.
         _option(polling_interval=0.1 if setup.is_green else 0),
         True,
-        see="broker-settings#sqs-begins-few-tasks-a-second",
     )
 
 
@@ -182,7 +178,6 @@ def _mutex(setup: Setup) -> Hint | None:
         f"{expire:g} s, though the visibility timeout is {timeout:g} s",
         _option(unacked_mutex_expire=max(1, int(timeout))),
         "unacked_mutex_expire" not in setup.options,
-        see="broker-settings#a-lock-on-redis-outlives-its-worker",
     )
 
 
@@ -199,7 +194,6 @@ def _restore(setup: Setup) -> Hint | None:
         _option(unacked_restore_interval=max(1, int(timeout / 3)), unacked_restore_throttle=1)
         + " (kombu 5.7), or idempotency_hold_messages = True, under which a worker looks as often by itself",
         names.isdisjoint(setup.options),
-        see="broker-settings#redis-looks-for-lost-messages-too-rarely",
     )
 
 
@@ -219,7 +213,6 @@ def _waiting(setup: Setup) -> Hint | None:
         f"waits for its default_retry_delay ({delay:g} s)",
         f"idempotency_hold_messages = {instead}, or a visibility_timeout that is longer than all of these",
         bool(setup.holds) and "visibility_timeout" not in setup.options,
-        see="broker-settings#waiting-messages-are-delivered-again",
     )
 
 
@@ -233,7 +226,6 @@ def _groups(setup: Setup) -> Hint | None:
         f'apply_async(..., MessageGroupId="customer-7"), or task_routes = [lambda name, args, kwargs, options, **rest: '
         f'{{"queue": "{setup.fifo[0]}", "MessageGroupId": str(args[0])}}]',
         True,
-        see="broker-settings#fifo-tasks-run-one-by-one",
     )
 
 
@@ -248,7 +240,6 @@ def _unconfirmed(setup: Setup) -> Hint | None:
         _option(confirm_publish=True),
         "confirm_publish" not in setup.options,
         is_grave=True,
-        see="broker-settings#rabbitmq-confirms-no-message",
     )
 
 
@@ -263,7 +254,6 @@ def _channels(setup: Setup) -> Hint | None:
         "broker_channel_error_retry = True",
         is_default=True,
         is_grave=True,
-        see="broker-settings#rabbitmq-ends-a-worker",
     )
 
 
@@ -277,7 +267,6 @@ def _of_queues(setup: Setup) -> Iterator[Hint]:
                 "what is postponed waits in a worker and takes up its prefetch count",
                 'a topic exchange, or task_default_exchange_type = "topic"',
                 is_default=False,
-                see="broker-settings#postponed-tasks-take-up-the-prefetch-count",
             )
         timeout, limit = arguments.get("x-consumer-timeout"), setup.time_limit
         if isinstance(timeout, int) and (limit is None or limit * 1000 >= timeout):
@@ -288,7 +277,6 @@ def _of_queues(setup: Setup) -> Iterator[Hint]:
                 f"RabbitMQ delivers a message again after {timeout / 1000:g} s, and a body may take {longest}",
                 "a shorter task_time_limit, or a longer x-consumer-timeout",
                 is_default=False,
-                see="broker-settings#the-consumer-timeout-is-shorter-than-the-body",
             )
 
 

@@ -196,7 +196,7 @@ class Holding:
         message = self._messages.get(tag)
         request = message.request() if message is not None else None
         if request is not None and not request.acknowledged:
-            say(logger.warning, event, page="log-lines-workers", task=request.name, task_id=request.id, reason=reason)
+            say(logger.warning, event, task=request.name, task_id=request.id, reason=reason)
 
     def _restore(self, queue: str, visibility: float) -> None:
         now = self._clock()
@@ -213,7 +213,6 @@ class Holding:
             say(
                 logger.warning,
                 "hold_failed",
-                page="log-lines-workers",
                 queue=queue,
                 messages=count,
                 visibility_timeout=f"{visibility:g}" if visibility else "unknown",
@@ -235,7 +234,6 @@ def tell_of(missing: Missing) -> None:
     say(
         logger.warning,
         "hold_impossible",
-        page="log-lines-workers",
         missing=missing,
         reason="this version of Celery or kombu lacks it, so no message is held, and those that take longer than the "
         "visibility timeout are delivered again; use a version that this library was tested with, or set "

@@ -38,12 +38,7 @@ class KeyRing:
         self.is_required = is_required
         given = keys if isinstance(keys, list | tuple) else [keys]
         if not given:
-            raise PolicyError(
-                "idempotency_cipher",
-                "[]",
-                f"there must be a key at least; {_REMEDY}",
-                see="settings#an-encryption-key-cannot-be-used",
-            )
+            raise PolicyError("idempotency_cipher", "[]", f"there must be a key at least; {_REMEDY}")
         ring = [_Key(_secret(each, number)) for number, each in enumerate(given, 1)]
         self._first = ring[0]
         self._by_id = {each.id: each for each in reversed(ring)}
@@ -101,10 +96,5 @@ def _secret(key: Any, number: int) -> bytes:
     except UnicodeError:
         text = b""
     if not _KEY.fullmatch(text.strip()):
-        raise PolicyError(
-            "idempotency_cipher",
-            "...",
-            f"key {number} is not 32 bytes in URL-safe Base64; {_REMEDY}",
-            see="settings#an-encryption-key-cannot-be-used",
-        )
+        raise PolicyError("idempotency_cipher", "...", f"key {number} is not 32 bytes in URL-safe Base64; {_REMEDY}")
     return urlsafe_b64decode(text.strip())

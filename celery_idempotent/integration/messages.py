@@ -28,7 +28,7 @@ from kombu import serialization
 from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.integration import versions
 from celery_idempotent.integration.arrivals import CONTENT_TYPE, unnested
-from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.settings import OptionUnknown, runtime_of
 from celery_idempotent.protocol.keys import Identity
 
 KEY_HEADER = "idempotency_key"
@@ -118,12 +118,7 @@ def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) 
     names = tuple(options), tuple(headers)
     name = _misspelt(*names) if _are_usual(*names) else _misspelt.__wrapped__(*names)
     if name is not None:
-        raise PolicyError(
-            str(name),
-            "...",
-            f"{task}: unknown option; did you mean idempotency_key='...'?",
-            see="keys#an-option-of-the-call-is-misspelt",
-        )
+        raise OptionUnknown(str(name), "...", f"{task}: unknown option; did you mean idempotency_key='...'?")
 
 
 @lru_cache(1000)  # most messages of an app have the same names
@@ -166,12 +161,7 @@ def checked_key(explicit: Any, task: str) -> str:
     if explicit is None or explicit == "":
         raise KeyMissing(task, "the option idempotency_key")
     if not isinstance(explicit, str):
-        raise PolicyError(
-            "idempotency_key",
-            repr(explicit),
-            "must be a string; write str(...) around it",
-            see="keys#the-explicit-key-is-not-a-string",
-        )
+        raise PolicyError("idempotency_key", repr(explicit), "must be a string; write str(...) around it")
     return explicit
 
 
@@ -205,7 +195,6 @@ def _refuse_key_among(task: Task, options: Mapping[str, Any]) -> None:
             repr(given[KEY_HEADER]),
             f"{task.name}: it was given to a whole group, so only one member would run; give each its own: "
             "group(task.s(...).set(idempotency_key=...), ...)",
-            see="keys#one-key-stands-for-several-operations",
         )
 
 

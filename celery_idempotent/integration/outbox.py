@@ -121,7 +121,6 @@ class _Look:
             say(
                 logger.error,
                 "relay_failed",
-                page="log-lines-workers",
                 task_id=taken.message.id,
                 failures=failures,
                 pause=pause // 1000,
@@ -149,12 +148,7 @@ def outbox_of(app: Celery) -> Outbox:
     """The outbox of the app's store."""
     store = runtime_of(app).store
     if not isinstance(store, Outbox):
-        raise PolicyError(
-            "idempotency_store",
-            repr(store),
-            "has no outbox; that needs an SQL store",
-            see="effects#the-store-cannot-do-this",
-        )
+        raise PolicyError("idempotency_store", repr(store), "has no outbox; that needs an SQL store")
     return store
 
 
@@ -210,9 +204,9 @@ class Relay(Periodic):
     def failed(self, reason: str | None) -> None:
         """The messages wait on disk."""
         if reason is None:
-            say(logger.exception, "relay_failed", page="log-lines-workers")
+            say(logger.exception, "relay_failed")
         else:
-            say(logger.warning, "relay_failed", page="log-lines-workers", reason=reason)
+            say(logger.warning, "relay_failed", reason=reason)
 
     def stop(self, parent: Any) -> None:
         """Stop after the messages at hand."""

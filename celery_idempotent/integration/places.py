@@ -77,16 +77,11 @@ def place_of(store: str | Store | None, app: Celery | None) -> Callable[[], Plac
         PolicyError: Both are given, or something that is no app.
     """
     if app is not None and not isinstance(app, Celery):
-        raise PolicyError("app", repr(app), "must be a Celery app", see="settings#the-place-of-the-records-is-unclear")
+        raise PolicyError("app", repr(app), "must be a Celery app")
     if store is None:
         return lambda: runtime_of(app or current_app)
     if app is not None:
-        raise PolicyError(
-            "store",
-            "beside an app",
-            "an app has a store, by idempotency_store; give one of the two",
-            see="settings#the-place-of-the-records-is-unclear",
-        )
+        raise PolicyError("store", "beside an app", "an app has a store, by idempotency_store; give one of the two")
     alone = StoreAlone(store)
     return lambda: alone
 

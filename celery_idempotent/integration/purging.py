@@ -67,14 +67,7 @@ class Purge(Periodic):
             for record, fate in islice(swept, _BATCH):
                 done[fate] += 1
                 if fate is Fate.IN_DOUBT:
-                    say(
-                        logger.warning,
-                        "purge_in_doubt",
-                        page="log-lines-workers",
-                        key=record.key,
-                        task=record.task,
-                        worker=record.worker,
-                    )
+                    say(logger.warning, "purge_in_doubt", key=record.key, task=record.task, worker=record.worker)
         if done.total():
             say(
                 logger.info,
@@ -89,9 +82,9 @@ class Purge(Periodic):
     def failed(self, reason: str | None) -> None:
         """What is left is there for the next look."""
         if reason is None:
-            say(logger.exception, "purge_failed", page="log-lines-workers")
+            say(logger.exception, "purge_failed")
         else:
-            say(logger.warning, "purge_failed", page="log-lines-workers", reason=reason)
+            say(logger.warning, "purge_failed", reason=reason)
 
 
 def purge_at_start(app: Celery) -> None:

@@ -91,7 +91,7 @@ class Returns:
         try:
             more = next(steps, _END) is not _END
         except Exception:  # noqa: BLE001 - it is logged whole
-            say(logger.exception, "message_not_returned", page="log-lines-workers")
+            say(logger.exception, "message_not_returned")
         if not more:
             self.under_way.pop(steps, None)
         return more
@@ -284,7 +284,7 @@ def _in_thread(act: Callable[[], None]) -> threading.Thread:
     try:
         thread.start()
     except RuntimeError:  # no thread can be started: the lease counts, as it does where this is not known at all
-        say(logger.warning, "recovery_skipped", page="log-lines-workers", reason="no thread can be started")
+        say(logger.warning, "recovery_skipped", reason="no thread can be started")
     return thread
 
 
@@ -305,7 +305,7 @@ def _end_lease(request: Any) -> None:
         reason = type(error).__name__
     else:
         reason = "its process is gone"
-    say(logger.warning, "lease_ended", page="log-lines-workers", task=task.name, task_id=request.id, reason=reason)
+    say(logger.warning, "lease_ended", task=task.name, task_id=request.id, reason=reason)
 
 
 def _will_be_gone(process: str) -> bool:

@@ -15,7 +15,7 @@ from kombu.serialization import prepare_accept_content, registry
 
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.delivery import ControlFlow
-from celery_idempotent.errors import PolicyError, SafeToRetry
+from celery_idempotent.errors import IdempotencyError, PolicyError, SafeToRetry
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.cipher import Cipher
 from celery_idempotent.protocol.codec import Codec
@@ -59,12 +59,13 @@ def refuse_control_flow(policy: Policy) -> None:
     for each in policy.remember:
         for kind, meaning in _MEANINGS.items():
             if issubclass(each, kind):
-                raise PolicyError(
-                    "remember",
-                    repr(policy.remember),
-                    f"{each.__name__} {meaning}; leave it out",
-                    see="policy#an-exception-cannot-be-remembered",
-                )
+                raise PolicyError("remember", repr(policy.remember), f"{each.__name__} {meaning}; leave it out")
+
+
+class OptionUnknown(PolicyError):
+    """Nothing reads this option or setting: it is misspelt, or stands in the wrong place."""
+
+    see = IdempotencyError.see  # by the class: no entry is about a name that nobody knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +150,7 @@ class Runtime:
         """The policy of tasks that declare none."""
         policy = self._app.conf.get("idempotency_policy") or Policy()
         if not isinstance(policy, Policy):
-            raise PolicyError(
-                "idempotency_policy",
-                repr(policy),
-                "must be a Policy",
-                see="settings#the-default-policy-is-not-a-policy",
-            )
+            raise PolicyError("idempotency_policy", repr(policy), "must be a Policy")
         refuse_control_flow(policy)
         return policy
 
@@ -172,10 +168,7 @@ class Runtime:
             return ""
         if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
             raise PolicyError(
-                "idempotency_namespace",
-                repr(namespace),
-                "must be 1 to 64 letters, digits, dots, dashes or underscores",
-                see="settings#the-namespace-cannot-be-used",
+                "idempotency_namespace", repr(namespace), "must be 1 to 64 letters, digits, dots, dashes or underscores"
             )
         return f"{namespace}:"
 
@@ -197,7 +190,6 @@ class Runtime:
                 "result_serializer",
                 repr(conf.result_serializer),
                 f"outcomes in it could never be replayed, as {setting} does not list it; add it there",
-                see="settings#results-could-not-be-replayed",
             )
         return Codec(conf.result_serializer, frozenset({own, "application/json"}), cipher=self.cipher)
 
@@ -227,12 +219,7 @@ class Runtime:
         """Seconds between two looks into the outbox, by ``idempotency_relay``; 0: a worker does not look."""
         every = self._app.conf.get("idempotency_relay", _RELAY_EVERY)
         if not is_duration(every):
-            raise PolicyError(
-                "idempotency_relay",
-                repr(every),
-                "must be seconds between two looks, or 0 for none",
-                see="settings#a-period-cannot-be-used",
-            )
+            raise PolicyError("idempotency_relay", repr(every), "must be seconds between two looks, or 0 for none")
         return milliseconds(every) / 1000
 
     @cached_property
@@ -272,12 +259,7 @@ class Runtime:
         if held is True or held is False:
             return held
         if held != "all":
-            raise PolicyError(
-                "idempotency_hold_messages",
-                repr(held),
-                'must be True, False or "all"',
-                see="settings#whose-messages-to-hold",
-            )
+            raise PolicyError("idempotency_hold_messages", repr(held), 'must be True, False or "all"')
         return "all"
 
     @cached_property
@@ -307,10 +289,7 @@ def cipher_of(app: Celery) -> Cipher | None:
     setting, required = app.conf.get("idempotency_cipher"), app.conf.get("idempotency_cipher_required", False)
     if not isinstance(required, bool) or (required and setting is None):
         raise PolicyError(
-            "idempotency_cipher_required",
-            repr(required),
-            "must be True or False, and True needs idempotency_cipher",
-            see="settings#an-encryption-key-cannot-be-used",
+            "idempotency_cipher_required", repr(required), "must be True or False, and True needs idempotency_cipher"
         )
     if setting is None:
         return None
@@ -318,17 +297,14 @@ def cipher_of(app: Celery) -> Cipher | None:
         from celery_idempotent.integration.keyring import KeyRing
     except ModuleNotFoundError as error:
         raise PolicyError(
-            "idempotency_cipher",
-            "...",
-            f'{error.name} is not installed; run: pip install "celery-idempotent[cipher]"',
-            see="settings#the-package-for-encryption-is-missing",
+            "idempotency_cipher", "...", f'{error.name} is not installed; run: pip install "celery-idempotent[cipher]"'
         ) from error
     return KeyRing(setting, is_required=required)
 
 
 def _milliseconds(setting: str, value: Any, what: str) -> int:
     if not is_duration(value):
-        raise PolicyError(setting, repr(value), f"must be seconds {what}", see="settings#a-period-cannot-be-used")
+        raise PolicyError(setting, repr(value), f"must be seconds {what}")
     return milliseconds(value)
 
 
@@ -348,7 +324,6 @@ def _steady(look: Callable[[], Any]) -> Any:
         scheme_of(seen) if isinstance(seen, str) else type(seen).__name__,
         "it is another at each access of the settings, so every delivery would open one of its own; make the value "
         "once, as with functools.cached_property, or write a URL",
-        see="stores#this-is-not-a-store",
     )
 
 
@@ -359,7 +334,6 @@ def _open(setting: Any) -> Store:
             "None",
             "set it to a store or its URL, such as dynamodb://@eu-west-1/idempotency (under a settings namespace "
             "CELERY it is called CELERY_IDEMPOTENCY_STORE); what is no task may be given store=... instead",
-            see="settings#no-store-is-set",
         )
     return open_store(setting)
 

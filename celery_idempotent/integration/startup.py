@@ -101,14 +101,14 @@ def check(app: Celery, pool: str) -> list[Hint]:
             IdempotencyWarning(
                 "idempotency_store=memory://: every process of this pool has a memory of its own, so duplicates that "
                 "reach another process run again; use another store, or --pool=threads or solo",
-                see="settings#the-memory-store-in-several-processes",
+                "idempotency_store",
             ),
             stacklevel=2,
         )
     found = hints(setup_of(app, pool, unheld_tasks(app)))
     for hint in found:
         if not hint.is_advice:
-            warnings.warn(IdempotencyWarning(str(hint), see=hint.see), stacklevel=2)
+            warnings.warn(IdempotencyWarning(str(hint), hint.setting), stacklevel=2)
     if isinstance(store, VerifiableStore):
         store.verify()
     if runtime.large_results is not None:
@@ -132,7 +132,6 @@ def _check_tasks(app: Celery, default: Policy) -> None:
             "Policy(...)",
             "no task of the app is idempotent, so nothing is protected; write base=IdempotentTask, or for all tasks "
             'Celery(..., task_cls="celery_idempotent:IdempotentTask")',
-            see="tasks#no-task-is-idempotent",
         )
     for task in tasks:
         if task.idempotent is None:
@@ -143,7 +142,6 @@ def _check_tasks(app: Celery, default: Policy) -> None:
                     "idempotency_policy",
                     f"Policy({error.option}={error.value})",
                     f"{task.name}: {error.remedy}; a task can have a policy of its own: idempotent=Policy(...)",
-                    see=error.see,
                 ) from error
 
 

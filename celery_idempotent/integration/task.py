@@ -263,7 +263,6 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
                 "idempotency_key",
                 repr(given[messages.KEY_HEADER]),
                 f"{map_of.name}: each item is an operation of its own; publish a group of signatures with keys",
-                see="keys#one-key-stands-for-several-operations",
             )
         identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
 

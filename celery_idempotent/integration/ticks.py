@@ -69,7 +69,6 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
                 cls.__name__,
                 f"{base} goes before SchedulerMixin, so no tick would have a name and each would run once for every "
                 f"beat; write class {cls.__name__}(SchedulerMixin, {base})",
-                see="tasks#the-base-classes-are-in-the-wrong-order",
             )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -141,7 +140,7 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
         problem = _problem(entry, self.app.tasks.get(entry.task), tick)
         if problem is not None and (entry.name, problem) not in self._told:
             self._told.add((entry.name, problem))
-            say(logger.warning, "tick", page="log-lines-workers", entry=entry.name, task=entry.task, reason=problem)
+            say(logger.warning, "tick", entry=entry.name, task=entry.task, reason=problem)
         return tick
 
 

@@ -56,12 +56,7 @@ def resolve(
         StoreUnavailable: No certain answer; look at the record before repeating.
     """
     if (completed is _NOT_GIVEN) is not rerun:
-        raise PolicyError(
-            "resolve",
-            repr(key),
-            "give either completed=<its result> or rerun=True",
-            see="operators#the-verdict-is-not-clear",
-        )
+        raise PolicyError("resolve", repr(key), "give either completed=<its result> or rerun=True")
     action = Action.RERUN if rerun else Action.COMPLETED
     result = None if rerun else completed
     return judge(action, key, result=result, by=by, reason=reason, app=app, seen_revision=seen_revision)
@@ -162,12 +157,12 @@ def refusal(error: Exception) -> str:
     """Why a verdict was refused, by one of :data:`REFUSED`, without the key, so that many can have one reason."""
     match error:
         case PolicyError():
-            return with_link(error.remedy, see=error.see)
+            return with_link(error.remedy, error.see)
         case StoreMisconfigured():  # such as a damaged step of this one
-            return with_link(error.reason, see=error.see)
+            return with_link(error.reason, error.see)
         case _:
             why = f"the store has no room for so large a record: {error}"
-            return with_link(why, see="operators#the-result-does-not-fit")
+            return with_link(why, "options#resolve")
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,9 +88,7 @@ def opened(cipher: Cipher | None, sealed: bytes, slot: Slot) -> bytes:
             raise NotOpened("it is encrypted, and no key is set here; set idempotency_cipher as its writers have it")
         return cipher.open(sealed, slot)
     except NotOpened as error:
-        raise RecordUnreadable(
-            "idempotency_cipher", f"decrypting {slot}", str(error), see="results#it-cannot-be-decrypted"
-        ) from error
+        raise RecordUnreadable("idempotency_cipher", f"decrypting {slot}", str(error)) from error
 
 
 def refuse_clear(cipher: Cipher | None, slot: Slot) -> None:
@@ -100,7 +98,6 @@ def refuse_clear(cipher: Cipher | None, slot: Slot) -> None:
             "idempotency_cipher_required",
             f"reading {slot}",
             "it is in clear text: it was written before the keys, or by somebody who has none; look at the record",
-            see="results#it-cannot-be-decrypted",
         )
 
 

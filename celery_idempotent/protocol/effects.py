@@ -66,12 +66,7 @@ def check_window(window: Duration | None) -> None:
         PolicyError: It is not a positive duration.
     """
     if window is not None and (not is_duration(window) or not milliseconds(window)):
-        raise PolicyError(
-            "window",
-            repr(window),
-            "must be seconds or a timedelta, more than 0",
-            see="policy#a-duration-cannot-be-used",
-        )
+        raise PolicyError("window", repr(window), "must be seconds or a timedelta, more than 0")
 
 
 def check_on_takeover(on_takeover: object) -> None:
@@ -81,12 +76,7 @@ def check_on_takeover(on_takeover: object) -> None:
         PolicyError: It is neither.
     """
     if on_takeover not in get_args(OnTakeover):
-        raise PolicyError(
-            "on_takeover",
-            repr(on_takeover),
-            f"must be one of {get_args(OnTakeover)}",
-            see="policy#an-option-takes-one-of-a-few-values",
-        )
+        raise PolicyError("on_takeover", repr(on_takeover), f"must be one of {get_args(OnTakeover)}")
 
 
 def check_effects(effects: Mapping[str, Any]) -> None:
@@ -96,12 +86,7 @@ def check_effects(effects: Mapping[str, Any]) -> None:
         PolicyError: It is not a mapping of names to kinds of effect; the message names the entry.
     """
     if not isinstance(effects, Mapping):
-        raise PolicyError(
-            "effects",
-            repr(effects),
-            f"must map names of steps to {_KINDS}",
-            see="policy#the-effects-are-not-declared-as-a-mapping",
-        )
+        raise PolicyError("effects", repr(effects), f"must map names of steps to {_KINDS}")
     for name, effect in effects.items():
         _check_entry(name, effect)
     _check_order(list(effects))
@@ -109,38 +94,18 @@ def check_effects(effects: Mapping[str, Any]) -> None:
 
 def _check_entry(name: object, effect: object) -> None:
     if not isinstance(name, str) or not name:
-        raise PolicyError(
-            "effects",
-            f"{{{name!r}: ...}}",
-            "the name of a step must be a text that is not empty",
-            see="policy#the-effects-are-not-declared-as-a-mapping",
-        )
+        raise PolicyError("effects", f"{{{name!r}: ...}}", "the name of a step must be a text that is not empty")
     if isinstance(effect, type) and issubclass(effect, get_args(Effect)):
-        raise PolicyError(
-            f"effects[{name!r}]",
-            effect.__name__,
-            f"is the class; write {effect.__name__}()",
-            see="policy#the-effects-are-not-declared-as-a-mapping",
-        )
+        raise PolicyError(f"effects[{name!r}]", effect.__name__, f"is the class; write {effect.__name__}()")
     if not isinstance(effect, Effect):
-        raise PolicyError(
-            f"effects[{name!r}]",
-            repr(effect),
-            f"must be {_KINDS}",
-            see="policy#the-effects-are-not-declared-as-a-mapping",
-        )
+        raise PolicyError(f"effects[{name!r}]", repr(effect), f"must be {_KINDS}")
 
 
 def _check_order(names: Sequence[str]) -> None:
     for position, name in enumerate(names):
         hidden_by = next((each for each in names[:position] if _fits(name, each)), None)
         if hidden_by is not None and "*" in name:
-            raise PolicyError(
-                "effects",
-                repr(name),
-                f"is never reached behind {hidden_by!r}; write it before that",
-                see="policy#a-pattern-of-effects-is-never-reached",
-            )
+            raise PolicyError("effects", repr(name), f"is never reached behind {hidden_by!r}; write it before that")
 
 
 def _fits(name: str, pattern: str) -> bool:

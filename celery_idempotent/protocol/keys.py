@@ -8,10 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 
-from celery_idempotent.errors import PolicyError
+from celery_idempotent.errors import IdempotencyError, PolicyError
 from celery_idempotent.protocol.canonical import NotCanonical, text_form
 from celery_idempotent.protocol.record import bounded, keepable
 from celery_idempotent.protocol.selector import Selector
+
+
+class ArgumentNotCanonical(PolicyError):
+    """The option is an argument of a call, which cannot be compared with that of another call."""
+
+    see = IdempotencyError.see  # by the class: no entry is about an author's arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +82,11 @@ def identify(
         else:
             declared = fingerprint.canonical(bound, task)
     except NotCanonical as error:
-        raise PolicyError(
+        raise ArgumentNotCanonical(
             error.path,
             f"<{error.type_name}>",
             f"{task}: this argument has no canonical form, so equal calls cannot be recognised; pass a plain value, "
             "or leave it out with Policy(key=..., fingerprint=...)",
-            see="keys#an-argument-has-no-canonical-form",
         ) from error
     named = label_of(label, lambda: bound)
     return Identity(f"{scope}:{_digest(material)}", None if declared is None else _digest(declared), named)

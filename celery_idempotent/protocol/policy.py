@@ -138,103 +138,39 @@ class Policy:
             ("publish", Publish),
             ("mode", Mode),
         ):
-            self._require(
-                option,
-                getattr(self, option) in get_args(literal),
-                f"must be one of {get_args(literal)}",
-                see="policy#an-option-takes-one-of-a-few-values",
-            )
+            self._require(option, getattr(self, option) in get_args(literal), f"must be one of {get_args(literal)}")
         for option in ("lease", "grace", "retain", "backoff", "backoff_max"):
-            self._require(
-                option,
-                is_duration(getattr(self, option)),
-                "must be seconds or a timedelta, not negative",
-                see="policy#a-duration-cannot-be-used",
-            )
-        self._require(
-            "lease",
-            self.lease_ms >= MIN_LEASE * 1000,
-            f"must be at least {MIN_LEASE} s",
-            see="policy#a-duration-cannot-be-used",
-        )
+            self._require(option, is_duration(getattr(self, option)), "must be seconds or a timedelta, not negative")
+        self._require("lease", self.lease_ms >= MIN_LEASE * 1000, f"must be at least {MIN_LEASE} s")
         self._require(
             "deadline",
             self.deadline is None or (is_duration(self.deadline) and self.deadline_ms >= self.lease_ms),
             "must be None, or a duration from the lease, before whose end nobody can take over; for less, set a "
             "shorter lease",
-            see="policy#a-duration-cannot-be-used",
         )
-        self._require(
-            "retain",
-            self.retain_ms > self.lease_ms,
-            "must be longer than the lease",
-            see="policy#a-duration-cannot-be-used",
-        )
-        self._require("backoff", self.backoff_ms > 0, "must be more than 0 s", see="policy#a-duration-cannot-be-used")
-        self._require(
-            "backoff_max",
-            self.backoff_max_ms >= self.backoff_ms,
-            "must be at least backoff",
-            see="policy#a-duration-cannot-be-used",
-        )
-        self._require(
-            "version", _is_count(self.version), "must be a whole number from 1", see="policy#a-number-cannot-be-used"
-        )
+        self._require("retain", self.retain_ms > self.lease_ms, "must be longer than the lease")
+        self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
+        self._require("backoff_max", self.backoff_max_ms >= self.backoff_ms, "must be at least backoff")
+        self._require("version", _is_count(self.version), "must be a whole number from 1")
         for option in ("max_conflicts", "max_takeovers", "max_result"):
             limit = getattr(self, option)
-            self._require(
-                option,
-                limit is None or _is_count(limit),
-                "must be None or from 1",
-                see="policy#a-number-cannot-be-used",
-            )
+            self._require(option, limit is None or _is_count(limit), "must be None or from 1")
         self._require(
             "remember",
             isinstance(self.remember, tuple)
             and all(isclass(each) and issubclass(each, BaseException) for each in self.remember),
             "must be a tuple of exception types",
-            see="policy#an-exception-cannot-be-remembered",
         )
         for each in self.remember:
             for kind, meaning in _NEVER_AN_OUTCOME.items():
-                self._require(
-                    "remember",
-                    not issubclass(each, kind),
-                    f"{each.__name__} {meaning}; leave it out",
-                    see="policy#an-exception-cannot-be-remembered",
-                )
-            self._require(
-                "remember",
-                issubclass(each, Exception),
-                f"{each.__name__} {_ENDS_ITS_PROCESS}",
-                see="policy#an-exception-cannot-be-remembered",
-            )
-        self._require(
-            "scope",
-            self.scope is None or _is_scope(self.scope),
-            "must be text of 1 to 1900 bytes",
-            see="policy#the-scope-is-too-long",
-        )
+                self._require("remember", not issubclass(each, kind), f"{each.__name__} {meaning}; leave it out")
+            self._require("remember", issubclass(each, Exception), f"{each.__name__} {_ENDS_ITS_PROCESS}")
+        self._require("scope", self.scope is None or _is_scope(self.scope), "must be text of 1 to 1900 bytes")
         for option in ("redact_errors", "keep_result"):
-            self._require(
-                option,
-                isinstance(getattr(self, option), bool),
-                "must be True or False",
-                see="policy#an-option-takes-one-of-a-few-values",
-            )
-        self._require(
-            "max_result",
-            self.keep_result or self.max_result is None,
-            "nothing is kept; leave it out",
-            see="policy#a-limit-for-results-that-are-not-kept",
-        )
+            self._require(option, isinstance(getattr(self, option), bool), "must be True or False")
+        self._require("max_result", self.keep_result or self.max_result is None, "nothing is kept; leave it out")
         check_effects(self.effects)
-        self._require(
-            "label",
-            self.label != WHOLE_CALL,
-            "must name what to show: all arguments are no name",
-            see="policy#the-label-names-nothing",
-        )
+        self._require("label", self.label != WHOLE_CALL, "must name what to show: all arguments are no name")
         _ = self.key_selector, self.fingerprint_selector, self.label_selector
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -247,9 +183,9 @@ class Policy:
             owner.on_bound = classmethod(_refuse_without_base)
             owner.__call__ = _refuse_to_run  # type: ignore[method-assign]  # Celery has registered it by then
 
-    def _require(self, option: str, holds: bool, remedy: str, *, see: str) -> None:
+    def _require(self, option: str, holds: bool, remedy: str) -> None:
         if not holds:
-            raise PolicyError(option, repr(getattr(self, option)), remedy, see=see)
+            raise PolicyError(option, repr(getattr(self, option)), remedy)
 
     @cached_property
     def key_selector(self) -> Selector:
@@ -363,12 +299,7 @@ class Policy:
         """The namespace and generation of the keys of the task called ``task``."""
         scope = self.scope or task
         if not _is_scope(scope):
-            raise PolicyError(
-                "scope",
-                repr(scope),
-                "the task's name is over 1900 bytes; set a shorter scope",
-                see="policy#the-scope-is-too-long",
-            )
+            raise PolicyError("scope", repr(scope), "the task's name is over 1900 bytes; set a shorter scope")
         return f"{scope}:{self.version}"
 
 
@@ -377,7 +308,6 @@ def _refuse_without_base(cls: type, app: object) -> None:
         "idempotent",
         "Policy(...)",
         f"{cls.__name__} would run unprotected, because its base is not an IdempotentTask; write base=IdempotentTask",
-        see="tasks#the-task-would-run-unprotected",
     )
 
 

@@ -154,7 +154,6 @@ def damaged(key: object, error: Exception, *, store: str) -> RecordUnreadable:
         "read",
         f"the record {_legible(key)!r} is damaged: {told}; look at it, and know that without it the operation "
         "runs again",
-        see="records#the-record-is-damaged",
     )
 
 
@@ -178,12 +177,7 @@ def _check_schema(values: Mapping[str, Any], store: str, decode: Callable[[str, 
         )
     else:
         return
-    raise RecordUnreadable(
-        store,
-        "read",
-        f"{problem}, or point idempotency_store at a table of its own",
-        see="records#the-schema-of-the-record-is-not-known",
-    )
+    raise RecordUnreadable(store, "read", f"{problem}, or point idempotency_store at a table of its own")
 
 
 def _check(known: Mapping[str, Any]) -> None:

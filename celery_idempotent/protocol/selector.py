@@ -115,16 +115,11 @@ class Selector:
         self._paths: tuple[str, ...] = ()
         if callable(spec):
             if inspect.iscoroutinefunction(spec) or inspect.isgeneratorfunction(spec):
-                raise PolicyError(
-                    option,
-                    repr(spec),
-                    "must be a plain function that returns the value",
-                    see="keys#the-selector-cannot-be-read",
-                )
+                raise PolicyError(option, repr(spec), "must be a plain function that returns the value")
         elif spec != WHOLE_CALL:
             paths = spec if isinstance(spec, tuple) else (spec,)
             if not paths or not all(is_path(each) for each in paths):
-                raise PolicyError(option, repr(spec), f"must be {FORMS}", see="keys#the-selector-cannot-be-read")
+                raise PolicyError(option, repr(spec), f"must be {FORMS}")
             self._paths = paths
 
     def check(self, signature: inspect.Signature) -> None:
@@ -141,10 +136,7 @@ class Selector:
                 inspect.signature(self.spec).bind(*example.args, **example.kwargs)
             except TypeError as error:
                 raise PolicyError(
-                    self.option,
-                    repr(self.spec),
-                    f"must take the task's arguments {signature}: {error}",
-                    see="keys#the-selector-does-not-fit-the-task",
+                    self.option, repr(self.spec), f"must take the task's arguments {signature}: {error}"
                 ) from error
             except ValueError:
                 pass  # a function of C's may not tell its signature; the first call will
@@ -157,7 +149,6 @@ class Selector:
                     self.option,
                     repr(path),
                     f"there is no argument {name!r}; the signature is {signature}{among_others}",
-                    see="keys#the-selector-does-not-fit-the-task",
                 )
 
     def canonical(self, bound: inspect.BoundArguments, task: str) -> str:
@@ -203,12 +194,7 @@ class Selector:
         except Exception as error:
             raise self._failed(function, error, task) from error
         if value is None and self._nulls:
-            raise PolicyError(
-                self.option,
-                repr(function),
-                f"{task}: it returned None; return what is to be compared",
-                see="keys#the-selector-fails-for-a-call",
-            )
+            raise PolicyError(self.option, repr(function), f"{task}: it returned None; return what is to be compared")
         if not self._nulls:
             # What it has put together, it has chosen part by part; what lies deeper is data, and may hold nulls.
             parts = value if isinstance(value, list | tuple | set | frozenset) else ()
@@ -228,7 +214,6 @@ class Selector:
                 repr(path),
                 f"{task}: a path cannot choose {error}; write a function of the arguments: "
                 "lambda order: order['lines'][0]['sku']",
-                see="keys#the-selector-fails-for-a-call",
             ) from None
         except IdempotencyError:
             raise
@@ -238,10 +223,7 @@ class Selector:
 
     def _failed(self, source: object, error: Exception, task: str) -> PolicyError:
         return PolicyError(
-            self.option,
-            repr(source),
-            f"{task}: it raised {type(error).__name__} for these arguments{_text_of(error)}",
-            see="keys#the-selector-fails-for-a-call",
+            self.option, repr(source), f"{task}: it raised {type(error).__name__} for these arguments{_text_of(error)}"
         )
 
 

@@ -109,38 +109,21 @@ def terms_of(name: str, effects: Mapping[str, Effect], *, is_fenced: bool = Fals
     ``is_fenced``: the call fences earlier attempts off and looks for their effect.
     """
     if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME:
-        raise PolicyError(
-            "name",
-            repr(name),
-            f"a step's name is text of 1 to {_MAX_NAME} characters",
-            see="effects#the-name-of-a-step-cannot-be-used",
-        )
+        raise PolicyError("name", repr(name), f"a step's name is text of 1 to {_MAX_NAME} characters")
     if not effects:
         return Terms("rerun", None)
     match declared(effects, name):
         case None:
-            raise PolicyError(
-                "step", repr(name), _undeclared(name, list(effects)), see="effects#the-step-is-not-declared"
-            )
+            raise PolicyError("step", repr(name), _undeclared(name, list(effects)))
         case Keyed(window, past_window):
             return Terms(past_window, None if window is None else milliseconds(window))
         case AtMostOnce():
             return Terms("refuse", None)
         # The declaration promises more than a bare step keeps.
         case Committed():
-            raise PolicyError(
-                "step",
-                repr(name),
-                "is declared Committed(): use attempt.commit() or .transaction()",
-                see="effects#the-step-is-declared-as-another-kind",
-            )
+            raise PolicyError("step", repr(name), "is declared Committed(): use attempt.commit() or .transaction()")
         case Fenced() if not is_fenced:
-            raise PolicyError(
-                "step",
-                repr(name),
-                "is declared Fenced(): use attempt.fenced_step()",
-                see="effects#the-step-is-declared-as-another-kind",
-            )
+            raise PolicyError("step", repr(name), "is declared Fenced(): use attempt.fenced_step()")
         case _:
             return Terms("rerun", None)
 

@@ -77,17 +77,13 @@ def open_store(url: str | Store) -> Store:
                 "idempotency_store",
                 type(url).__name__,
                 "is not a store; write a URL, such as redis://host/0, or a store, such as SQLStore(engine)",
-                see="stores#this-is-not-a-store",
             )
         return url
     scheme = url.partition(":")[0].lower()
     built_in = _BUILT_IN.get(scheme) or _SQL.get(scheme.partition("+")[0])
     if scheme in _BUILT_IN and scheme not in _SQL and not url.partition(":")[2].startswith("//"):  # SQL says so itself
         raise PolicyError(
-            "idempotency_store",
-            scheme_of(url),
-            f"behind the scheme a URL has ://, so write {scheme}://...",
-            see="stores#the-scheme-names-no-store",
+            "idempotency_store", scheme_of(url), f"behind the scheme a URL has ://, so write {scheme}://..."
         )
     if built_in:
         return _open_built_in(url, *built_in)
@@ -96,18 +92,10 @@ def open_store(url: str | Store) -> Store:
         return _open_registered(url, registered[scheme])
     if scheme.partition("+")[0] == "postgres":
         raise PolicyError(
-            "idempotency_store",
-            scheme_of(url),
-            "the scheme is called postgresql: write postgresql://...",
-            see="stores#the-scheme-names-no-store",
+            "idempotency_store", scheme_of(url), "the scheme is called postgresql: write postgresql://..."
         )
     known = ", ".join(sorted({*_BUILT_IN, *registered}))
-    raise PolicyError(
-        "idempotency_store",
-        scheme_of(url),
-        f"no store has this scheme; known schemes: {known}",
-        see="stores#the-scheme-names-no-store",
-    )
+    raise PolicyError("idempotency_store", scheme_of(url), f"no store has this scheme; known schemes: {known}")
 
 
 def _open_built_in(url: str, module: str, name: str, extra: str | None) -> Store:
@@ -118,7 +106,6 @@ def _open_built_in(url: str, module: str, name: str, extra: str | None) -> Store
             "idempotency_store",
             scheme_of(url),
             f'{error.name} is not installed; run: pip install "celery-idempotent[{extra}]"',
-            see="stores#the-package-for-the-store-is-missing",
         ) from error
     return cast(Store, store.from_url(url))
 
@@ -127,12 +114,7 @@ def _open_registered(url: str, entry_point: EntryPoint) -> Store:
     def unusable(why: str) -> PolicyError:
         package = entry_point.dist.name if entry_point.dist else "its package"
         registration = f"entry point {entry_point.name} = {entry_point.value} of {package}"
-        return PolicyError(
-            "idempotency_store",
-            scheme_of(url),
-            f"{registration}: {why}",
-            see="stores#the-package-for-the-store-is-broken",
-        )
+        return PolicyError("idempotency_store", scheme_of(url), f"{registration}: {why}")
 
     try:
         opener = entry_point.load()

@@ -38,7 +38,7 @@ def warn_if_exposed(store: str, weakness: str, remedy: str) -> None:
             IdempotencyWarning(
                 f"idempotency_store={store}: the connection to another machine {weakness}, so others can read results "
                 f"and the password, and invent outcomes; {remedy}",
-                see="stores#others-can-read-the-connection",
+                "idempotency_store",
             ),
             stacklevel=3,
         )

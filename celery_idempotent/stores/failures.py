@@ -40,15 +40,13 @@ class Rule:
     #: A pattern in the text of an error that has neither code nor class of its own.
     text: str = r"(?!)"
     remedy: str = ""
-    #: The entry under ``docs/troubleshooting``.
-    see: str = "stores#the-store-does-not-answer"
 
     def fits(self, error: BaseException, code: str, text: str) -> bool:
         """Whether ``error`` is of this kind."""
         return code in self.codes or isinstance(error, self.errors) or re.search(self.text, text) is not None
 
 
-NO_RULE = Rule(meaning=Meaning.UNAVAILABLE, see="stores#the-store-does-not-answer")
+NO_RULE = Rule(meaning=Meaning.UNAVAILABLE)
 
 _AT_LEISURE = {"verify", "provision"}
 
@@ -66,4 +64,4 @@ def failure(rule: Rule, store: str, operation: str, reason: str, **details: str)
     permanent = rule.meaning is Meaning.MISCONFIGURED or (
         rule.meaning is Meaning.READ_ONLY and operation in _AT_LEISURE
     )
-    return (StoreMisconfigured if permanent else StoreUnavailable)(store, operation, told, see=rule.see)
+    return (StoreMisconfigured if permanent else StoreUnavailable)(store, operation, told)

@@ -63,17 +63,12 @@ def assert_effect_once(
     """
     __tracebackhide__ = True
     if promise not in get_args(Promise):
-        raise ValueError(
-            with_link(
-                f"promise={promise!r}: must be one of {get_args(Promise)}",
-                see="testing#the-check-cannot-use-an-argument",
-            )
-        )
+        raise ValueError(with_link(f"promise={promise!r}: must be one of {get_args(Promise)}", "errors#test-argument"))
     if not isinstance(task, Task):
         raise TypeError(
             with_link(
                 f"task={task!r}: must be a Celery task; not its function, its signature or its name",
-                see="testing#the-check-cannot-use-an-argument",
+                "errors#test-argument",
             )
         )
     with (
@@ -96,8 +91,7 @@ def _counting(effects: Callable[[], int] | Sized | None, deliveries: Deliveries)
         return effects
     raise TypeError(
         with_link(
-            f"effects={effects!r}: must be a function that counts, or a container with a length",
-            see="testing#the-check-cannot-use-an-argument",
+            f"effects={effects!r}: must be a function that counts, or a container with a length", "errors#test-argument"
         )
     )
 

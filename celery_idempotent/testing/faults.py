@@ -83,8 +83,8 @@ class FaultyStore(StoreWrapper):
         self.before_swap(new)
         fault = self.faults.popleft() if self.faults else "none"
         if fault == "request lost":
-            raise StoreUnavailable(repr(self), "swap", "request lost", see="testing#a-fault-is-part-of-the-test")
+            raise StoreUnavailable(repr(self), "swap", "request lost")
         stored = swap()
         if fault == "reply lost":
-            raise StoreUnavailable(repr(self), "swap", "reply lost", see="testing#a-fault-is-part-of-the-test")
+            raise StoreUnavailable(repr(self), "swap", "reply lost")
         return stored

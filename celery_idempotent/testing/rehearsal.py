@@ -117,7 +117,6 @@ class RehearsalStore(FakeStore):
                 repr(own),
                 "has no transactions; to rehearse attempt.transaction(), give the test's app an SQL store, such as "
                 "sqlite:////tmp/test.sqlite: the body's statements go to its database",
-                see="effects#the-store-cannot-do-this",
             )
         return _RehearsedTransaction(self, own.begin(using))
 
@@ -147,19 +146,19 @@ class RehearsalStore(FakeStore):
         if fate == "dies before":
             self.die()
         if fate == "request lost" or is_repetition:
-            raise StoreUnavailable(repr(self), "swap", "the request is lost", see="testing#a-fault-is-part-of-the-test")
+            raise StoreUnavailable(repr(self), "swap", "the request is lost")
         stored = swap()
         self._has_claim |= stored is not None and stored.revision == new.revision
         if fate == "dies after":
             self.die()
         if fate in ("reply lost", "two answers lost"):
-            raise StoreUnavailable(repr(self), "swap", "the reply is lost", see="testing#a-fault-is-part-of-the-test")
+            raise StoreUnavailable(repr(self), "swap", "the reply is lost")
         return stored
 
     def _beside(self, swap: Callable[[], Record | None]) -> Record | None:
         # The heartbeat's thread outlives every attempt: it must see an error that it knows.
         if self._is_dead:
-            raise StoreUnavailable(repr(self), "swap", "the worker is dead", see="testing#a-fault-is-part-of-the-test")
+            raise StoreUnavailable(repr(self), "swap", "the worker is dead")
         return swap()
 
     def _checkpoint(self, new: Record) -> str:

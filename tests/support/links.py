@@ -5,4 +5,4 @@ import re
 
 def unlinked(text: str) -> str:
     """The text of an error, a warning or a line of the log without the address at its end."""
-    return re.sub(r"(?:;? see[ =])https://\S+/troubleshooting/[\w-]+\.html#[\w-]+$", "", text, flags=re.MULTILINE)
+    return re.sub(r"(?:;? see[ =])https://\S+/troubleshooting/[\w-]+\.html#[\w-]+", "", text)

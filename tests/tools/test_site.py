@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import json
 import re
 import shutil
 import subprocess
@@ -12,11 +11,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from sphinx.search.en import SearchEnglish
 
 from celery_idempotent.troubleshooting import PAGES, link
 from tests.support.documents import ROOT
-from tests.support.messages import logged, said
+from tests.support.messages import linked
 from tests.support.screens import NARROW, WIDE, sizes
 from tests.unit.test_public_names import PUBLIC
 
@@ -144,7 +142,7 @@ def test_every_public_name_is_in_the_reference(described: set[str]) -> None:
 def test_every_entry_is_where_its_link_leads(site: Path) -> None:
     """The address at the end of a message names a page of the site, and a heading on it."""
     pages = {page.stem: page.read_text() for page in (site / "troubleshooting").glob("*.html")}
-    addresses = {link(each.see).removeprefix(f"{PAGES}/") for each in said() | logged()}
+    addresses = {link(see).removeprefix(f"{PAGES}/") for see in linked()}
     assert len(addresses) > 150
     assert {each for each in addresses if f'id="{each.split("#")[1]}"' not in pages[each.split(".html")[0]]} == set()
 
@@ -167,21 +165,6 @@ def test_every_member_of_a_public_class_is_in_the_reference(described: set[str])
 def _names(module: str) -> set[str]:
     names: list[str] = vars(importlib.import_module(module))["__all__"]
     return set(names)
-
-
-def test_the_search_finds_errors_by_their_text(site: Path) -> None:
-    """Every word of a message leads to the page of its entry, as the search cuts words to their stems."""
-    index = json.loads((site / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
-    search = SearchEnglish({})
-    found: dict[int, set[str]] = {}
-    for part in ("terms", "titleterms"):
-        for word, at in index[part].items():
-            for page in at if isinstance(at, list) else [at]:
-                found.setdefault(page, set()).add(word)
-    for each in said():
-        page = index["docnames"].index(f"troubleshooting/{each.see.partition('#')[0]}")
-        sought = {word.lower() for word in search.split(each.text) if search.word_filter(search.stem(word.lower()))}
-        assert {word for word in sought if search.stem(word) not in found[page]} == set(), each
 
 
 def test_no_page_is_longer_than_three_screens_or_wider_than_a_phone(

@@ -231,11 +231,11 @@ def test_the_first_rule_that_fits_counts() -> None:
 
 
 def test_remedies_name_what_is_missing() -> None:
-    """With what the driver said, in parentheses, and with the address of the rule's entry."""
-    rule = Rule(remedy="run: {creation}", see="dynamodb#the-table-does-not-exist")
+    """With what the driver said, in parentheses, and with the address of what is misconfigured."""
+    rule = Rule(remedy="run: {creation}")
     told = failure(rule, "s", "swap", "no table", creation="make it")
 
-    assert str(told) == f"s: swap failed: run: make it (no table); see {link(rule.see)}"
+    assert str(told) == f"s: swap failed: run: make it (no table); see {link('stores#store-misconfigured')}"
 
 
 def answer(code: str, message: str = "", operation: str = "PutItem") -> ClientError:

@@ -112,7 +112,7 @@ def test_answers_for_a_commit_are_built() -> None:
         *((status, {"a": 1}, {}, "status") for status in (204, 205, 304)),
         *((201, None, {name: "x"}, "headers") for name in ("", "a b", "a:", "é", "a\n", 1)),
         *(
-            (201, None, {"Location": value}, "Location")
+            (201, None, {"Location": value}, "headers")
             for value in ("\u2603", "/a\r\nB: c", "/a\n", "\0", " a", "a\t", 3)
         ),
         *((201, None, {"Location": value}, None) for value in ("", "/a b", "\xe9", "a\tb")),

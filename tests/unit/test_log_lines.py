@@ -71,11 +71,11 @@ def test_numbers_stay_numbers_and_nothing_is_left_out(caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("loud", [SAID.warning, SAID.error, SAID.exception, partial(SAID.log, logging.WARNING)])
 def test_a_warning_ends_with_the_address_of_its_entry(loud: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """On its own page, where it names one; whoever is woken by it has one more click to go."""
-    say(loud, "hold_failed", page="log-lines-workers", queue="orders")
+    """Whoever is woken by it has one more click to go."""
+    say(loud, "hold_failed", queue="orders")
 
     (line,) = caplog.messages
-    assert line.endswith(f" see={link('log-lines-workers#hold-failed')}")
+    assert line.endswith(f" see={link('log-lines#hold-failed')}")
 
 
 @pytest.mark.parametrize("quiet", [SAID.debug, SAID.info, partial(SAID.log, logging.INFO)])

@@ -495,5 +495,5 @@ def test_worker_that_lacks_the_extra_does_not_start(app: Celery, monkeypatch: py
     _step(app)
     consume(app, Route(queue="returns", task="charge"))
 
-    with pytest.raises(click.ClickException, match=r"celery-idempotent\[sns\]\"; see .*sns\.html#the-package"):
+    with pytest.raises(click.ClickException, match=r"celery-idempotent\[sns\]\"; see .*errors\.html#package-missing"):
         _step(app)

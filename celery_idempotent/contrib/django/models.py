@@ -16,7 +16,7 @@ from celery_idempotent.troubleshooting import with_link
 _REFUSAL = with_link(
     "idempotency records are changed by compare-and-swap only; give a verdict with celery_idempotent.resolve(), "
     "on the admin page, or by: celery -A <your app> idempotency resolve",
-    see="django#records-are-not-changed-by-the-orm",
+    "errors#read-only",
 )
 
 

@@ -81,10 +81,7 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
         alias = url.partition("://")[2].rstrip("/")
         if not alias or set(alias) & set(_MORE_THAN_AN_ALIAS):
             raise PolicyError(
-                "idempotency_store",
-                scheme_of(url),
-                "write django://default, or another key of DATABASES",
-                see="django#the-database-cannot-be-used",
+                "idempotency_store", scheme_of(url), "write django://default, or another key of DATABASES"
             )
         return cls(alias)
 
@@ -151,17 +148,11 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
                 repr(self),
                 operation,
                 "Django's connections cannot be used in async code; call the task by sync_to_async(task.delay)(...)",
-                see="django#a-task-is-called-in-async-code",
             ) from error
 
     def _refuse_using(self, using: Any) -> None:
         if using is not None:
-            raise PolicyError(
-                "using",
-                repr(type(using)),
-                "a Django store uses Django's own connection; leave it out",
-                see="transactions#the-connection-cannot-be-used",
-            )
+            raise PolicyError("using", repr(type(using)), "a Django store uses Django's own connection; leave it out")
 
     def _refuse_transaction(self, connection: BaseDatabaseWrapper, operation: str) -> None:
         if connection.in_atomic_block:
@@ -178,7 +169,6 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
             f"{opened} on database {self.alias!r} a claim would be rolled back together with whatever comes after it. "
             "Call the task after the end of the transaction: transaction.on_commit(...) or delay_on_commit(...); "
             "with ATOMIC_REQUESTS mark the view by transaction.non_atomic_requests",
-            see="django#a-task-is-called-inside-a-transaction",
         )
 
     def _run(self, connection: BaseDatabaseWrapper, text: str, values: Values, names: Sequence[str] | None) -> Reply:
@@ -272,4 +262,4 @@ def _check(alias: str) -> None:
 
 
 def _unusable(alias: str, remedy: str) -> PolicyError:
-    return PolicyError("idempotency_store", f"'django://{alias}'", remedy, see="django#the-database-cannot-be-used")
+    return PolicyError("idempotency_store", f"'django://{alias}'", remedy)

@@ -40,17 +40,13 @@ class DjangoTransaction:
         """See :meth:`celery_idempotent.stores.Transaction.swap`."""
         if not self.connection.in_atomic_block or len(self.connection.savepoint_ids) != self._depth:
             raise PolicyError(
-                "transaction",
-                "not at its own level",
-                "end all of your own atomic() blocks first: return tx.done(...)",
-                see="transactions#the-transaction-ended-too-early",
+                "transaction", "not at its own level", "end all of your own atomic() blocks first: return tx.done(...)"
             )
         if self.connection.needs_rollback:
             raise PolicyError(
                 "transaction",
                 "after an error in it",
                 "put what may fail into an atomic() of its own, so that only that is undone",
-                see="transactions#an-error-broke-the-transaction",
             )
         return self._store.swap_on(self.connection, new, expected)
 

@@ -329,7 +329,6 @@ def _refuse_transaction() -> None:
                 repr(connection.alias),
                 "the view's effect could be rolled back after it was recorded; write @transaction.non_atomic_requests "
                 "above @idempotent_view, and a transaction into the view",
-                see="django#the-request-runs-in-a-transaction",
             )
 
 

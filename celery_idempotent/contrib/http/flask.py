@@ -97,7 +97,6 @@ def _body(passage: Passage) -> bytes | Problem:
             "request.form",
             "read before the view",
             "of its body nothing is left to tell two requests apart; call request.get_data() before, which keeps it",
-            see="http-setup#the-body-was-read-before-the-view",
         )
     return Problem.BODY_TOO_LARGE if len(body) > limit else body
 

@@ -131,9 +131,7 @@ class Passage:
         self, caller: Caller | None, store: str | Store | None, celery: Celery | None, options: HttpOptions
     ) -> None:
         if caller is None:
-            warnings.warn(
-                IdempotencyWarning(_NOBODY_NAMED, see="http-setup#nobody-is-named-as-the-caller"), stacklevel=3
-            )
+            warnings.warn(IdempotencyWarning(_NOBODY_NAMED, "caller"), stacklevel=3)
         self.rules = HttpRules(caller=caller, **options)
         self._where = place_of(store, celery)
 

@@ -129,14 +129,10 @@ def answer(status: int, content: Any = None, headers: Mapping[str, str] | None =
         PolicyError: No server can send it: committed, it would fail each repetition for good.
     """
     if not (isinstance(status, int) and 200 <= status <= 599):
-        raise PolicyError(
-            "status", repr(status), "must be a number from 200 to 599", see="http-setup#the-answer-cannot-be-sent"
-        )
+        raise PolicyError("status", repr(status), "must be a number from 200 to 599")
     kind, body = _content(content)
     if body and status in _WITHOUT_CONTENT:
-        raise PolicyError(
-            "status", repr(status), "such a response has no content", see="http-setup#the-answer-cannot-be-sent"
-        )
+        raise PolicyError("status", repr(status), "such a response has no content")
     given = dict(headers or {})
     for name, value in given.items():
         _refuse_unsendable(name, value)
@@ -153,14 +149,9 @@ _VALUE = re.compile(r"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
 
 def _refuse_unsendable(name: object, value: object) -> None:
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise PolicyError("headers", repr(name), "is no name of a header", see="http-setup#the-answer-cannot-be-sent")
+        raise PolicyError("headers", repr(name), "is no name of a header")
     if not (isinstance(value, str) and _VALUE.fullmatch(value)):
-        raise PolicyError(
-            name,
-            repr(value),
-            "must be one line of Latin-1 text, without blanks around it",
-            see="http-setup#the-answer-cannot-be-sent",
-        )
+        raise PolicyError("headers", f"{name}: {value!r}", "must be one line of Latin-1 text, without blanks around it")
 
 
 def _content(content: Any) -> tuple[str, bytes]:
@@ -231,23 +222,13 @@ def caller_of(value: Any) -> str | None:
         return value or None  # an empty header names nobody
     if isinstance(value, int | UUID) and not isinstance(value, bool):
         return str(value)
-    raise PolicyError(
-        "caller",
-        repr(type(value)),
-        "it must return text, a number, a UUID or None",
-        see="http-setup#the-function-for-the-caller-cannot-be-used",
-    )
+    raise PolicyError("caller", repr(type(value)), "it must return text, a number, a UUID or None")
 
 
 def require_function(option: str, value: object) -> None:
     """Refuse what is given for a function of the request and is none."""
     if value is not None and not callable(value):
-        raise PolicyError(
-            option,
-            repr(value),
-            "must be a function of the request",
-            see="http-setup#the-function-for-the-caller-cannot-be-used",
-        )
+        raise PolicyError(option, repr(value), "must be a function of the request")
 
 
 def by_authorization(header: str | None) -> str | None:
@@ -384,7 +365,7 @@ class HttpRules:
 
     def _require(self, option: str, holds: bool, remedy: str) -> None:
         if not holds:
-            raise PolicyError(option, repr(getattr(self, option)), remedy, see="http-setup#an-option-cannot-be-used")
+            raise PolicyError(option, repr(getattr(self, option)), remedy)
 
     def _settle(self, option: str, value: Any) -> None:
         object.__setattr__(self, option, value)
@@ -400,12 +381,7 @@ class HttpRules:
         policy = self.policy
         self._require("policy", isinstance(policy, Policy), "must be a Policy(...)")
         if policy.key != WHOLE_CALL:
-            raise PolicyError(
-                "key",
-                repr(policy.key),
-                "it is method, path, caller and Idempotency-Key; leave it out",
-                see="http-setup#an-option-cannot-be-used",
-            )
+            raise PolicyError("key", repr(policy.key), "it is method, path, caller and Idempotency-Key; leave it out")
         fingerprint = ("query", "content_type", "digest") if policy.fingerprint == WHOLE_CALL else policy.fingerprint
         key = ("method", "path", "caller", "key")
         adapted = replace(policy, key=key, fingerprint=fingerprint, scope=policy.scope or "http")

@@ -81,7 +81,7 @@ class Subscribers(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has 
                 raise click.ClickException(f"celery-idempotent: {error}") from error
             if client is None and find_spec("boto3") is None:
                 message = 'boto3 is not installed; run: pip install "celery-idempotent[sns]"'
-                raise click.ClickException(with_link(message, see="sns#the-package-for-sns-is-missing"))
+                raise click.ClickException(with_link(message, "errors#package-missing"))
 
     def start(self, parent: Any) -> None:
         """Begin to consume."""
@@ -122,7 +122,7 @@ def check_task(app: Celery, name: str) -> None:
         )
     else:
         return
-    raise PolicyError("task", repr(name), remedy, see="sns#the-task-cannot-take-notifications")
+    raise PolicyError("task", repr(name), remedy)
 
 
 def _boto3_client() -> "SQSClient":
@@ -162,7 +162,7 @@ class Subscriber:
             except Exception as error:  # noqa: BLE001 - it is told, and what was taken comes back
                 pause = min(2 * pause or 1.0, _LONGEST_PAUSE)
                 reason = f"{type(error).__name__}: {describe(error)}"
-                say(logger.error, "sns_failed", page="sns", queue=self._queue, pause=pause, reason=reason)
+                say(logger.error, "sns_failed", queue=self._queue, pause=pause, reason=reason)
 
     def look(self) -> None:
         """Make calls of what has come, delete what was published, and give back what was not tried."""
@@ -191,7 +191,7 @@ class Subscriber:
                 deleted = self._sqs.delete_message_batch(QueueUrl=self._url, Entries=_entries(done))
                 for each in deleted.get("Failed", []):  # it comes again and is published again, as the same operation
                     reason = each.get("Message", each["Code"])
-                    say(logger.warning, "sns_not_deleted", page="sns", queue=self._queue, reason=reason)
+                    say(logger.warning, "sns_not_deleted", queue=self._queue, reason=reason)
             if untried:
                 given_back = _entries(untried, VisibilityTimeout=0)
                 self._sqs.change_message_visibility_batch(QueueUrl=self._url, Entries=given_back)
@@ -229,7 +229,6 @@ class Subscriber:
         say(
             logger.error,
             "sns_stays",
-            page="sns",
             queue=self._queue,
             message_id=notification.message_id or message["MessageId"],
             deliveries=int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1)),

@@ -125,15 +125,14 @@ class Route:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        page = "sns#a-route-cannot-be-used"
         if not (isinstance(self.queue, str) and self.queue_name):
-            raise PolicyError("queue", repr(self.queue), "must be the name or the URL of an SQS queue", see=page)
+            raise PolicyError("queue", repr(self.queue), "must be the name or the URL of an SQS queue")
         for name in {"args", "kwargs", "task_id", "idempotency_key"} & self.options.keys():
-            raise PolicyError("options", repr(name), "it follows from the notification; leave it out", see=page)
+            raise PolicyError("options", repr(name), "it follows from the notification; leave it out")
         for option in ("arguments", "when"):
             function = getattr(self, option)
             if not (function is None or callable(function)):
-                raise PolicyError(option, repr(function), "must be a function of the notification", see=page)
+                raise PolicyError(option, repr(function), "must be a function of the notification")
         if self.selector is not None:
             self.selector.check(_OF_A_FUNCTION if callable(self.key) else _OF_A_PATH)
 
@@ -181,7 +180,6 @@ class Route:
             str(By.MESSAGE),
             "with raw delivery SNS does not tell its id of a message; name a part of the message, such as "
             "key='message.id', or switch raw delivery off",
-            see="sns#raw-delivery-has-no-id",
         )
 
 

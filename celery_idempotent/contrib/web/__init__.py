@@ -38,9 +38,7 @@ def create_app(app: Celery, *, token: str, write: bool = False) -> "ASGIApp":
         ImportError: The extra ``web`` is not installed.
     """
     if len(token) < SHORTEST_TOKEN:
-        raise PolicyError(
-            "token", "'...'", f"must have at least {SHORTEST_TOKEN} characters", see="web#the-token-is-too-short"
-        )
+        raise PolicyError("token", "'...'", f"must have at least {SHORTEST_TOKEN} characters")
     try:
         from celery_idempotent.contrib.web.pages import served
     except ModuleNotFoundError as error:
@@ -52,8 +50,7 @@ def create_app(app: Celery, *, token: str, write: bool = False) -> "ASGIApp":
 def not_installed(error: ModuleNotFoundError) -> str:
     """What to do about it."""
     return with_link(
-        f'{error.name} is not installed; run: pip install "celery-idempotent[web]"',
-        see="web#the-package-for-the-page-is-missing",
+        f'{error.name} is not installed; run: pip install "celery-idempotent[web]"', "errors#package-missing"
     )
 
 

@@ -16,24 +16,21 @@ OTHER_KEY = "the table's key is not {key}; name its attributes by key_attr and s
 
 _RULES = (
     Rule(meaning=Meaning.TOO_LARGE, text="(?is)^ValidationException: .*size"),
-    Rule(text="(?is)^ValidationException: .*key", remedy=OTHER_KEY, see="dynamodb#the-table-has-another-key"),
+    Rule(text="(?is)^ValidationException: .*key", remedy=OTHER_KEY),
     Rule(
         codes=frozenset({"ResourceNotFoundException"}),
         remedy="the table does not exist; create it with: celery -A <your app> idempotency provision, "
         "or without an app: open_store(URL).provision()",
-        see="dynamodb#the-table-does-not-exist",
     ),
     Rule(
         codes=frozenset({"AccessDeniedException", "AccessDenied"}),
         remedy="{action} is not granted on the table; add it to the role",
-        see="dynamodb#a-permission-is-missing",
     ),
     Rule(
         codes=frozenset({"UnrecognizedClientException", "InvalidSignatureException"}),
         remedy="AWS does not accept the credentials",
-        see="dynamodb#the-credentials-are-refused",
     ),
-    Rule(errors=(NoCredentialsError, NoRegionError), see="dynamodb#the-credentials-are-refused"),
+    Rule(errors=(NoCredentialsError, NoRegionError)),
 )
 
 

@@ -85,14 +85,7 @@ class Indexes:
         question = self._question(index, values[index.attribute])
         first = self._ask("Query", _MISSING, **question)
         if refusal_of(first):
-            say(
-                logger.warning,
-                "index_missing",
-                page="log-lines-workers",
-                table=self._table,
-                index=index.name,
-                reason=text_of(first),
-            )
+            say(logger.warning, "index_missing", table=self._table, index=index.name, reason=text_of(first))
             return None
         return self._pages(question, first)
 

@@ -141,18 +141,10 @@ class DynamoDBStore:
     ) -> None:
         if client is not None and (session or endpoint_url or region or config):
             raise PolicyError(
-                "client",
-                repr(client),
-                "has its own session, region, endpoint and config; leave those out",
-                see="dynamodb#the-url-or-an-option-cannot-be-used",
+                "client", repr(client), "has its own session, region, endpoint and config; leave those out"
             )
         if transport not in {None, "boto3", "direct"} or (client is not None and transport == "direct"):
-            raise PolicyError(
-                "transport",
-                repr(transport),
-                "write boto3 or direct; a client of yours is boto3's",
-                see="dynamodb#the-url-or-an-option-cannot-be-used",
-            )
+            raise PolicyError("transport", repr(transport), "write boto3 or direct; a client of yours is boto3's")
         self.table = table
         self._region = region
         self._endpoint_url = endpoint_url
@@ -165,19 +157,9 @@ class DynamoDBStore:
         self._sort_key_value = sort_key_value
         self._attributes = {**ATTRIBUTES, "key": key_attr, "expires_at": ttl_attr}
         if len({*self._attributes.values(), sort_key_attr, ATTENTION}) != len(self._attributes) + 2:
-            raise PolicyError(
-                "key_attr, sort_key_attr, ttl_attr",
-                repr(sorted(self._attributes.values())),
-                "overlap",
-                see="dynamodb#the-url-or-an-option-cannot-be-used",
-            )
+            raise PolicyError("key_attr, sort_key_attr, ttl_attr", repr(sorted(self._attributes.values())), "overlap")
         if unknown_index is not None and unknown_index == label_index:
-            raise PolicyError(
-                "unknown_index, label_index",
-                repr(label_index),
-                "are two indexes; name them differently",
-                see="dynamodb#the-url-or-an-option-cannot-be-used",
-            )
+            raise PolicyError("unknown_index, label_index", repr(label_index), "are two indexes; name them differently")
         self._indexes = Indexes(table, unknown_index, label_index, self._ask)
         self._ttl_attr = ttl_attr
         self._local_clock = local_clock
@@ -318,7 +300,7 @@ class DynamoDBStore:
                 IdempotencyWarning(
                     f"idempotency_store={self!r}: the table has no index {' and '.join(missing)} yet, so lists read "
                     "all of it; provision it: celery -A <your app> idempotency provision",
-                    see="dynamodb#an-index-is-missing",
+                    "idempotency_store",
                 ),
                 stacklevel=2,
             )
@@ -347,12 +329,7 @@ class DynamoDBStore:
         )
         table = self._wait_until_active()
         if {each["AttributeName"]: each["KeyType"] for each in table["KeySchema"]} != keys:
-            raise StoreMisconfigured(
-                repr(self),
-                "CreateTable",
-                OTHER_KEY.format(key=self._wanted_key()),
-                see="dynamodb#the-table-has-another-key",
-            )
+            raise StoreMisconfigured(repr(self), "CreateTable", OTHER_KEY.format(key=self._wanted_key()))
         for index in self._indexes.all:
             self._add(index)
         ttl = self._ask("DescribeTimeToLive", TableName=self.table)["TimeToLiveDescription"]
@@ -389,7 +366,6 @@ class DynamoDBStore:
                     repr(self),
                     "UpdateTable",
                     f"the index {index.name!r} is not one of {index.attribute!r} alone; choose another name",
-                    see="dynamodb#an-index-has-another-key",
                 )
             if found is not None and found["IndexStatus"] == "ACTIVE":
                 return
@@ -449,10 +425,7 @@ class DynamoDBStore:
                 return
             if time.monotonic() >= give_up_at:
                 raise StoreUnavailable(
-                    repr(self),
-                    "UpdateContinuousBackups",
-                    "the table is not ready for backups; provision it again",
-                    see="dynamodb#backups-cannot-be-switched-on-yet",
+                    repr(self), "UpdateContinuousBackups", "the table is not ready for backups; provision it again"
                 )
             time.sleep(2)
 
@@ -463,12 +436,7 @@ class DynamoDBStore:
         for position, reason in enumerate(others):
             if reason.get("Code") not in {"None", *_CONTENTION}:
                 raise WriteFailed(position, _described(reason))
-        raise StoreUnavailable(
-            repr(self),
-            "TransactWriteItems",
-            "it conflicts with another transaction",
-            see="dynamodb#a-write-conflicts-with-a-transaction",
-        )
+        raise StoreUnavailable(repr(self), "TransactWriteItems", "it conflicts with another transaction")
 
     def _impossible(self) -> dict[str, Any]:
         return {
@@ -568,7 +536,6 @@ class DynamoDBStore:
                 "connect",
                 "the DynamoDB client was made before this process was forked, and its connections are shared; "
                 "pass client=a function that makes a client",
-                see="dynamodb#the-client-was-made-before-a-fork",
             )
         return given
 
@@ -591,7 +558,7 @@ class DynamoDBStore:
 
 
 def _unusable(url: str, remedy: str) -> PolicyError:
-    return PolicyError("idempotency_store", scheme_of(url), remedy, see="dynamodb#the-url-or-an-option-cannot-be-used")
+    return PolicyError("idempotency_store", scheme_of(url), remedy)
 
 
 def _described(reason: Mapping[str, Any]) -> str:

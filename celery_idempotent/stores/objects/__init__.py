@@ -111,10 +111,7 @@ def check_setting(setting: object) -> None:
         address_of(setting)
     elif setting is not None and not isinstance(setting, LargeResults):
         raise PolicyError(
-            _SETTING,
-            repr(setting),
-            "must be a URL such as s3://bucket/prefix?over=100KB, or LargeResults",
-            see="results#the-address-for-large-results-cannot-be-used",
+            _SETTING, repr(setting), "must be a URL such as s3://bucket/prefix?over=100KB, or LargeResults"
         )
 
 
@@ -160,4 +157,4 @@ def _opened(url: str, address: Address) -> ObjectStore:
 
 
 def _unusable(url: str, remedy: str) -> PolicyError:
-    return PolicyError(_SETTING, scheme_of(url), remedy, see="results#the-address-for-large-results-cannot-be-used")
+    return PolicyError(_SETTING, scheme_of(url), remedy)

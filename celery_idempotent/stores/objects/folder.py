@@ -67,12 +67,7 @@ class FolderObjects:
     def _path(self, name: str) -> Path:
         """The file; whoever can write the store chooses what a pointer says, so it must not lead out of the folder."""
         if not self._folder.is_dir():
-            raise StoreMisconfigured(
-                repr(self),
-                "look",
-                "the folder is not there; make it, or mount its disk",
-                see="results#the-folder-for-large-results-does-not-work",
-            )
+            raise StoreMisconfigured(repr(self), "look", "the folder is not there; make it, or mount its disk")
         path = Path(os.path.normpath(self._folder / name))
         if not path.is_relative_to(self._folder) or path == self._folder or "\0" in name:
             raise ObjectMissing(f"{self!r} has no file {name!r}")
@@ -83,10 +78,9 @@ class FolderObjects:
         try:
             yield
         except OSError as error:
-            see = "results#the-folder-for-large-results-does-not-work"
             if isinstance(error, _FOR_GOOD):
-                raise StoreMisconfigured(repr(self), operation, str(error), see=see) from error
-            raise StoreUnavailable(repr(self), operation, str(error), see=see) from error
+                raise StoreMisconfigured(repr(self), operation, str(error)) from error
+            raise StoreUnavailable(repr(self), operation, str(error)) from error
 
 
 def _sync(folder: Path) -> None:

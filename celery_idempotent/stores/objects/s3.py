@@ -37,33 +37,27 @@ _RULES = (
     Rule(
         codes=frozenset({"NoSuchBucket"}),
         remedy="the bucket does not exist; create it, as docs/aws/large-results.yaml does",
-        see="s3#the-bucket-does-not-exist",
     ),
     Rule(
         codes=frozenset({"AccessDenied", "AllAccessDisabled", "403", "Forbidden"}),
         remedy="{action} is not granted, or not the use of the bucket's key; without s3:ListBucket, S3 says the same "
         "of an object that is not there",
-        see="s3#a-permission-is-missing",
     ),
     Rule(
         codes=frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"}),
         remedy="S3 does not accept the credentials",
-        see="s3#the-credentials-are-refused",
     ),
     Rule(
         codes=frozenset({"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}),
         remedy="the bucket is in another Region; name it: s3://bucket/prefix?region=eu-west-1",
-        see="s3#the-bucket-is-in-another-region",
     ),
     Rule(
         codes=frozenset({"InvalidObjectState"}),
         remedy="the object is archived; let the lifecycle of the bucket delete objects, not move them",
-        see="s3#the-object-is-archived",
     ),
     Rule(
         codes=frozenset({"EntityTooLarge", "InvalidBucketName", "KeyTooLongError", "MethodNotAllowed"}),
         errors=(NoCredentialsError, ParamValidationError),
-        see="s3#the-request-is-refused",
     ),
 )
 
@@ -115,12 +109,7 @@ class S3Objects:
         reply = self._ask("PutObject", "put_object", Key=name, Body=data, ChecksumSHA256=digest)
         if not reply.get("ETag"):
             # Who answers in S3's place may take anything for done.
-            raise StoreUnavailable(
-                repr(self),
-                "PutObject",
-                "the answer has no ETag, so it is not S3's",
-                see="results#the-place-for-large-results-does-not-keep-them",
-            )
+            raise StoreUnavailable(repr(self), "PutObject", "the answer has no ETag, so it is not S3's")
 
     def get(self, name: str) -> bytes:
         """See :meth:`celery_idempotent.stores.objects.ObjectStore.get`."""

@@ -24,70 +24,46 @@ READ_ONLY = Rule(
     text="-READONLY",
     meaning=Meaning.READ_ONLY,
     remedy="this server is a replica; name its primary, or the sentinels that know it",
-    see="redis#the-server-is-a-replica",
 )
 
 OTHER_TYPE = Rule(
-    text=r"\bWRONGTYPE\b",
-    remedy="a key of another program begins with the store's prefix; choose another by ?prefix=",
-    see="redis#the-prefix-is-taken",
+    text=r"\bWRONGTYPE\b", remedy="a key of another program begins with the store's prefix; choose another by ?prefix="
 )
 
 # The patterns were read off Redis 6.2, Redis 7.0 and Valkey 9.1.
 _RULES = (
     READ_ONLY,
-    Rule(
-        errors=(AuthenticationError,),
-        remedy="the server does not accept user and password",
-        see="redis#the-server-refuses-the-user",
-    ),
+    Rule(errors=(AuthenticationError,), remedy="the server does not accept user and password"),
     Rule(
         errors=(NoPermissionError,),
         text="ACL failure in script|can't run this command",
         remedy="the user may not do this; grant it "
         "+evalsha +eval +time +hgetall +hset +hdel +persist +pexpireat on keys that begin with the store's prefix, "
         "+client|setname, and to an operator also +scan +hmget +del",
-        see="redis#the-server-refuses-the-user",
     ),
     OTHER_TYPE,
     Rule(
         errors=(MovedError,),
         text=r"^MOVED \d",  # redis-py before 6 has the class only in a cluster
         remedy="the server is part of a cluster; write redis+cluster:// or rediss+cluster://",
-        see="redis#the-url-names-another-kind-of-server",
     ),
-    Rule(
-        text="Cluster mode is not enabled",
-        remedy="the server is not part of a cluster; write redis:// or rediss://",
-        see="redis#the-url-names-another-kind-of-server",
-    ),
-    Rule(
-        text="DB index is out of range",
-        remedy="the server has no database with this number",
-        see="redis#the-url-names-another-kind-of-server",
-    ),
-    Rule(
-        text="unknown command",
-        remedy="the server lacks a command; it must be Redis 6.2 or later, or Valkey",
-        see="redis#the-server-is-too-old",
-    ),
+    Rule(text="Cluster mode is not enabled", remedy="the server is not part of a cluster; write redis:// or rediss://"),
+    Rule(text="DB index is out of range", remedy="the server has no database with this number"),
+    Rule(text="unknown command", remedy="the server lacks a command; it must be Redis 6.2 or later, or Valkey"),
     Rule(
         errors=(ssl.SSLCertVerificationError,),
         remedy="the server's certificate is not trusted; name the authority by ssl_ca_certs, and the host as certified",
-        see="redis#the-certificate-is-not-trusted",
     ),
     Rule(
         errors=(OutOfMemoryError,),
         text="-OOM",
         meaning=Meaning.UNAVAILABLE,
         remedy="the server's memory is full, so it accepts no claims; raise maxmemory, or shorten retain",
-        see="redis#the-memory-of-the-server-is-full",
     ),
     Rule(
         errors=(MasterNotFoundError,),
         meaning=Meaning.UNAVAILABLE,
         remedy="no sentinel names a primary that is up; if it stays so, check master_name and the sentinels",
-        see="redis#no-sentinel-names-a-primary",
     ),
 )
 

@@ -84,26 +84,11 @@ class RedisStore:
         name: str | None = None,
     ) -> None:
         if not prefix:
-            raise PolicyError(
-                "prefix",
-                repr(prefix),
-                "without one, every key of the database would be taken for ours",
-                see="redis#an-option-cannot-be-used",
-            )
+            raise PolicyError("prefix", repr(prefix), "without one, every key of the database would be taken for ours")
         if wait_replicas < 0:
-            raise PolicyError(
-                "wait_replicas",
-                repr(wait_replicas),
-                "write a number of replicas, or 0 for none",
-                see="redis#an-option-cannot-be-used",
-            )
+            raise PolicyError("wait_replicas", repr(wait_replicas), "write a number of replicas, or 0 for none")
         if not 0.001 <= wait_timeout <= 60:
-            raise PolicyError(
-                "wait_timeout",
-                repr(wait_timeout),
-                "write seconds, from 0.001 to 60",
-                see="redis#an-option-cannot-be-used",
-            )
+            raise PolicyError("wait_timeout", repr(wait_timeout), "write seconds, from 0.001 to 60")
         self._given = client
         self._prefix = prefix
         self._wait_replicas = wait_replicas
@@ -113,7 +98,7 @@ class RedisStore:
         # Not alone: a cluster's client connects at once, and in an outage each would wait for those before it.
         self._connected = PerProcess(self._new_client, alone=False)
         if not callable(client) and (problem := _unfit(client) or _unfit_for_forks(client)):
-            raise PolicyError("client", type(client).__name__, problem, see="redis#the-client-cannot-be-used")
+            raise PolicyError("client", type(client).__name__, problem)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -311,12 +296,7 @@ class RedisStore:
             return self._given
         client = self._given()
         if problem := _unfit(client):
-            raise StoreMisconfigured(
-                repr(self),
-                "connect",
-                f"the client made by your function {problem}",
-                see="redis#the-client-cannot-be-used",
-            )
+            raise StoreMisconfigured(repr(self), "connect", f"the client made by your function {problem}")
         return client
 
     def _redis_key(self, key: str) -> bytes:
@@ -357,7 +337,6 @@ class RedisStore:
             say(
                 logger.warning,
                 "store_unchecked",
-                page="log-lines-workers",
                 reason=f"{self!r} refuses {' and '.join(sorted(silent))}, so its settings were not all checked",
             )
         if losses:
@@ -365,7 +344,7 @@ class RedisStore:
                 IdempotencyWarning(
                     f"idempotency_store={self!r}: the server can forget what it has acknowledged, and an effect whose "
                     f"record is forgotten can happen again. {' '.join(sorted(losses))}",
-                    see="redis#the-server-can-forget",
+                    "idempotency_store",
                 ),
                 stacklevel=3,
             )

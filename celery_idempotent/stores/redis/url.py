@@ -254,7 +254,7 @@ def _parsed(scheme: str, name: str, text: str, parse: Callable[[str], Any]) -> A
 
 
 def _unusable(scheme: str, remedy: str) -> PolicyError:
-    return PolicyError("idempotency_store", scheme_of(f"{scheme}://"), remedy, see="redis#the-url-cannot-be-used")
+    return PolicyError("idempotency_store", scheme_of(f"{scheme}://"), remedy)
 
 
 def _text(text: str) -> str:

@@ -45,12 +45,7 @@ def try_out(statements: Statements, execute: Execute, store: str) -> None:
     ):
         stored = statements.swap(execute, new, expected)
         if (stored is not None and stored.revision == new.revision) is not shall_win:
-            raise StoreMisconfigured(
-                store,
-                "verify",
-                f"{OTHER_TABLE} (its key is not compared byte by byte)",
-                see="sql#the-table-is-another-one",
-            )
+            raise StoreMisconfigured(store, "verify", f"{OTHER_TABLE} (its key is not compared byte by byte)")
 
 
 def warn_of_losses(dialect: str, execute: Execute, store: str) -> None:
@@ -65,7 +60,7 @@ def warn_of_losses(dialect: str, execute: Execute, store: str) -> None:
             IdempotencyWarning(
                 f"idempotency_store={store}: the server can forget what it has acknowledged, and an effect whose "
                 f"record is forgotten can happen again: {', '.join(losses)}",
-                see="sql#the-server-can-forget",
+                "idempotency_store",
             ),
             stacklevel=3,
         )

@@ -37,7 +37,6 @@ def parsed(url: str) -> URL:
             scheme_of(url),
             "is not the URL of a database, such as postgresql+psycopg://user:password@host/db; write special "
             "characters of user and password as %xx",
-            see="sql#the-url-or-the-engine-cannot-be-used",
         ) from None
 
 
@@ -80,10 +79,7 @@ def url_of(engine: object) -> URL:
     """The URL of somebody's engine, with its driver."""
     if not isinstance(engine, Engine) or engine.dialect.is_async:
         raise PolicyError(
-            "idempotency_store",
-            type(engine).__name__,
-            "must be a URL, a store, or SQLAlchemy's Engine without asyncio",
-            see="sql#the-url-or-the-engine-cannot-be-used",
+            "idempotency_store", type(engine).__name__, "must be a URL, a store, or SQLAlchemy's Engine without asyncio"
         )
     return engine.url.set(drivername=f"{engine.dialect.name}+{engine.driver}")
 
@@ -96,7 +92,6 @@ def check_pool(engine: Engine) -> None:
             type(engine.pool).__name__,
             "lends one connection to several users, and a write of the store would commit the transaction of another; "
             "use a URL, or an engine with QueuePool or NullPool",
-            see="sql#the-url-or-the-engine-cannot-be-used",
         )
 
 
@@ -112,17 +107,12 @@ def end_transaction_of_a_hook(connection: Connection) -> None:
     driver.rollback()
     if driver.in_transaction:
         raise StoreMisconfigured(
-            "an engine of your own",
-            "connect",
-            "it has no autocommit mode; drop autocommit=False, or use a URL",
-            see="sql#the-url-or-the-engine-cannot-be-used",
+            "an engine of your own", "connect", "it has no autocommit mode; drop autocommit=False, or use a URL"
         )
 
 
 def _refused(url: URL, remedy: str) -> PolicyError:
-    return PolicyError(
-        "idempotency_store", scheme_of(f"{url.drivername}://"), remedy, see="sql#the-url-or-the-engine-cannot-be-used"
-    )
+    return PolicyError("idempotency_store", scheme_of(f"{url.drivername}://"), remedy)
 
 
 def new_engine(url: URL, *, timeout: float, pool_size: int) -> Engine:

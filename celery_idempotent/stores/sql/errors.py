@@ -22,7 +22,6 @@ _RULES = (
         meaning=Meaning.READ_ONLY,
         codes=frozenset({"25006", "1290", "1792", "1836"}),
         remedy="the server only reads; name the primary in idempotency_store",
-        see="sql#the-server-only-reads",
     ),
     # How Python says that text in SQLite is not UTF-8; it goes on to quote all of it.
     Rule(meaning=Meaning.UNREADABLE, text="^Could not decode to UTF-8"),
@@ -38,51 +37,42 @@ _RULES = (
         codes=frozenset({"42P01", "1146"}),
         text="^no such table",
         remedy="the table does not exist; create it with: {creation}",
-        see="sql#the-table-does-not-exist",
     ),
     Rule(
         codes=frozenset({"42703", "42804", "42P10", "23502", "1054", "1072", "1364"}),
         text="no such column|has no column named|does not match any PRIMARY KEY",
         remedy=OTHER_TABLE,
-        see="sql#the-table-is-another-one",
     ),
     Rule(
         codes=frozenset({"3F000", "3D000", "1049"}),
         text='database "[^"]*" does not exist',
         remedy="the database or schema does not exist",
-        see="sql#the-database-refuses-the-connection",
     ),
     Rule(
         codes=frozenset({"42501", "1044", "1142", "1143", "SQLITE_READONLY", "SQLITE_PERM"}),
         remedy="a permission is missing: a worker needs SELECT, INSERT and UPDATE on the table, purging also DELETE; "
         "the outbox takes all four",
-        see="sql#a-permission-is-missing",
     ),
     Rule(
         codes=frozenset({"28P01", "28000", "1045", "1698"}),
         text='authentication failed|no password supplied|no pg_hba.conf entry|role "[^"]*" does not exist',
         remedy="the server refuses this user",
-        see="sql#the-database-refuses-the-connection",
     ),
     Rule(
         text="unexpected keyword argument|invalid connection option|invalid URI query|invalid dsn",
         remedy="the driver does not know an option in the query of the URL",
-        see="sql#the-database-refuses-the-connection",
     ),
     Rule(
         text="unsupported startup parameter",
         remedy="a pooler keeps settings from the server; tell PgBouncer: ignore_startup_parameters = options",
-        see="sql#a-pooler-is-in-the-way",
     ),
     Rule(
         text="^pg8000 behind a pooler$",
         remedy="this driver could write to another client's table there; use postgresql+psycopg",
-        see="sql#a-pooler-is-in-the-way",
     ),
     Rule(
         codes=frozenset({"SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_CORRUPT"}),
         remedy="the file cannot be used as a database",
-        see="sql#the-database-refuses-the-connection",
     ),
 )
 
@@ -101,12 +91,7 @@ def explained(
     if rule.meaning is Meaning.DUPLICATE:
         return DuplicateKey()
     if rule.meaning is Meaning.UNREADABLE:
-        return UnreadableRow(
-            store,
-            operation,
-            f"a row is damaged: {reason.partition(' with text ')[0]}; look at it",
-            see="records#the-record-is-damaged",
-        )
+        return UnreadableRow(store, operation, f"a row is damaged: {reason.partition(' with text ')[0]}; look at it")
     return failure(rule, store, operation, reason, creation=creation)
 
 

@@ -175,7 +175,6 @@ class Statements:
             "swap",
             f"{_STALE_ANSWERS} answers in a row showed a record that cannot have beaten the swap; "
             "are reads sent to a replica?",
-            see="sql#reads-go-to-a-replica",
         )
 
     def get(self, execute: Execute, key: str) -> Record | None:

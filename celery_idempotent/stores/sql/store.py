@@ -102,12 +102,7 @@ class SQLStore(StatementStore[AnyConnection]):
         pool_size: int | None = None,
     ) -> None:
         if not 1 <= len(table) <= _LONGEST_NAME:
-            raise PolicyError(
-                "table",
-                repr(table),
-                f"must be a name of 1 to {_LONGEST_NAME} characters",
-                see="sql#an-option-cannot-be-used",
-            )
+            raise PolicyError("table", repr(table), f"must be a name of 1 to {_LONGEST_NAME} characters")
         self._given: Engine | None = None
         if isinstance(engine_or_url, URL | str):
             self._url = connectable(parsed(engine_or_url) if isinstance(engine_or_url, str) else engine_or_url)
@@ -115,12 +110,7 @@ class SQLStore(StatementStore[AnyConnection]):
             self._given, self._url = engine_or_url, connectable(url_of(engine_or_url))
             check_pool(engine_or_url)
         if self._given is not None and (timeout, pool_size) != (None, None):
-            raise PolicyError(
-                "timeout, pool_size",
-                f"{timeout}, {pool_size}",
-                "an engine of your own brings its own",
-                see="sql#an-option-cannot-be-used",
-            )
+            raise PolicyError("timeout, pool_size", f"{timeout}, {pool_size}", "an engine of your own brings its own")
         self._timeout = _at_least(0.1, "timeout", _TIMEOUT if timeout is None else timeout)
         self._pool_size = int(_at_least(1, "pool_size", _POOL_SIZE if pool_size is None else pool_size))
         self._pool = forks.PerProcess(lambda: ConnectionPool(self._new_engine()))
@@ -360,10 +350,10 @@ def _number(option: str, value: object) -> float:
     try:
         return float(str(value))
     except ValueError:
-        raise PolicyError(option, repr(value), "must be a number", see="sql#an-option-cannot-be-used") from None
+        raise PolicyError(option, repr(value), "must be a number") from None
 
 
 def _at_least(smallest: float, option: str, value: float) -> float:
     if not isinstance(value, int | float) or not smallest <= value < float("inf"):
-        raise PolicyError(option, repr(value), f"must be {smallest:g} or more", see="sql#an-option-cannot-be-used")
+        raise PolicyError(option, repr(value), f"must be {smallest:g} or more")
     return value

@@ -21,12 +21,7 @@ def connection_of(using: Any) -> Connection:
     if isinstance(using, Session | scoped_session):
         connection: Connection = using.connection()
         return connection
-    raise PolicyError(
-        "using",
-        repr(type(using)),
-        "must be an SQLAlchemy Connection or Session (not an async one)",
-        see="transactions#the-connection-cannot-be-used",
-    )
+    raise PolicyError("using", repr(type(using)), "must be an SQLAlchemy Connection or Session (not an async one)")
 
 
 class SQLTransaction:
@@ -44,10 +39,7 @@ class SQLTransaction:
             self._owner.flush()
         if not self.connection.in_transaction():
             raise PolicyError(
-                "transaction",
-                "ended within its block",
-                "leave commit and rollback to it: end with return tx.done(...)",
-                see="transactions#the-transaction-ended-too-early",
+                "transaction", "ended within its block", "leave commit and rollback to it: end with return tx.done(...)"
             )
         return self._store.swap_on(self.connection, new, expected)
 
