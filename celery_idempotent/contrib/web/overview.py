@@ -21,21 +21,30 @@ _FRESH_FOR_EACH_SECOND = 10
 """A count that takes long is shown for longer, so that counting never becomes all that a store does."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Oldest:
-    """How many records there are of a kind, and those that were not written for longest, the oldest first."""
+    """How many records there are of a kind, and those that were not written for longest."""
 
-    count: int
-    records: list[Record]
+    count: int = 0
+    heap: list[tuple[int, str, Record]] = field(default_factory=list)
 
-    def map(self, change: Callable[[Record], Record]) -> "Oldest":
-        """With each record changed."""
-        return replace(self, records=[*map(change, self.records)])
+    @property
+    def records(self) -> list[Record]:
+        """The oldest first."""
+        return [each for *_, each in sorted(self.heap, reverse=True)]
+
+    def add(self, record: Record, shown: Callable[[Record], Record]) -> None:
+        """Count ``record``; what is ``shown`` of it is kept if it is among the oldest."""
+        self.count += 1
+        entry = (-record.updated_at, record.key, record)
+        if len(self.heap) < MOST_NAMED or entry > self.heap[0]:
+            put = heappush if len(self.heap) < MOST_NAMED else heappushpop
+            put(self.heap, (*entry[:2], shown(record)))
 
     def without(self, keys: Collection[str]) -> "Oldest":
         """Apart from those under ``keys``."""
-        left = [each for each in self.records if each.key not in keys]
-        return Oldest(self.count - len(self.records) + len(left), left)
+        left = [each for each in self.heap if each[1] not in keys]
+        return Oldest(self.count - len(self.heap) + len(left), left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +56,6 @@ class Counted:
     abandoned: Oldest
 
 
-@dataclass(slots=True)
-class _Collector:
-    count: int = 0
-    heap: list[tuple[int, str, Record]] = field(default_factory=list)
-
-    def add(self, record: Record) -> None:
-        self.count += 1
-        (heappush if len(self.heap) < MOST_NAMED else heappushpop)(self.heap, (-record.updated_at, record.key, record))
-
-    def oldest(self) -> Oldest:
-        return Oldest(self.count, [each for *_, each in sorted(self.heap, reverse=True)])
-
-
-def is_abandoned(runtime: Runtime, record: Record, now: int) -> bool:
-    """Whether the record's attempt never ended, and nobody has taken over since."""
-    return Action.RELEASE in fitting(record, grace=runtime.policy_of(record).grace_ms, now=now)
-
-
 OPEN = (Status.UNKNOWN, Status.IN_PROGRESS)
 """What can wait for a person; a store that has an index finds it without reading the rest."""
 
@@ -72,39 +63,41 @@ OPEN = (Status.UNKNOWN, Status.IN_PROGRESS)
 def counted(
     runtime: Runtime, read: Callable[[int], object] = lambda count: None, statuses: Sequence[Status | None] = (None,)
 ) -> Counted:
-    """Reads the records of ``statuses`` once; ``read`` is told now and then how many it was."""
+    """Reads the records of ``statuses`` once; ``read`` is told now and then how many it was.
+
+    Abandoned is what can be released: its attempt never ended, and nobody has taken over since.
+    """
     store = runtime.store
-    now, unknown, abandoned = store.now(), _Collector(), _Collector()
+    now, unknown, abandoned = store.now(), Oldest(), Oldest()
 
     def sorted_out() -> Iterator[Record]:
         scanned = chain.from_iterable(store.scan(status=each) for each in statuses)
         for number, record in enumerate(scanned, 1):
             if record.status is Status.UNKNOWN:
-                unknown.add(record)
-            elif record.status is Status.IN_PROGRESS and is_abandoned(runtime, record, now):
-                abandoned.add(record)
+                unknown.add(record, runtime.revealed)
+            elif record.status is Status.IN_PROGRESS and Action.RELEASE in fitting(
+                record, grace=runtime.policy_of(record).grace_ms, now=now
+            ):
+                abandoned.add(record, runtime.revealed)
             if number % 1000 == 0:
                 read(number)
             yield record
 
-    summary = search.summarised(sorted_out(), now)
-    return Counted(summary, unknown.oldest().map(runtime.revealed), abandoned.oldest().map(runtime.revealed))
+    return Counted(search.summarised(sorted_out(), now), unknown, abandoned)
 
 
 def exposed(found: Counted, now: int) -> str:
     """What waits for a person at ``now``, in the text format of Prometheus."""
-    kinds = {"unknown": found.unknown, "abandoned": found.abandoned}
-    counts = {state: kind.count for state, kind in kinds.items()}
-    ages = {
-        state: max(now - kind.records[0].updated_at, 0) / 1000 if kind.records else 0 for state, kind in kinds.items()
-    }
     lines: list[str] = []
-    for name, tells, values in (
-        ("operations", "Operations that wait for a person", counts),
-        ("operations_age_seconds", "For how long the oldest of them was not written", ages),
+    for name, tells in (
+        ("operations", "Operations that wait for a person"),
+        ("operations_age_seconds", "For how long the oldest of them was not written"),
     ):
         lines += [f"# HELP celery_idempotent_{name} {tells}", f"# TYPE celery_idempotent_{name} gauge"]
-        lines += [f'celery_idempotent_{name}{{state="{state}"}} {value}' for state, value in values.items()]
+        for state, kind in (("unknown", found.unknown), ("abandoned", found.abandoned)):
+            age = max(now - kind.records[0].updated_at, 0) / 1000 if kind.count else 0
+            value = kind.count if name == "operations" else age
+            lines.append(f'celery_idempotent_{name}{{state="{state}"}} {value}')
     return "\n".join([*lines, ""])
 
 
@@ -158,7 +151,9 @@ class Overview:
         """
         with self._lock:
             if self._under_way is None and self._failed is None and self._clock() >= self._stale_at:
-                self._under_way = self._begun()
+                self._under_way, self._so_far = Event(), 0
+                # Nobody waits for it at the end of the process.
+                Thread(target=self._count, args=(self._under_way,), name="idempotency-overview", daemon=True).start()
             under_way = self._under_way
         if under_way is not None:
             under_way.wait(patience)
@@ -167,9 +162,8 @@ class Overview:
             if failed is not None:
                 raise failed
             so_far = None if self._under_way is None else self._so_far
-            if self._last is None:
-                return View(None, 0, so_far)
-            return View(self._last[0], self._clock() - self._last[1], so_far)
+            last, at = self._last or (None, self._clock())
+            return View(last, self._clock() - at, so_far)
 
     def judged(self, keys: Collection[str]) -> None:
         """Records under ``keys`` wait no longer; count again at the next look."""
@@ -179,13 +173,6 @@ class Overview:
                 last, at = self._last
                 changed = replace(last, unknown=last.unknown.without(keys), abandoned=last.abandoned.without(keys))
                 self._last = changed, at
-
-    def _begun(self) -> Event:
-        over = Event()
-        self._so_far = 0
-        # Nobody waits for it at the end of the process.
-        Thread(target=self._count, args=(over,), name="idempotency-overview", daemon=True).start()
-        return over
 
     def _count(self, over: Event) -> None:
         began = self._clock()
@@ -197,10 +184,8 @@ class Overview:
         else:
             with self._lock:
                 now, self._under_way = self._clock(), None
-                self._last, self._stale_at = (
-                    (found, now),
-                    now + max(self._fresh, (now - began) * _FRESH_FOR_EACH_SECOND),
-                )
+                self._last = found, now
+                self._stale_at = now + max(self._fresh, (now - began) * _FRESH_FOR_EACH_SECOND)
         over.set()
 
     def _read(self, count: int) -> None:

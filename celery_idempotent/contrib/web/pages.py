@@ -29,14 +29,14 @@ from celery_idempotent.contrib.web.records import (
     Search,
     ago,
     answer,
-    judged_each,
     timeline,
 )
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.engine.verdicts import fitting
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import IdempotencyError, StoreUnavailable
 from celery_idempotent.integration import binding, display
 from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.verdicts import Judged, judge_each
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.verdicts import Action
@@ -187,7 +187,14 @@ class _Pages:
         if form is None or form.errors:
             form = form or Form(by=unquote(request.cookies.get(_WHO, "")))
             return self._asked(request, form, records, left_out)
-        judged, outage = judged_each(self._app, form, records)
+        assert form.action is not None
+        proof = {"result": form.result, "by": form.by, "reason": form.reason, "app": self._app}
+        judged: list[Judged] = []
+        outage = ""
+        try:
+            judged.extend(judge_each(form.action, records, **proof))
+        except StoreUnavailable as error:
+            outage = str(error)
         for count in (self._overview, self._open):
             count.judged([each.record.key for each in judged])
         page = self._page(
@@ -199,7 +206,7 @@ class _Pages:
             left_out=left_out,
             outage=outage,
             untried=records[len(judged) :],
-            choice=CHOICES[form.action or Action.FORGET],
+            choice=CHOICES[form.action],
         )
         set_cookie(request, page, _WHO, quote(form.by))
         return page

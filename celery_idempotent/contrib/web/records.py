@@ -5,10 +5,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from celery import Celery
-
 from celery_idempotent.engine.search import FORGOTTEN, Filter, found
-from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration import display, verdicts
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.cipher import Cipher
@@ -152,31 +149,8 @@ class Form:
         checked = value("checked") == "yes"
         if not checked:
             errors["checked"] = "Check the receiver first; then say so."
-        return cls(
-            action=action,
-            by=by,
-            reason=reason,
-            text=value("result"),
-            result=result,
-            checked=checked,
-            errors=errors,
-        )
-
-
-def judged_each(app: Celery, form: Form, records: Sequence[Record]) -> tuple[list[verdicts.Judged], str]:
-    """Give the verdict of ``form`` on each of ``records``, as a person saw them, until the store does not answer.
-
-    Returns:
-        What became of those that were judged or refused, and what the store said of the next one; else empty.
-    """
-    assert form.action is not None
-    proof = {"result": form.result, "by": form.by, "reason": form.reason, "app": app}
-    judged: list[verdicts.Judged] = []
-    try:
-        judged.extend(verdicts.judge_each(form.action, records, **proof))
-    except StoreUnavailable as error:
-        return judged, str(error)
-    return judged, ""
+        text = value("result")
+        return cls(action=action, by=by, reason=reason, text=text, result=result, checked=checked, errors=errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,33 +178,32 @@ def timeline(record: Record, now: int) -> list[Moment]:
     # Sorting keeps the order of what has one time.
     keyed = [(each.at or claims[-1].at or 0, each) for each in [*claims, *ended, *timed]]
     ordered = [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
-    return [*ordered, *_state(record), *_expected(record, now)]
+    is_announced = record.status is Status.RELEASED and not record.attempts
+    if not (is_announced or is_erased(record)):  # which is told already
+        error = (record.error,) if record.error else ()
+        ordered.append(Moment(record.updated_at, str(record.status), _TITLES[record.status], error))
+    return [*ordered, *_expected(record, now)]
 
 
 def _claims(record: Record) -> Iterator[Moment]:
     if not record.attempts:
         yield Moment(record.created_at, "claim", "Recorded by a publisher", (f"task id {record.task_id}",))
         return
-    by = tuple(
-        f"{name} {value}"
-        for name, value in (("on", record.worker), ("task id", record.task_id), ("process", record.process))
-        if value
-    )
+    by = _details({"on": record.worker, "task id": record.task_id, "process": record.process}, " ")
     if record.attempts == 1:
         yield Moment(record.created_at, "claim", "Attempt 1 claimed it", by)
         return
-    yield Moment(record.created_at, "claim", "First recorded", _earlier(record.attempts - 1))
+    attempts = "attempt is" if record.attempts == 2 else "attempts are"
+    earlier = f"{record.attempts - 1} earlier {attempts} counted, but not kept"
+    yield Moment(record.created_at, "claim", "First recorded", (earlier,))
     # A token is the time of its claim, unless a clock went back.
-    how = f"took over, as {_times(record.takeovers)} an attempt had not ended" if record.takeovers else "claimed it"
+    times = "once" if record.takeovers == 1 else f"{record.takeovers} times in a row"
+    how = f"took over, as {times} an attempt had not ended" if record.takeovers else "claimed it"
     yield Moment(record.fencing_token, "claim", f"Attempt {record.attempts} {how}", by)
 
 
-def _earlier(count: int) -> tuple[str, ...]:
-    return (f"{count} earlier {'attempt is' if count == 1 else 'attempts are'} counted, but not kept",)
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times in a row"
+def _details(lines: Mapping[str, Any], between: str = ": ") -> tuple[str, ...]:
+    return tuple(f"{name}{between}{value}" for name, value in lines.items() if value)
 
 
 def _step(name: str, plain: Any) -> Moment:
@@ -244,19 +217,6 @@ def _step(name: str, plain: Any) -> Moment:
             return Moment(None, "step", f"Step {name}", ("not readable by this version",))
 
 
-def _verdict(told: Mapping[str, Any]) -> Iterator[Moment]:
-    if told:
-        at, action = told.get("at"), told.get("action", "?")
-        judged = f"it was {told.get('status', '?')}, attempt {told.get('attempt', '?')}"
-        lines = {"by": told.get("by"), "why": told.get("reason"), "judged": judged, "its error": told.get("error")}
-        yield Moment(
-            at if isinstance(at, int) else None,
-            "verdict",
-            f"Verdict: {_MEANINGS.get(str(action), action)}",
-            tuple(f"{name}: {value}" for name, value in lines.items() if value),
-        )
-
-
 _MEANINGS: Mapping[str, str] = {
     Action.COMPLETED: "it happened",
     Action.RERUN: "it did not happen",
@@ -265,20 +225,23 @@ _MEANINGS: Mapping[str, str] = {
 }
 
 
-def _state(record: Record) -> Iterator[Moment]:
-    """Where the operation stands since the last write."""
-    is_announced = record.status is Status.RELEASED and not record.attempts
-    if is_announced or is_erased(record):
-        return  # that is told already
-    titles = {
-        Status.IN_PROGRESS: "Last sign of life",
-        Status.COMPLETED: "Completed",
-        Status.FAILED: "Failed",
-        Status.RELEASED: "Given back, to be run by the next delivery",
-        Status.UNKNOWN: "Nobody can tell whether the effect happened",
-    }
-    error = (record.error,) if record.error else ()
-    yield Moment(record.updated_at, str(record.status), titles[record.status], error)
+def _verdict(told: Mapping[str, Any]) -> Iterator[Moment]:
+    if told:
+        at, action = told.get("at"), told.get("action", "?")
+        judged = f"it was {told.get('status', '?')}, attempt {told.get('attempt', '?')}"
+        lines = {"by": told.get("by"), "why": told.get("reason"), "judged": judged, "its error": told.get("error")}
+        title = f"Verdict: {_MEANINGS.get(str(action), action)}"
+        yield Moment(at if isinstance(at, int) else None, "verdict", title, _details(lines))
+
+
+_TITLES = {
+    Status.IN_PROGRESS: "Last sign of life",
+    Status.COMPLETED: "Completed",
+    Status.FAILED: "Failed",
+    Status.RELEASED: "Given back, to be run by the next delivery",
+    Status.UNKNOWN: "Nobody can tell whether the effect happened",
+}
+"""Where the operation stands since the last write."""
 
 
 def _expected(record: Record, now: int) -> Iterator[Moment]:
