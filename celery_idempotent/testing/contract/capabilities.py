@@ -1,14 +1,15 @@
-"""The contracts of what a store may offer beyond :class:`~celery_idempotent.stores.Store`; each has its protocol.
+"""The contracts of an outage, and of what a store may offer beyond the seven methods; each of those has its protocol.
 
 A store that offers a capability gets a second subclass, with the same fixture ``store``.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
-from celery_idempotent.errors import StoreMisconfigured
+from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import PurgeableStore, Store, VerifiableStore
 from celery_idempotent.testing.contract.parallel import race
@@ -23,6 +24,43 @@ class _Purgeable(Store, PurgeableStore, Protocol):
 
 class _Verifiable(Store, VerifiableStore, Protocol):
     pass
+
+
+class OutageContract:
+    """What a store must do when its server is gone; needs a fixture ``unreachable_store``.
+
+    Give it a store whose connections are refused, and in a second subclass one whose server accepts them and
+    never answers: that is what a lost network looks like.
+    """
+
+    answers_within: ClassVar[float] = 30.0
+    """Seconds that one call may take, all tries of the driver included. A claim that waits longer than a
+    lease, 60 s by default, is of no use to anybody."""
+
+    def test_no_answer_is_no_answer(self, unreachable_store: Store) -> None:
+        """No absence, no refusal, no empty list: the caller learns that nothing is certain, and the driver's error."""
+        store, record = unreachable_store, a_record()
+        self._unavailable(
+            partial(store.swap, record, None),
+            partial(store.swap, record, "a revision"),
+            partial(store.get, record.key),
+            partial(store.delete, record.key, "a revision"),
+            lambda: list(store.scan()),
+        )
+
+    def test_closing_without_a_server_is_harmless(self, unreachable_store: Store) -> None:
+        """A process must be able to end."""
+        unreachable_store.close()
+        unreachable_store.close()
+
+    def _unavailable(self, *calls: Callable[[], object]) -> None:
+        for call in calls:
+            asked = time.monotonic()
+            raised = reply_of(call)
+            assert time.monotonic() - asked <= self.answers_within
+            assert isinstance(raised, StoreUnavailable), f"answered {raised!r} although there is no server"
+            assert not isinstance(raised, StoreMisconfigured), f"nobody needs to change a setting: {raised}"
+            assert raised.__cause__ is not None, f"the driver's error is not the cause of: {raised}"
 
 
 class PurgeableContract:

@@ -47,18 +47,6 @@ def race(calls: Sequence[Callable[[], _T]]) -> list[_T]:
         sys.setswitchinterval(interval)
 
 
-def ending(work: Callable[[], None], is_over: threading.Event) -> Callable[[], None]:
-    """``work``, which sets ``is_over`` at its end, also if it fails, so that nobody waits for it."""
-
-    def run() -> None:
-        try:
-            work()
-        finally:
-            is_over.set()
-
-    return run
-
-
 def in_children(works: Sequence[Callable[[], _T]]) -> list[_T]:
     """What the works return, which must be picklable, each done by a forked child, all at once.
 
