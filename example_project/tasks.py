@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent import IdempotentTask, Policy, current_attempt
 from example_project import providers
 from example_project.app import app
 
 
 # 1. The key is a path into an argument: of each order there is one charge.
-@app.task(base=IdempotentTask, bind=True, idempotent=Policy(key="order.id"))
-def charge(self: IdempotentTask, order: dict[str, Any]) -> str:
+@app.task(base=IdempotentTask, idempotent=Policy(key="order.id"))
+def charge(order: dict[str, Any]) -> str:
     """Charge the card.
 
     A worker can die right after the charge, before anything has recorded it; the next attempt then has to ask the
@@ -26,7 +26,7 @@ def charge(self: IdempotentTask, order: dict[str, Any]) -> str:
     such keys: it makes no second charge and answers with the first. What a step has returned is recorded, and is
     not asked for again.
     """
-    reference: str = self.attempt.step(
+    reference: str = current_attempt().step(
         "charge",
         lambda step: providers.charge_card(order["id"], order["cents"], idempotency_key=step.key),
     )

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Attempt:
-    """What a body can know and do about the attempt that runs it; ``self.attempt`` in a bound task.
+    """What a body can know and do about the attempt that runs it; :func:`current_attempt` gives it.
 
     A body that no claim protects has an attempt, too: in a direct call, with ``mode="off"``, or in an outage under
     ``on_outage="run"``. There every step is called each time, nothing is recorded, and :meth:`commit` and
@@ -96,7 +96,7 @@ class Attempt:
     def before_effects(self) -> AbstractContextManager[None]:
         """Mark the beginning of the body, in which no effect has begun::
 
-            with self.attempt.before_effects():
+            with current_attempt().before_effects():
                 order = load(order_id)
                 check(order)
 
@@ -164,7 +164,7 @@ class Attempt:
     def commit(self, result: T, writes: Sequence[Mapping[str, Any]]) -> T:
         """Record ``result`` as the operation's outcome and make ``writes`` in one atomic step: exactly once.
 
-        Call it last: ``return self.attempt.commit(...)``. Whatever the body does after it, this is the outcome.
+        Call it last: ``return current_attempt().commit(...)``. Whatever the body does after it, this is the outcome.
 
         Args:
             result: What this delivery and every duplicate return.
@@ -188,7 +188,7 @@ class Attempt:
 
         ::
 
-            with self.attempt.transaction() as tx:
+            with current_attempt().transaction() as tx:
                 tx.execute(insert(ledger).values(order=order_id, cents=cents))
                 tx.send(receipt, order_id)
                 return tx.done({"booked": cents})

@@ -20,7 +20,7 @@ from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, Delivery
 from celery_idempotent.engine.events import Event, EventName
-from celery_idempotent.engine.execution import Execution, current_attempt, executed_by, execution, passing
+from celery_idempotent.engine.execution import Execution, executed_by, execution, passing
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, LeaseLost, PolicyError, StoreUnavailable
@@ -130,11 +130,6 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             binding.refuse_unknown_settings(app)
             binding.refuse_unusable_settings(app)
         cipher_of(app)
-
-    @property
-    def attempt(self) -> Attempt:
-        """The attempt that executes this task's body; same as :func:`current_attempt`."""
-        return current_attempt()
 
     @property
     def idempotency_policy(self) -> Policy:

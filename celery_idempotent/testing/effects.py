@@ -184,8 +184,8 @@ def _advice(task: Task, single: Row, broken: Sequence[Row]) -> Iterator[str]:
     if any(row.effects > 1 and row.kind == "death" for row in broken):
         yield (
             "A worker that dies after its effect looks like one that died before it, so the body ran again. Give the "
-            'receiver a key that every attempt has, self.attempt.effect_key("...") or step.key in self.attempt.step(), '
-            "so that it recognises the repetition; or commit the effect with its record, by self.attempt.commit(); or "
+            'receiver a key that every attempt has, attempt.effect_key("...") or step.key in attempt.step(), '
+            "so that it recognises the repetition; or commit the effect with its record, by attempt.commit(); or "
             'never have it again, with Policy(on_takeover="refuse") or a step AtMostOnce, and promise="at most once"; '
             'or, if repeating it is harmless, state promise="at least once"'
         )
@@ -200,7 +200,7 @@ def _about_missing(policy: Policy, missing: Sequence[Row]) -> str:
     if policy.on_takeover == "refuse":
         return (
             'Policy(on_takeover="refuse") does not run again what may have begun, so the effect can be missing. State '
-            'promise="at most once"; or let it rerun, and give the receiver self.attempt.effect_key("...") or step.key'
+            'promise="at most once"; or let it rerun, and give the receiver attempt.effect_key("...") or step.key'
         )
     if any(isinstance(ended.value, OutcomeUnknown) for row in missing for ended in row.endings):
         return (

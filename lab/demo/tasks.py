@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent import IdempotentTask, Policy, current_attempt
 from lab.demo import effects
 from lab.demo.app import app
 from lab.demo.settings import BACKOFF, LEASE
@@ -12,15 +12,14 @@ from lab.demo.settings import BACKOFF, LEASE
 
 @app.task(
     base=IdempotentTask,
-    bind=True,
     idempotent=Policy(key="order.id", lease=LEASE, backoff=BACKOFF),
 )
-def charge_card(self: IdempotentTask, order: dict[str, Any]) -> dict[str, str]:
+def charge_card(order: dict[str, Any]) -> dict[str, str]:
     """Charge the card of `order`. The key is a path into an argument.
 
     The provider gets a key derived from the same intent, so a re-run after a crash moves no money.
     """
-    key = self.attempt.effect_key("charge")
+    key = current_attempt().effect_key("charge")
     return {"order": order["id"], "charge": effects.charge(order["id"], idempotency_key=key)}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from celery_idempotent import AtMostOnce, Committed, Fenced, IdempotentTask, Keyed, Policy
+from celery_idempotent import AtMostOnce, Committed, Fenced, IdempotentTask, Keyed, Policy, current_attempt
 from lab.demo.settings import BACKOFF, LEASE
 from lab.kinds import receivers
 from lab.kinds.apps import TABLE_OF_STOCK, books, shop
@@ -21,15 +21,15 @@ def policy(**effects: Any) -> Policy:
     return Policy(key="order", lease=LEASE, backoff=BACKOFF, effects=effects)
 
 
-@shop.task(base=IdempotentTask, bind=True, idempotent=policy(charge=Keyed(window=timedelta(hours=24))))
-def charge(self: IdempotentTask, order: str, cents: int) -> str:
+@shop.task(base=IdempotentTask, idempotent=policy(charge=Keyed(window=timedelta(hours=24))))
+def charge(order: str, cents: int) -> str:
     """A payment API that honours idempotency keys: a step hands it one that is the same on every attempt."""
-    paid: str = self.attempt.step("charge", lambda step: receivers.bank.charge(order, cents, step.key))
+    paid: str = current_attempt().step("charge", lambda step: receivers.bank.charge(order, cents, step.key))
     return paid
 
 
-@shop.task(base=IdempotentTask, bind=True, idempotent=policy(stock=Committed()))
-def reserve(self: IdempotentTask, order: str, units: int) -> int:
+@shop.task(base=IdempotentTask, idempotent=policy(stock=Committed()))
+def reserve(order: str, units: int) -> int:
     """Stock in DynamoDB, beside the record: both are written in one transaction."""
     taken = {
         "TableName": TABLE_OF_STOCK,
@@ -39,31 +39,31 @@ def reserve(self: IdempotentTask, order: str, units: int) -> int:
         "ExpressionAttributeValues": {":one": 1, ":units": units},
     }
     with receivers.under_fire("reserve", order):
-        return self.attempt.commit(units, writes=[{"Update": taken}])
+        return current_attempt().commit(units, writes=[{"Update": taken}])
 
 
-@books.task(base=IdempotentTask, bind=True, idempotent=policy(ledger=Committed()))
-def book(self: IdempotentTask, order: str, cents: int) -> int:
+@books.task(base=IdempotentTask, idempotent=policy(ledger=Committed()))
+def book(order: str, cents: int) -> int:
     """A ledger in the store's own database: the row, the record and the message for the receipt, or none of them."""
-    with receivers.under_fire("book", order), self.attempt.transaction() as tx:
+    with receivers.under_fire("book", order), current_attempt().transaction() as tx:
         tx.execute(text("INSERT INTO ledger VALUES (:order, :cents)"), {"order": order, "cents": cents})
         tx.send(receipt, order)
         done: int = tx.done(cents)
         return done
 
 
-@books.task(base=IdempotentTask, bind=True, idempotent=policy(mail=Keyed()))
-def receipt(self: IdempotentTask, order: str) -> str:
+@books.task(base=IdempotentTask, idempotent=policy(mail=Keyed()))
+def receipt(order: str) -> str:
     """What follows from `book`: published once it is committed, and started once, however often it is published."""
-    sent: str = self.attempt.step("mail", lambda step: receivers.mailer.charge(order, 0, step.key))
+    sent: str = current_attempt().step("mail", lambda step: receivers.mailer.charge(order, 0, step.key))
     return sent
 
 
-@shop.task(base=IdempotentTask, bind=True, idempotent=policy(index=Fenced()))
-def publish(self: IdempotentTask, order: str) -> str:
+@shop.task(base=IdempotentTask, idempotent=policy(index=Fenced()))
+def publish(order: str) -> str:
     """A search index that checks fencing tokens: shut out earlier attempts, look, and only then act."""
     index = receivers.index
-    entry: str = self.attempt.fenced_step(
+    entry: str = current_attempt().fenced_step(
         "index",
         fence=lambda step: index.raise_fence(order, step.fencing_token),
         probe=lambda step: index.find(order),
@@ -72,10 +72,10 @@ def publish(self: IdempotentTask, order: str) -> str:
     return entry
 
 
-@shop.task(base=IdempotentTask, bind=True, idempotent=policy(text=AtMostOnce()))
-def notify(self: IdempotentTask, order: str) -> str:
+@shop.task(base=IdempotentTask, idempotent=policy(text=AtMostOnce()))
+def notify(order: str) -> str:
     """A text message, of which nobody can tell afterwards whether it was sent: better none than two."""
-    sent: str = self.attempt.step("text", lambda step: receivers.phone.send(order))
+    sent: str = current_attempt().step("text", lambda step: receivers.phone.send(order))
     return sent
 
 

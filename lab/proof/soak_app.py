@@ -22,7 +22,7 @@ from celery.signals import (
     worker_ready,
 )
 
-from celery_idempotent import IdempotentTask, Policy, signals
+from celery_idempotent import IdempotentTask, Policy, current_attempt, signals
 from celery_idempotent.integration.messages import tick_named
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
@@ -111,13 +111,13 @@ def refuse(self: IdempotentTask, operation: str, seconds: float) -> str:
 
 def _plainly(task: IdempotentTask, operation: str, seconds: float) -> str:
     time.sleep(seconds / 2)
-    _witness("effect", task, operation, token=task.attempt.fencing_token)
+    _witness("effect", task, operation, token=current_attempt().fencing_token)
     time.sleep(seconds / 2)
     return _result(operation)
 
 
 def _charge(task: IdempotentTask, operation: str) -> None:
-    attempt = task.attempt
+    attempt = current_attempt()
     key = attempt.effect_key("charge")
     gateway.charge(operation, idempotency_key=key, attempt=attempt.number, token=attempt.fencing_token)
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy import text
 
-from celery_idempotent import IdempotentTask, Policy, Record, Status
+from celery_idempotent import IdempotentTask, Policy, Record, Status, current_attempt
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.protocol.record import SCHEMA
@@ -365,7 +365,7 @@ def test_damaged_step_is_not_made_again(damage: Any, on_redis: Place) -> None:
 
     @app.task(base=IdempotentTask, shared=False, bind=True, idempotent=Policy())
     def charge(self: Any) -> None:
-        self.attempt.step("charge", lambda step: calls.append(1))
+        current_attempt().step("charge", lambda step: calls.append(1))
         raise LookupError
 
     deliver(charge)

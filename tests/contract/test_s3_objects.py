@@ -10,7 +10,7 @@ import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from celery_idempotent import IdempotentTask, Policy, ResultLost, StoreMisconfigured, StoreUnavailable
+from celery_idempotent import IdempotentTask, Policy, ResultLost, StoreMisconfigured, StoreUnavailable, current_attempt
 from celery_idempotent.engine.objects import verify
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.objects import CONTENT_TYPE, LargeResults, ObjectMissing
@@ -237,8 +237,8 @@ class TestTasks:
             return LARGE
 
         def body(task: Any) -> list[int]:
-            values = [task.attempt.step(name, call) for name in "abc"]
-            if task.attempt.number == 1:
+            values = [current_attempt().step(name, call) for name in "abc"]
+            if current_attempt().number == 1:
                 raise LookupError
             return [len(each) for each in values]
 
@@ -253,7 +253,7 @@ class TestTasks:
         value = "x" * 500_000
         table = runtime_of(app).store.table  # type: ignore[attr-defined]
         write = {"Put": {"TableName": table, "Item": {"idempotencyKey": "mine"}}}
-        task = self._task(app, lambda task: task.attempt.commit(value, writes=[write]))
+        task = self._task(app, lambda task: current_attempt().commit(value, writes=[write]))
         assert [deliver(task, "may").value for _ in range(2)] == [value] * 2
         assert self._record(task).content_type == CONTENT_TYPE
         assert len(_names(client, bucket)) == 1
@@ -286,7 +286,7 @@ class TestTasks:
 
         def body(task: Any) -> Any:
             runs.append(1)
-            with task.attempt.transaction() as tx:
+            with current_attempt().transaction() as tx:
                 return tx.done(LARGE)
 
         task = self._task(app, body)

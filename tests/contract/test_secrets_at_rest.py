@@ -12,7 +12,7 @@ from cryptography.fernet import Fernet
 from redis import Redis
 from sqlalchemy import update
 
-from celery_idempotent import IdempotentTask, OutcomeUnknown, Policy, Store, outbox, resolve
+from celery_idempotent import IdempotentTask, OutcomeUnknown, Policy, Store, current_attempt, outbox, resolve
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.sql import SQLStore
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
@@ -104,14 +104,14 @@ class Shop:
 
         @self.app.task(base=IdempotentTask, bind=True, shared=False, name="shop.charge", idempotent=policy)
         def charge(task: Any, order: str, label: str) -> Any:
-            task.attempt.step("pay", lambda step: SECRETS["step"])
+            current_attempt().step("pay", lambda step: SECRETS["step"])
             match order.partition(" ")[0]:
                 case "failed":
                     raise Declined(SECRETS["failure"])
                 case "released":
                     raise KeyError
                 case "unknown" | "judged":
-                    raise OutcomeUnknown(task.attempt.key, SECRETS["reason"])
+                    raise OutcomeUnknown(current_attempt().key, SECRETS["reason"])
             return {"receipt": SECRETS["result"]}
 
         self.charge = charge

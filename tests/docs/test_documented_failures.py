@@ -71,7 +71,7 @@ class Scene:
             before, self.before = self.before, lambda: None
             after, self.after = self.after, lambda: "ch_1"
             before()
-            self.calls.append(task.attempt.effect_key("charge"))
+            self.calls.append(current_attempt().effect_key("charge"))
             return after()
 
         self.task = charge

@@ -30,6 +30,7 @@ from celery_idempotent import (
     Policy,
     Status,
     StoreUnavailable,
+    current_attempt,
     open_store,
     outbox,
 )
@@ -764,7 +765,7 @@ def _half(scene: Scene, call: Callable[[Any, Any], Any]) -> None:
 
     @scene.app.task(bind=True, base=IdempotentTask, shared=False, name="shop.half", idempotent=Policy(key="order_id"))
     def half(self: Any, order_id: str, text: str) -> Any:
-        return self.attempt.step("index", lambda step: call(index, step))
+        return current_attempt().step("index", lambda step: call(index, step))
 
     scene.play = Play(scene.stage, scene.app.tasks["shop.half"], "o-1", "text")
 

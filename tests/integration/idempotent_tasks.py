@@ -69,7 +69,7 @@ def charge_published_once(self: Any, order_id: str, gate: str = "") -> str:
 def charge_or_fail(self: Any, order_id: str, gate: str) -> str:
     """Have the effect, but end its first attempt with an error."""
     result = perform(self, order_id, gate)
-    if self.attempt.number == 1:
+    if current_attempt().number == 1:
         raise RuntimeError("the first attempt fails")
     return result
 
@@ -179,7 +179,7 @@ def charge_after_computing(self: Any, order_id: str, gate: str, guard: str) -> s
             pass
     else:
         wait_at(f"{gate}:{number}")
-    return GUARDS[guard](self.attempt, order_id)
+    return GUARDS[guard](current_attempt(), order_id)
 
 
 @shared_task(
@@ -190,10 +190,10 @@ def charge_after_computing(self: Any, order_id: str, gate: str, guard: str) -> s
 )
 def fulfil(self: Any, order: dict[str, Any]) -> str:
     """Charge and ship, and write into its own argument in between; the first try ends with an error that is retried."""
-    order["charge"] = self.attempt.step("charge", lambda step: perform(self, step.key))
+    order["charge"] = current_attempt().step("charge", lambda step: perform(self, step.key))
     if self.request.retries == 0:
         raise ConnectionError
-    return f"{self.attempt.step('ship', lambda step: perform(self, step.key))} after {len(order)} facts"
+    return f"{current_attempt().step('ship', lambda step: perform(self, step.key))} after {len(order)} facts"
 
 
 @shared_task(**GUARDED, idempotent=Policy(**QUICK))
@@ -212,9 +212,9 @@ def refund(self: Any, order_id: str, gate: str = "") -> str:
 @shared_task(**GUARDED, idempotent=Policy(**QUICK))
 def ship(self: Any, order_id: str) -> list[str]:
     """Charge in its body, as a task of its own, and go on."""
-    before = self.attempt.key
+    before = current_attempt().key
     charged = charge.apply(args=[order_id]).get(disable_sync_subtasks=False)
-    record("nested", order_id, before=before, after=self.attempt.key)
+    record("nested", order_id, before=before, after=current_attempt().key)
     return [perform(self, order_id), charged]
 
 

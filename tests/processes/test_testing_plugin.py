@@ -14,7 +14,7 @@ Suite = Callable[..., pytest.RunResult]
 
 SHOP = """
 from celery import Celery
-from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent import current_attempt, IdempotentTask, Policy
 
 app = Celery("shop", broker="redis://127.0.0.1:1", backend="redis://127.0.0.1:1")
 app.conf.update(task_acks_late=True, task_reject_on_worker_lost=True, idempotency_store="dynamodb://@eu-west-1/real")
@@ -23,7 +23,7 @@ outbox = []
 
 @app.task(base=IdempotentTask, bind=True, idempotent=Policy(key="order_id"))
 def charge(self, order_id, cents):
-    charges[self.attempt.effect_key("charge")] = cents
+    charges[current_attempt().effect_key("charge")] = cents
     return "ch_1"
 
 @app.task(base=IdempotentTask, idempotent=Policy(key="address"))

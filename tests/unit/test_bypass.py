@@ -18,7 +18,15 @@ from celery.app.task import Context
 from celery.contrib.testing.mocks import task_message_from_sig
 from celery.worker.request import Request
 
-from celery_idempotent import IdempotentMixin, IdempotentTask, InFlight, KeyMissing, Policy, PolicyError
+from celery_idempotent import (
+    IdempotentMixin,
+    IdempotentTask,
+    InFlight,
+    KeyMissing,
+    Policy,
+    PolicyError,
+    current_attempt,
+)
 from celery_idempotent.engine.execution import _Innermost
 from celery_idempotent.integration.arrivals import arrival_of, arrived_list
 from celery_idempotent.integration.messages import KEY_HEADER
@@ -99,7 +107,7 @@ def test_call_of_the_authors_is_behind_the_gate(app: Celery, base: type[Task], d
 
     def fulfil(self: Any, order_id: str) -> str:
         assert len(context) == depth
-        runs.append(self.attempt.step("charge", lambda step: self.attempt.number))
+        runs.append(current_attempt().step("charge", lambda step: current_attempt().number))
         if self.request.retries == 0:
             raise ConnectionError
         return order_id
@@ -120,7 +128,7 @@ def test_recursion_and_function_calls_go_through_a_call_of_the_authors(app: Cele
     keys = []
 
     def down(self: Any, n: int) -> int:
-        keys.append(self.attempt.key)
+        keys.append(current_attempt().key)
         return 0 if n == 0 else 1 + int(self(n - 1))
 
     task = app.task(bind=True, base=base, name=_name(), shared=False)(down)
@@ -373,7 +381,7 @@ def test_item_under_other_modes(app: Celery) -> None:
     runs = []
 
     def charge(self: Any, order_id: str) -> str:
-        runs.append(self.attempt.number)
+        runs.append(current_attempt().number)
         return order_id
 
     for policy, numbers in ((Policy(mode="observe"), [1, 0]), (Policy(mode="off"), [0, 0])):

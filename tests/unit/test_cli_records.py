@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent import AtMostOnce, IdempotentTask, Keyed, Policy, Record, Status
+from celery_idempotent import AtMostOnce, IdempotentTask, Keyed, Policy, Record, Status, current_attempt
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.integration.display import iso
 from celery_idempotent.protocol.codec import Encoded
@@ -36,7 +36,7 @@ def app() -> Celery:
         idempotent=Policy(key="order", label="order", effects={"charge": Keyed(), "text *": AtMostOnce()}),
     )
     def charge(self: Any, order: str) -> str:
-        self.attempt.step("charge", lambda step: charged.append(step.key))
+        current_attempt().step("charge", lambda step: charged.append(step.key))
         return f"charged {order}"
 
     charged: list[str] = []

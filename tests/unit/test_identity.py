@@ -11,7 +11,7 @@ from celery.signals import before_task_publish, task_prerun
 from celery.utils.imports import symbol_by_name
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import IdempotentTask, Policy, StoreUnavailable
+from celery_idempotent import IdempotentTask, Policy, StoreUnavailable, current_attempt
 from celery_idempotent.integration.messages import DELIVERIES_HEADER, IDENTITY_HEADER, KEY_HEADER, OUTAGES_HEADER
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
@@ -78,10 +78,10 @@ def test_body_that_changes_its_own_argument_stays_one_operation(app: Celery, pol
     receiver, shipped = Receiver(), []
 
     def fulfil(self: Any, order: dict[str, Any]) -> str:
-        order["charge"] = self.attempt.step("charge", receiver.charge)
+        order["charge"] = current_attempt().step("charge", receiver.charge)
         if self.request.retries == 0:
             raise ConnectionError
-        shipped.append(self.attempt.step("ship", lambda step: "shipped"))
+        shipped.append(current_attempt().step("ship", lambda step: "shipped"))
         return str(order["charge"])
 
     task = _task(app, fulfil, policy=policy, autoretry_for=(ConnectionError,), retry_backoff=False)
@@ -386,7 +386,7 @@ def test_retry_beside_a_tracer_is_the_same_operation(app: Celery) -> None:
     charges = []
 
     def fulfil(self: Any, order_id: str, tries: int = 0) -> int:
-        self.attempt.step("charge", lambda step: charges.append(order_id))
+        current_attempt().step("charge", lambda step: charges.append(order_id))
         if tries < 2:
             raise self.retry(kwargs={"tries": tries + 1}, countdown=0)
         return tries
@@ -445,7 +445,7 @@ def test_unprotected_body_has_the_identity_of_its_call(app: Celery, store: Memor
 
     def fulfil(self: Any, order: dict[str, Any]) -> None:
         order["charge"] = "c-1"
-        keys.append(self.attempt.effect_key("charge"))
+        keys.append(current_attempt().effect_key("charge"))
 
     task = _task(app, fulfil, policy=Policy(on_outage="run"))
 
@@ -461,7 +461,7 @@ def test_unprotected_body_has_the_identity_of_its_call(app: Celery, store: Memor
 def test_call_without_an_identity_is_a_function_call_all_the_same(app: Celery) -> None:
     """Only who asks for its key is told."""
     task = _task(app, lambda self, order_id=None: "called", policy=Policy(key="order_id"))
-    asking = _task(app, lambda self, order_id=None: self.attempt.key, policy=Policy(key="order_id"))
+    asking = _task(app, lambda self, order_id=None: current_attempt().key, policy=Policy(key="order_id"))
 
     assert task() == "called"
     with pytest.raises(Exception, match="so this call has no idempotency key"):

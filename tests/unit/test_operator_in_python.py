@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent import AtMostOnce, IdempotentTask, Keyed, OutcomeUnknown, Policy, PolicyError, Status, resolve
+from celery_idempotent import (
+    AtMostOnce,
+    IdempotentTask,
+    Keyed,
+    OutcomeUnknown,
+    Policy,
+    PolicyError,
+    Status,
+    current_attempt,
+    resolve,
+)
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.steps import Step
 from celery_idempotent.protocol.verdicts import Action
@@ -47,8 +57,8 @@ def in_doubt(app: Celery, phone: _Phone) -> Any:
 
     @app.task(bind=True, base=IdempotentTask, name="notify", shared=False, idempotent=IN_DOUBT)
     def notify(self: Any, order: str) -> list[str]:
-        paid = self.attempt.step("charge", lambda step: "paid")
-        return [paid, self.attempt.step("sms", phone.send)]
+        paid = current_attempt().step("charge", lambda step: "paid")
+        return [paid, current_attempt().step("sms", phone.send)]
 
     with pytest.raises(TimeoutError):
         notify.apply(("o-1",), throw=True)

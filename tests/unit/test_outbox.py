@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import Engine, case, create_engine, update
 from sqlalchemy.orm import Session
 
-from celery_idempotent import IdempotentTask, Policy, PolicyError, StoreUnavailable
+from celery_idempotent import IdempotentTask, Policy, PolicyError, StoreUnavailable, current_attempt
 from celery_idempotent.engine.transaction import sent
 from celery_idempotent.integration import outbox
 from celery_idempotent.integration.cli import idempotency
@@ -86,7 +86,7 @@ def test_task_publishes_its_follow_up_once(app: Celery) -> None:
 
     @app.task(bind=True, base=IdempotentTask, name="book", shared=False)
     def book(self: Any, order: str) -> str:
-        with self.attempt.transaction() as tx:
+        with current_attempt().transaction() as tx:
             done: str = tx.done(tx.send(app.tasks["ship"], order))
             return done
 

@@ -8,7 +8,15 @@ from celery import Celery, Task, states
 from celery.exceptions import Reject, Retry
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import IdempotentMixin, IdempotentTask, InFlight, LeaseLost, Policy, StoreUnavailable
+from celery_idempotent import (
+    IdempotentMixin,
+    IdempotentTask,
+    InFlight,
+    LeaseLost,
+    Policy,
+    StoreUnavailable,
+    current_attempt,
+)
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
@@ -244,7 +252,7 @@ def test_lost_lease_is_put_off_and_then_meets_the_outcome(app: Celery) -> None:
 
     @app.task(base=IdempotentTask, shared=False, bind=True, name="t.zombie")
     def zombie(self: Any, n: int) -> str:
-        seen = store.get(self.attempt.key)
+        seen = store.get(current_attempt().key)
         assert isinstance(seen, Record)
         store.swap(replace(seen, owner="successor", revision="theirs"), seen.revision)
         return "mine"

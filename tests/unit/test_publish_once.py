@@ -20,7 +20,15 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import Engine, create_engine, update
 from sqlalchemy.orm import Session
 
-from celery_idempotent import IdempotentTask, KeyReused, OutcomeUnknown, Policy, ReplayedFailure, signals
+from celery_idempotent import (
+    IdempotentTask,
+    KeyReused,
+    OutcomeUnknown,
+    Policy,
+    ReplayedFailure,
+    current_attempt,
+    signals,
+)
 from celery_idempotent.engine.claim import claim
 from celery_idempotent.errors import LeaseLost, PolicyError, SafeToRetry, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import outbox
@@ -977,8 +985,8 @@ def test_message_of_a_bodys_transaction_is_published_once(shop: Shop, engine: En
 
     @shop.app.task(base=IdempotentTask, name="order", shared=False, bind=True)
     def order(task: Any, order_id: str) -> None:
-        task.attempt.send("charge", shop.charge, order_id)
-        with task.attempt.transaction() as tx:
+        current_attempt().send("charge", shop.charge, order_id)
+        with current_attempt().transaction() as tx:
             tx.send(shop.charge, order_id)
             tx.send(shop.charge, order_id)
             tx.done(None)

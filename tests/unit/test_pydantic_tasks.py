@@ -8,7 +8,7 @@ import pydantic
 import pytest
 from celery import Celery, Task, states
 
-from celery_idempotent import IdempotentTask
+from celery_idempotent import IdempotentTask, current_attempt
 from tests.support.celeries import since_celery
 from tests.support.deliveries import an_app, deliver, published
 
@@ -222,7 +222,7 @@ def test_publisher_and_worker_have_one_key(hint: Any, sent: Any) -> None:
     seen = []
 
     def keyed(self: Any, item: Any) -> None:
-        seen.append(self.attempt.key)
+        seen.append(current_attempt().key)
 
     keyed.__annotations__ = {"item": hint}
     task = _task(app, keyed, base=IdempotentTask, bind=True)

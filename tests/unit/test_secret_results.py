@@ -21,6 +21,7 @@ from celery_idempotent import (
     ReplayedFailure,
     ResultLost,
     Status,
+    current_attempt,
     idempotent,
     resolve,
     signals,
@@ -66,7 +67,7 @@ class Shop:
         @self.app.task(base=IdempotentTask, bind=True, shared=False, name="shop.charge", idempotent=policy)
         def charge(task: Any, order: str, tenant: str = "acme") -> Any:
             self.calls.append("body")
-            task.attempt.step("pay", self._pay)
+            current_attempt().step("pay", self._pay)
             if self.raises:
                 raise self.raises
             return self.result
@@ -163,7 +164,7 @@ def test_lost_result_of_a_step_says_why() -> None:
 
     @app.task(base=IdempotentTask, bind=True, shared=False, idempotent=Policy("order"))
     def charge(task: Any, order: str) -> None:
-        task.attempt.step("pay", lambda step: {SECRET: object()})
+        current_attempt().step("pay", lambda step: {SECRET: object()})
         raise KeyError("once more")
 
     deliver(charge, "o-1")

@@ -88,7 +88,7 @@ def test_key_for_a_call_is_the_key_of_its_delivery(app: Celery) -> None:
     keys = []
 
     def body(self: Any, *args: Any, **kwargs: Any) -> None:
-        keys.append(self.attempt.key)
+        keys.append(current_attempt().key)
 
     task = _task(app, body, bind=True)
 
@@ -269,9 +269,16 @@ def test_direct_calls_pass_through(app: Celery) -> None:
     seen = []
 
     def inner(self: Any, n: int) -> str:
-        seen.append((self.attempt.key, self.attempt.effect_key("x"), self.attempt.fencing_token, self.attempt.number))
-        assert not self.attempt.is_takeover
-        self.attempt.ensure_owned()
+        seen.append(
+            (
+                current_attempt().key,
+                current_attempt().effect_key("x"),
+                current_attempt().fencing_token,
+                current_attempt().number,
+            )
+        )
+        assert not current_attempt().is_takeover
+        current_attempt().ensure_owned()
         return f"inner {n}"
 
     task = _task(app, inner, bind=True)
@@ -297,7 +304,7 @@ def test_recursion_passes_through(app: Celery) -> None:
     seen = []
 
     def down(self: Any, n: int) -> int:
-        seen.append(self.attempt.effect_key("x"))
+        seen.append(current_attempt().effect_key("x"))
         return 0 if n == 0 else 1 + int(self(n - 1))
 
     task = _task(app, down, bind=True)
@@ -312,14 +319,14 @@ def test_nested_deliveries_keep_their_own_records(app: Celery) -> None:
     store: MemoryStore = app.conf.idempotency_store
 
     def inner(self: Any, n: int) -> str:
-        return f"inner {self.attempt.key}"
+        return f"inner {current_attempt().key}"
 
     inner_task = _task(app, inner, bind=True)
 
     def outer(self: Any, n: int) -> list[str]:
-        before = self.attempt.key
+        before = current_attempt().key
         result = inner_task.apply((n,)).get(disable_sync_subtasks=False)
-        assert self.attempt.key == before == current_attempt().key
+        assert current_attempt().key == before == current_attempt().key
         return [before, result]
 
     outer_task = _task(app, outer, bind=True)
@@ -364,7 +371,7 @@ def test_threads_never_cross(app: Celery) -> None:
         barrier.wait(30)
         key = current_attempt().key
         barrier.wait(30)
-        return [name, key, self.attempt.key]
+        return [name, key, current_attempt().key]
 
     task = _task(app, both, bind=True)
     app.finalize()
@@ -606,7 +613,7 @@ def test_eager_retry_of_the_body_runs_again(app: Celery) -> None:
     def later(self: Any) -> int:
         if self.request.retries == 0:
             raise self.retry(countdown=0)
-        return int(self.attempt.number)
+        return int(current_attempt().number)
 
     assert _task(app, later, bind=True).apply().get() == 2
 
@@ -658,7 +665,7 @@ def test_off_mode_does_nothing(app: Celery) -> None:
     keys = []
 
     def body(self: Any, n: int) -> None:
-        keys.append(self.attempt.effect_key("x"))
+        keys.append(current_attempt().effect_key("x"))
 
     task = _task(app, body, bind=True, policy=Policy(mode="off"))
     del app.conf["idempotency_store"]
@@ -830,7 +837,7 @@ def test_class_based_task_is_guarded() -> None:
         idempotent = Policy(key="order_id")
 
         def run(self, order_id: int) -> int:
-            runs.append(self.attempt.key)
+            runs.append(current_attempt().key)
             return order_id
 
     task = app.register_task(Charge())

@@ -15,7 +15,7 @@ from celery.exceptions import Reject
 from sqlalchemy import Column, MetaData, String, Table, create_engine, func, select
 from sqlalchemy.orm import Session
 
-from celery_idempotent import AtMostOnce, IdempotencyWarning, IdempotentTask, Keyed, Policy
+from celery_idempotent import AtMostOnce, IdempotencyWarning, IdempotentTask, Keyed, Policy, current_attempt
 from celery_idempotent.engine import claim
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol import operation as protocol
@@ -86,7 +86,7 @@ def test_effect_under_its_key_is_once(declare: Callable[..., Task]) -> None:
     charges: dict[str, str] = {}
 
     def charge(self: Any, to: str) -> str:
-        charges[self.attempt.effect_key("charge")] = to
+        charges[current_attempt().effect_key("charge")] = to
         return "ch_1"
 
     assert_effect_once(declare(body=charge), "o-1", effects=charges)
@@ -303,7 +303,7 @@ def test_rejected_message_comes_back(declare: Callable[..., Task], outbox: list[
         redelivered.append(self.request.delivery_info["redelivered"])
         if not self.request.delivery_info["redelivered"]:
             raise Reject("busy", requeue=True)
-        charges.add(self.attempt.effect_key("charge"))
+        charges.add(current_attempt().effect_key("charge"))
 
     assert_effect_once(declare(body=reject_first), "a@b", effects=charges)
     assert redelivered[:2] == [False, True]
@@ -477,7 +477,7 @@ def test_step_under_its_key_is_once(declare: Callable[..., Task]) -> None:
     charges: dict[str, str] = {}
 
     def pay(self: Any, to: str) -> Any:
-        return self.attempt.step("charge", lambda step: charges.setdefault(step.key, to))
+        return current_attempt().step("charge", lambda step: charges.setdefault(step.key, to))
 
     assert_effect_once(declare(Policy(key="to", effects={"charge": Keyed()}), body=pay), "o-1", effects=charges)
 
@@ -486,8 +486,8 @@ def test_finished_step_protects_what_knows_no_keys(declare: Callable[..., Task],
     """Only between the effect and its record is it repeated: nowhere else, as a bare effect is."""
 
     def send(self: Any, to: str) -> None:
-        self.attempt.step("mail", lambda step: outbox.append(to))
-        self.attempt.step("note", lambda step: None)
+        current_attempt().step("mail", lambda step: outbox.append(to))
+        current_attempt().step("note", lambda step: None)
 
     task = declare(body=send)
     report = report_of(task, "a@b", effects=outbox)
@@ -495,7 +495,7 @@ def test_finished_step_protects_what_knows_no_keys(declare: Callable[..., Task],
     assert rows(report, marked=True) == {"the worker dies before the end of step 'mail'": 2}
     assert rows(report)["the worker dies as the body ends"] == 1
     assert rows(report)["the worker dies before the end of step 'note'"] == 1
-    assert all(tool in report for tool in ("step.key", "self.attempt.commit()", "AtMostOnce"))
+    assert all(tool in report for tool in ("step.key", "attempt.commit()", "AtMostOnce"))
     assert_effect_once(task, "a@b", effects=outbox, promise="at least once")
 
 
@@ -503,7 +503,7 @@ def test_step_at_most_once_is_at_most_once(declare: Callable[..., Task], outbox:
     """What began is not made again; where that loses the effect, the report says what can be stated, or done."""
 
     def text(self: Any, to: str) -> None:
-        self.attempt.step("text", lambda step: outbox.append(to))
+        current_attempt().step("text", lambda step: outbox.append(to))
 
     task = declare(Policy(key="to", effects={"text": AtMostOnce()}), body=text)
     assert_effect_once(task, "a@b", effects=outbox, promise="at most once")
@@ -526,7 +526,7 @@ def test_step_that_takes_its_beginning_back_is_followed(declare: Callable[..., T
                 raise self.retry(countdown=1)
             outbox.append(to)
 
-        self.attempt.step("text", send)
+        current_attempt().step("text", send)
 
     task = declare(Policy(key="to", effects={"text": AtMostOnce()}), text)
     assert_effect_once(task, "a@b", effects=outbox, promise="at most once")
@@ -539,7 +539,7 @@ def reserve(declare: Callable[..., Task]) -> Task:
     """A task whose effect is committed with its record."""
 
     def reserve(self: Any, to: str) -> Any:
-        return self.attempt.commit("reserved", [{"Update": {"TableName": "stock", "Key": {"sku": to}}}])
+        return current_attempt().commit("reserved", [{"Update": {"TableName": "stock", "Key": {"sku": to}}}])
 
     return declare(body=reserve)
 
@@ -596,7 +596,7 @@ def test_transaction_is_once(declare: Callable[..., Task], ledger: _Ledger) -> N
     """Rows and messages are in the app's own database, once each in every way to die at the commit."""
 
     def book(self: Any, to: str) -> Any:
-        with self.attempt.transaction() as tx:
+        with current_attempt().transaction() as tx:
             tx.execute(ledger.insert(to))
             tx.send(self, "follow-up")
             return tx.done("booked")
@@ -617,7 +617,7 @@ def test_session_of_the_users_is_rehearsed(declare: Callable[..., Task], ledger:
     """The transaction may be one of an ORM session's."""
 
     def book(self: Any, to: str) -> Any:
-        with Session(ledger.engine) as session, self.attempt.transaction(session) as tx:
+        with Session(ledger.engine) as session, current_attempt().transaction(session) as tx:
             session.execute(ledger.insert(to))
             return tx.done("booked")
 
@@ -628,7 +628,7 @@ def test_effect_beside_the_transaction_is_reported(declare: Callable[..., Task],
     """What is done on another connection is not undone with it; a commit without an answer is no excuse."""
 
     def book(self: Any, to: str) -> Any:
-        with self.attempt.transaction() as tx:
+        with current_attempt().transaction() as tx:
             done = tx.done("booked")
         with ledger.engine.begin() as connection:
             connection.execute(ledger.insert(to))
@@ -637,7 +637,7 @@ def test_effect_beside_the_transaction_is_reported(declare: Callable[..., Task],
     def book_early(self: Any, to: str) -> Any:
         with ledger.engine.begin() as connection:
             connection.execute(ledger.insert(to))
-        with self.attempt.transaction() as tx:
+        with current_attempt().transaction() as tx:
             return tx.done("booked")
 
     late = report_of(declare(body=book), "o-1", effects=ledger.booked)
@@ -651,10 +651,10 @@ def test_body_that_goes_on_after_a_failed_commit_is_followed(declare: Callable[.
     """A rollback of the body's own leaves no row and no record."""
 
     def book(self: Any, to: str) -> Any:
-        with suppress(LookupError), self.attempt.transaction() as tx:
+        with suppress(LookupError), current_attempt().transaction() as tx:
             tx.execute(ledger.insert(to))
             raise LookupError
-        with self.attempt.transaction() as tx:
+        with current_attempt().transaction() as tx:
             tx.execute(ledger.insert(to))
             return tx.done("booked")
 
@@ -668,7 +668,7 @@ def test_transaction_without_a_database_is_refused_with_the_remedy(
     """It needs an SQL store; that is said, not left to be guessed from a count of 0."""
 
     def book(self: Any, to: str) -> Any:
-        with self.attempt.transaction() as tx:
+        with current_attempt().transaction() as tx:
             outbox.append(to)
             return tx.done("booked")
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 from celery import Celery, Task
 
-from celery_idempotent import AtMostOnce, IdempotentTask, Policy, PolicyError, StoreUnavailable
+from celery_idempotent import AtMostOnce, IdempotentTask, Policy, PolicyError, StoreUnavailable, current_attempt
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.steps import Step
 from celery_idempotent.testing import FakeStore
@@ -25,7 +25,7 @@ def _task(app: Celery, body: Any, **policy: Any) -> Task:
 
     @app.task(bind=True, base=IdempotentTask, shared=False, name=f"task-{uuid4()}", idempotent=Policy(**policy))
     def task(self: Any, order_id: str) -> Any:
-        return body(self.attempt)
+        return body(current_attempt())
 
     return task
 

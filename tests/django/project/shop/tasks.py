@@ -5,7 +5,7 @@ import os
 import time
 from typing import Any
 
-from celery_idempotent import Policy
+from celery_idempotent import Policy, current_attempt
 from celery_idempotent.contrib.django import IdempotentTask
 from tests.django.project.celery import app
 from tests.django.project.shop.models import Charge
@@ -55,9 +55,9 @@ def book(self: Any, order_id: str, seconds: float = 0) -> str:
     """Book an order and have its receipt written, all or nothing."""
     if seconds:
         Charge.objects.create(order_id=f"begin {order_id}", process=os.getpid())
-    with self.attempt.transaction() as tx:
+    with current_attempt().transaction() as tx:
         Charge.objects.create(order_id=order_id, process=os.getpid())
         tx.send(receipt, order_id)
-        time.sleep(seconds if self.attempt.number == 1 else 0)
-        done: str = tx.done(f"booked {order_id} by attempt {self.attempt.number}")
+        time.sleep(seconds if current_attempt().number == 1 else 0)
+        done: str = tx.done(f"booked {order_id} by attempt {current_attempt().number}")
         return done
