@@ -42,7 +42,6 @@ from celery_idempotent.protocol.operation import (
     renewed,
     settle,
 )
-from celery_idempotent.protocol.publishing import announcement
 from celery_idempotent.protocol.record import Record, Status, damaged
 from celery_idempotent.protocol.steps import Begun, Finished, from_plain, to_plain
 from celery_idempotent.protocol.store import CommittingStore, RecordTooLarge, Store, Transaction, WriteFailed
@@ -93,7 +92,7 @@ def claim(store: Store, operation: Operation, check: Callable[[Record], None] = 
     After ``StoreUnavailable`` nothing may run. A claim may have been stored all the same; it then ends with its lease.
     ``check`` raises where no body may go on from a record; then nothing is written.
     """
-    seen = announcement(operation)
+    seen: Record | None = None
     owner = new_nonce()
     for _ in range(MAX_RACES):
         decision = decide(seen, operation, store.now(), owner=owner, revision=new_nonce())

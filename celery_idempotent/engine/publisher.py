@@ -1,4 +1,4 @@
-"""A publisher's side of the store: the operation is recorded before its message is sent, by one swap."""
+"""A publisher's side of the store: the operation is recorded before its message is sent, and confirmed after."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -7,7 +7,7 @@ from functools import partial
 from celery_idempotent.engine.claim import MAX_RACES, new_nonce
 from celery_idempotent.engine.processes import is_gone
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.protocol.publishing import Announce, Outgoing, Publication, Underway, publication
+from celery_idempotent.protocol.publishing import Announce, Outgoing, Publication, Underway, confirmed, publication
 from celery_idempotent.protocol.record import Record, process_of
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 
@@ -40,6 +40,16 @@ def announce(store: Store, outgoing: Outgoing) -> Publication:
         if seen is not None and seen.revision == decision.record.revision:
             return decision
     raise StoreUnavailable(type(store).__name__, "announce", f"{MAX_RACES} races lost in a row")
+
+
+def confirm(store: Store, announced: Announce, outgoing: Outgoing) -> None:
+    """Record that the message was sent, unless somebody has written the record since, as who executes it does.
+
+    Raises:
+        StoreUnavailable: No certain answer; the message may count for a lease only.
+        RecordTooLarge: There is no room.
+    """
+    store.swap(confirmed(announced.record, outgoing, store.now(), new_nonce()), announced.record.revision)
 
 
 def withdraw(store: Store, announced: Announce) -> None:

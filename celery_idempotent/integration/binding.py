@@ -144,6 +144,7 @@ SETTINGS = (
     "idempotency_policy",
     "idempotency_namespace",
     "idempotency_large_results",
+    "idempotency_queued_for",
     "idempotency_relay",
     "idempotency_purge",
     "idempotency_purge_released",
@@ -282,7 +283,7 @@ def problems_of_delivery(cls: type[Task], app: Celery) -> list[IdempotencyWarnin
     runtime = runtime_of(app)
     policy = cls.idempotent or runtime.default_policy
     timeout = runtime.broker.visibility_timeout
-    if timeout is not None and policy.retain_ms <= timeout * 1000:
+    if timeout is not None and 0 < policy.retain_ms <= timeout * 1000:
         problems.append(
             IdempotencyWarning(
                 f"retain ({policy.retain_ms / 1000:g} s) is not longer than the broker's visibility timeout "

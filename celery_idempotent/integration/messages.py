@@ -47,9 +47,6 @@ DELIVERIES_HEADER = "idempotency_deliveries"
 """Message header that counts the deliveries before this message was published, because the broker counts each new
 message from one."""
 
-ANNOUNCED_HEADER = "idempotency_announced"
-"""Message header with the revision of the record that the message's publisher made for it."""
-
 TICK_HEADER = "idempotency_tick"
 """Message header with the tick of a schedule that the message was published for."""
 
@@ -58,7 +55,7 @@ WAITING_HEADER = "idempotency_waiting_since"
 the clock of the worker that postponed it. It serves metrics; nothing else follows from it."""
 
 HEADERS = (KEY_HEADER, IDENTITY_HEADER, CONFLICTS_HEADER, OUTAGES_HEADER, DELIVERIES_HEADER, TICK_HEADER)
-"""Those of the library's own that stay with the operation through every message; an announcement is of one alone."""
+"""Those of the library's own that stay with the operation through every message."""
 
 _WAITED_FOR = ("link", "link_error", "chord", "chain", "group_id")
 """Options by which something else waits for this very message; dropping it would lose what waits."""
@@ -248,45 +245,16 @@ def _binding(scope: str, task_id: str) -> str:
 
 def naming_tick(tick: str, task: str, task_id: str) -> str:
     """The header by which messages of several beats are one tick; only for this task and task id, as above."""
-    return _bound_to(task, task_id, tick)
+    return f"{_binding(task, task_id)}:{tick}"
 
 
 def tick_named(headers: Mapping[str, Any], task: str, task_id: str) -> str | None:
     """The tick that the headers name, if they name one for this very task and task id."""
-    return _bound(headers, TICK_HEADER, task, task_id)
-
-
-def announced(headers: Mapping[str, Any], task: str, task_id: str) -> str:
-    """The revision of what this message's publisher has recorded; empty where the headers do not tell, as above."""
-    return _bound(headers, ANNOUNCED_HEADER, task, task_id) or ""
-
-
-def _bound_to(task: str, task_id: str, value: str) -> str:
-    return f"{_binding(task, task_id)}:{value}"
-
-
-def _bound(headers: Mapping[str, Any], name: str, task: str, task_id: str) -> str | None:
-    told = headers.get(name)
+    told = headers.get(TICK_HEADER)
     if told is None:
         return None
-    binding, _, value = str(told).partition(":")
-    return value if value and binding == _binding(task, task_id) else None
-
-
-def sent_as(
-    options: Mapping[str, Any], task: str, task_id: str, other_id: str, revision: str | None = None
-) -> dict[str, Any]:
-    """The options of the message of ``task_id`` when it is sent as ``other_id``, which its tick is then bound to.
-
-    ``revision`` is that of the record which was made for it, if there is one.
-    """
-    headers = dict(options.get("headers") or {})
-    tick = tick_named(headers, task, task_id)
-    if tick is not None:
-        headers[TICK_HEADER] = naming_tick(tick, task, other_id)
-    if revision is not None:
-        headers[ANNOUNCED_HEADER] = _bound_to(task, other_id, revision)
-    return {**options, "headers": headers}
+    binding, _, tick = str(told).partition(":")
+    return tick if tick and binding == _binding(task, task_id) else None
 
 
 def continued(request: Context, options: Mapping[str, Any], identity: str | None) -> dict[str, Any]:

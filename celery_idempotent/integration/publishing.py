@@ -9,7 +9,6 @@ chains and schedules, as does the relay of an outbox, and there an exception wou
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, assert_never
 
@@ -20,7 +19,7 @@ from celery_idempotent.engine.events import Event, EventName, event_of
 from celery_idempotent.engine.objects import with_result
 from celery_idempotent.engine.outcomes import failure_of, result_of
 from celery_idempotent.engine.processes import this_process
-from celery_idempotent.engine.publisher import announce, withdraw
+from celery_idempotent.engine.publisher import announce, confirm, withdraw
 from celery_idempotent.errors import ResultLost, StoreUnavailable
 from celery_idempotent.integration import messages
 from celery_idempotent.integration.binding import is_builtin
@@ -28,11 +27,10 @@ from celery_idempotent.integration.events import report
 from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.cipher import Cipher, hidden_label, legible
+from celery_idempotent.protocol.cipher import hidden_label, legible
 from celery_idempotent.protocol.codec import describe
 from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure
-from celery_idempotent.protocol.publishing import Announce, Known, Outgoing, Send, Underway
-from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.publishing import Announce, Known, Outgoing, Underway
 from celery_idempotent.protocol.store import RecordTooLarge
 
 logger = logging.getLogger(__name__)
@@ -52,14 +50,13 @@ def starts_operation(task: Task, options: Mapping[str, Any], scope: str, task_id
 
 
 def publish_once(
-    task: Task, send: Callable[..., Any], args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str
+    task: Task, publish: Callable[..., Any], args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str
 ) -> Any:
-    """``send`` the message, or the result of the one that was sent before.
+    """``publish`` the message, or give the result of the one that was sent before.
 
     Args:
         task: What is called.
-        send: Publishes the message under the task id that it is given, with the revision of the record that was made
-            for it or None, and returns its result.
+        publish: Celery's ``apply_async``, or that of another base.
         args: The call's arguments.
         kwargs: Its keyword arguments.
         options: Those of ``apply_async``, with an explicit key in the headers.
@@ -69,56 +66,46 @@ def publish_once(
         PolicyError: The app has no usable store.
         Exception: What sending raises. Nothing is recorded then.
     """
-    decision = _decided(task, args, kwargs, options, task_id)
-    match decision:
-        case _Answered(result):
-            return _child(task, result, options)
-        case Announce() | Send():
-            try:
-                return send(decision.task_id, decision.record.revision if isinstance(decision, Announce) else None)
-            except BaseException:
-                if isinstance(decision, Announce):
-                    _withdraw(task, decision)
-                raise
-        case unreachable:
-            assert_never(unreachable)
+    store = runtime_of(task.app).store
 
+    def tell(problem: str, error: Exception) -> None:
+        name = event_of(error) if isinstance(error, StoreUnavailable) else EventName.STORE_UNAVAILABLE
+        observed = task.idempotency_policy.mode == "observe"
+        report(task, task_id, Event(name, key, None, f"{problem}: {describe(error)}"), observed=observed)
 
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    """Publish nothing: this is the result of the message that was sent before."""
+    def send() -> Any:
+        return publish(args, kwargs, task_id=task_id, **options)
 
-    result: Any
-
-
-def _decided(
-    task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str
-) -> Announce | Send | _Answered:
-    """What becomes of the message. In doubt it is sent under its own id, as is every one that is only observed."""
-    policy, own = task.idempotency_policy, Send(task_id)
-    observed = policy.mode == "observe"
     try:
         outgoing = _outgoing(task, args, kwargs, options, task_id)
     except Exception as error:  # noqa: BLE001 - a function of the author's may raise anything; the delivery tells
-        reason = type(error).__name__ if policy.redact_errors else describe(error)
+        reason = type(error).__name__ if task.idempotency_policy.redact_errors else describe(error)
         say(logger.warning, "not_announced", task=task.name, reason=reason)
-        return own
+        return send()
     key = outgoing.operation.identity.key
     try:
-        decision = announce(runtime_of(task.app).store, outgoing)
+        decision = announce(store, outgoing)
     except (StoreUnavailable, RecordTooLarge) as error:
-        name = event_of(error) if isinstance(error, StoreUnavailable) else EventName.STORE_UNAVAILABLE
-        _tell(task, task_id, name, key, f"published all the same: {error}", observed)
-        return own
-    if isinstance(decision, Announce | Send):
-        return decision
-    answer = _answer(task, decision, options)
-    if answer is None:
-        return own
-    reason = _reason(decision, runtime_of(task.app).cipher)
-    skipped = Event(EventName.PUBLISH_SKIPPED, key, None, reason, done_in=decision.record.app)
-    report(task, decision.record.task_id, skipped, observed=observed)
-    return own if observed else _Answered(answer)
+        tell("published all the same", error)
+        return send()
+    if isinstance(decision, Known):
+        answer = _answer(task, decision, options)
+        return send() if answer is None else answer
+    if not isinstance(decision, Announce):
+        return send()
+    try:
+        sent = send()
+    except BaseException:
+        try:
+            withdraw(store, decision)
+        except Exception as error:  # noqa: BLE001 - nothing may hide the broker's error; the record is soon in doubt
+            tell("the announcement of a message that was not sent stays", error)
+        raise
+    try:
+        confirm(store, decision, outgoing)
+    except (StoreUnavailable, RecordTooLarge) as error:
+        tell("sent, and not confirmed, so it counts as queued for a lease", error)
+    return sent
 
 
 def _outgoing(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> Outgoing:
@@ -137,18 +124,18 @@ def _outgoing(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], ta
     )
     return Outgoing(
         operation=operation,
-        patience=_patience(task, options),
+        queued_for=_queued_for(task, options),
         comes_back=comes_back_from_lost_worker(task),
         awaited=messages.is_awaited(options),
     )
 
 
-def _patience(task: Task, options: Mapping[str, Any]) -> int:
-    """Milliseconds within which a worker should have the message: one lease from when it is due, unless it expires."""
+def _queued_for(task: Task, options: Mapping[str, Any]) -> int:
+    """Milliseconds for which a message that was sent counts as queued: as the setting says, from when it is due."""
     due = max(_seconds(task, options.get("countdown")), _seconds(task, options.get("eta")))
     expires = options.get("expires", task.expires)
-    patience = due * 1000 + task.idempotency_policy.lease_ms
-    return int(patience if expires is None else min(patience, _seconds(task, expires) * 1000))
+    waits = due * 1000 + runtime_of(task.app).queued_for
+    return int(waits if expires is None else min(waits, _seconds(task, expires) * 1000))
 
 
 def _seconds(task: Task, value: Any) -> float:
@@ -164,65 +151,41 @@ def _seconds(task: Task, value: Any) -> float:
 
 
 def _answer(task: Task, decision: Known, options: Mapping[str, Any]) -> Any:
-    """The result of the first message; None where only a delivery can tell it."""
-    runtime = runtime_of(task.app)
-    codec = runtime.codec_of(task.idempotency_policy)
+    """The result of the first message, which is told; None where the message has to be sent all the same.
+
+    That is where only a delivery can tell the result, and where publishing is only observed.
+    """
+    runtime, policy, record = runtime_of(task.app), task.idempotency_policy, decision.record
+    codec = runtime.codec_of(policy)
+    result = task.AsyncResult(record.task_id)
     try:
         match decision:
-            case Underway(record):
-                result = task.AsyncResult(record.task_id)
+            case Underway():
                 result.ignored = options.get("ignore_result", task.ignore_result)
-                return result
-            case Replay(record):
-                whole = with_result(runtime.large_results, record)
-                return _known(task, record, states.SUCCESS, result_of(codec, whole))
-            case ReplayFailure(record):
-                never = CONTROL_FLOW.steering
-                return _known(
-                    task, record, states.FAILURE, failure_of(codec, task.idempotency_policy, record, never=never)
-                )
+                reason = f"running on {record.worker}" if record.owner else "queued"
+            case Replay():
+                _know(result, states.SUCCESS, result_of(codec, with_result(runtime.large_results, record)))
+                reason = "completed earlier"
+            case ReplayFailure():
+                _know(result, states.FAILURE, failure_of(codec, policy, record, never=CONTROL_FLOW.steering))
+                reason = f"failed earlier: {legible(runtime.cipher, record).error}"
             case unreachable:
                 assert_never(unreachable)
     except (ResultLost, StoreUnavailable):
         return None
-
-
-def _known(task: Task, record: Record, state: str, value: Any) -> Any:
-    """A result that needs no backend any more, and for the rest is like any other of the task."""
-    result = task.AsyncResult(record.task_id)
-    meta = {"task_id": record.task_id, "status": state, "result": value, "traceback": None, "children": None}
-    result._maybe_set_cache(meta)
-    return result
-
-
-def _child(task: Task, result: Any, options: Mapping[str, Any]) -> Any:
-    """``result``, known to the task that asked for it as what that task published, as Celery does it.
-
-    No task is its own child: who walks through the results of its children would never come to an end.
-    """
+    observed = policy.mode == "observe"
+    skipped = Event(EventName.PUBLISH_SKIPPED, record.key, None, reason, done_in=record.app)
+    report(task, record.task_id, skipped, observed=observed)
+    if observed:
+        return None
+    # As Celery does. No task is its own child: who walks through the results of its children would never end.
     parent = task.app.current_worker_task
     if parent and options.get("add_to_parent", True) and parent.request.id != result.id:
         parent.add_trail(result)
     return result
 
 
-def _reason(decision: Known, cipher: Cipher | None) -> str:
-    if isinstance(decision, Underway):
-        return f"running on {decision.record.worker}" if decision.record.owner else "queued"
-    if isinstance(decision, Replay):
-        return "completed earlier"
-    return f"failed earlier: {legible(cipher, decision.record).error}"
-
-
-def _withdraw(task: Task, announced: Announce) -> None:
-    """Undo the announcement, so that the next publisher sends. What went wrong with the broker is what people hear."""
-    record = announced.record
-    try:
-        withdraw(runtime_of(task.app).store, announced)
-    except Exception as error:  # noqa: BLE001 - nothing may hide the broker's error, and the record is soon in doubt
-        told = f"the announcement of a message that was not sent stays: {describe(error)}"
-        _tell(task, record.task_id, EventName.STORE_UNAVAILABLE, record.key, told, observed=False)
-
-
-def _tell(task: Task, task_id: str, name: EventName, key: str, reason: str, observed: bool) -> None:
-    report(task, task_id, Event(name, key, None, reason), observed=observed)
+def _know(result: Any, state: str, value: Any) -> None:
+    """Give ``result`` its value: it needs no backend any more, and for the rest is like any other of the task."""
+    meta = {"task_id": result.id, "status": state, "result": value, "traceback": None, "children": None}
+    result._maybe_set_cache(meta)

@@ -44,6 +44,9 @@ _MEANINGS = {
 _RELAY_EVERY = 1.0
 """Seconds; one small query each, and as much as a message may wait."""
 
+_DAY = 86_400
+"""Seconds; a message that nobody has executed for so long may be gone."""
+
 _YEAR = 365 * 86_400
 """Seconds; who pays for a doubtful effect may ask about it until the books are closed."""
 
@@ -221,6 +224,12 @@ class Runtime:
         if not is_duration(every):
             raise PolicyError("idempotency_relay", repr(every), "must be seconds between two looks, or 0 for none")
         return milliseconds(every) / 1000
+
+    @cached_property
+    def queued_for(self) -> int:
+        """Milliseconds for which a sent message counts as queued, by ``idempotency_queued_for``."""
+        waits = self._app.conf.get("idempotency_queued_for", _DAY)
+        return _milliseconds("idempotency_queued_for", waits, "for which a message that was sent counts as queued")
 
     @cached_property
     def purge_every(self) -> float:

@@ -92,6 +92,7 @@ def check(app: Celery, pool: str) -> list[Hint]:
         runtime.codec,
         runtime.default_policy,
         runtime.namespace,
+        runtime.queued_for,
         runtime.relay_every,
         runtime.hold_messages,
     )

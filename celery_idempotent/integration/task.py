@@ -340,13 +340,9 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         if policy.publish == "always" or policy.mode == "off":
             return publish(args, kwargs, task_id=task_id, **options)
 
-        def send(sent_id: str, revision: str | None) -> Any:
-            told = messages.sent_as(options, self.name, task_id, sent_id, revision)
-            return publish(args, kwargs, task_id=sent_id, **told)
-
         if not publishing.starts_operation(self, options, self._scope, task_id):
-            return send(task_id, None)
-        return publishing.publish_once(self, send, args, kwargs, options, task_id)
+            return publish(args, kwargs, task_id=task_id, **options)
+        return publishing.publish_once(self, publish, args, kwargs, options, task_id)
 
     def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, plus ``idempotency_key``; guarded like a delivery, and a conflict raises ``InFlight``."""
@@ -411,7 +407,6 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             worker=request.hostname or "",
             app=self.app.main or "",
             process=this_process(),
-            announced=messages.announced(request.headers or {}, self.name, request.id or ""),
             trace=current_trace(),
         )
         report = partial(_report, self, request, observed)

@@ -27,8 +27,7 @@ class Operation:
     """One intended effect under its promise, and who asks for the right to have it.
 
     Names and ``trace`` are for people; ``process`` is for those who meet the claim later, to tell whether it is gone.
-    ``announced`` is the revision under which a publisher recorded the operation for this message, as far as the message
-    tells. ``hidden_label`` is the label as it is encrypted, where it is.
+    ``hidden_label`` is the label as it is encrypted, where it is.
     """
 
     identity: Identity
@@ -38,7 +37,6 @@ class Operation:
     worker: str
     app: str = ""
     process: str = ""
-    announced: str = ""
     trace: str = ""
     hidden_label: str = ""
 
@@ -278,9 +276,11 @@ def ended(
 ) -> Record:
     """The record with its outcome, which counts for ``retain`` milliseconds; its steps have served their purpose.
 
+    What is retained for 0 has stopped to count, whatever another machine's clock says.
+
     ``error`` is the failure for people, or why a result could not be kept. A verdict can keep the record for longer.
     """
-    until = now + retain
+    until = now + retain if retain else max(0, now - _CLOCK_ERROR * 1000)
     return record.but(
         status=status,
         revision=revision,

@@ -62,7 +62,8 @@ class Policy:
             and every new step raise :exc:`~celery_idempotent.errors.DeadlineExceeded`. A body that calls none of these
             is not stopped. If it ends late and nobody has taken over, it still completes. Default: no limit.
         retain: How long an outcome is replayed, in seconds from its recording. Make it longer than any redelivery can
-            take: a duplicate that comes later runs again.
+            take: a duplicate that comes later runs again. 0 goes with ``publish="once"``: one message until the body
+            has ended, and then another.
         on_conflict: What to do while another delivery runs the operation: ``"retry"`` later, which does not count
             against ``max_retries``; ``"raise"`` :exc:`~celery_idempotent.errors.InFlight`; or ``"skip"`` (Celery's
             ``Ignore``). A redelivery of the running message itself always retries, as dropping it would lose the task
@@ -87,8 +88,8 @@ class Policy:
         on_outage: What to do if the store does not answer a claim: ``"retry"`` later and run nothing, or ``"run"``
             unprotected. If the answer cannot be read, such as a record of a newer version, the body never runs.
         publish: ``"always"``, or ``"once"``: a call whose operation is queued, running or finished is not published
-            again. Its caller gets the first call's result, at once if there is an outcome. It costs one more request
-            for each call and for its claim. In doubt the message is sent.
+            again. Its caller gets the first call's result, at once if there is an outcome. It costs two more requests
+            for a call that is sent, one for any other, and one for its claim. In doubt the message is sent.
         mode: ``"enforce"``; ``"observe"`` runs everything and reports what it would have suppressed; ``"off"`` does
             nothing.
         redact_errors: Keep and log nothing of an exception but its type, for bodies whose errors can hold what must not
@@ -148,7 +149,12 @@ class Policy:
             "must be None, or a duration from the lease, before whose end nobody can take over; for less, set a "
             "shorter lease",
         )
-        self._require("retain", self.retain_ms > self.lease_ms, "must be longer than the lease")
+        self._require(
+            "retain",
+            self.retain_ms > self.lease_ms
+            or (not self.retain_ms and self.publish == "once" and self.on_takeover == "rerun"),
+            "must be longer than the lease, or 0 with publish='once' and on_takeover='rerun'",
+        )
         self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
         self._require("backoff_max", self.backoff_max_ms >= self.backoff_ms, "must be at least backoff")
         self._require("version", _is_count(self.version), "must be a whole number from 1")
@@ -283,7 +289,12 @@ class Policy:
         """What is promised of the task called ``task``: a line for the task, and one for each kind of effect."""
         lines = [f"{task}: {_MODES[self.mode]}"]
         if self.mode == "enforce":
-            lines[0] += f"; an outcome counts for {in_words(self.retain)}"
+            counts = (
+                f"an outcome counts for {in_words(self.retain)}"
+                if self.retain_ms
+                else "once it is done, it may run again"
+            )
+            lines[0] += f"; {counts}"
             lines += [f"  {name}: {promise(effect)}" for name, effect in self.effects.items()]
             lines += [f"  {'anything else in the body' if self.effects else 'the body'}: {_BODY[self.on_takeover]}"]
             if self.deadline is not None:

@@ -99,7 +99,7 @@ def _operation(policy: Policy) -> Operation:
 
 
 def _publish(world: _World) -> None:
-    announce(world.store, Outgoing(operation=_operation(Policy(publish="once")), patience=1000))
+    announce(world.store, Outgoing(operation=_operation(Policy(publish="once")), queued_for=1000))
 
 
 def _deliver_late(world: _World) -> None:

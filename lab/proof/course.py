@@ -14,7 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 from uuid import uuid4
@@ -23,7 +23,7 @@ from celery_idempotent.engine.claim import Claim, effect_key, end_lease
 from celery_idempotent.engine.delivery import ControlFlow, Delivery
 from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.engine.heartbeat import Heartbeat
-from celery_idempotent.engine.publisher import announce
+from celery_idempotent.engine.publisher import announce, confirm
 from celery_idempotent.errors import SafeToRetry, StoreUnavailable
 from celery_idempotent.protocol.publishing import Announce, Outgoing
 from celery_idempotent.protocol.record import Record, Status
@@ -383,7 +383,6 @@ class Task:
         self._key = f"proof:1:{uuid4().hex}"
         self._left = [each.times for each in plan.strikes]
         self._held: list[Callable[[], object]] = []
-        self._announced = ""
         self._lock = threading.Lock()
         self._lease = plan.promise.policy.lease_ms + plan.promise.policy.grace_ms + 1
 
@@ -429,12 +428,13 @@ class Task:
                 end_lease(OneDelivery(self.world.store, self, PARENT, None), record, Clock(self))
 
     def _announce(self) -> None:
-        """Record the operation, as a publisher does; without a certain answer the message is sent all the same."""
-        outgoing = Outgoing(operation=operation(self._key, self.plan.promise, PUBLISHER), patience=self._lease)
+        """Record the operation and confirm it, as a publisher does; in any case the message is sent."""
+        outgoing = Outgoing(operation=operation(self._key, self.plan.promise, PUBLISHER), queued_for=self._lease)
+        publisher = OneDelivery(self.world.store, self, PUBLISHER, None)
         with contextlib.suppress(StoreUnavailable):
-            decision = announce(OneDelivery(self.world.store, self, PUBLISHER, None), outgoing)
+            decision = announce(publisher, outgoing)
             if isinstance(decision, Announce):
-                self._announced = decision.record.revision
+                confirm(publisher, decision, outgoing)
             else:
                 self.problems.append(f"the first publisher was told {decision}")
 
@@ -476,8 +476,7 @@ class Task:
                 self.finals.append(stored)
 
     def _told(self, delivery: OneDelivery, *, clean: bool) -> Told:
-        # As the message tells it: to the first delivery, and to all that come after the claim.
-        delivered = replace(operation(self._key, self.plan.promise, delivery.number), announced=self._announced)
+        delivered = operation(self._key, self.plan.promise, delivery.number)
         ours = Delivery(delivered, delivery, CODEC, HEARTBEAT, ControlFlow(), self._observe, Clock(self))
 
         def body(attempt: Claim | None) -> str:

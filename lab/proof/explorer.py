@@ -9,7 +9,8 @@ Worlds that were seen before are not explored again.
 At every step the world may: let any delivery go on; kill it before its request is sent, or with its request
 still on the way, to land at any later time or never; lose a reply, or a request, which may land later too;
 end the running lease. Where a program says so it may also forget what is not finished, let an exception of somebody
-else's strike in a write, answer what cannot be read, or let a publisher record the operation, and take that back.
+else's strike in a write, answer what cannot be read, or let a publisher record the operation, and confirm that at any
+later time, or take it back.
 Faults are bounded, ends of leases are not.
 
 Deliveries are all alike. So each may be another message of the operation, or the same one that a broker gives again
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation, abandoned
-from celery_idempotent.protocol.publishing import Announce, Outgoing, publication
+from celery_idempotent.protocol.publishing import Announce, Outgoing, confirmed, publication
 from celery_idempotent.protocol.record import Record, Status
 from lab.proof.programs import Effect, Fault, Program
 from lab.proof.scripted import (
@@ -211,7 +212,7 @@ class _Explorer:
         self.found.states = len(came_from)
 
     def _start(self) -> _World:
-        start = _World(
+        return _World(
             records=(0,) * len(self._deliveries.keys),
             now=0,
             deliveries=tuple(self._going_on(number, 0) for number in range(self.found.deliveries)),
@@ -220,7 +221,6 @@ class _Explorer:
             besides=self.program.besides,
             receiver=_Receiver(),
         )
-        return next(self._announcements(start))[1] if self.program.told else start
 
     def _steps(self, world: _World) -> Iterator[tuple[str, _World]]:
         for number, delivery in enumerate(world.deliveries):
@@ -258,15 +258,25 @@ class _Explorer:
 
     def _announcements(self, world: _World) -> Iterator[tuple[str, _World]]:
         """By somebody who is no delivery; the message is one of those that are delivered."""
+        if not {Fault.PUBLISHED, Fault.CONFIRMED, Fault.WITHDRAWN}.intersection(world.besides):
+            return
         for place, number in enumerate(world.records):
             record = self._records[number]
-            if Fault.WITHDRAWN in world.besides and record is not None and not record.attempts:
+            is_unconfirmed = (
+                record is not None and record.revision.startswith(".") and "confirmed" not in record.revision
+            )
+            outgoing = Outgoing(operation=self._operation(world, place), queued_for=2 * self.program.policy.lease_ms)
+            if record is not None and is_unconfirmed and Fault.CONFIRMED in world.besides:
+                self.found.reached[Fault.CONFIRMED] += 1
+                new = confirmed(record, outgoing, START + world.now, f"{record.revision} confirmed")
+                following = world._replace(records=_with(world.records, place, self._keep(new)))
+                yield f"a publisher confirms {self._show(number)}", self._spent(following, Fault.CONFIRMED)
+            if record is not None and is_unconfirmed and not record.attempts and Fault.WITHDRAWN in world.besides:
                 self.found.reached[Fault.WITHDRAWN] += 1
                 withdrawn = world._replace(records=_with(world.records, place, 0))
                 yield f"a publisher withdraws {self._show(number)}", self._spent(withdrawn, Fault.WITHDRAWN)
             if Fault.PUBLISHED not in world.besides:
                 continue
-            outgoing = Outgoing(operation=self._operation(place), patience=self.program.policy.lease_ms)
             decision = publication(record, outgoing, START + world.now, publishers_nonce(world.besides))
             if isinstance(decision, Announce):
                 if record is not None and decision.record.fencing_token < record.fencing_token:
@@ -276,9 +286,10 @@ class _Explorer:
                 following = world._replace(records=_with(world.records, place, announced))
                 yield f"a publisher records {self._show(announced)}", self._spent(following, Fault.PUBLISHED)
 
-    def _operation(self, place: int) -> Operation:
+    def _operation(self, world: _World, place: int) -> Operation:
         identity = Identity(self._deliveries.keys[place], None)
-        return Operation(identity=identity, policy=self.program.policy, task="t", task_id="message 0", worker="")
+        message = f"message {world.besides.count(Fault.PUBLISHED)}"
+        return Operation(identity=identity, policy=self.program.policy, task="t", task_id=message, worker="")
 
     def _steps_of(self, world: _World, number: int, history: int) -> Iterator[tuple[str, _World]]:
         """What a delivery may do next; first what happens if nothing goes wrong."""
@@ -520,7 +531,11 @@ class _Explorer:
         """Somebody ran if nobody was hindered, and a clean delivery later gets an answer that fits."""
         ended = {each.why if isinstance(each, Ended) else _DEAD for each in world.deliveries}
         spent = Counter(self.program.besides) - Counter(world.besides)
-        is_hindered = world.now >= self._lease or bool(spent.keys() - {Fault.PUBLISHED}) or self._is_announced(world)
+        is_hindered = (
+            world.now >= self._lease
+            or bool(spent.keys() - {Fault.PUBLISHED, Fault.CONFIRMED})
+            or self._is_announced(world)
+        )
         if not is_hindered and ended <= {"conflict", "LeaseLost"}:
             raise _Broken("nobody ran, although nobody died and no lease was over", ())
         known = (world.records, world.now, world.receiver)

@@ -31,6 +31,7 @@ class Fault(StrEnum):
     FORGOTTEN = "store forgets what is not finished"
     UNREADABLE = "answer cannot be read"
     PUBLISHED = "a publisher records the operation"
+    CONFIRMED = "its message is sent, and it confirms that"
     WITHDRAWN = "its message is refused, and it takes that back"
 
 
@@ -45,7 +46,14 @@ _STRIKES = {
 
 _EARLY, _LATE = tuple(_STRIKES)[:2], tuple(_STRIKES)[1:]
 
-_ORDINARY = set(Fault) - {*_STRIKES, Fault.FORGOTTEN, Fault.UNREADABLE, Fault.PUBLISHED, Fault.WITHDRAWN}
+_ORDINARY = set(Fault) - {
+    *_STRIKES,
+    Fault.FORGOTTEN,
+    Fault.UNREADABLE,
+    Fault.PUBLISHED,
+    Fault.CONFIRMED,
+    Fault.WITHDRAWN,
+}
 
 
 class Effect(StrEnum):
@@ -98,7 +106,6 @@ class Program:
             raises ``"another"`` exception; or it enters the block ``"too late"``, after its effect.
         one_message: Whether all deliveries are of one message, or each of its own.
         one_machine: Whether each delivery can tell whether the process of another one is gone.
-        told: Whether the first publisher comes before all deliveries, whose message tells them of its record.
         grouped: Whether what leaves the body does so in an ``ExceptionGroup``, as from a TaskGroup.
         other_arguments: Whether every other delivery uses the key for other arguments; only with the first of them the
             body raises, if it raises.
@@ -116,7 +123,6 @@ class Program:
     excuses: Literal["", "another", "too late"] = ""
     one_message: bool = False
     one_machine: bool = False
-    told: bool = False
     grouped: bool = False
     other_arguments: bool = False
     deliveries: int = 2
@@ -184,7 +190,7 @@ class Program:
         parts += ["one machine"] if self.one_machine else []
         parts += ["unreadable"] if Fault.UNREADABLE in self.besides else []
         parts += ["published once"] if Fault.PUBLISHED in self.besides else []
-        parts += ["told of it"] if self.told else []
+        parts += ["confirmed"] if Fault.CONFIRMED in self.besides else []
         parts += ["in a group"] if self.grouped else []
         parts += ["other arguments"] if self.other_arguments else []
         return ", ".join(parts)
@@ -192,6 +198,7 @@ class Program:
 
 _FORGOTTEN = (Fault.FORGOTTEN,)
 _PUBLISHED = (Fault.PUBLISHED, Fault.PUBLISHED, Fault.WITHDRAWN)
+_CONFIRMED = (Fault.PUBLISHED, Fault.CONFIRMED)
 
 PROGRAMS = (
     Program(Policy(on_takeover="refuse")),
@@ -245,14 +252,15 @@ PROGRAMS = (
     Program(Policy(on_takeover="refuse"), one_machine=True),
     Program(Policy(max_takeovers=1), one_machine=True, deliveries=3),
     Program(Policy(), effect=Effect.COMMIT, one_machine=True),
-    # Publishers record the operation at any time, before their messages and between attempts, or take it back.
+    # Publishers record the operation at any time, before their messages and between attempts, and confirm it at any
+    # later one or never, or take it back.
     Program(Policy(), besides=_PUBLISHED),
     Program(Policy(on_takeover="refuse"), besides=_PUBLISHED),
     Program(Policy(), raises=Declined, besides=_PUBLISHED),
     Program(Policy(), effect=Effect.STEP, raises=Declined, besides=_PUBLISHED),
-    Program(Policy(), besides=_PUBLISHED, told=True),
-    Program(Policy(on_takeover="refuse"), besides=_PUBLISHED, told=True),
-    Program(Policy(), effect=Effect.STEP, raises=Declined, besides=_PUBLISHED, told=True),
+    Program(Policy(), besides=_CONFIRMED),
+    Program(Policy(on_takeover="refuse"), besides=_CONFIRMED),
+    Program(Policy(), effect=Effect.STEP, raises=Declined, besides=_CONFIRMED),
     # One key for two kinds of arguments: the second may have it once nothing binds the first, and has its own outcome.
     Program(Policy(), other_arguments=True, raises=Declined),
     Program(Policy(), other_arguments=True, besides=_FORGOTTEN),

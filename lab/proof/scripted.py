@@ -57,8 +57,8 @@ ANY = "*"
 
 
 def publishers_nonce(besides: Sequence[Fault]) -> str:
-    """The nonce of the next publisher, told by how many are still to come."""
-    return f"{besides.count(Fault.PUBLISHED):032x}"
+    """The nonce of the next publisher, told by how many are still to come; it is no delivery's."""
+    return f".{besides.count(Fault.PUBLISHED)}"
 
 
 def arguments_of(number: int) -> str:
@@ -286,7 +286,6 @@ class Deliveries:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._identities = _identities(program)
-        self._announced = f"announced:{START}:{publishers_nonce(program.besides)}" if program.told else ""
         # A transaction sees that its record has gone; that it looks only makes more worlds where none can go.
         self._looks = Fault.FORGOTTEN in program.besides
         self._script = _Script(0, [])
@@ -369,7 +368,6 @@ class Deliveries:
             task_id=task_id,
             worker="w",
             process=process,
-            announced=self._announced,
         )
 
     def _body(self, script: _Script, *, retries: bool) -> Body:

@@ -25,14 +25,14 @@ from celery.signals import after_task_publish, before_task_publish
 from tests.processes.test_publishers import task_of
 
 charge = task_of(sys.argv[1])
-dies = {"before": before_task_publish, "after": after_task_publish}.get(sys.argv[2])
+dies = {"before": before_task_publish, "unconfirmed": after_task_publish}.get(sys.argv[2])
 charge.delay("another, for the connections")
 if dies:
     dies.connect(lambda **told: os._exit(9), weak=False)
 print("ready", flush=True)
 sys.stdin.readline()
 with ThreadPoolExecutor(10) as threads:
-    results = list(threads.map(lambda _: charge.delay("o"), range(1 if dies else 10)))
+    results = list(threads.map(lambda _: charge.delay("o"), range(10 if sys.argv[2] == "never" else 1)))
 print(*(result.id for result in results))
 """
 
@@ -94,11 +94,11 @@ def test_fifty_publishers_in_five_processes_send_one_message(server: str, broker
     assert broker.llen("celery") == 1
 
 
-@pytest.mark.parametrize(("dies", "sent"), [("before", 0), ("after", 1)])
-def test_publisher_that_was_killed_is_stood_in_for_on_its_machine(
+@pytest.mark.parametrize(("dies", "sent"), [("before", 0), ("unconfirmed", 1)])
+def test_publisher_that_was_killed_is_followed_by_the_next_on_its_machine(
     server: str, broker: Redis, dies: str, sent: int
 ) -> None:
-    """At once, under the id that it recorded; whether it had sent the message, nobody can know."""
+    """At once; whether it had sent the message, nobody can know."""
     charge = _killed(server, broker, dies)
     assert broker.llen("celery") == sent
 
@@ -108,7 +108,23 @@ def test_publisher_that_was_killed_is_stood_in_for_on_its_machine(
     assert broker.llen("celery") == sent + 1
 
 
-def test_publisher_that_was_killed_on_another_machine_is_stood_in_for_after_the_lease(
+def test_publisher_that_has_ended_leaves_a_message_that_counts_for_longer_than_a_lease(
+    server: str, broker: Redis
+) -> None:
+    """As a cron job does."""
+    with ExitStack() as running:
+        publisher = _publisher(running, server, "when it is done")
+        broker.delete("celery")
+        (first,) = publisher.communicate("\n", timeout=60)[0].split()
+    charge = task_of(server)
+    assert not _record(charge).process
+    assert _record(charge).lease_until - _record(charge).updated_at > LEASE * 1000
+
+    assert charge.delay("o").id == first
+    assert broker.llen("celery") == 1
+
+
+def test_publisher_that_was_killed_on_another_machine_is_followed_after_the_lease(
     server: str, broker: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From there it cannot be seen; until then its word counts, and after that a new message is sent."""

@@ -11,12 +11,10 @@ from celery_idempotent.integration.messages import (
     CONFLICTS_HEADER,
     IDENTITY_HEADER,
     TICK_HEADER,
-    announced,
     carried,
     carrying,
     count_in,
     naming_tick,
-    sent_as,
     tick_named,
 )
 from celery_idempotent.integration.postpone import _postpone
@@ -218,11 +216,3 @@ def test_count_of_a_stranger_is_none(found: object, count: int) -> None:
 def test_count_that_is_missing_is_none() -> None:
     """As in the first message."""
     assert count_in({}, CONFLICTS_HEADER) == 0
-
-
-def test_announcement_is_told_to_the_message_that_is_sent() -> None:
-    """A message that is sent under another id than it was given is another message."""
-    headers = sent_as({}, "charge", "mine", "theirs", "revision")["headers"]
-    assert announced(headers, "charge", "theirs") == "revision"
-    assert announced(headers, "charge", "mine") == ""
-    assert announced(headers, "refund", "theirs") == ""

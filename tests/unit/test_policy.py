@@ -156,3 +156,11 @@ def test_backoff_has_full_jitter_and_is_never_zero() -> None:
 
     assert policy.outage_delay_ms(3, bounds=(), draw=0.5) == 4_000
     assert policy.outage_delay_ms(3, bounds=(), draw=0.0) == policy.outage_delay_ms(3, bounds=(1,), draw=1.0) == 50
+
+
+def test_nothing_is_retained_only_where_a_publisher_keeps_calls_apart() -> None:
+    """Elsewhere every redelivery would run; and what is refused must not be repeated."""
+    assert "once it is done, it may run again" in Policy(publish="once", retain=0).guarantee("rebuild")
+    for other in ({}, {"publish": "once", "on_takeover": "refuse"}):
+        with pytest.raises(PolicyError, match="must be longer than the lease, or 0 with publish='once'"):
+            Policy(retain=0, **other)  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.engine.claim import claim
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure, Run, decide
 from celery_idempotent.protocol.policy import Policy
@@ -15,17 +14,16 @@ from celery_idempotent.protocol.publishing import (
     Publication,
     Send,
     Underway,
-    announcement,
+    confirmed,
     publication,
     shown_status,
 )
 from celery_idempotent.protocol.record import Record, Status, bounded
-from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.contract import a_record
 
 NOW = 1_800_000_100_000
-PATIENCE = 60_000
+QUEUED_FOR = 3_600_000
+LEASE = 60_000
 
 OPERATION = Operation(
     identity=Identity("k", "f" * 64),
@@ -41,7 +39,7 @@ LATER = NOW // 1000 + 1
 
 
 def _publish(record: Record | None, *, is_gone: bool = False, **changes: Any) -> Publication:
-    outgoing = replace(Outgoing(operation=OPERATION, patience=PATIENCE), **changes)
+    outgoing = replace(Outgoing(operation=OPERATION, queued_for=QUEUED_FOR), **changes)
     return publication(record, outgoing, NOW, "new", is_gone=is_gone)
 
 
@@ -56,15 +54,15 @@ def _queued(**changes: Any) -> Record:
 
 
 def test_a_new_operation_is_announced_as_released_without_an_attempt() -> None:
-    """With what a claim would say of it, but for what only an attempt has; its word is good for the patience."""
+    """With what a claim would say of it, but for what only an attempt has; it counts for a lease."""
     assert _publish(None) == Announce(
         Record(
             key="k",
             status=Status.RELEASED,
-            revision=f"announced:{NOW}:new",
+            revision="new",
             owner="",
             fencing_token=0,
-            lease_until=NOW + PATIENCE,
+            lease_until=NOW + LEASE,
             fingerprint="f" * 64,
             attempts=0,
             created_at=NOW,
@@ -76,7 +74,21 @@ def test_a_new_operation_is_announced_as_released_without_an_attempt() -> None:
             process="here:1:2",
         ),
         None,
-        "mine",
+    )
+
+
+@pytest.mark.parametrize("queued_for", [QUEUED_FOR, 5_000])
+def test_what_is_confirmed_counts_from_then_on_whatever_becomes_of_its_publisher(queued_for: int) -> None:
+    """It names no process; a message that expires before the end of a lease is announced for no longer, either."""
+    outgoing = Outgoing(operation=OPERATION, queued_for=queued_for)
+    first = publication(None, outgoing, NOW, "new")
+    assert isinstance(first, Announce)
+    assert first.record.lease_until == NOW + min(queued_for, LEASE)
+
+    record = confirmed(first.record, outgoing, NOW + 7, "later")
+
+    assert record == replace(
+        first.record, revision="later", lease_until=NOW + 7 + queued_for, updated_at=NOW + 7, process=""
     )
 
 
@@ -96,15 +108,15 @@ CUT: dict[str, Any] = {"task_id": bounded("x" * 300)}
     [
         pytest.param(QUEUED, Underway(QUEUED), id="queued"),
         pytest.param(RUNNING, Underway(RUNNING), id="running, up to the end of the grace"),
-        pytest.param(OVER, Send("mine"), id="lease and grace over"),
+        pytest.param(OVER, Send(), id="lease and grace over"),
         pytest.param(COMPLETED, Replay(COMPLETED), id="completed"),
         pytest.param(FAILED, ReplayFailure(FAILED), id="failed"),
-        pytest.param(UNKNOWN, Send("mine"), id="unknown"),
-        pytest.param(replace(RUNNING, **CUT), Send("mine"), id="running under an id that was too long to keep"),
-        pytest.param(replace(OVER, task_id="list[]"), Send("mine"), id="lease over, as an item of a list"),
-        pytest.param(replace(RUNNING, task_id="list[]"), Send("mine"), id="running as an item of a list"),
-        pytest.param(replace(RUNNING, task_id=""), Send("mine"), id="running under no id"),
-        pytest.param(replace(OVER, **CUT), Send("mine"), id="lease over, id too long to keep"),
+        pytest.param(UNKNOWN, Send(), id="unknown"),
+        pytest.param(replace(RUNNING, **CUT), Send(), id="running under an id that was too long to keep"),
+        pytest.param(replace(OVER, task_id="list[]"), Send(), id="lease over, as an item of a list"),
+        pytest.param(replace(RUNNING, task_id="list[]"), Send(), id="running as an item of a list"),
+        pytest.param(replace(RUNNING, task_id=""), Send(), id="running under no id"),
+        pytest.param(replace(OVER, **CUT), Send(), id="lease over, id too long to keep"),
     ],
 )
 def test_what_is_recorded_decides(seen: Record, expected: Publication) -> None:
@@ -118,17 +130,16 @@ def test_what_is_recorded_decides(seen: Record, expected: Publication) -> None:
         pytest.param(STALE, 0, id="queued for too long"),
         pytest.param(RELEASED, 3, id="released by an attempt, whatever its lease says"),
         pytest.param(replace(QUEUED, **CUT), 0, id="queued under an id that was too long to keep"),
+        pytest.param(replace(QUEUED, task_id="mine"), 0, id="queued, and perhaps by who died before it was sent"),
     ],
 )
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_in_doubt_the_operation_is_announced_again_under_the_new_message(
-    seen: Record, attempts: int, is_gone: bool
-) -> None:
-    """One message per patience, and what the operation has of attempts, tokens and steps stays."""
+def test_in_doubt_the_operation_is_announced_again(seen: Record, attempts: int, is_gone: bool) -> None:
+    """What it has of attempts, tokens and steps stays."""
     decision = _publish(seen, is_gone=is_gone)
 
     assert isinstance(decision, Announce)
-    assert (decision.task_id, decision.seen) == ("mine", seen)
+    assert decision.seen == seen
     assert decision.record == replace(
         _queued(task_id="mine", revision="new"),
         fencing_token=seen.fencing_token,
@@ -139,33 +150,21 @@ def test_in_doubt_the_operation_is_announced_again_under_the_new_message(
     )
 
 
-def test_a_publisher_that_is_gone_is_stood_in_for_under_its_message() -> None:
-    """Who was told that its message is on its way gets the result; the doubt comes when it would have come."""
+def test_a_publisher_that_is_gone_proves_nothing() -> None:
+    """Nobody knows whether it has sent its message."""
     decision = _publish(QUEUED, is_gone=True)
 
     assert isinstance(decision, Announce)
-    assert decision.task_id == decision.record.task_id == "theirs"
-    assert (decision.record.process, decision.record.lease_until) == ("here:1:2", NOW + 1)
-
-
-def test_observing_stands_in_for_nobody() -> None:
-    """The message is sent under its own id, and the record says what it would under the policy as enforced."""
-    observed = replace(OPERATION, policy=replace(OPERATION.policy, mode="observe"))
-    enforced = _publish(QUEUED, is_gone=True)
-
-    assert isinstance(enforced, Announce)
-    assert _publish(QUEUED, is_gone=True, operation=observed) == replace(enforced, task_id="mine")
+    assert (decision.record.task_id, decision.seen) == ("mine", QUEUED)
 
 
 def test_a_process_that_is_gone_runs_no_body() -> None:
     """The message is sent under its own id: that of the attempt may have been revoked, and then workers drop it."""
-    assert _publish(RUNNING, is_gone=True) == Send("mine")
+    assert _publish(RUNNING, is_gone=True) == Send()
 
 
-@pytest.mark.parametrize("is_gone", [False, True])
-def test_a_message_is_no_evidence_of_itself(is_gone: bool) -> None:
-    """Who publishes it again cannot tell whether it was sent; a body that runs has received it."""
-    assert _publish(replace(QUEUED, task_id="mine"), is_gone=is_gone) == Send("mine")
+def test_a_body_that_runs_has_received_its_message() -> None:
+    """Who publishes that again need not send it."""
     running = replace(RUNNING, task_id="mine")
     assert _publish(running) == Underway(running)
 
@@ -174,7 +173,7 @@ def test_a_message_is_no_evidence_of_itself(is_gone: bool) -> None:
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_body_whose_message_does_not_come_back_is_no_reason_to_send_none(seen: Record, is_gone: bool) -> None:
     """Nobody would run it again if its worker died; and the result of its message may be that death."""
-    assert _publish(seen, comes_back=False, is_gone=is_gone) == Send("mine")
+    assert _publish(seen, comes_back=False, is_gone=is_gone) == Send()
 
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
@@ -192,7 +191,7 @@ def test_a_forgotten_outcome_counts_as_none(status: Status) -> None:
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_message_that_is_waited_for_is_sent_under_its_own_id(seen: Record, is_gone: bool) -> None:
     """Whatever is recorded: what waits for it would wait for ever."""
-    assert _publish(seen, awaited=True, is_gone=is_gone) == Send("mine")
+    assert _publish(seen, awaited=True, is_gone=is_gone) == Send()
 
 
 def test_a_message_that_is_waited_for_is_announced_if_it_is_the_first() -> None:
@@ -203,7 +202,7 @@ def test_a_message_that_is_waited_for_is_announced_if_it_is_the_first() -> None:
 @pytest.mark.parametrize("seen", [QUEUED, RUNNING, OVER, RELEASED, COMPLETED, FAILED, UNKNOWN])
 def test_other_arguments_are_sent_for_the_delivery_to_refuse(seen: Record) -> None:
     """Under their own id, as a message of the first call would be a lie."""
-    assert _publish(replace(seen, fingerprint="other")) == Send("mine")
+    assert _publish(replace(seen, fingerprint="other")) == Send()
 
 
 @pytest.mark.parametrize("seen", [STALE, replace(RELEASED, steps={})])
@@ -212,7 +211,7 @@ def test_other_arguments_take_the_place_of_what_binds_nobody(seen: Record) -> No
     decision = _publish(replace(seen, fingerprint="other", label="old card"))
 
     assert isinstance(decision, Announce)
-    assert (decision.task_id, decision.record.fingerprint, decision.record.label) == ("mine", "f" * 64, "")
+    assert (decision.record.task_id, decision.record.fingerprint, decision.record.label) == ("mine", "f" * 64, "")
     assert (decision.record.attempts, decision.record.fencing_token) == (seen.attempts, seen.fencing_token)
 
 
@@ -230,93 +229,12 @@ def test_a_delivery_takes_an_announcement_as_its_first_attempt(fingerprint: str)
     assert (claimed.owner, claimed.fingerprint, claimed.created_at) == ("me", "f" * 64, seen.created_at)
 
 
-NONCE = "0123456789abcdef" * 2
-
-
-def _told(announced: str) -> Operation:
-    return replace(OPERATION, announced=announced)
-
-
-def test_claim_of_the_first_message_needs_no_look_at_the_record() -> None:
-    """What the message tells is enough for the very record that a look would have led to."""
-    outgoing = Outgoing(operation=OPERATION, patience=PATIENCE)
-    first = publication(None, outgoing, NOW, NONCE)
-    assert isinstance(first, Announce)
-    guessed = announcement(_told(first.record.revision))
-
-    seen = decide(first.record, OPERATION, NOW + 5, owner="o", revision="r")
-    assert seen == decide(guessed, OPERATION, NOW + 5, owner="o", revision="r")
-    assert isinstance(seen, Run)
-    assert seen.expected == first.record.revision
-
-
 def test_announcement_keeps_what_a_person_has_said() -> None:
     """A verdict and a label are of the operation, whoever publishes it next."""
     judged = replace(RELEASED, verdict={"action": "rerun", "by": "ann"}, label="order 1")
     decision = _publish(judged)
     assert isinstance(decision, Announce)
     assert (decision.record.verdict, decision.record.label) == (judged.verdict, "order 1")
-
-
-@pytest.mark.parametrize("follows", ["released", "forgotten"])
-def test_announcement_that_follows_another_record_cannot_be_guessed(follows: str) -> None:
-    """It takes over steps and a token, which no message tells."""
-    changes: dict[str, dict[str, Any]] = {
-        "released": {"status": Status.RELEASED},
-        "forgotten": {"status": Status.COMPLETED, "expires_at": 1},
-    }
-    outgoing = Outgoing(operation=OPERATION, patience=PATIENCE)
-    decision = publication(_record(**changes[follows]), outgoing, NOW, NONCE)
-    assert isinstance(decision, Announce)
-    assert announcement(_told(decision.record.revision)) is None
-
-
-@pytest.mark.parametrize(
-    "announced",
-    [
-        "",
-        NONCE,
-        f"announced:{NOW}",
-        f"announced:{NOW}:{NONCE[1:]}",
-        f"announced:{NOW}:{NONCE}0",
-        f"announced:-1:{NONCE}",
-        f"announced:{'9' * 16}:{NONCE}",
-        f" announced:{NOW}:{NONCE}",
-        f"announced:{NOW}:{NONCE}\n",
-    ],
-)
-def test_what_is_no_announcement_is_no_guess(announced: str) -> None:
-    """A message tells what somebody has put there; nothing but the form that a publisher writes counts."""
-    assert announcement(_told(announced)) is None
-
-
-@pytest.mark.parametrize("told", ["the truth", "a lie", "nothing"])
-@pytest.mark.parametrize(
-    "stored",
-    [
-        None,
-        {"status": Status.COMPLETED},
-        {"status": Status.IN_PROGRESS},
-        {"status": Status.RELEASED, "steps": {"a": {}}},
-    ],
-)
-def test_what_a_message_tells_changes_no_answer(told: str, stored: dict[str, Any] | None) -> None:
-    """A guess only ever loses to a record that is not the one that was announced, and is then asked again."""
-    clock = FakeClock()
-    store = MemoryStore(clock.now)
-    revision = f"announced:{NOW}:{NONCE}"
-    if stored is not None:
-        assert store.swap(_record(**{"fingerprint": "f" * 64, "lease_until": clock.now() + 1000, **stored}), None)
-    operation = _told({"the truth": revision, "a lie": f"announced:{NOW}:{'f' * 32}", "nothing": ""}[told])
-    plain = MemoryStore(clock.now)
-    for record in store.scan():
-        plain.swap(record, None)
-
-    found, expected = claim(store, operation), claim(plain, OPERATION)
-
-    assert type(found) is type(expected)
-    nonces = {"revision": "", "owner": "", "process": ""}
-    assert found.record.but(**nonces) == expected.record.but(**nonces)
 
 
 @pytest.mark.parametrize(

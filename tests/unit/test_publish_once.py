@@ -30,14 +30,15 @@ from celery_idempotent import (
     signals,
 )
 from celery_idempotent.engine.claim import claim
+from celery_idempotent.engine.verdicts import judge
 from celery_idempotent.errors import LeaseLost, PolicyError, SafeToRetry, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration import outbox
-from celery_idempotent.integration.messages import ANNOUNCED_HEADER, TICK_HEADER, naming_tick
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.operation import Operation, Run
 from celery_idempotent.protocol.record import Record, Status, marked
-from celery_idempotent.protocol.store import Store
+from celery_idempotent.protocol.store import RecordTooLarge, Store
+from celery_idempotent.protocol.verdicts import Action
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore, schema
 from celery_idempotent.testing import FakeClock
@@ -45,6 +46,7 @@ from celery_idempotent.testing.faults import StoreWrapper
 from tests.support.deliveries import SLOT, Ended, an_app, deliver, published, redeliver
 
 ONCE = Policy("order_id", publish="once", remember=(LookupError,))
+DAY = 86_400
 
 
 class Counted(StoreWrapper):
@@ -118,8 +120,8 @@ class Shop:
         assert self.memory.swap(changed, record.revision) == changed
 
     def stale(self) -> None:
-        """Let the time go by for which an announcement counts."""
-        self.clock.advance(60_000)
+        """Let the time go by for which a message that was sent counts as queued."""
+        self.clock.advance(DAY * 1000)
 
 
 @pytest.fixture
@@ -161,18 +163,6 @@ def test_receivers_hear_of_a_message_that_waits(shop: Shop, skipped: list[dict[s
     shop.charge.delay("o")
 
     assert skipped == [{"task_id": first.id, "reason": "queued", "observed": False, "fencing_token": None}]
-
-
-def test_forwarded_headers_tell_nothing_of_another_message(shop: Shop) -> None:
-    """People pass all headers on; the announcement was made for one message of one task."""
-    shop.charge.delay("o")
-    (message,) = shop.sent()
-    shop.store.asked.clear()
-    forwarded = {ANNOUNCED_HEADER: message.headers[ANNOUNCED_HEADER]}
-    shop.task(Policy(), name="other").apply_async(("o",), headers=forwarded)
-    assert [ended.state for ended in shop.deliver()] == ["SUCCESS"]
-    assert shop.store.asked == ["swap"] * 2
-    assert shop.record("o").attempts == 0  # type: ignore[union-attr]
 
 
 def test_fifty_racing_publishers_send_one_message(shop: Shop) -> None:
@@ -275,7 +265,7 @@ def test_a_result_that_was_lost_is_told_by_a_delivery(shop: Shop) -> None:
 
 
 def test_message_that_nobody_executed_in_time_is_sent_again(shop: Shop) -> None:
-    """Under a new id, as workers remember ids that were revoked; and a backlog costs one message per lease."""
+    """Under a new id, as workers remember ids that were revoked; and a backlog costs one message per day."""
     first = shop.charge.delay("o")
     shop.stale()
     second = shop.charge.delay("o")
@@ -293,38 +283,41 @@ def test_message_that_nobody_executed_in_time_is_sent_again(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("options", "counts_for"),
     [
-        ({}, 60),
-        ({"countdown": 90}, 150),
-        ({"eta": timedelta(seconds=90)}, 150),
+        ({}, 7_200),
+        ({"countdown": 90}, 7_290),
+        ({"countdown": 9_000}, 16_200),
+        ({"eta": timedelta(seconds=90)}, 7_290),
         ({"expires": 20}, 20),
-        ({"expires": 600}, 60),
+        ({"expires": 9_000}, 7_200),
         ({"expires": timedelta(seconds=20)}, 20),
+        ({"countdown": 9_000, "expires": 9_001}, 9_001),
         ({"expires": -1e30}, 0),
-        ({"countdown": 1e30}, 10 * 365 * 86_400 + 60),
+        ({"countdown": 1e30}, 10 * 365 * DAY + 7_200),
     ],
 )
 @pytest.mark.parametrize(
     "form", [lambda moment: moment, lambda moment: moment.isoformat(), lambda m: m.replace(tzinfo=None)]
 )
-def test_announcement_counts_for_a_lease_from_when_the_message_is_due(
-    shop: Shop,
-    options: dict[str, Any],
-    counts_for: int,
-    form: Callable[[datetime], Any],
-    monkeypatch: pytest.MonkeyPatch,
+def test_message_counts_as_queued_by_the_setting_from_when_it_is_due(
+    options: dict[str, Any], counts_for: int, form: Callable[[datetime], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no longer than until it expires: then nobody will execute it."""
-    sent: list[Any] = []
-    monkeypatch.setattr(Celery, "send_task", lambda *args, **options: sent.append(options))
+    """And no longer than until it expires: then nobody will execute it. Until it is sent, a lease at most."""
+    shop = Shop(idempotency_queued_for=7_200)
+    announced: list[int] = []
+
+    def counts() -> int:
+        record = shop.record("o")
+        assert record is not None
+        return record.lease_until - shop.memory.now()
+
+    monkeypatch.setattr(Celery, "send_task", lambda *args, **options: announced.append(counts()))
     now = shop.app.now()
     monkeypatch.setattr(shop.app, "now", lambda: now)
     given = {name: form(now + each) if isinstance(each, timedelta) else each for name, each in options.items()}
 
     shop.charge.apply_async(("o",), **given)
 
-    record = shop.record("o")
-    assert record is not None
-    assert (record.lease_until - shop.memory.now()) == counts_for * 1000
+    assert (announced, counts()) == ([min(60, counts_for) * 1000], counts_for * 1000)
 
 
 def test_expiry_of_the_task_itself_counts(shop: Shop) -> None:
@@ -345,42 +338,164 @@ def test_a_time_that_celery_refuses_leaves_nothing_behind(shop: Shop, option: di
     assert shop.record("o") is None
 
 
-def test_publisher_that_is_gone_is_stood_in_for(shop: Shop, gone: Callable[[], None]) -> None:
-    """The next one on its machine sends, at once and under the id that others may have been given."""
+def test_publisher_that_has_ended_leaves_its_message_behind(shop: Shop, gone: Callable[[], None]) -> None:
+    """As a script does, or a web server that was restarted: what the broker has is queued all the same."""
     first = shop.charge.delay("o")
-    shop.sent()
     gone()
+    shop.clock.advance((DAY - 1) * 1000)
 
-    assert [shop.charge.delay("o").id] == shop.ids() == [first.id]
+    assert shop.charge.delay("o").id == first.id
+    assert shop.ids() == [first.id]
 
 
-def test_tick_of_a_beat_that_is_gone_is_sent_by_another(shop: Shop, gone: Callable[[], None]) -> None:
-    """Under the id of the first, and as the same tick: a delivery of either is one operation."""
-    task = shop.task(Policy(publish="once"), name="report")
+@pytest.mark.parametrize("dies", ["before the message", "after it"])
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_publisher_that_dies_unconfirmed_holds_the_others_up_for_a_lease_at_most(
+    shop: Shop, gone: Callable[[], None], monkeypatch: pytest.MonkeyPatch, dies: str, is_seen: bool
+) -> None:
+    """Nobody knows whether it has sent its message. On its machine its end is seen; elsewhere a lease has to pass."""
+    with monkeypatch.context() as patch:
+        if dies == "before the message":
+            patch.setattr(Celery, "send_task", lambda *args, **options: None)
+        patch.setattr("celery_idempotent.integration.publishing.confirm", lambda *given: None)
+        first = shop.charge.delay("o")
+    sent = shop.sent()
+    assert len(sent) == (dies == "after it")
+    if is_seen:
+        gone()
+    else:
+        shop.clock.advance(59_999)
+        assert shop.charge.delay("o").id == (sent[0].headers["id"] if sent else shop.record("o").task_id)  # type: ignore[union-attr]
+        shop.clock.advance(1)
 
-    def tick(task_id: str) -> str:
-        headers = {TICK_HEADER: naming_tick("daily@1", "report", task_id)}
-        return str(task.apply_async(("o",), task_id=task_id, headers=headers).id)
+    again = shop.charge.delay("o")
 
-    tick("of the first beat")
-    (first,) = shop.sent()
-    gone()
-    assert tick("of another beat") == "of the first beat"
-    (second,) = shop.sent()
+    assert again.id != getattr(first, "id", None)
+    assert shop.charge.delay("o").id == again.id
+    assert shop.ids() == [again.id]
 
-    assert [redeliver(shop.app, each).state for each in (first, second)] == ["SUCCESS", "SUCCESS"]
+
+def test_confirmation_whose_reply_is_lost_counts(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """It is told, and is no failure of the publication."""
+    swap = shop.store.swap
+
+    def lose(new: Record, expected: str | None) -> Record | None:
+        stored = swap(new, expected)
+        if len(shop.store.asked) == 2:
+            raise StoreUnavailable("memory", "swap", "no answer")
+        return stored
+
+    shop.store.swap = lose  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING):
+        first = shop.charge.delay("o")
+    assert "sent, and not confirmed" in caplog.text
+    shop.clock.advance(3_600_000)
+
+    assert shop.charge.delay("o").id == first.id
+    assert shop.ids() == [first.id]
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("memory", "swap", "no answer"), RecordTooLarge("full")])
+def test_message_that_is_not_confirmed_counts_for_a_lease(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """And then the next publisher sends one more; the operation happens once."""
+    send = Celery.send_task
+
+    def end(*args: Any, **options: Any) -> Any:
+        shop.store.away = {"swap": error}
+        return send(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Celery, "send_task", end)
+        first = shop.charge.delay("o")
+    shop.store.away = {}
+    assert shop.charge.delay("o").id == first.id
+    shop.clock.advance(60_000)
+    second = shop.charge.delay("o")
+
+    messages = shop.sent()
+    assert [each.headers["id"] for each in messages] == [first.id, second.id]
+    assert {redeliver(shop.app, each).state for each in messages} == {"SUCCESS"}
     assert [each.attempts for each in shop.memory.scan()] == [1]
 
 
-def test_a_message_of_a_publisher_that_is_gone_does_not_count_for_longer(shop: Shop, gone: Callable[[], None]) -> None:
-    """Under an id that was revoked it would not be executed, however often it is sent."""
-    first = shop.charge.delay("o")
-    gone()
-    shop.clock.advance(30_000)
-    assert shop.charge.delay("o").id == first.id
-    shop.clock.advance(30_000)
+def test_message_that_is_executed_before_it_is_confirmed_is_not_confirmed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are fast; what they write is not written over."""
+    send = Celery.send_task
 
-    assert shop.charge.delay("o").id != first.id
+    def execute(*args: Any, **options: Any) -> Any:
+        sent = send(*args, **options)
+        assert shop.deliver() == [Ended("SUCCESS", {"order": "o"})]
+        return sent
+
+    monkeypatch.setattr(Celery, "send_task", execute)
+    shop.charge.delay("o")
+
+    assert shop.record("o").status is Status.COMPLETED  # type: ignore[union-attr]
+
+
+def test_what_strikes_while_a_message_is_confirmed_surfaces(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the soft time limit of a body that publishes; the message was sent, and counts for a lease."""
+
+    class Struck(Exception):
+        pass
+
+    def strike(*given: Any) -> None:
+        raise Struck
+
+    with monkeypatch.context() as patch:
+        patch.setattr("celery_idempotent.integration.publishing.confirm", strike)
+        with pytest.raises(Struck):
+            shop.charge.delay("o")
+
+    (first,) = shop.ids()
+    assert shop.charge.delay("o").id == first
+
+
+def test_message_that_is_gone_is_sent_again_once_an_operator_forgets_the_record(shop: Shop) -> None:
+    """A purged queue, a revoked message: the store cannot know, and what is recorded counts until its time is over."""
+    first = shop.charge.delay("o")
+    shop.sent()
+    assert shop.charge.delay("o").id == first.id
+
+    seen = shop.record("o")
+    assert seen is not None
+    judge(shop.memory, seen, Action.FORGET)
+
+    again = shop.charge.delay("o")
+    assert shop.ids() == [again.id] != [first.id]
+
+
+def test_message_that_has_expired_is_followed_by_another(shop: Shop) -> None:
+    """No worker executes it."""
+    first = shop.charge.apply_async(("o",), expires=3_600)
+    shop.clock.advance(3_599_999)
+    assert shop.charge.delay("o").id == first.id
+    shop.clock.advance(1)
+    shop.sent()
+
+    assert [shop.charge.delay("o").id] == shop.ids() != [first.id]
+
+
+def test_until_it_is_done_and_then_again(shop: Shop) -> None:
+    """With ``retain=0`` calls are spared while a message is queued or executed, and the next one runs the body."""
+    asked: list[str] = []
+
+    @shop.app.task(base=IdempotentTask, name="rebuild", shared=False, idempotent=Policy(publish="once", retain=0))
+    def rebuild() -> int:
+        asked.append(rebuild.delay().id)
+        return len(asked)
+
+    for number in (1, 2):
+        first = rebuild.delay()
+        assert rebuild.delay().id == first.id
+        assert shop.deliver() == [Ended("SUCCESS", number)]
+        assert asked[-1] == first.id
+        assert first.get(timeout=1) == number
+    assert shop.sent() == []
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
@@ -650,7 +765,7 @@ def test_what_a_key_function_says_is_redacted(shop: Shop, caplog: pytest.LogCapt
 
 
 def test_costs(shop: Shop) -> None:
-    """One request for a call, sent or not, and none for a delivery; none unless the policy asks for it."""
+    """Two requests for a call that is sent, one for any other, and one for a delivery; none without the policy."""
     always, off = shop.task(Policy("order_id"), name="always"), shop.task(replace(ONCE, mode="off"), name="off")
     for task in (always, off):
         task.delay("o")
@@ -658,9 +773,10 @@ def test_costs(shop: Shop) -> None:
     shop.sent()
     for _ in range(3):
         shop.charge.delay("o")
-    assert shop.store.asked == ["swap"] * 3
+    assert shop.store.asked == ["swap"] * (2 + 1 + 1)
+    shop.store.asked.clear()
     shop.deliver()
-    assert shop.store.asked == ["swap"] * 3 + ["swap"] * 2  # the claim knows the record by its message
+    assert shop.store.asked == ["swap"] * (2 + 1)
     shop.store.asked.clear()
     shop.charge.delay("o")
     assert shop.store.asked == ["swap"]
@@ -683,7 +799,7 @@ def test_retry_is_published(shop: Shop) -> None:
         states += [redeliver(shop.app, message) for message in messages]
 
     assert [each.state for each in states] == ["RETRY", "RETRY", "SUCCESS"]
-    assert len(shop.store.asked) == 2 + 2 * 3  # later claims meet the record that was given back, and are sent again
+    assert len(shop.store.asked) == 3 * 3  # each claim meets the record that was written before it
     assert flaky.apply_async(("o",), retries=1).id != first.id
     assert len(shop.sent()) == 1
 
@@ -910,14 +1026,12 @@ def test_every_tick_of_beat_is_published_where_ticks_are_operations(shop: Shop) 
 
 
 def test_observing_publishes_all_and_tells_what_would_have_been_suppressed(
-    shop: Shop, skipped: list[dict[str, Any]], gone: Callable[[], None]
+    shop: Shop, skipped: list[dict[str, Any]]
 ) -> None:
     """Under their own ids."""
     task = shop.task(replace(ONCE, mode="observe"), name="observed")
     ids = [task.delay("o").id for _ in range(3)]
     assert [(each["task_id"], each["observed"]) for each in skipped] == [(ids[0], True)] * 2
-    gone()
-    ids.append(task.delay("o").id)
     record = shop.memory.get(task.idempotency_key_for("o"))
     assert record is not None
     over = replace(record, status=Status.IN_PROGRESS, owner="a", attempts=1, revision="r")
@@ -925,7 +1039,7 @@ def test_observing_publishes_all_and_tells_what_would_have_been_suppressed(
     ids.append(task.delay("o").id)
 
     assert shop.ids() == ids
-    assert len(set(ids)) == 5
+    assert len(set(ids)) == 4
 
 
 def test_nothing_of_the_arguments_is_told(

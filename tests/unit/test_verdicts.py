@@ -155,7 +155,7 @@ def test_a_publisher_keeps_the_proof_of_a_verdict_on_an_outcome_that_no_longer_c
     judged = judge(store, seen.key, Action.COMPLETED, result=CH_1, retain=0, keep=YEAR, by="ann")
     operation = Operation(identity=Identity(seen.key, None), policy=Policy(), task="t", task_id="i", worker="w")
 
-    found = publication(judged, Outgoing(operation=operation, patience=1), store.now(), "r")
+    found = publication(judged, Outgoing(operation=operation, queued_for=1), store.now(), "r")
 
     assert isinstance(found, Announce)
     assert found.record.verdict["by"] == "ann"
