@@ -67,18 +67,10 @@ def served(app: Celery, token: str, *, write: bool) -> ASGIApp:
         Route("/judge", pages.judge, methods=["POST"]),
         Route("/metrics", pages.metrics),
     ]
-    return with_headers(
-        Starlette(
-            routes=[
-                *(Route(f"/static/{name}", partial(_file, name, kind)) for name, kind in _STATIC.items()),
-                Mount("", routes=views, middleware=[guard]),
-            ],
-            exception_handlers={
-                HTTPException: pages.not_found,
-                IdempotencyError: pages.failed,
-            },
-        )
-    )
+    static = [Route(f"/static/{name}", partial(_file, name, kind)) for name, kind in _STATIC.items()]
+    handlers: Any = {HTTPException: pages.not_found, IdempotencyError: pages.failed}
+    guarded = Mount("", routes=views, middleware=[guard])
+    return with_headers(Starlette(routes=[*static, guarded], exception_handlers=handlers))
 
 
 def _file(name: str, kind: str, request: Request) -> Response:
@@ -249,17 +241,9 @@ class _Pages:
         """The page for a store that does not answer, or cannot be read."""
         return self._message(request, HTTPStatus.SERVICE_UNAVAILABLE, "This cannot be shown", str(error))
 
-    def _message(
-        self,
-        request: Request,
-        status: HTTPStatus,
-        title: str,
-        text: str,
-        *,
-        login: bool = False,
-        again: str | None = None,
-    ) -> Response:
-        return self._page(request, "message.html", status, title=title, text=text, login=login, again=again)
+    def _message(self, request: Request, status: HTTPStatus, title: str, text: str, **login: Any) -> Response:
+        context = {"login": False, "again": None, **login}
+        return self._page(request, "message.html", status, title=title, text=text, **context)
 
     def _page(self, request: Request, template: str, status: HTTPStatus = HTTPStatus.OK, **context: Any) -> Response:
         now = cache(self._store.now)  # asked where times are shown: not by a page that says that the store is away
@@ -268,7 +252,7 @@ class _Pages:
                 link=partial(_link, request.scope["root_path"]),
                 path=request.scope["path"].removeprefix(request.scope["root_path"]),
                 ago=lambda at: ago(at, now()),
-                state=lambda record: self._state(now(), record),
+                state=lambda record: display.state(record, grace=self._runtime.policy_of(record).grace_ms, now=now()),
                 store=repr(self._store),
                 app_name=self._app.main or "celery",
                 write=self._write,
@@ -277,9 +261,6 @@ class _Pages:
             ),
             status,
         )
-
-    def _state(self, now: int, record: Record) -> str:
-        return display.state(record, grace=self._runtime.policy_of(record).grace_ms, now=now)
 
 
 def _seen(record: Record) -> str:
