@@ -106,7 +106,7 @@ def setup_of(app: Celery, pool: str, unheld: Iterable[Any]) -> Setup:
         unheld_delay=max((each.default_retry_delay or 0 for each in unheld), default=None),
         has_plain=not all(map(is_protected, unheld)),
         fifo=() if _names_groups(app.conf.task_routes) else _fifo(app.conf, options),
-        is_green=pool.endswith((".gevent", ".eventlet")),
+        is_green=pool.endswith(".gevent"),
         queues=app.amqp.queues if runtime.broker.is_rabbitmq else {},
         retries_channels=app.conf.broker_channel_error_retry,
         time_limit=app.conf.task_time_limit,

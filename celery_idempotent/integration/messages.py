@@ -13,8 +13,6 @@ nor the group on a retry; :func:`continued` does.
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from difflib import SequenceMatcher
-from functools import lru_cache
 from hashlib import sha256
 from types import FrameType
 from typing import Any
@@ -112,45 +110,11 @@ def explicit_key(headers: Mapping[str, Any], task: str) -> str | None:
 
 
 def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) -> None:
-    names = tuple(options), tuple(headers)
-    name = _misspelt(*names) if _are_usual(*names) else _misspelt.__wrapped__(*names)
+    like_options = (each for each in options if str(each).lower().startswith("idempot"))
+    like_headers = (each for each in headers if str(each).lower().replace("-", "_") == KEY_HEADER)
+    name = next((each for each in (*like_options, *like_headers) if each != KEY_HEADER), None)
     if name is not None:
-        raise OptionUnknown(str(name), "...", f"{task}: unknown option; did you mean idempotency_key='...'?")
-
-
-@lru_cache(1000)  # most messages of an app have the same names
-def _misspelt(options: tuple[str, ...], headers: tuple[str, ...]) -> str | None:
-    alike = (*filter(_looks_like_key, options), *(each for each in headers if _letters(each) == "idempotencykey"))
-    return next((name for name in alike if name != KEY_HEADER), None)
-
-
-def _are_usual(options: tuple[str, ...], headers: tuple[str, ...]) -> bool:
-    """Whether the names are worth remembering: strangers write headers, too, and a worker lives for weeks."""
-    try:
-        letters = len("".join(options)) + len("".join(headers))
-    except TypeError:  # a name that is no text
-        return False
-    return letters + _BYTES_OF_A_STRING * (len(options) + len(headers)) <= _USUAL
-
-
-_BYTES_OF_A_STRING = 60
-"""With its place in a tuple, besides its letters."""
-
-_USUAL = 10_000
-"""Bytes of all names of a message; Celery's own take a fifth of that."""
-
-
-def _looks_like_key(option: str) -> bool:
-    letters = _letters(option)
-    return letters.startswith("idempot") or SequenceMatcher(None, letters, "idempotencykey").ratio() > _ALIKE
-
-
-def _letters(name: Any) -> str:
-    return re.sub("[^a-z]", "", str(name).lower())
-
-
-_ALIKE = 0.85
-"""Of 1: one or two letters wrong, missing or swapped."""
+        raise OptionUnknown(str(name), "...", f"{task}: unknown option; there is idempotency_key='...'")
 
 
 def checked_key(explicit: Any, task: str) -> str:

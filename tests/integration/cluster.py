@@ -49,7 +49,7 @@ def in_pools(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("pool", [pytest.param(name, marks=in_pool(name)) for name in names])
 
 
-GREEN_POOLS = ("gevent", "eventlet")
+GREEN_POOLS = ("gevent",)
 green = [pytest.param("redis", id=f"redis-{name}", marks=in_pool(name)) for name in GREEN_POOLS]
 """Redis with workers whose tasks are greenlets."""
 

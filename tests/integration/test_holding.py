@@ -113,7 +113,7 @@ def test_without_a_keeper_both_are_delivered_again(celery_setup: IdempotentSetup
     assert [result.get(timeout=60) for result in results] == ["long by attempt 1", "behind by attempt 1"]
 
 
-@in_pools("threads", "solo", "gevent", "eventlet")
+@in_pools("threads", "solo", "gevent")
 @pytest.mark.worker(count=2)
 def test_every_pool_holds_a_long_body(celery_setup: IdempotentSetup, ledger: Ledger, pool: str) -> None:
     """Whatever the thread that consumes is busy with."""

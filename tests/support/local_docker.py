@@ -142,8 +142,6 @@ class LocalContainer:
             **mounted,
             **self._program.environment(self._port),
             "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
-            # eventlet's own DNS imports every HTTP library that tests have installed, and one of them dies of it.
-            "EVENTLET_NO_GREENDNS": "yes",
             # A worker that is killed leaves its multiprocessing folders behind; they go with this directory.
             "TMPDIR": str(temporary),
         }

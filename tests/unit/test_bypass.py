@@ -228,7 +228,6 @@ def test_policy_that_annotations_bring_is_checked(app: Celery) -> None:
         "Idempotency_Key",
         "idempotent",
         "idempotency",
-        "idepotency_key",
         "idempotence_key",
     ],
 )
@@ -240,11 +239,11 @@ def test_misspelt_key_is_refused_when_publishing(app: Celery, option: str) -> No
     task = app.task(name=_name(), shared=False, base=IdempotentTask)(charge)
 
     for publish in (task.apply_async, task.apply, task.s("o-1").apply_async):
-        with pytest.raises(PolicyError, match="did you mean idempotency_key="):
+        with pytest.raises(PolicyError, match="there is idempotency_key="):
             publish(**{option: "k"})
-    with pytest.raises(PolicyError, match="did you mean idempotency_key="):
+    with pytest.raises(PolicyError, match="there is idempotency_key="):
         task.s("o-1").set(**{option: "k"}).delay()
-    with pytest.raises(PolicyError, match="did you mean idempotency_key="):
+    with pytest.raises(PolicyError, match="there is idempotency_key="):
         task.apply_async(("o-1",), headers={"Idempotency-Key": "k"})
     assert published(app) == []
 

@@ -104,7 +104,7 @@ def test_every_task_may_be_held() -> None:
 
 @pytest.mark.parametrize(
     ("pool", "interval"),
-    [("prefork", "0"), ("thread", "0"), ("solo", "0"), ("gevent", "0.1"), ("eventlet", "0.1")],
+    [("prefork", "0"), ("thread", "0"), ("solo", "0"), ("gevent", "0.1")],
 )
 def test_kombus_pause_on_sqs_is_told(pool: str, interval: str) -> None:
     """It caps the throughput of a worker; a value that somebody wrote is a choice. None of kombu's is a value."""

@@ -383,7 +383,7 @@ def is_dead(dbapi_connection: Any) -> bool:
         return True
     link = _link_of(dbapi_connection)
     if link is None or not hasattr(select, "poll"):
-        return False  # SQLite has no other side; eventlet and Windows have no poll
+        return False  # SQLite has no other side; Windows has no poll
     poll = select.poll()
     poll.register(link.fileno(), select.POLLIN | _PEER_CLOSED)
     return any(events & ~select.POLLIN for _, events in poll.poll(0))
