@@ -120,38 +120,38 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, or hand it on."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)  # which knows nothing else, and closes it
-            return
-        request = Request(scope, receive)
-        try:
-            answer = await self._admitted(request)
-        except Denied as refused:
-            answer = self._refuse(request, refused)
+        answer: ASGIApp | None = None  # of what is no request the app knows nothing, and closes it
+        if scope["type"] == "http":
+            request = Request(scope, receive)
+            try:
+                answer = await self._admit(request)
+            except Denied as refused:
+                answer = self._refuse(request, refused)
         await (answer or self._app)(scope, receive, send)
 
-    async def _admitted(self, request: Request) -> Response | None:
+    async def _admit(self, request: Request) -> Response | None:
         """None if ``request`` may go on; a redirect if it had to bring its token first."""
+        query, is_post = request.query_params, request.method == "POST"
         if len(request.scope["query_string"]) > _LONGEST_QUERY:
             raise Denied(HTTPStatus.REQUEST_URI_TOO_LONG, "The address is too long.")
         if request.method not in ("GET", "HEAD", "POST"):
             raise Denied(HTTPStatus.METHOD_NOT_ALLOWED, "A page is read or sent, and nothing else.")
-        if request.method != "POST" and "token" in request.query_params:
-            rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
-            return self._entered(request, request.query_params["token"], request.scope["path"], rest)
+        if not is_post and "token" in query:
+            rest = [(name, value) for name, value in query.multi_items() if name != "token"]
+            return self._enter(request, query["token"], request.scope["path"], rest)
         form_token = self._form_token(request)
-        form = await self._form(request, is_known=form_token is not None) if request.method == "POST" else {}
+        form = await _form_of(request, is_known=form_token is not None) if is_post else {}
         if "token" in form:
-            return self._entered(request, form["token"][-1], f"{request.scope['root_path']}/", [])
+            return self._enter(request, form["token"][-1], f"{request.scope['root_path']}/", [])
         if form_token is None:
             raise _stranger()
         request.state.form, request.state.form_token = form, form_token
         given = form.get("form_token", [""])[-1]
-        if request.method == "POST" and not hmac.compare_digest(_bytes(given), _bytes(form_token)):
+        if is_post and not hmac.compare_digest(_bytes(given), _bytes(form_token)):
             raise Denied(HTTPStatus.FORBIDDEN, "This form is of another session. Load its page again, and repeat.")
         return None
 
-    def _entered(self, request: Request, token: str, path: str, query: list[tuple[str, str]]) -> Response:
+    def _enter(self, request: Request, token: str, path: str, query: list[tuple[str, str]]) -> Response:
         """To the page that was asked for, by an address that can be shown to others, with a cookie."""
         if not self._sessions.knows(token):
             raise Denied(HTTPStatus.UNAUTHORIZED, "This is not the token.")
@@ -167,39 +167,38 @@ class Guard:
         None for a stranger.
         """
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._sessions.knows(token.strip()):
-            return ""
+        if scheme.lower() == "bearer":
+            return "" if self._sessions.knows(token.strip()) else None
         cookie = request.cookies.get(self._sessions.cookie, "")
-        if scheme.lower() == "bearer" or not self._sessions.is_valid(cookie):
-            return None
-        return self._sessions.form_token(cookie)
+        return self._sessions.form_token(cookie) if self._sessions.is_valid(cookie) else None
 
-    async def _form(self, request: Request, *, is_known: bool) -> Mapping[str, list[str]]:
-        """What was sent: of a stranger no more than the form with the token, or he could fill the memory."""
-        if not _is_of_this_page(request):
-            raise Denied(HTTPStatus.FORBIDDEN, "Another site has sent this form.")
-        most, too_large = (_LARGEST_BODY, _too_large()) if is_known else (_LARGEST_LOGIN, _stranger())
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > most:
-                raise too_large
-        try:
-            pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
-        except ValueError as error:
-            raise Denied(HTTPStatus.BAD_REQUEST, "The form cannot be read.") from error
-        form: dict[str, list[str]] = {}
-        for name, value in pairs:
-            form.setdefault(name, []).append(value)
-        return form
+
+async def _form_of(request: Request, *, is_known: bool) -> Mapping[str, list[str]]:
+    """What was sent: of a stranger no more than the form with the token, or he could fill the memory."""
+    # A browser says whose form it is; a program says nothing, and has no cookie either.
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    is_ours = origin is None or origin.partition("://")[2] == request.headers.get("host")
+    if not (is_ours if site is None else site in ("same-origin", "none")):
+        raise Denied(HTTPStatus.FORBIDDEN, "Another site has sent this form.")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if not is_known and len(body) > _LARGEST_LOGIN:
+            raise _stranger()
+        if len(body) > _LARGEST_BODY:
+            raise Denied(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
+    try:
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except ValueError as error:
+        raise Denied(HTTPStatus.BAD_REQUEST, "The form cannot be read.") from error
+    form: dict[str, list[str]] = {}
+    for name, value in pairs:
+        form.setdefault(name, []).append(value)
+    return form
 
 
 def _stranger() -> Denied:
     return Denied(HTTPStatus.UNAUTHORIZED, "A session lasts twelve hours, and then asks again.")
-
-
-def _too_large() -> Denied:
-    return Denied(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
 
 
 def set_cookie(request: Request, answer: Response, name: str, value: str) -> None:
@@ -213,12 +212,3 @@ def set_cookie(request: Request, answer: Response, name: str, value: str) -> Non
         httponly=True,
         samesite="strict",
     )
-
-
-def _is_of_this_page(request: Request) -> bool:
-    """Whether a browser says so; a program says nothing, and has no cookie either."""
-    site = request.headers.get("sec-fetch-site")
-    if site is not None:
-        return site in ("same-origin", "none")
-    origin = request.headers.get("origin")
-    return origin is None or origin.partition("://")[2] == request.headers.get("host")
