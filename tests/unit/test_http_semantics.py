@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from celery_idempotent import KeyReused, LeaseLost, OutcomeUnknown, Policy, PolicyError, ResultLost
 from celery_idempotent.contrib.http import answer
-from celery_idempotent.contrib.http.passage import Made, Spool, _Unkept
+from celery_idempotent.contrib.http.guard import Buffer, Response, _Unkept
 from celery_idempotent.contrib.http.semantics import (
     LONGEST_KEY,
     HttpAnswer,
@@ -229,10 +229,10 @@ def test_keys_do_not_depend_on_how_routes_are_called() -> None:
 def test_response_of_the_largest_size_is_kept() -> None:
     """Only what is larger is not."""
     rules = HttpRules(caller="anybody", max_response=2)
-    assert Made(None, 200, [], b"ok").value(rules)["text"] == "ok"
-    assert Made(None, 200, [], Spool(2).fill([b"o", b"k"])).value(rules)["text"] == "ok"
-    assert isinstance(Made(None, 200, [], b"ok!").value(rules), _Unkept)
-    assert isinstance(Made(None, 200, [], Spool(2).fill([b"o", b"k!"])).value(rules), _Unkept)
+    assert Response(None, 200, [], b"ok").value(rules)["text"] == "ok"
+    assert Response(None, 200, [], Buffer(2).fill([b"o", b"k"])).value(rules)["text"] == "ok"
+    assert isinstance(Response(None, 200, [], b"ok!").value(rules), _Unkept)
+    assert isinstance(Response(None, 200, [], Buffer(2).fill([b"o", b"k!"])).value(rules), _Unkept)
 
 
 def test_body_that_is_no_json_is_text() -> None:
@@ -285,7 +285,7 @@ def test_no_serialiser_keeps_what_is_too_large(serializer: str) -> None:
 
 def test_spool_is_read_as_often_as_needed() -> None:
     """Small ones as a whole; large ones in parts, from a file."""
-    small, large = Spool(10).fill([b"a", b"b"]), Spool(10).fill([b"x" * 70_000])
+    small, large = Buffer(10).fill([b"a", b"b"]), Buffer(10).fill([b"x" * 70_000])
     assert small.whole() == small.whole() == b"ab"
     assert large.whole() == b""
     assert [len(each) for each in large.chunks()] == [65_536, 4_464]

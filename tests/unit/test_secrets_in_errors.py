@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent import PolicyError, open_store
-from celery_idempotent.contrib.http.passage import Passage
+from celery_idempotent.contrib.http.guard import HttpGuard
 from celery_idempotent.contrib.web.guard import Sessions
 from celery_idempotent.integration.places import StoreAlone
 from celery_idempotent.integration.settings import runtime_of
@@ -74,7 +74,7 @@ def test_nothing_that_holds_a_url_shows_its_password(url: str) -> None:
     if "s3:" not in url:
         app = an_app(idempotency_store=url)
         holders += [StoreAlone(url), StoreAlone(url).opened, runtime_of(app), runtime_of(app).opened, open_store(url)]
-        holders += [Passage("anybody", url, None, {}), *vars(open_store(url)).values()]
+        holders += [HttpGuard("anybody", url, None, {}), *vars(open_store(url)).values()]
 
     assert "s3cr3t" not in repr(holders)
 

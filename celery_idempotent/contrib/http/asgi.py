@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from celery import Celery
 
-from celery_idempotent.contrib.http.passage import Made, Passage, Spool
+from celery_idempotent.contrib.http.guard import Buffer, HttpGuard, Response
 from celery_idempotent.contrib.http.semantics import (
     Caller,
     HttpAnswer,
@@ -74,7 +74,7 @@ class IdempotencyMiddleware:
         **options: Unpack[HttpOptions],
     ) -> None:
         self._app = app
-        self._passage = Passage(caller, store, celery, options)
+        self._guard = HttpGuard(caller, store, celery, options)
         require_function("only", only)
         self._only = only
         self._route = route
@@ -84,7 +84,7 @@ class IdempotencyMiddleware:
         if scope["type"] != "http" or (self._only is not None and not self._only(scope)):
             await self._app(scope, receive, send)
             return
-        rules = self._passage.rules
+        rules = self._guard.rules
         reading = _Reading(receive, rules)
         facts = await self._facts(scope, reading)
         if isinstance(facts, Problem) and rules.refuses:
@@ -92,19 +92,17 @@ class IdempotencyMiddleware:
         elif isinstance(facts, RequestFacts):
             await self._answer(facts, scope, send)
         elif not reading.is_left:
-            with self._passage.unprotected():
+            with self._guard.unprotected():
                 await self._app(scope, reading.receive, send)
 
     async def _facts(self, scope: Scope, reading: "_Reading") -> RequestFacts | Problem | None:
         """What a request is about, or why it is refused; None where it runs unprotected, or its client is gone."""
-        passage = self._passage
-        key = passage.rules.admitted(scope["method"], _lines(scope, b"idempotency-key"))
+        guard = self._guard
+        key = guard.rules.admitted(scope["method"], _lines(scope, b"idempotency-key"))
         if not isinstance(key, str):
             return key
-        found = passage.caller(
-            scope, *(next(iter(_lines(scope, each)), None) for each in (b"authorization", b"cookie"))
-        )
-        caller = passage.known(await found if isawaitable(found) else found)
+        found = guard.caller(scope, *(next(iter(_lines(scope, each)), None) for each in (b"authorization", b"cookie")))
+        caller = guard.known(await found if isawaitable(found) else found)
         if isinstance(caller, Problem):
             return caller
         # Not before: whoever may not come must not have a body kept here.
@@ -123,15 +121,15 @@ class IdempotencyMiddleware:
         )
 
     async def _answer(self, facts: RequestFacts, scope: Scope, send: Send) -> None:
-        passage = self._passage
+        guard = self._guard
 
-        async def make() -> Made[_Buffered]:
-            response = _Buffered(facts.body, passage.rules.max_response)
+        async def make() -> Response[_Buffered]:
+            response = _Buffered(facts.body, guard.rules.max_response)
             # Without extensions: by them a server would send what nobody has recorded.
             await self._app({**scope, "extensions": {}}, response.receive, response.send)
             return response.made()
 
-        response = await passage.passed_on_loop(facts, make)
+        response = await guard.call_on_loop(facts, make)
         if isinstance(response, HttpAnswer):
             await _send_answer(response, send)
         else:
@@ -179,7 +177,7 @@ class _Buffered:
     def __init__(self, body: bytes, limit: int) -> None:
         self._request: Message | None = {"type": "http.request", "body": body, "more_body": False}
         self._start: Message | None = None
-        self._spool = Spool(limit)
+        self._buffer = Buffer(limit)
         self._is_complete = asyncio.Event()
 
     async def receive(self) -> Message:
@@ -195,22 +193,22 @@ class _Buffered:
         if message["type"] == "http.response.start":
             self._start = message
         elif message["type"] == "http.response.body" and not self._is_complete.is_set():
-            self._spool.write(message.get("body", b""))
+            self._buffer.write(message.get("body", b""))
             if not message.get("more_body", False):
                 self._is_complete.set()
 
-    def made(self) -> "Made[_Buffered]":
+    def made(self) -> "Response[_Buffered]":
         """The response."""
         if self._start is None or not self._is_complete.is_set():
             raise RuntimeError("the application returned without a complete response")
         headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in self._start.get("headers", ()))
-        return Made(self, self._start["status"], headers, self._spool)
+        return Response(self, self._start["status"], headers, self._buffer)
 
     async def sent_by(self, send: Send) -> None:
         """Send it."""
         assert self._start is not None
         await send(self._start)
-        for chunk in self._spool.chunks():
+        for chunk in self._buffer.chunks():
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -17,7 +17,7 @@ from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve
 from django.utils.module_loading import import_string
 
-from celery_idempotent.contrib.http.passage import Made, Passage, Spool
+from celery_idempotent.contrib.http.guard import Buffer, HttpGuard, Response
 from celery_idempotent.contrib.http.semantics import (
     Caller,
     HttpAnswer,
@@ -63,7 +63,7 @@ def idempotent_view(
     Raises:
         PolicyError: An option cannot work.
     """
-    coat = _Coat(Passage(caller, store, celery, options))
+    protected = _IdempotentView(HttpGuard(caller, store, celery, options))
 
     def decorated(view: View) -> View:
         if iscoroutinefunction(view):
@@ -76,7 +76,7 @@ def idempotent_view(
                     except _RESPONSES as error:
                         return await sync_to_async(response_for_exception)(request, error)
 
-                return await coat.answer_on_loop(request, respond, _route_of)
+                return await protected.answer_on_loop(request, respond, _route_of)
 
             return awaited
 
@@ -88,7 +88,7 @@ def idempotent_view(
                 except _RESPONSES as error:
                     return response_for_exception(request, error)
 
-            return coat.answer(request, respond, _route_of)
+            return protected.answer(request, respond, _route_of)
 
         return called
 
@@ -117,7 +117,7 @@ class IdempotentViewMiddleware:
         self._only = options.pop("only", None)
         require_function("only", self._only)
         caller, store, celery = (options.pop(name, None) for name in ("caller", "store", "celery"))
-        self._coat = _Coat(Passage(caller, store, celery, cast(HttpOptions, options)))
+        self._view = _IdempotentView(HttpGuard(caller, store, celery, cast(HttpOptions, options)))
         self._get_response = get_response
         self._is_async = iscoroutinefunction(get_response)
         if self._is_async:
@@ -129,40 +129,40 @@ class IdempotentViewMiddleware:
             return self._get_response(request)
         if self._is_async:
             return self._answer_on_loop(request)
-        return self._coat.answer(request, lambda: cast(HttpResponseBase, self._get_response(request)), _resolved)
+        return self._view.answer(request, lambda: cast(HttpResponseBase, self._get_response(request)), _resolved)
 
     async def _answer_on_loop(self, request: HttpRequest) -> HttpResponseBase:
         async def respond() -> HttpResponseBase:
             return cast(HttpResponseBase, await self._get_response(request))
 
-        return await self._coat.answer_on_loop(request, respond, _resolved)
+        return await self._view.answer_on_loop(request, respond, _resolved)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> None:
         """Note what the view raised: the gate is to see it, and not only the page that Django makes of it."""
         request._idempotent_raised = error  # type: ignore[attr-defined]
 
 
-class _Coat:
+class _IdempotentView:
     """What decorator and middleware share."""
 
-    def __init__(self, passage: Passage) -> None:
-        self._passage = passage
+    def __init__(self, guard: HttpGuard) -> None:
+        self._guard = guard
 
     def answer(self, request: HttpRequest, respond: Callable[[], HttpResponseBase], route: Route) -> HttpResponseBase:
         """The response to a request."""
         asked = self._asked(request)
         told = self._told(request) if isinstance(asked, str) else None
         facts = self._facts(request, asked, told, route)
-        if isinstance(facts, Problem) and self._passage.rules.refuses:
-            return _response(self._passage.rules.refusal(facts))
+        if isinstance(facts, Problem) and self._guard.rules.refuses:
+            return _response(self._guard.rules.refusal(facts))
         if not isinstance(facts, RequestFacts):
-            with self._passage.unprotected():
+            with self._guard.unprotected():
                 return respond()
-        made = _Maker(request, self._passage.rules.max_response)
+        maker = _Maker(request, self._guard.rules.max_response)
         try:
-            found = self._passage.passed(facts, lambda: made.of(respond()))
+            found = self._guard.call(facts, lambda: maker.of(respond()))
         except Exception as error:
-            page = made.page_of(error)
+            page = maker.page_of(error)
             if page is None:
                 raise
             return page
@@ -175,20 +175,20 @@ class _Coat:
         asked = self._asked(request)
         told = self._told(request) if isinstance(asked, str) else None
         facts = self._facts(request, asked, await told if isawaitable(told) else told, route)
-        if isinstance(facts, Problem) and self._passage.rules.refuses:
-            return _response(self._passage.rules.refusal(facts))
+        if isinstance(facts, Problem) and self._guard.rules.refuses:
+            return _response(self._guard.rules.refusal(facts))
         if not isinstance(facts, RequestFacts):
-            with self._passage.unprotected():
+            with self._guard.unprotected():
                 return await respond()
-        made = _Maker(request, self._passage.rules.max_response)
+        maker = _Maker(request, self._guard.rules.max_response)
 
-        async def make() -> Made[HttpResponseBase]:
-            return await made.of_on_loop(await respond())
+        async def make() -> Response[HttpResponseBase]:
+            return await maker.of_on_loop(await respond())
 
         try:
-            found = await self._passage.passed_on_loop(facts, make)
+            found = await self._guard.call_on_loop(facts, make)
         except Exception as error:
-            page = made.page_of(error)
+            page = maker.page_of(error)
             if page is None:
                 raise
             return page
@@ -196,7 +196,7 @@ class _Coat:
 
     def _asked(self, request: HttpRequest) -> str | Problem | None:
         """The key of a request, or why it is refused before its body is read; None where it runs unprotected."""
-        rules = self._passage.rules
+        rules = self._guard.rules
         line = request.headers.get("Idempotency-Key")
         key = rules.admitted(request.method or "", [] if line is None else [line])
         if isinstance(key, str) and rules.refuses:
@@ -204,7 +204,7 @@ class _Coat:
         return key
 
     def _body(self, request: HttpRequest) -> bytes | Problem | None:
-        rules = self._passage.rules
+        rules = self._guard.rules
         if problem := rules.sized(request.META.get("CONTENT_LENGTH")):
             return problem
         try:
@@ -217,7 +217,7 @@ class _Coat:
 
     def _told(self, request: HttpRequest) -> Any:
         """What the author says about who calls, or what has to be awaited for that."""
-        return self._passage.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie"))
+        return self._guard.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie"))
 
     def _facts(
         self, request: HttpRequest, asked: str | Problem | None, told: Any, route: Route
@@ -225,7 +225,7 @@ class _Coat:
         """What a request is about, or why it is refused; None where it runs unprotected."""
         if not isinstance(asked, str):
             return asked
-        caller = self._passage.known(told)
+        caller = self._guard.known(told)
         if isinstance(caller, Problem):
             return caller
         body = self._body(request)
@@ -251,30 +251,30 @@ class _Maker:
         self._limit = limit
         self._page: HttpResponseBase | None = None
 
-    def of(self, response: HttpResponseBase) -> Made[HttpResponseBase]:
+    def of(self, response: HttpResponseBase) -> Response[HttpResponseBase]:
         """The response, as a whole."""
         self._refuse_page(response)
         if not isinstance(response, StreamingHttpResponse):
-            return _made(response, cast(HttpResponse, response).content)
-        spool = Spool(self._limit).fill(cast(Iterator[bytes], response))
+            return _response_of(response, cast(HttpResponse, response).content)
+        buffer = Buffer(self._limit).fill(cast(Iterator[bytes], response))
         _close_sources(response)
-        response.streaming_content = spool.chunks()
-        return _made(response, spool)
+        response.streaming_content = buffer.chunks()
+        return _response_of(response, buffer)
 
-    async def of_on_loop(self, response: HttpResponseBase) -> Made[HttpResponseBase]:
+    async def of_on_loop(self, response: HttpResponseBase) -> Response[HttpResponseBase]:
         """As :meth:`of`, awaited."""
         self._refuse_page(response)
         if not isinstance(response, StreamingHttpResponse):
             return self.of(response)
-        spool = Spool(self._limit)
+        buffer = Buffer(self._limit)
         if response.is_async:
             async for chunk in cast(AsyncIterator[bytes], response.streaming_content):
-                spool.write(chunk)
+                buffer.write(chunk)
         else:
-            await sync_to_async(spool.fill)(cast(Iterator[bytes], response.streaming_content))
+            await sync_to_async(buffer.fill)(cast(Iterator[bytes], response.streaming_content))
         await sync_to_async(_close_sources)(response)
-        response.streaming_content = _awaited(spool.chunks())
-        return _made(response, spool)
+        response.streaming_content = _awaited(buffer.chunks())
+        return _response_of(response, buffer)
 
     def page_of(self, error: Exception) -> HttpResponseBase | None:
         """The page that Django has made of what its view raised, if that is ``error``."""
@@ -303,8 +303,8 @@ async def _awaited(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
         yield each
 
 
-def _made(response: HttpResponseBase, body: bytes | Spool) -> Made[HttpResponseBase]:
-    return Made(response, response.status_code, response.items(), body)
+def _response_of(response: HttpResponseBase, body: bytes | Buffer) -> Response[HttpResponseBase]:
+    return Response(response, response.status_code, response.items(), body)
 
 
 def _rendered(response: Any) -> HttpResponseBase:

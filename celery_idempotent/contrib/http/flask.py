@@ -5,10 +5,11 @@ from functools import wraps
 from typing import Any, Unpack
 
 from celery import Celery
-from flask import Response, current_app, make_response, request
+from flask import Response as FlaskResponse
+from flask import current_app, make_response, request
 from werkzeug.exceptions import HTTPException
 
-from celery_idempotent.contrib.http.passage import Made, Passage, Spool
+from celery_idempotent.contrib.http.guard import Buffer, HttpGuard, Response
 from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, HttpOptions, Problem, RequestFacts
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.store import Store
@@ -42,19 +43,19 @@ def idempotent_view(
     Raises:
         PolicyError: An option cannot work.
     """
-    passage = Passage(caller, store, celery, options)
+    guard = HttpGuard(caller, store, celery, options)
 
     def decorated(view: View) -> View:
         @wraps(view)
         def protected(*args: Any, **kwargs: Any) -> Any:
-            rules = passage.rules
-            facts = _facts(passage)
+            rules = guard.rules
+            facts = _facts(guard)
             if isinstance(facts, Problem) and rules.refuses:
                 return _response(rules.refusal(facts))
             if not isinstance(facts, RequestFacts):
-                with passage.unprotected():
+                with guard.unprotected():
                     return current_app.ensure_sync(view)(*args, **kwargs)
-            found = passage.passed(facts, lambda: _made(view, args, kwargs, rules.max_response))
+            found = guard.call(facts, lambda: _response_of(view, args, kwargs, rules.max_response))
             return _response(found) if isinstance(found, HttpAnswer) else found
 
         return protected
@@ -62,15 +63,15 @@ def idempotent_view(
     return decorated
 
 
-def _facts(passage: Passage) -> RequestFacts | Problem | None:
+def _facts(guard: HttpGuard) -> RequestFacts | Problem | None:
     """What a request is about, or why it is refused; None where it runs unprotected."""
-    key = passage.rules.admitted(request.method, request.headers.getlist("Idempotency-Key"))
+    key = guard.rules.admitted(request.method, request.headers.getlist("Idempotency-Key"))
     if not isinstance(key, str):
         return key
-    caller = passage.known(passage.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie")))
+    caller = guard.known(guard.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie")))
     if isinstance(caller, Problem):
         return caller
-    body = _body(passage)
+    body = _body(guard)
     if isinstance(body, Problem):
         return body
     return RequestFacts(
@@ -85,14 +86,14 @@ def _facts(passage: Passage) -> RequestFacts | Problem | None:
     )
 
 
-def _body(passage: Passage) -> bytes | Problem:
-    limit = passage.rules.max_request
-    if problem := passage.rules.sized(request.environ.get("CONTENT_LENGTH")):
+def _body(guard: HttpGuard) -> bytes | Problem:
+    limit = guard.rules.max_request
+    if problem := guard.rules.sized(request.environ.get("CONTENT_LENGTH")):
         return problem
     # Werkzeug cuts a body in chunks at its limit, and says nothing: one byte more tells.
     request.max_content_length = min(limit + 1, request.max_content_length or limit + 1)
     body = request.get_data()
-    if not body and passage.rules.refuses and _is_consumed():
+    if not body and guard.rules.refuses and _is_consumed():
         raise PolicyError(
             "request.form",
             "read before the view",
@@ -106,25 +107,25 @@ def _is_consumed() -> bool:
     return "form" in vars(request) and bool(request.form or request.files)
 
 
-def _made(view: View, args: Any, kwargs: Any, limit: int) -> Made[Response]:
+def _response_of(view: View, args: Any, kwargs: Any, limit: int) -> Response[FlaskResponse]:
     try:
         returned = current_app.ensure_sync(view)(*args, **kwargs)
     except HTTPException as error:
         returned = current_app.handle_http_exception(error)
     response = make_response(returned)
     if not (response.is_streamed or response.direct_passthrough):
-        return Made(response, response.status_code, response.headers.items(), response.get_data())
-    spool = Spool(limit).fill(response.iter_encoded())
+        return Response(response, response.status_code, response.headers.items(), response.get_data())
+    buffer = Buffer(limit).fill(response.iter_encoded())
     close = getattr(response.response, "close", None)
     if close is not None:
         close()  # it, and not the response: what the view calls on close is called at the end, once
     response.direct_passthrough = False
-    response.response = spool.chunks()
-    return Made(response, response.status_code, response.headers.items(), spool)
+    response.response = buffer.chunks()
+    return Response(response, response.status_code, response.headers.items(), buffer)
 
 
-def _response(answer: HttpAnswer) -> Response:
-    response = Response(answer.body, answer.status)
+def _response(answer: HttpAnswer) -> FlaskResponse:
+    response = FlaskResponse(answer.body, answer.status)
     del response.headers["Content-Type"]
     for name, value in answer.headers:
         response.headers.add(name, value)

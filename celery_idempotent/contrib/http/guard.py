@@ -1,4 +1,4 @@
-"""A request on its way through the gate: what all frameworks have in common beside the rules."""
+"""The guard of requests: what all frameworks have in common beside the rules."""
 
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -42,12 +42,12 @@ _NOBODY_NAMED = (
 )
 
 
-class Spool:
+class Buffer:
     """The body of a response, in memory up to a size, and in a file beyond it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._file = SpooledTemporaryFile(limit)  # noqa: SIM115 - as long as the spool
+        self._file = SpooledTemporaryFile(limit)  # noqa: SIM115 - as long as the buffer
         finalize(self, self._file.close)
         self.size = 0
 
@@ -56,7 +56,7 @@ class Spool:
         self.size += len(chunk)
         self._file.write(chunk)
 
-    def fill(self, chunks: Iterable[bytes]) -> "Spool":
+    def fill(self, chunks: Iterable[bytes]) -> "Buffer":
         """Append all ``chunks``."""
         for each in chunks:
             self.write(each)
@@ -98,7 +98,7 @@ class NotAnOutcome(SafeToRetry):
     """The response is none that is recorded: the claim is given back, and the caller gets it all the same."""
 
 
-class Made(Generic[R]):
+class Response(Generic[R]):
     """A response of the application's.
 
     Args:
@@ -108,7 +108,7 @@ class Made(Generic[R]):
         body: Its body.
     """
 
-    def __init__(self, native: R, status: int, headers: Iterable[tuple[str, str]], body: bytes | Spool) -> None:
+    def __init__(self, native: R, status: int, headers: Iterable[tuple[str, str]], body: bytes | Buffer) -> None:
         self.native = native
         self.status = status
         self._headers = tuple(headers)
@@ -117,15 +117,15 @@ class Made(Generic[R]):
     def value(self, rules: HttpRules) -> Any:
         """What is recorded of it."""
         body, limit = self._body, rules.max_response
-        size = body.size if isinstance(body, Spool) else len(body)
+        size = body.size if isinstance(body, Buffer) else len(body)
         if size > limit:
             return _Unkept(size, limit)
-        whole = body.whole() if isinstance(body, Spool) else body
+        whole = body.whole() if isinstance(body, Buffer) else body
         return rules.kept(HttpAnswer(self.status, self._headers, whole))
 
 
-class Passage:
-    """Where requests pass: the rules, and the store."""
+class HttpGuard:
+    """What guards the requests of one application: the rules, and the store."""
 
     def __init__(
         self, caller: Caller | None, store: str | Store | None, celery: Celery | None, options: HttpOptions
@@ -140,7 +140,7 @@ class Passage:
         if execution() is not None:
             return nullcontext()
         identity = Identity(f"{self.rules.policy.scope_of('http')}:{uuid4()}", None)
-        return executed_by(Attempt(lambda: identity), "http", None, Passage)
+        return executed_by(Attempt(lambda: identity), "http", None, HttpGuard)
 
     def caller(self, request: Any, authorization: str | None, cookie: str | None) -> Any:
         """What the author says about who calls; where he says nothing, a cookie may be somebody's session."""
@@ -159,45 +159,45 @@ class Passage:
         found = caller_of(caller)
         return Problem.CALLER_UNKNOWN if found is None else found
 
-    def passed(self, facts: RequestFacts, make: Callable[[], Made[R]]) -> R | HttpAnswer:
+    def call(self, facts: RequestFacts, make: Callable[[], Response[R]]) -> R | HttpAnswer:
         """What to send: the response that ``make`` makes, or one in its place."""
-        crossing: _Crossing[R] = _Crossing(self.rules, self._gate(facts), facts)
+        request_call: _RequestCall[R] = _RequestCall(self.rules, self._gate(facts), facts)
 
         def body(attempt: Attempt) -> Any:
-            crossing.has_run = True
-            return crossing.ended(make())
+            request_call.has_run = True
+            return request_call.record(make())
 
         try:
-            found = crossing.gate.passed(crossing.identity, body)
+            found = request_call.gate.passed(request_call.identity, body)
         except Exception as error:
-            instead = crossing.instead_of(error)
+            instead = request_call.instead_of(error)
             if instead is None:
                 raise
             return instead
-        return crossing.answered(found)
+        return request_call.answer(found)
 
-    async def passed_on_loop(self, facts: RequestFacts, make: Callable[[], Awaitable[Made[R]]]) -> R | HttpAnswer:
-        """As :meth:`passed`, without blocking the event loop."""
-        crossing: _Crossing[R] = _Crossing(self.rules, self._gate(facts), facts)
+    async def call_on_loop(self, facts: RequestFacts, make: Callable[[], Awaitable[Response[R]]]) -> R | HttpAnswer:
+        """As :meth:`call`, without blocking the event loop."""
+        request_call: _RequestCall[R] = _RequestCall(self.rules, self._gate(facts), facts)
 
         async def body(attempt: Attempt) -> Any:
-            crossing.has_run = True
-            return crossing.ended(await make())
+            request_call.has_run = True
+            return request_call.record(await make())
 
         try:
-            found = await crossing.gate.passed_on_loop(crossing.identity, body)
+            found = await request_call.gate.passed_on_loop(request_call.identity, body)
         except Exception as error:
-            instead = crossing.instead_of(error)
+            instead = request_call.instead_of(error)
             if instead is None:
                 raise
             return instead
-        return crossing.answered(found)
+        return request_call.answer(found)
 
     def _gate(self, facts: RequestFacts) -> Gate:
         return Gate(facts.name, self.rules.policy, self._where)
 
 
-class _Crossing(Generic[R]):
+class _RequestCall(Generic[R]):
     """One request, and what has become of it."""
 
     def __init__(self, rules: HttpRules, gate: Gate, facts: RequestFacts) -> None:
@@ -205,33 +205,33 @@ class _Crossing(Generic[R]):
         self.gate = gate
         self.identity: Callable[[], Identity] = partial(gate.identity, SIGNATURE, (), facts.arguments())
         self.has_run = False
-        self._made: Made[R] | None = None
+        self._response: Response[R] | None = None
         self._value: Any = None
 
-    def ended(self, made: Made[R]) -> Any:
+    def record(self, response: Response[R]) -> Any:
         """What is recorded of the application's response.
 
         Raises:
             NotAnOutcome: Nothing is.
         """
-        self._made = made
-        if not self._rules.is_outcome(made.status):
-            raise NotAnOutcome(f"status {made.status}")
-        self._value = made.value(self._rules)
+        self._response = response
+        if not self._rules.is_outcome(response.status):
+            raise NotAnOutcome(f"status {response.status}")
+        self._value = response.value(self._rules)
         return self._value
 
-    def answered(self, found: Outcome | Conflict) -> R | HttpAnswer:
+    def answer(self, found: Outcome | Conflict) -> R | HttpAnswer:
         """What to send where the gate has answered."""
         if isinstance(found, Conflict):
             return self._rules.refusal(Problem.IN_FLIGHT, self.gate.pause_after(found, 0))
         # What else is recorded was committed by the view, or by an attempt that took over, and it is what counts.
-        if self._made is not None and found.value == self._value:
-            return self._made.native
+        if self._response is not None and found.value == self._value:
+            return self._response.native
         kept = answer_of(found.value)
         return kept if self.has_run else kept.replayed()
 
     def instead_of(self, error: Exception) -> R | HttpAnswer | None:
         """What to send where the gate has raised; None where ``error`` is the application's own."""
-        if isinstance(error, NotAnOutcome) and self._made is not None:
-            return self._made.native
+        if isinstance(error, NotAnOutcome) and self._response is not None:
+            return self._response.native
         return self._rules.refusal_of(error, self.identity().key, has_run=self.has_run)
