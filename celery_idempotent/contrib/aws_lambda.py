@@ -265,7 +265,7 @@ def _is_consumed(consumer: _Consumer, message: _Message, gate: Gate) -> bool:
     except (_Unusable, IdempotencyError) as error:
         _tell(logging.ERROR, gate.name, message, error)
     except Exception as error:  # noqa: BLE001 - the body's own: the others of the batch are none of its business
-        is_secret = gate.policy.redact_errors
+        is_secret = gate.policy.private
         reason = type(error).__name__ if is_secret else f"{type(error).__name__}: {error}"
         _tell(logging.ERROR, gate.name, message, reason, exc_info=None if is_secret else error)
     else:

@@ -381,7 +381,7 @@ class Delivery:
             case Ending.GIVE_UP:
                 reason = (
                     describe(doubt)
-                    if doubt is not None and not policy.redact_errors
+                    if doubt is not None and not policy.private
                     else f"{type(error).__name__} ended attempt {claimed.number}"
                 )
                 text = self._hidden(claimed, reason)

@@ -154,7 +154,7 @@ class Gate:
                 self._tell("", Event(EventName.KEY_MISSING, "", None, str(error)), is_observed=mode == "observe")
             if mode == "enforce":
                 raise
-            reason = type(error).__name__ if self.policy.redact_errors else repr(error)
+            reason = type(error).__name__ if self.policy.private else repr(error)
             say(logger.warning, "not_observed", task=self.name, reason=reason)
             return None
         around = execution()

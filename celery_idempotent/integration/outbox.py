@@ -163,7 +163,7 @@ def _told(app: Celery, codec: Codec, message: OutboxMessage, error: Exception) -
     """Why a message was not published: of a task that redacts errors only the type, as the text can quote arguments."""
     with suppress(Exception):  # what cannot be decoded names no task
         task = app.tasks[codec.decode(Encoded(message.data, message.content_type), message_slot(message.id))["task"]]
-        if task.idempotency_policy.redact_errors:
+        if task.idempotency_policy.private:
             return type(error).__name__
     return f"{type(error).__name__}: {describe(error)}"
 

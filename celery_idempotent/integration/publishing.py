@@ -79,7 +79,7 @@ def publish_once(
     try:
         outgoing = _outgoing(task, args, kwargs, options, task_id)
     except Exception as error:  # noqa: BLE001 - a function of the author's may raise anything; the delivery tells
-        reason = type(error).__name__ if task.idempotency_policy.redact_errors else describe(error)
+        reason = type(error).__name__ if task.idempotency_policy.private else describe(error)
         say(logger.warning, "not_announced", task=task.name, reason=reason)
         return send()
     key = outgoing.operation.identity.key

@@ -109,7 +109,7 @@ class Runtime:
         self._app: Celery = proxy(app)  # the app outlives its runtime, not the other way round
         self._opening = threading.Lock()
         self._last_opened: Opened | None = None
-        self._codecs: dict[tuple[bool, bool, int | None], Codec] = {}
+        self._codecs: dict[tuple[bool, int | None], Codec] = {}
 
     @property
     def store(self) -> Store:
@@ -211,7 +211,7 @@ class Runtime:
 
     def codec_of(self, policy: Policy) -> Codec:
         """How the outcomes of a task with ``policy`` are kept; raises as :attr:`codec` does."""
-        options = policy.redact_errors, policy.keep_result, policy.max_result
+        options = policy.private, policy.max_result
         codec = self._codecs.get(options)
         if codec is None:
             codec = self._codecs[options] = self.codec.under(policy)

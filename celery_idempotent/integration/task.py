@@ -313,7 +313,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             delivery = prepared()
         except Exception as first:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
             error = first if isinstance(first, KeyMissing) else own_failure(prepared, first)
-            reason = type(error).__name__ if self.idempotency_policy.redact_errors else repr(error)
+            reason = type(error).__name__ if self.idempotency_policy.private else repr(error)
             say(logger.warning, "not_observed", task=self.name, task_id=request.id, reason=reason)
             return body(None)
         return delivery.observe(body)

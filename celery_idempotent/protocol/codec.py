@@ -56,22 +56,20 @@ class Codec:
     """Encodes outcomes by kombu's serialiser of that name, and decodes them.
 
     What is not in ``accept`` is never decoded, so nothing is unpickled from a store unless results are pickled. With
-    ``redact_errors`` only its type is kept and told of an exception. ``keep_result`` and ``max_result``, in bytes, are
-    about results of operations, not of steps. With a ``cipher`` all that is kept is encrypted, for its slot alone.
+    ``private`` no result is kept, and only its type is kept and told of an exception. This and ``max_result``, in
+    bytes, are about results of operations, not of steps. With a ``cipher`` all that is kept is encrypted, for its slot
+    alone.
     """
 
     serializer: str
     accept: frozenset[str]
-    redact_errors: bool = False
-    keep_result: bool = True
+    private: bool = False
     max_result: int | None = None
     cipher: Cipher | None = None
 
     def under(self, policy: Policy) -> "Codec":
         """The same, with what ``policy`` says of what is kept."""
-        return replace(
-            self, redact_errors=policy.redact_errors, keep_result=policy.keep_result, max_result=policy.max_result
-        )
+        return replace(self, private=policy.private, max_result=policy.max_result)
 
     def encode(self, value: Any, slot: Slot) -> Encoded:
         """``value`` encoded for ``slot``; raises ``kombu.exceptions.EncodeError``."""
@@ -111,7 +109,7 @@ class Codec:
     def keep_outcome(self, value: Any, key: str) -> "Kept":
         """The result of the operation ``key``, as :meth:`keep`, or what the policy records in its place."""
         slot = result_slot(key)
-        if not self.keep_result:
+        if self.private:
             return replace(self.keep(None, slot), value=value)
         return self._kept(value, slot, self.max_result)
 
@@ -140,12 +138,12 @@ class Codec:
 
     def told(self, error: BaseException) -> str:
         """What may be kept and logged of what ``error`` says; its type where its text may not."""
-        return type(error).__name__ if self.redact_errors else describe(error)
+        return type(error).__name__ if self.private else describe(error)
 
     def summary(self, error: BaseException) -> str:
         """The type of ``error``, and what it says if that may be kept."""
         name = type(error).__name__
-        return name if self.redact_errors else f"{name}: {describe(error)}"
+        return name if self.private else f"{name}: {describe(error)}"
 
     def encode_failure(self, error: BaseException, key: str) -> Encoded:
         """``error`` encoded so that a replay of the operation ``key`` can raise an equal one.
@@ -156,7 +154,7 @@ class Codec:
 
     def _encoded_failure(self, error: BaseException) -> Encoded:
         description = {"module": type(error).__module__, "type": type(error).__qualname__}
-        if self.redact_errors:
+        if self.private:
             return self._encoded(description)
         description["message"] = describe(error)
         with_arguments = partial(self._rebuildable, error, {**description, "args": list(error.args)})

@@ -92,12 +92,11 @@ class Policy:
             for a call that is sent, one for any other, and one for its claim. In doubt the message is sent.
         mode: ``"enforce"``; ``"observe"`` runs everything and reports what it would have suppressed; ``"off"`` does
             nothing.
-        redact_errors: Keep and log nothing of an exception but its type, for bodies whose errors can hold what must not
-            be stored, such as a card number. A replay then raises :exc:`~celery_idempotent.errors.ReplayedFailure`
-            with the type and no message. Celery still logs and stores what the delivery that ran has raised.
-        keep_result: If False, the outcome is recorded without its result, and every replay returns None, also to a
-            chain or chord that goes on from a duplicate. Whoever waits for the first delivery gets its value. Results
-            of steps are always kept.
+        private: Record and log neither the result nor the text of an exception, such as one with a card number: only
+            its type. Every replay returns None, also to a chain or chord that goes on from a duplicate, or raises
+            :exc:`~celery_idempotent.errors.ReplayedFailure` with the type and no message. Whoever waits for the first
+            delivery gets its value; Celery still logs and stores what that has raised. Results of steps are always
+            kept.
         max_result: The largest encoded result to keep, in bytes. If a result is larger, the operation is completed and
             a replay raises :exc:`~celery_idempotent.errors.ResultLost`. Default: what the store takes.
         effects: What the body does, by name: :class:`~celery_idempotent.Keyed` and its like. If any are declared, a
@@ -126,8 +125,7 @@ class Policy:
     max_takeovers: int | None = 5
     publish: Publish = "always"
     mode: Mode = "enforce"
-    redact_errors: bool = False
-    keep_result: bool = True
+    private: bool = False
     max_result: int | None = None
     effects: Mapping[str, Effect] = field(default_factory=dict)
 
@@ -172,9 +170,8 @@ class Policy:
                 self._require("remember", not issubclass(each, kind), f"{each.__name__} {meaning}; leave it out")
             self._require("remember", issubclass(each, Exception), f"{each.__name__} {_ENDS_ITS_PROCESS}")
         self._require("scope", self.scope is None or _is_scope(self.scope), "must be text of 1 to 1900 bytes")
-        for option in ("redact_errors", "keep_result"):
-            self._require(option, isinstance(getattr(self, option), bool), "must be True or False")
-        self._require("max_result", self.keep_result or self.max_result is None, "nothing is kept; leave it out")
+        self._require("private", isinstance(self.private, bool), "must be True or False")
+        self._require("max_result", not self.private or self.max_result is None, "nothing is kept; leave it out")
         check_effects(self.effects)
         self._require("label", self.label != WHOLE_CALL, "must name what to show: all arguments are no name")
         _ = self.key_selector, self.fingerprint_selector, self.label_selector
@@ -299,8 +296,8 @@ class Policy:
             lines += [f"  {'anything else in the body' if self.effects else 'the body'}: {_BODY[self.on_takeover]}"]
             if self.deadline is not None:
                 lines += [f"  a body that runs for longer than {in_words(self.deadline)}: {_LATE[self.on_takeover]}"]
-            if not self.keep_result:
-                lines += ["  a duplicate returns None: no result is kept"]
+            if self.private:
+                lines += ["  a duplicate returns None, or fails without a text: neither is kept"]
             if self.max_result is not None:
                 lines += [f"  a result of over {self.max_result} bytes is not kept: a duplicate fails with ResultLost"]
             lines += [f"  when the store does not answer: {_OUTAGE[self.on_outage]}"]

@@ -422,7 +422,7 @@ class Behaviour:
 
     def test_result_that_is_not_kept_is_no_content(self, shop: Shop, store: MemoryStore) -> None:
         """The first request gets the response."""
-        shop.serve(Count(), store=store, policy=Policy(keep_result=False))
+        shop.serve(Count(), store=store, policy=Policy(private=True))
         first, again = shop.request(), shop.request()
         assert (first.status, first.body) == (201, b'{"order": 1}')
         assert (again.status, again.body, again.headers["idempotent-replayed"]) == (204, b"", "true")

@@ -263,8 +263,8 @@ def test_a_failure_comes_again_alone_and_runs_again(store: FakeStore, caplog: py
 
 
 def test_a_secret_of_an_exception_is_not_logged(store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
-    """Under ``redact_errors`` only its type is."""
-    orders = Orders(store, Policy("order_id", redact_errors=True))
+    """Under ``private`` only its type is."""
+    orders = Orders(store, Policy("order_id", private=True))
     orders.then = raising(ValueError("card 4242"))
 
     assert orders(order(1)) == [0]

@@ -246,7 +246,7 @@ def test_limit_of_a_result_is_about_what_the_author_returns() -> None:
 
     assert replace(CODEC, max_result=exact).keep_outcome("x" * 100, "k").encoded is not None
     assert replace(CODEC, max_result=exact - 1).keep_outcome("x" * 100, "k").lost == f"{exact} bytes, over {exact - 1}"
-    kept = replace(CODEC, keep_result=False).keep_outcome("ch_1", "k")
+    kept = replace(CODEC, private=True).keep_outcome("ch_1", "k")
     assert kept.value == "ch_1"
     assert kept.encoded is not None
     assert CODEC.decode(kept.encoded, result_slot("k")) is None

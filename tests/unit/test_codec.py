@@ -403,7 +403,7 @@ def test_empty_result_cannot_be_decoded(data: str | bytes) -> None:
 
 def test_redacted_failure_is_its_type_alone() -> None:
     """Neither the text of an exception nor its arguments are kept, of those that cannot be encoded no more."""
-    redacting = replace(JSON, redact_errors=True)
+    redacting = replace(JSON, private=True)
     error = ValueError("card 4111 1111 1111 1111")
 
     encoded = redacting.encode_failure(error, "k")

@@ -328,7 +328,7 @@ def test_what_is_not_observed_is_logged_as_the_policy_allows(
     shop: Shop, caplog: pytest.LogCaptureFixture, redacted: bool
 ) -> None:
     """Its reason names the error, and its text only where that may be told."""
-    charge = shop.charge(Policy("order", mode="observe", redact_errors=redacted))
+    charge = shop.charge(Policy("order", mode="observe", private=redacted))
 
     charge(None)
 
@@ -507,7 +507,7 @@ def test_functions_of_one_url_share_a_store() -> None:
 
 def test_store_without_an_app_keeps_the_policys_limits(shop: Shop) -> None:
     """Its own options count here, too, and its default keys by all arguments."""
-    charge = shop.charge(Policy("order", keep_result=False))
+    charge = shop.charge(Policy("order", private=True))
 
     assert charge("o-1") == "charged 1"
     assert charge("o-1") is None
@@ -530,7 +530,7 @@ def test_store_without_an_app_keeps_no_text_that_the_policy_redacts(shop: Shop, 
         raise Declined("of Ada's card")
 
     with pytest.raises(Declined):
-        shop.charge(Policy("order", remember=(Declined,), redact_errors=redacted), body)("o-1")
+        shop.charge(Policy("order", remember=(Declined,), private=redacted), body)("o-1")
     assert ("Ada" in str(shop.record)) is not redacted
 
 

@@ -251,9 +251,9 @@ class TestRoom:
         assert scene.objects.puts == []
 
     def test_a_result_that_is_not_kept_is_no_object(self) -> None:
-        """``keep_result=False``: every replay returns None."""
+        """``private=True``: every replay returns None."""
         scene = _LargeScene()
-        scene.codec = replace(scene.codec, keep_result=False)
+        scene.codec = replace(scene.codec, private=True)
         assert [scene.finish() for _ in range(2)] == [LARGE, None]
         assert scene.objects.puts == []
 

@@ -112,7 +112,7 @@ def test_reason_of_a_task_that_redacts_errors_is_a_type(
 ) -> None:
     """In the database and in the log: an error of publishing can quote an argument."""
 
-    @app.task(base=IdempotentTask, name="cards", shared=False, idempotent=Policy(redact_errors=True))
+    @app.task(base=IdempotentTask, name="cards", shared=False, idempotent=Policy(private=True))
     def cards(card: str) -> None: ...
 
     signature = '{"task": "cards", "args": ["o"], "kwargs": {}, "options": {"serializer": "4111-1111"}}'

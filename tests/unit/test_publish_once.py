@@ -215,7 +215,7 @@ def test_completed_operation_answers_at_once(backend: str, skipped: list[dict[st
 def test_failed_operation_raises_its_failure(backend: str, redact: bool) -> None:
     """The recorded one, and ``propagate=False`` gives it as a value, as Celery does."""
     shop = Shop(result_backend=backend)
-    task = shop.task(replace(ONCE, redact_errors=redact), name="other")
+    task = shop.task(replace(ONCE, private=redact), name="other")
     task.delay("o")
     shop.raises = KeyError("no such order")
     assert [each.state for each in shop.deliver()] == ["FAILURE"]
@@ -756,7 +756,7 @@ def test_what_a_key_function_says_is_redacted(shop: Shop, caplog: pytest.LogCapt
     def key(order_id: str, amount: int) -> str:
         raise ValueError(f"bad card {order_id}")
 
-    task = shop.task(Policy(key, publish="once", redact_errors=True), name="cards")
+    task = shop.task(Policy(key, publish="once", private=True), name="cards")
     with caplog.at_level(logging.WARNING):
         task.delay("4111")
 

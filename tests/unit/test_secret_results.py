@@ -189,7 +189,7 @@ def test_lost_result_says_why() -> None:
 
 def test_redacted_failure_stays_redacted() -> None:
     """Encryption keeps no more than was kept without."""
-    shop = Shop(remember=(Declined,), redact_errors=True)
+    shop = Shop(remember=(Declined,), private=True)
     _failed(shop)
 
     assert runtime_of(shop.app).revealed(shop.record).error == "Declined"

@@ -84,7 +84,7 @@ def app() -> Celery:
     @app.task(base=IdempotentTask, shared=False, name="charge", idempotent=Policy(key="order_id"))
     def charge(order_id: str, cents: int = 0) -> None: ...
 
-    @app.task(base=IdempotentTask, shared=False, name="secret", idempotent=Policy(redact_errors=True))
+    @app.task(base=IdempotentTask, shared=False, name="secret", idempotent=Policy(private=True))
     def secret(order_id: str) -> None: ...
 
     @app.task(shared=False, name="plain")

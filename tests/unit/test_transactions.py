@@ -387,7 +387,7 @@ def test_attempt_that_has_committed_is_over_and_has_lost_nothing(scene: Scene) -
 
 def test_result_that_its_policy_does_not_keep_is_committed_as_none(scene: Scene, bank: _Bank) -> None:
     """The effect is there, and whoever comes again gets what is recorded."""
-    scene.codec = replace(JSON, keep_result=False)
+    scene.codec = replace(JSON, private=True)
 
     assert scene.perform(_book) == Outcome({"booked": (1, 2)})
     assert scene.perform(_book) == Outcome(None)

@@ -144,7 +144,7 @@ class Subscriber:
     def __init__(self, app: Celery, routes: Sequence[Route], sqs: "SQSClient", stopping: threading.Event) -> None:
         self._app = app
         self._routes = [(route, body_signature(type(app.tasks[route.task_name]))) for route in routes]
-        self._redacts = any(app.tasks[each.task_name].idempotency_policy.redact_errors for each in routes)
+        self._redacts = any(app.tasks[each.task_name].idempotency_policy.private for each in routes)
         self._queue = routes[0].queue
         self._url = self._queue if "://" in self._queue else ""
         self._sqs = sqs
