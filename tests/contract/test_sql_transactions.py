@@ -34,7 +34,7 @@ from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Outbox, OutboxMessage, TransactionalStore
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql.transaction import SQLTransaction
+from celery_idempotent.stores.sql.store import SQLTransaction
 from celery_idempotent.testing import OutboxContract, TransactionalContract
 from celery_idempotent.testing.contract import a_claim, a_completion, a_record
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres

@@ -8,29 +8,33 @@ A statement is compiled once: SQLAlchemy's way from a statement to its rows take
 """
 
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import ClauseElement, Executable, Select, Table
+from sqlalchemy import ClauseElement, Executable, Select, Table, text
 from sqlalchemy.engine.interfaces import Dialect
 
-from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
 from celery_idempotent.stores.clock import ServerClock
+from celery_idempotent.stores.exposure import warn_if_exposed
 from celery_idempotent.stores.failures import Meaning
-from celery_idempotent.stores.sql.checks import try_out, warn_of_exposure, warn_of_losses
-from celery_idempotent.stores.sql.errors import CREATION, explained, meaning_of
-from celery_idempotent.stores.sql.outbox import OutboxStatements
+from celery_idempotent.stores.sql.drivers import exposure
+from celery_idempotent.stores.sql.errors import CREATION, OTHER_TABLE, explained, meaning_of
 from celery_idempotent.stores.sql.statements import (
     MYSQL_GREETING,
     SERVER_NOW,
     Execute,
+    OutboxStatements,
     Parameters,
     Reply,
     Statements,
@@ -262,3 +266,84 @@ def unless_undone(act: Callable[[], _T]) -> _T:
         except StoreUnavailable as error:
             if tries == _TRIES or meaning_of(error.__cause__) is not Meaning.UNDONE:
                 raise
+
+
+_MYSQL = (
+    # A binary log that is not on disk makes InnoDB roll back at a restart what it had committed.
+    "SELECT @@innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit, "
+    "IF(@@log_bin, @@sync_binlog, 1) AS sync_binlog",
+    {"innodb_flush_log_at_trx_commit": {"1", "3"}, "sync_binlog": {"1"}},
+)
+_DURABILITY: Mapping[str, tuple[str, Mapping[str, set[str]]]] = {
+    "postgresql": (
+        "SELECT current_setting('synchronous_commit') AS synchronous_commit, current_setting('fsync') AS fsync",
+        {"synchronous_commit": {"on", "local", "remote_write", "remote_apply"}, "fsync": {"on"}},
+    ),
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+}
+"""By dialect, a question, and by setting the values under which no acknowledged write is lost."""
+
+
+def try_out(statements: Statements, execute: Execute, store: str) -> None:
+    """Claim, claim what must be another key, claim again, go on: a table made by hand may not tell them apart.
+
+    ``execute`` runs in a transaction that the caller rolls back.
+    """
+    first = _probe()
+    for new, expected, shall_win in (
+        (first, None, True),
+        (replace(first, key=first.key.upper(), revision="2"), None, True),
+        (replace(first, revision="3"), None, False),
+        (replace(first, revision="4"), first.revision, True),
+    ):
+        stored = statements.swap(execute, new, expected)
+        if (stored is not None and stored.revision == new.revision) is not shall_win:
+            raise StoreMisconfigured(store, "verify", f"{OTHER_TABLE} (its key is not compared byte by byte)")
+
+
+def warn_of_losses(dialect: str, execute: Execute, store: str) -> None:
+    """Warn of settings under which the server forgets what it has acknowledged."""
+    if dialect == "sqlite":
+        return
+    question, safe = _DURABILITY[dialect]
+    (answer,) = execute(text(question), {}).rows
+    losses = [f"{name} is {answer[name]}" for name, values in safe.items() if str(answer[name]) not in values]
+    if losses:
+        warnings.warn(
+            IdempotencyWarning(
+                f"idempotency_store={store}: the server can forget what it has acknowledged, and an effect whose "
+                f"record is forgotten can happen again: {', '.join(losses)}",
+                "idempotency_store",
+            ),
+            stacklevel=3,
+        )
+
+
+def warn_of_exposure(dialect: str, dbapi_connection: object, store: str) -> None:
+    """Warn of a connection to another machine that is not encrypted, or not verified."""
+    warn_if_exposed(store, exposure(dbapi_connection), _VERIFIED.get(dialect, ""))
+
+
+_VERIFIED = {"postgresql": "set sslmode=verify-full and sslrootcert", "mysql": "set ssl_ca", "mariadb": "set ssl_ca"}
+"""By dialect, what to do about it."""
+
+
+def _probe() -> Record:
+    """A record that no task has."""
+    nonce = uuid4().hex
+    return Record(
+        key=f"celery-idempotent:verify:{nonce}",
+        status=Status.UNKNOWN,
+        revision="1",
+        owner=nonce,
+        fencing_token=0,
+        lease_until=0,
+        fingerprint=None,
+        attempts=0,
+        created_at=0,
+        updated_at=0,
+        task="",
+        task_id="",
+        worker="",
+    )
