@@ -37,7 +37,6 @@ class DjangoTransaction:
         self._is_ended = False
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Transaction.swap`."""
         if not self.connection.in_atomic_block or len(self.connection.savepoint_ids) != self._depth:
             raise PolicyError(
                 "transaction", "not at its own level", "end all of your own atomic() blocks first: return tx.done(...)"
@@ -51,7 +50,6 @@ class DjangoTransaction:
         return self._store.swap_on(self.connection, new, expected)
 
     def enqueue(self, message: OutboxMessage) -> None:
-        """See :meth:`celery_idempotent.stores.Transaction.enqueue`."""
         self._store.enqueue_on(self.connection, message)
 
     def commit(self) -> None:
@@ -84,7 +82,6 @@ class DjangoTransaction:
             self._close()
 
     def rollback(self) -> None:
-        """See :meth:`celery_idempotent.stores.Transaction.rollback`."""
         if self._is_ended:
             return
         self._is_ended = True

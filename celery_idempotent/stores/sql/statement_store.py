@@ -15,11 +15,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
+from secrets import token_hex
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import ClauseElement, Executable, Select, Table, text
+from sqlalchemy import ClauseElement, Executable, Select, Table, Update, bindparam, delete, insert, select, text, update
 from sqlalchemy.engine.interfaces import Dialect
 
 from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, StoreUnavailable
@@ -34,9 +35,9 @@ from celery_idempotent.stores.sql.statements import (
     MYSQL_GREETING,
     SERVER_NOW,
     Execute,
-    OutboxStatements,
     Parameters,
     Reply,
+    Row,
     Statements,
     bytes_on_the_wire,
 )
@@ -72,7 +73,9 @@ class StatementStore(ABC, Generic[_C]):
         self._compiling = dialect
         self._compiled: WeakKeyDictionary[Executable, _Compiled] = WeakKeyDictionary()
         self._statements = Statements(table, dialect.name, repr(self))
-        self._outbox = OutboxStatements(outbox)
+        values = ("task_id", "data_text", "data_bytes", "content_type", "created_at", "taken_until", "failures")
+        # Inline: the number is not asked for, so that a sender needs no right to read.
+        self._enqueue = insert(outbox).inline().values({name: bindparam(f"new_{name}") for name in values})
         self._clock = ServerClock(lambda: self._statements.now(self._asking("now")))
         #: Of MySQL, by the driver's connection: bytes that the server takes at once.
         self._largest_packets: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -94,7 +97,6 @@ class StatementStore(ABC, Generic[_C]):
         """A transaction that is rolled back at its end."""
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`."""
         return self._statements.swap(self._asking("swap"), new, expected)
 
     def swap_on(self, connection: _C, new: Record, expected: str | None) -> Record | None:
@@ -106,27 +108,62 @@ class StatementStore(ABC, Generic[_C]):
 
     def enqueue_on(self, connection: _C, message: OutboxMessage) -> None:
         """Put a message into the outbox, in the transaction of ``connection``; on an error its owner rolls back."""
-        self._outbox.enqueue(partial(self._execute, connection, "enqueue"), message, self.now())
+        is_text = isinstance(message.data, str)
+        values = {
+            "new_task_id": message.id,
+            "new_data_text": message.data if is_text else None,
+            "new_data_bytes": None if is_text else message.data,
+            "new_content_type": message.content_type,
+            "new_created_at": self.now(),
+            "new_taken_until": 0,
+            "new_failures": 0,
+        }
+        self._execute(connection, "enqueue", self._enqueue, values)
 
     def take(self, limit: int, hold: int) -> list[TakenMessage]:
-        """See :meth:`celery_idempotent.stores.Outbox.take`."""
-        return self._outbox.take(self._asking("take"), limit, self.now(), hold)
+        """See :meth:`celery_idempotent.stores.Outbox.take`.
+
+        It takes by writing until when it has them, so that relays share the work, and what a dead one had comes back.
+        The same column says until when nobody has a message that could not be published.
+        """
+        execute, table, now = self._asking("take"), self.outbox, self.now()
+        is_free = table.c.taken_until <= now
+        free = select(table.c.number, table.c.failures).where(is_free).order_by(table.c.number)
+        oldest = execute(free.limit(limit), {}).rows
+        numbers = [row["number"] for row in oldest]
+        failing = [row["number"] for row in oldest if row["failures"]]
+        if len(failing) > limit // 2:
+            untried = execute(free.where(table.c.failures == 0).limit(-(limit // -2)), {}).rows
+            others = [row["number"] for row in untried]
+            numbers = others + failing[: limit - len(others)]
+        if not numbers:
+            return []
+        mine = token_hex(16)
+        taking = update(table).where(table.c.number.in_(numbers), is_free)
+        execute(taking.values(taken_until=now + hold, taken_by=mine), {})
+        taken = select(table).where(table.c.number.in_(numbers), table.c.taken_by == mine)
+        return [_taken(row) for row in execute(taken.order_by(table.c.failures, table.c.number), {}).rows]
 
     def give_back(self, messages: Sequence[TakenMessage]) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.give_back`."""
-        self._outbox.give_back(self._asking("give_back"), messages)
+        self._asking("give_back")(self._still_taken(*messages).values(taken_until=0, taken_by=None), {})
 
     def postpone(self, message: TakenMessage, pause: int, reason: str) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.postpone`."""
-        self._outbox.postpone(self._asking("postpone"), message, self.now() + pause, reason)
+        failures, until = self.outbox.c.failures + 1, self.now() + pause
+        failure = {"failures": failures, "reason": reason, "taken_until": until, "taken_by": None}
+        self._asking("postpone")(self._still_taken(message).values(failure), {})
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.forget`."""
-        self._outbox.forget(self._asking("forget"), numbers)
+        self._asking("forget")(delete(self.outbox).where(self.outbox.c.number.in_(numbers)), {})
 
     def waiting(self, limit: int) -> list[WaitingMessage]:
-        """See :meth:`celery_idempotent.stores.Outbox.waiting`."""
-        return self._outbox.waiting(self._asking("waiting"), limit)
+        told = [self.outbox.c[name] for name in ("task_id", "created_at", "failures", "taken_until", "reason")]
+        rows = self._asking("waiting")(select(*told).order_by(self.outbox.c.number).limit(limit), {}).rows
+        return [WaitingMessage(*(row[each.name] for each in told)) for row in rows]
+
+    def _still_taken(self, *messages: TakenMessage) -> Update:
+        """Writes the messages that nobody else has taken since."""
+        numbers, takers = [each.number for each in messages], [each.taken_by for each in messages]
+        return update(self.outbox).where(self.outbox.c.number.in_(numbers), self.outbox.c.taken_by.in_(takers))
 
     def get(self, key: str) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.get`; inside a transaction, what that transaction sees."""
@@ -139,11 +176,9 @@ class StatementStore(ABC, Generic[_C]):
         return self._statements.scan(self._asking("scan"), status=status, task=task, label=label)
 
     def delete(self, key: str, expected: str) -> bool:
-        """See :meth:`celery_idempotent.stores.Store.delete`."""
         return self._statements.delete(self._asking("delete"), key, expected)
 
     def purge(self, limit: int) -> int:
-        """See :meth:`celery_idempotent.stores.PurgeableStore.purge`."""
         return self._statements.purge(self._asking("purge"), limit, self.now())
 
     def now(self) -> int:
@@ -254,6 +289,12 @@ def answer(cursor: Any, text: str, values: Values, names: Sequence[str] | None) 
         names = [each[0] for each in cursor.description or ()]
     rows = [dict(zip(names, each, strict=True)) for each in cursor.fetchall()] if names else ()
     return Reply(rows, cursor.rowcount)
+
+
+def _taken(row: Row) -> TakenMessage:
+    data = bytes(row["data_bytes"]) if row["data_text"] is None else row["data_text"]
+    message = OutboxMessage(row["task_id"], data, row["content_type"])
+    return TakenMessage(row["number"], message, row["failures"], row["taken_by"])
 
 
 def unless_undone(act: Callable[[], _T]) -> _T:

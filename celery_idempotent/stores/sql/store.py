@@ -171,7 +171,6 @@ class SQLStore(StatementStore[AnyConnection]):
             raise
 
     def enqueue(self, message: OutboxMessage, using: Any) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.enqueue`."""
         self.enqueue_on(connection_of(using), message)
 
     def provision(self) -> None:
@@ -380,7 +379,6 @@ class SQLTransaction:
         self.connection = connection_of(owner)
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Transaction.swap`."""
         if isinstance(self._owner, Session | scoped_session):
             self._owner.flush()
         if not self.connection.in_transaction():
@@ -390,11 +388,9 @@ class SQLTransaction:
         return self._store.swap_on(self.connection, new, expected)
 
     def enqueue(self, message: OutboxMessage) -> None:
-        """See :meth:`celery_idempotent.stores.Transaction.enqueue`."""
         self._store.enqueue_on(self.connection, message)
 
     def commit(self) -> None:
-        """See :meth:`celery_idempotent.stores.Transaction.commit`."""
         try:
             self._owner.commit()
         except IntegrityError:
@@ -407,7 +403,6 @@ class SQLTransaction:
         self._close()
 
     def rollback(self) -> None:
-        """See :meth:`celery_idempotent.stores.Transaction.rollback`."""
         if self.connection.closed:
             return
         try:
