@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any, Generic, NoReturn, TypeVar
@@ -46,14 +47,13 @@ class Buffer:
     """The body of a response, in memory up to a size, and in a file beyond it."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
         self._file = SpooledTemporaryFile(limit)  # noqa: SIM115 - as long as the buffer
         finalize(self, self._file.close)
-        self.size = 0
+        self._size = 0
 
     def write(self, chunk: bytes) -> None:
         """Append ``chunk``."""
-        self.size += len(chunk)
+        self._size += len(chunk)
         self._file.write(chunk)
 
     def fill(self, chunks: Iterable[bytes]) -> "Buffer":
@@ -62,14 +62,11 @@ class Buffer:
             self.write(each)
         return self
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it is larger than what is kept."""
-        return self.size > self._limit
+    def __len__(self) -> int:
+        return self._size
 
-    def whole(self) -> bytes:
-        """All of it, if that is kept."""
-        return b"" if self.is_over else b"".join(self.chunks())
+    def __bytes__(self) -> bytes:
+        return b"".join(self.chunks())
 
     def chunks(self) -> Iterator[bytes]:
         """All of it in parts."""
@@ -98,30 +95,20 @@ class NotAnOutcome(SafeToRetry):
     """The response is none that is recorded: the claim is given back, and the caller gets it all the same."""
 
 
+@dataclass(frozen=True, slots=True)
 class Response(Generic[R]):
-    """A response of the application's.
+    """A response of the application's: ``native`` is what its framework sends, the rest is what may be recorded."""
 
-    Args:
-        native: In its framework's own form, to be sent.
-        status: Its status.
-        headers: Its headers.
-        body: Its body.
-    """
-
-    def __init__(self, native: R, status: int, headers: Iterable[tuple[str, str]], body: bytes | Buffer) -> None:
-        self.native = native
-        self.status = status
-        self._headers = tuple(headers)
-        self._body = body
+    native: R
+    status: int
+    headers: Iterable[tuple[str, str]]
+    body: bytes | Buffer
 
     def value(self, rules: HttpRules) -> Any:
         """What is recorded of it."""
-        body, limit = self._body, rules.max_response
-        size = body.size if isinstance(body, Buffer) else len(body)
-        if size > limit:
-            return _Unkept(size, limit)
-        whole = body.whole() if isinstance(body, Buffer) else body
-        return rules.kept(HttpAnswer(self.status, self._headers, whole))
+        if len(self.body) > rules.max_response:
+            return _Unkept(len(self.body), rules.max_response)
+        return rules.kept(HttpAnswer(self.status, tuple(self.headers), bytes(self.body)))
 
 
 class HttpGuard:
@@ -161,7 +148,9 @@ class HttpGuard:
 
     def call(self, facts: RequestFacts, make: Callable[[], Response[R]]) -> R | HttpAnswer:
         """What to send: the response that ``make`` makes, or one in its place."""
-        request_call: _RequestCall[R] = _RequestCall(self.rules, self._gate(facts), facts)
+        request_call: _RequestCall[R] = _RequestCall(
+            self.rules, Gate(facts.name, self.rules.policy, self._where), facts
+        )
 
         def body(attempt: Attempt) -> Any:
             request_call.has_run = True
@@ -178,7 +167,9 @@ class HttpGuard:
 
     async def call_on_loop(self, facts: RequestFacts, make: Callable[[], Awaitable[Response[R]]]) -> R | HttpAnswer:
         """As :meth:`call`, without blocking the event loop."""
-        request_call: _RequestCall[R] = _RequestCall(self.rules, self._gate(facts), facts)
+        request_call: _RequestCall[R] = _RequestCall(
+            self.rules, Gate(facts.name, self.rules.policy, self._where), facts
+        )
 
         async def body(attempt: Attempt) -> Any:
             request_call.has_run = True
@@ -192,9 +183,6 @@ class HttpGuard:
                 raise
             return instead
         return request_call.answer(found)
-
-    def _gate(self, facts: RequestFacts) -> Gate:
-        return Gate(facts.name, self.rules.policy, self._where)
 
 
 class _RequestCall(Generic[R]):
