@@ -41,9 +41,6 @@ _MEANINGS = {
     Reject: "ends a delivery without an outcome",
 }
 
-_RELAY_EVERY = 1.0
-"""Seconds; one small query each, and as much as a message may wait."""
-
 _DAY = 86_400
 """Seconds; a message that nobody has executed for so long may be gone."""
 
@@ -102,6 +99,24 @@ class Opened:
     breaker: Breaker
 
 
+def _period(setting: str, default: float, what: str) -> "cached_property[int]":
+    """A row of :class:`Runtime`: a duration, in milliseconds."""
+
+    def look(runtime: "Runtime") -> int:
+        value = runtime._app.conf.get(setting, default)
+        if not is_duration(value):
+            raise PolicyError(setting, repr(value), f"must be seconds {what}")
+        return milliseconds(value)
+
+    return cached_property(look)
+
+
+def _every(setting: str, default: float, what: str) -> "cached_property[float]":
+    """A row of :class:`Runtime`: a duration, in seconds."""
+    look = _period(setting, default, what).func
+    return cached_property(lambda runtime: look(runtime) / 1000)
+
+
 class Runtime:
     """Everything that one app's settings decide."""
 
@@ -110,6 +125,12 @@ class Runtime:
         self._opening = threading.Lock()
         self._last_opened: Opened | None = None
         self._codecs: dict[tuple[bool, int | None], Codec] = {}
+
+    def check(self) -> None:
+        """Read every setting but that of the store: what cannot be used is refused before any work."""
+        for name, each in vars(Runtime).items():
+            if isinstance(each, cached_property):
+                getattr(self, name)
 
     @property
     def store(self) -> Store:
@@ -217,45 +238,25 @@ class Runtime:
             codec = self._codecs[options] = self.codec.under(policy)
         return codec
 
-    @cached_property
-    def relay_every(self) -> float:
-        """Seconds between two looks into the outbox, by ``idempotency_relay``; 0: a worker does not look."""
-        every = self._app.conf.get("idempotency_relay", _RELAY_EVERY)
-        if not is_duration(every):
-            raise PolicyError("idempotency_relay", repr(every), "must be seconds between two looks, or 0 for none")
-        return milliseconds(every) / 1000
+    relay_every = _every("idempotency_relay", 1.0, "between two looks, or 0 for none")
+    """Seconds between two looks into the outbox, each a small query; 0: a worker does not look."""
 
-    @cached_property
-    def queued_for(self) -> int:
-        """Milliseconds for which a sent message counts as queued, by ``idempotency_queued_for``."""
-        waits = self._app.conf.get("idempotency_queued_for", _DAY)
-        return _milliseconds("idempotency_queued_for", waits, "for which a message that was sent counts as queued")
+    queued_for = _period("idempotency_queued_for", _DAY, "for which a message that was sent counts as queued")
+    """Milliseconds for which a sent message counts as queued."""
 
-    @cached_property
-    def purge_every(self) -> float:
-        """Seconds between two purges by a worker, by ``idempotency_purge``; 0: a worker does not purge."""
-        every = self._app.conf.get("idempotency_purge", 0)
-        return _milliseconds("idempotency_purge", every, "between two purges, or 0 for no purge") / 1000
+    purge_every = _every("idempotency_purge", 0, "between two purges, or 0 for no purge")
+    """Seconds between two purges by a worker; 0: a worker does not purge."""
 
-    @cached_property
-    def purge_released(self) -> int:
-        """Milliseconds for which a purge leaves RELEASED records, by ``idempotency_purge_released``; 0: for ever."""
-        age = self._app.conf.get("idempotency_purge_released", 0)
-        return _milliseconds("idempotency_purge_released", age, "for which they stay, or 0 for no purge")
+    purge_released = _period("idempotency_purge_released", 0, "for which they stay, or 0 for no purge")
+    """Milliseconds for which a purge leaves RELEASED records; 0: for ever."""
 
-    @cached_property
-    def purge_abandoned(self) -> int:
-        """The same after the end of a lease, by ``idempotency_purge_abandoned``."""
-        age = self._app.conf.get("idempotency_purge_abandoned", 0)
-        return _milliseconds("idempotency_purge_abandoned", age, "for which they stay, or 0 for no purge")
+    purge_abandoned = _period("idempotency_purge_abandoned", 0, "for which they stay, or 0 for no purge")
+    """The same after the end of a lease."""
 
-    @cached_property
-    def keep_verdicts(self) -> int:
-        """Milliseconds for which a verdict stays at least, by ``idempotency_keep_verdicts``; 0: as its outcome does."""
-        age = self._app.conf.get("idempotency_keep_verdicts", _YEAR)
-        return _milliseconds(
-            "idempotency_keep_verdicts", age, "for which a verdict stays, or 0 for no longer than retain"
-        )
+    keep_verdicts = _period(
+        "idempotency_keep_verdicts", _YEAR, "for which a verdict stays, or 0 for no longer than retain"
+    )
+    """Milliseconds for which a verdict stays at least; 0: as its outcome does."""
 
     @cached_property
     def hold_messages(self) -> bool | Literal["all"]:
@@ -309,12 +310,6 @@ def cipher_of(app: Celery) -> Cipher | None:
             "idempotency_cipher", "...", f'{error.name} is not installed; run: pip install "celery-idempotent[cipher]"'
         ) from error
     return KeyRing(setting, is_required=required)
-
-
-def _milliseconds(setting: str, value: Any, what: str) -> int:
-    if not is_duration(value):
-        raise PolicyError(setting, repr(value), f"must be seconds {what}")
-    return milliseconds(value)
 
 
 _LOOKS = 3

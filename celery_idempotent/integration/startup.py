@@ -87,16 +87,7 @@ def check(app: Celery, pool: str) -> list[Hint]:
     runtime = runtime_of(app)
     _check_tasks(app, runtime.default_policy)
     store = runtime.store
-    _ = (
-        runtime.large_results,
-        runtime.codec,
-        runtime.default_policy,
-        runtime.namespace,
-        runtime.queued_for,
-        runtime.relay_every,
-        runtime.hold_messages,
-    )
-    _ = runtime.purge_every, runtime.purge_released, runtime.purge_abandoned, runtime.keep_verdicts
+    runtime.check()
     if isinstance(store, MemoryStore) and not pool.endswith((".solo", ".thread")):
         warnings.warn(
             IdempotencyWarning(

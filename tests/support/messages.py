@@ -71,7 +71,9 @@ class Module:
         values = [value for each in ast.walk(function) for value in _values(each, name, at)]
         for value in values:
             yield from self.texts(value, function.body[0])
-        if not values:
+        if not values and function in self._inside:
+            yield from self._named(name, self._inside[function], at)
+        elif not values:
             yield str(getattr(importlib.import_module(self.name), name, UNTOLD))
 
 
