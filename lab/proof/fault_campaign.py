@@ -30,12 +30,14 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import botocore.endpoint
+from botocore.httpsession import URLLib3Session
 from botocore.retries.quota import RetryQuota
 
 from celery_idempotent.protocol.record import Record
-from celery_idempotent.stores.dynamodb import DynamoDBStore, direct
-from celery_idempotent.stores.dynamodb.wire import HttpReply
-from celery_idempotent.stores.dynamodb.wire import Wire as DirectWire
+from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.dynamodb.direct import HttpReply
+from celery_idempotent.stores.dynamodb.direct import Wire as DirectWire
 from lab.embedded import EmbeddedAws
 from lab.proof.course import OneDelivery, Operation, Plan, Program, Strike, Task, Threads, Turns, at_random
 from lab.proof.flaws import FLAWS
@@ -86,13 +88,24 @@ def _always(quota: RetryQuota, capacity_amount: int) -> bool:
 
 
 _exchange = DirectWire.exchange
+_send = URLLib3Session.send
 
 
 def _ordered(wire: DirectWire, headers: Mapping[str, str], body: bytes) -> HttpReply:
-    """Send a request with its order, if it is one of a delivery."""
+    """Send a request of the direct path with its order, if it is one of a delivery."""
+    return _exchange(wire, {**headers, **_orders()}, body)
+
+
+def _ordered_too(session: URLLib3Session, request: Any) -> Any:
+    """The same of boto3's, and of those of the direct path for which no connection is idle, which have one."""
+    if ORDER not in request.headers:
+        request.headers.update(_orders())
+    return _send(session, request)
+
+
+def _orders() -> Mapping[str, str]:
     delivery = _current.delivery
-    order = _order(delivery) if delivery else ""
-    return _exchange(wire, {**headers, ORDER: order} if order else headers, body)
+    return {ORDER: _order(delivery) or "pass"} if delivery else {}
 
 
 def _order(delivery: OneDelivery) -> str:
@@ -109,9 +122,10 @@ class _World:
     """A worker process: one way to the proxy for all its tasks, and a table for some hundred of them."""
 
     def __init__(self, port: int, name: str, flaw: str) -> None:
-        vars(direct)["time"] = SimpleNamespace(sleep=lambda seconds: None)
+        vars(botocore.endpoint)["time"] = SimpleNamespace(sleep=lambda seconds: None)
         RetryQuota.acquire = _always  # type: ignore[assignment]
         DirectWire.exchange = _ordered  # type: ignore[assignment, method-assign]
+        URLLib3Session.send = _ordered_too  # type: ignore[assignment, method-assign]
         endpoint = f"http://127.0.0.1:{port}"
         self._stores = (DynamoDBStore(f"{name}-{number}", endpoint_url=endpoint) for number in itertools.count())
         self._wrapped = FLAWS[flaw]
@@ -156,8 +170,8 @@ _REACHED_BY: Mapping[Operation, Program] = {
     Operation.ANNOUNCEMENT: Program.RETURNS,
 }
 
-_TIMES = (1, 3, 6, 9)
-"""One try, all tries of botocore, all of the library's claim too, and some of a completion's."""
+_TIMES = (1, 4, 8, 12)
+"""One try, that of the direct path and all of botocore, all of the library's claim too, and some of a completion's."""
 
 _TAKEN_OVER = ("0", "0", "0", "lease", "1!", "land", "0!")
 """Delivery 0 starts, claims and has its effect; then it is paused over the end of its lease while 1 comes."""
@@ -180,7 +194,7 @@ def _pairs() -> Iterator[Plan]:
     """Every two operations of one task, each with every fault."""
     operations = list(itertools.combinations(Operation, 2))
     for (one, other), first, second in itertools.product(operations, Fault, Fault):
-        for promise, times in itertools.product(PROMISES.values(), (1, 3)):
+        for promise, times in itertools.product(PROMISES.values(), (1, 4)):
             strikes = (Strike(one, first, times), Strike(other, second, times))
             yield _around(promise, other if _needs_two(other) else one, strikes, "pairs")
 

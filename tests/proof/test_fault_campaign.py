@@ -9,8 +9,8 @@ from botocore.config import Config
 
 from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.dynamodb.wire import HttpReply
-from celery_idempotent.stores.dynamodb.wire import Wire as DirectWire
+from celery_idempotent.stores.dynamodb.direct import HttpReply
+from celery_idempotent.stores.dynamodb.direct import Wire as DirectWire
 from celery_idempotent.testing.contract import a_record
 from lab.proof.course import Operation
 from lab.proof.fault_campaign import SINGLES, Fault, Result, campaign, plans

@@ -8,7 +8,7 @@ from unittest.mock import patch
 from botocore.httpsession import URLLib3Session
 
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.dynamodb.wire import HttpReply, Wire
+from celery_idempotent.stores.dynamodb.direct import HttpReply, Wire
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import boto3
+from botocore import xform_name
 from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.exceptions import ClientError
@@ -29,9 +30,8 @@ from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.dynamodb.direct import DirectPath
 from celery_idempotent.stores.dynamodb.errors import DRIVER_ERRORS, OTHER_KEY, explained, refusal_of, text_of
 from celery_idempotent.stores.dynamodb.indexes import ATTENTION, Index, Indexes
-from celery_idempotent.stores.dynamodb.items import ATTRIBUTES, attribute_of, value_of
-from celery_idempotent.stores.dynamodb.rehearsal import Unfit
-from celery_idempotent.stores.dynamodb.writes import typed
+from celery_idempotent.stores.dynamodb.items import ATTRIBUTES, attribute_of, typed, value_of
+from celery_idempotent.stores.dynamodb.request_template import Unfit
 from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.reading import readable
 
@@ -40,26 +40,6 @@ if TYPE_CHECKING:
 
 _ITEM_LIMIT = 400 * 1024
 """Bytes an item may have (DynamoDB Developer Guide, "Quotas")."""
-
-_METHODS = {
-    "PutItem": "put_item",
-    "TransactWriteItems": "transact_write_items",
-    "GetItem": "get_item",
-    "DeleteItem": "delete_item",
-    "Scan": "scan",
-    "Query": "query",
-    "BatchGetItem": "batch_get_item",
-    "CreateTable": "create_table",
-    "UpdateTable": "update_table",
-    "DescribeTable": "describe_table",
-    "DescribeTimeToLive": "describe_time_to_live",
-    "UpdateTimeToLive": "update_time_to_live",
-    "UpdateContinuousBackups": "update_continuous_backups",
-}
-"""By IAM action, the client's method."""
-
-_DIRECT = frozenset({"PutItem", "TransactWriteItems"})
-"""What tasks wait for."""
 
 _VERIFY = "celery-idempotent:verify"
 
@@ -112,8 +92,8 @@ class DynamoDBStore:
         unknown_index: Name of an index of the records in doubt, by which they are listed at once; None: lists read
             the whole table. No other record is in it, so it costs nothing until an operation ends in doubt.
         label_index: The same, of labels. The first write of a record that has one costs another.
-        transport: ``direct``: the writes that tasks wait for go over botocore's connections without the rest of
-            boto3, at a fraction of its CPU time. ``boto3``: all goes through a boto3 client, whose events you may
+        transport: ``direct``: the first try of a write goes over botocore's connections without the rest of boto3, at a
+            fraction of its CPU time. ``boto3``: all goes through a boto3 client, whose events you may
             hook. Default: direct, unless you give ``session`` or ``client``.
         local_clock: The local clock in milliseconds since the epoch, for tests.
 
@@ -510,16 +490,18 @@ class DynamoDBStore:
         return reply
 
     def _reply(self, operation: str, parameters: Mapping[str, Any]) -> Any:
-        if operation in _DIRECT and not self._indirect_for:
+        if operation == "PutItem" and not self._indirect_for:
             try:
-                return self._direct()(operation, parameters)
+                reply = self._direct().put(parameters)
             except Unfit as reason:
                 self._indirect_for = str(reason)
-        return getattr(self._connected(), _METHODS[operation])(**parameters)
+            else:
+                if reply is not None:
+                    return reply
+        return getattr(self._connected(), xform_name(operation))(**parameters)
 
     def _new_direct_path(self) -> DirectPath:
-        put = {"TableName": self.table, "Item": self._key(_VERIFY), **self._impossible()}
-        harmless = {"PutItem": put, "TransactWriteItems": {"TransactItems": [{"Put": put}]}}
+        harmless = {"TableName": self.table, "Item": self._key(_VERIFY), **self._impossible()}
         return DirectPath(self._connected(), self._boto3().get_credentials(), harmless)
 
     def _new_client(self) -> "DynamoDBClient":

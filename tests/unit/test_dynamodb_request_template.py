@@ -1,7 +1,6 @@
 """Where the direct path sends requests, and how it signs them: what botocore finds out from all that it is given."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from botocore.config import Config
 
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.dynamodb.rehearsal import Part
+from celery_idempotent.stores.dynamodb.request_template import RequestTemplate
 
 ARN = "arn:aws:dynamodb:eu-west-1:123456789012:table/orders"
 
@@ -37,11 +36,11 @@ def _models() -> Any:
     return boto3.session.Session()._session.get_component("data_loader")
 
 
-def _part(operation: str = "PutItem", **options: Any) -> Part:
+def _template(**options: Any) -> RequestTemplate:
     session = boto3.session.Session(profile_name=options.pop("profile", None))
     session._session.register_component("data_loader", _models())
     store = DynamoDBStore(**{"table": "orders", "session": session, "transport": "direct", **options})
-    return store._direct()._part(operation)
+    return store._direct()._way()[0]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +82,7 @@ def _part(operation: str = "PutItem", **options: Any) -> Part:
         ),
     ],
 )
-@pytest.mark.parametrize("operation", ["PutItem", "TransactWriteItems"])
 def test_endpoint_and_region_are_botocores(
-    operation: str,
     options: dict[str, Any],
     environ: Mapping[str, str],
     url: str,
@@ -96,16 +93,17 @@ def test_endpoint_and_region_are_botocores(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
 
-    part = _part(operation, **options)
+    template = _template(**options)
 
-    assert part.wire._url == url
-    assert f"/{region}/dynamodb/aws4_request, " in part.signature.headers(b"{}")[1]
-    assert part.headers["X-Amz-Target"] == f"DynamoDB_20120810.{operation}"
+    assert template.url == url
+    headers = template.headers(b"{}")
+    assert f"/{region}/dynamodb/aws4_request, " in headers["Authorization"]
+    assert headers["X-Amz-Target"] == "DynamoDB_20120810.PutItem"
 
 
 def test_credentials_are_of_the_profile() -> None:
     """As boto3 looks for them."""
-    assert "Credential=PROFILE/" in _part(profile="shop").signature.headers(b"{}")[1]
+    assert "Credential=PROFILE/" in _template(profile="shop").headers(b"{}")["Authorization"]
 
 
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,10 +111,10 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "secret-token")
 
-    part = _part(region="eu-west-1")
+    template = _template(region="eu-west-1")
 
-    assert part.headers["X-Amz-Security-Token"] == "secret-token"
-    assert "secret" not in repr(part)
+    assert template.headers(b"{}")["X-Amz-Security-Token"] == "secret-token"
+    assert "secret" not in repr(template)
 
 
 def test_endpoint_of_a_table_that_is_named_by_its_arn() -> None:
@@ -135,27 +133,4 @@ def test_endpoint_of_a_table_that_is_named_by_its_arn() -> None:
 
     store = DynamoDBStore(ARN, region="eu-west-1", session=session, transport="direct")
 
-    assert [store._direct()._part("PutItem").wire._url] == seen
-
-
-class _Line:
-    """A wire that keeps what is sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[Mapping[str, str], bytes]] = []
-
-    def exchange(self, headers: Mapping[str, str], body: bytes) -> str:
-        """Keep it, and answer."""
-        self.sent.append((headers, body))
-        return "answered"
-
-
-def test_request_that_nobody_hooks_goes_straight_to_the_wire() -> None:
-    """To show each of them would make up what hooks see, and read it again."""
-    line: Any = _Line()
-    part = replace(_part(region="eu-west-1"), wire=line, show=None)
-
-    answer: Any = part.send(b"{}", "call", "attempt=1")
-    assert answer == "answered"
-    ((headers, body),) = line.sent
-    assert (headers["amz-sdk-invocation-id"], headers["amz-sdk-request"], body) == ("call", "attempt=1", b"{}")
+    assert [store._direct()._way()[0].url] == seen
