@@ -26,6 +26,7 @@ from celery_idempotent.integration.messages import (
     WAITING_HEADER,
     count_in,
     deliveries,
+    is_awaited,
     is_fifo,
     waiting_since,
 )
@@ -69,19 +70,17 @@ def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
     if met.task_id not in {bounded(request.id or ""), bounded(f"{request.id}{ITEM}")}:
         if policy.max_conflicts is not None and _count(request, CONFLICTS_HEADER) >= policy.max_conflicts:
             raise met.error
-        if policy.on_conflict == "raise" and not _is_awaited(request):
+        # A chord is told of the last of a chain only.
+        follows = {"group_id": request.group, "link": request.callbacks}
+        awaited = is_awaited({**follows, "chord": request.chord, "chain": request.chain})
+        if policy.on_conflict == "raise" and not awaited:
             raise met.error
-        if policy.on_conflict == "skip" and not _is_awaited(request) and not request.errbacks:
+        if policy.on_conflict == "skip" and not awaited and not request.errbacks:
             raise Ignore(str(met.error))
     bounds = _bounds(task)
     postponed = _count(request, CONFLICTS_HEADER)
     delay = policy.conflict_delay_ms(postponed, met.running_for, met.error.retry_after, bounds=bounds, draw=_draw())
     _postpone(task, CONFLICTS_HEADER, met.error, delay)
-
-
-def _is_awaited(request: Context) -> bool:
-    """Whether something is to follow when the delivery has its result: a chord is told of the last of a chain only."""
-    return bool(request.group or request.chord or request.chain or request.callbacks)
 
 
 def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
