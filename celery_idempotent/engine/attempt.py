@@ -16,8 +16,8 @@ from kombu.exceptions import KombuError
 
 from celery_idempotent.engine.claim import Claim, effect_key
 from celery_idempotent.engine.objects import ObjectLost, fetched
+from celery_idempotent.engine.outcomes import is_unfinished
 from celery_idempotent.engine.transaction import BodyTransaction, derived_id, signature_of
-from celery_idempotent.engine.unfinished import is_unfinished
 from celery_idempotent.errors import OutcomeUnknown, PolicyError, ResultLost, SafeToRetry, WriteRefused, are_all
 from celery_idempotent.protocol.cipher import shown
 from celery_idempotent.protocol.codec import Codec

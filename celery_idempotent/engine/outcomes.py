@@ -1,5 +1,7 @@
-"""Outcomes as they are given again, to a delivery or to a publisher."""
+"""Outcomes as they are given again, to a delivery or to a publisher; and what a body returns that is none yet."""
 
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
+from contextlib import suppress
 from typing import Any
 
 from kombu.exceptions import KombuError
@@ -56,3 +58,16 @@ def _encoded(record: Record) -> Encoded | None:
     if record.result is None or record.content_type is None:
         return None
     return Encoded(record.result, record.content_type)
+
+
+def is_unfinished(value: Any) -> bool:
+    """Whether it is a call that has still to run; it is closed, so that Python does not warn of it, too."""
+    if type(value) in _FINISHED:
+        return False  # asking an abstract class takes longer than all else here
+    if isinstance(value, Coroutine | Generator):
+        with suppress(Exception):
+            value.close()
+    return isinstance(value, Awaitable | Generator | AsyncGenerator)
+
+
+_FINISHED = {type(None), bool, int, float, str, bytes, list, tuple, dict}

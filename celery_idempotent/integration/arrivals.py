@@ -45,7 +45,7 @@ def unnested(headers: Mapping[str, Any]) -> dict[str, Any]:
     return {**beside, **nested, **{name: each for name, each in beside.items() if str(name).startswith(_OURS)}}
 
 
-class Arrival:
+class DeliveryContext:
     """What is known of a delivery besides its message."""
 
     __slots__ = (
@@ -120,22 +120,24 @@ class RequestStack(LocalStack):  # type: ignore[misc]  # Celery has no types
         return pushed
 
 
-def arrived(task: Task, request: Context) -> Arrival:
+def arrived(task: Task, request: Context) -> DeliveryContext:
     """The delivery of ``request``, noted at the first call."""
     found = arrival_of(request)
     if found is None or not found.is_of(task.name, request):
         # Celery takes attributes of a request that it does not know for headers, and does so in a copy without any.
         request.headers = {name: each for name, each in (request.headers or {}).items() if name != CONTENT_TYPE}
-        found = request.idempotency = Arrival(task.name, partial(task.idempotency_identity_of, request), request)
+        found = request.idempotency = DeliveryContext(
+            task.name, partial(task.idempotency_identity_of, request), request
+        )
     return found
 
 
-def arrived_list(request: Context) -> Arrival:
+def arrived_list(request: Context) -> DeliveryContext:
     """The delivery of a ``map`` or ``starmap``, noted before its items are changed by the bodies they are given to."""
     found = arrival_of(request)
     if found is None or not found.is_of("", request):
         request.headers = whole_headers(vars(request))  # of a task of Celery's own, so by its own request class
-        found = request.idempotency = Arrival("", _no_identity, request)
+        found = request.idempotency = DeliveryContext("", _no_identity, request)
     return found
 
 
@@ -143,7 +145,7 @@ def _no_identity() -> NoReturn:
     raise LookupError(with_link("a list of items has no identity; each item has", "errors#no-attempt"))
 
 
-def arrival_of(request: Context) -> Arrival | None:
+def arrival_of(request: Context) -> DeliveryContext | None:
     """What was noted of the delivery of ``request``; None of a function call, and in a worker's main process."""
     found = getattr(request, "idempotency", None)
-    return found if isinstance(found, Arrival) else None  # a header of that name is an attribute, too
+    return found if isinstance(found, DeliveryContext) else None  # a header of that name is an attribute, too

@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.utils.imports import symbol_by_name
 
-from celery_idempotent.engine.unfinished import is_unfinished
+from celery_idempotent.engine.outcomes import is_unfinished
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
 from celery_idempotent.integration.settings import OptionUnknown, refuse_control_flow, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
@@ -181,15 +181,16 @@ def refuse_unknown_settings(app: Celery) -> None:
 
 
 def request_class(cls: type[Task]) -> Any:
-    """The class that a worker makes of a message of the task: the task's own, with what ``ReceivedMixin`` adds."""
+    """The class that a worker makes of a message of the task: its own, with what ``IdempotentRequestMixin`` adds."""
     if cls.Request == Task.Request:
-        return "celery_idempotent.integration.received:Received"  # by name: publishers need nothing of Celery's worker
+        # By name: publishers need nothing of Celery's worker.
+        return "celery_idempotent.integration.requests:IdempotentRequest"
     own = symbol_by_name(cls.Request)
     if hasattr(own, "is_received"):
         return cls.Request
-    from celery_idempotent.integration.received import ReceivedMixin
+    from celery_idempotent.integration.requests import IdempotentRequestMixin
 
-    return type(own.__name__, (ReceivedMixin, own), {})
+    return type(own.__name__, (IdempotentRequestMixin, own), {})
 
 
 def refuse_unsupported_body(cls: type) -> None:

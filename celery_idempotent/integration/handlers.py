@@ -20,14 +20,14 @@ from typing import Any
 from celery import Task
 from celery.states import FAILURE
 
-from celery_idempotent.integration.arrivals import Arrival, arrival_of
+from celery_idempotent.integration.arrivals import DeliveryContext, arrival_of
 
 
-def _not_answered(arrival: Arrival, *args: Any) -> bool:
+def _not_answered(arrival: DeliveryContext, *args: Any) -> bool:
     return not arrival.is_answered
 
 
-def _failed(arrival: Arrival, *args: Any) -> bool:
+def _failed(arrival: DeliveryContext, *args: Any) -> bool:
     # What Celery cannot encode as a result is a failure to Celery; the effect has happened, and is recorded.
     return not arrival.is_answered and not arrival.is_completed
 

@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.integration.arrivals import Arrival, arrival_of
+from celery_idempotent.integration.arrivals import DeliveryContext, arrival_of
 from celery_idempotent.integration.messages import (
     CONFLICTS_HEADER,
     DELIVERIES_HEADER,
@@ -126,7 +126,9 @@ def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> N
     raise Retry(str(error), exc=error, when=delay / 1000, sig=signature)
 
 
-def _message_again(task: Task, arrival: Arrival | None, header: str, count: int, options: dict[str, Any]) -> Any:
+def _message_again(
+    task: Task, arrival: DeliveryContext | None, header: str, count: int, options: dict[str, Any]
+) -> Any:
     """The signature of the same message: its arguments as they came, whatever the body has done to them."""
     request = task.request
     args, kwargs = arrival.arguments(request) if arrival else (request.args, request.kwargs)

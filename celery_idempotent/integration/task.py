@@ -25,7 +25,14 @@ from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, LeaseLost, PolicyError, StoreUnavailable
 from celery_idempotent.integration import binding, messages, postpone, publishing, ways_back
-from celery_idempotent.integration.arrivals import Arrival, RequestStack, arrival_of, arrived, arrived_list, at_once
+from celery_idempotent.integration.arrivals import (
+    DeliveryContext,
+    RequestStack,
+    arrival_of,
+    arrived,
+    arrived_list,
+    at_once,
+)
 from celery_idempotent.integration.events import report
 from celery_idempotent.integration.handlers import tell_of_bodies_only
 from celery_idempotent.integration.keeper import hold_at_start
@@ -222,7 +229,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             return call(*args, **kwargs)
 
     def _arrived(
-        self, request: Context, arrival: Arrival, layer: type, call: Callable[..., Any], args: Any, kwargs: Any
+        self, request: Context, arrival: DeliveryContext, layer: type, call: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         def body(claim: Claim | None) -> Any:
             arrival.body_began = True
@@ -250,7 +257,9 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         self.before_start(request.id, request.args, request.kwargs)
         return call(*request.args, **request.kwargs)  # it may have changed them, as under Celery
 
-    def _item(self, map_of: Task, items: Arrival, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _item(
+        self, map_of: Task, items: DeliveryContext, layer: type, call: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
         """An item of ``map``, ``starmap`` or ``chunks``: an operation of its own, as if it had been sent by itself."""
         given = messages.headers_of(map_of.request, map_of.name)
         if messages.KEY_HEADER in given:

@@ -30,7 +30,7 @@ from celery_idempotent import (
 from celery_idempotent.engine.execution import _Innermost
 from celery_idempotent.integration.arrivals import arrival_of, arrived_list
 from celery_idempotent.integration.messages import KEY_HEADER
-from celery_idempotent.integration.received import Received
+from celery_idempotent.integration.requests import IdempotentRequest
 from celery_idempotent.integration.startup import StoreCheck, check
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
@@ -622,11 +622,11 @@ def test_request_class_of_the_users_is_kept(app: Celery) -> None:
 
     plain = app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False)(send)
     own = app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False, Request=MyRequest)(send)
-    telling = app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False, Request=Received)(send)
+    telling = app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False, Request=IdempotentRequest)(send)
 
-    assert plain.Request == "celery_idempotent.integration.received:Received"
+    assert plain.Request == "celery_idempotent.integration.requests:IdempotentRequest"
     assert issubclass(own.Request, MyRequest)
-    assert telling.Request is Received
+    assert telling.Request is IdempotentRequest
     own.apply_async(("o-1",))
     (message,) = published(app)
     assert own.Request(message, app=app, task=own).request_dict["idempotency_content_type"] == "application/json"
@@ -655,7 +655,7 @@ def test_message_of_celerys_testing_kit_is_received(app: Celery) -> None:
     def send(order_id: str) -> None: ...
 
     task = app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False)(send)
-    request = Received(task_message_from_sig(app, task.s("o-1")), app=app, task=task)
+    request = IdempotentRequest(task_message_from_sig(app, task.s("o-1")), app=app, task=task)
     assert request.request_dict["idempotency_content_type"] == "application/json"
 
 

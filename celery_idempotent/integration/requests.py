@@ -8,7 +8,7 @@ from celery_idempotent.integration.arrivals import CONTENT_TYPE, whole_headers
 from celery_idempotent.integration.recovery import RecoversLease, mark
 
 
-class ReceivedMixin(RecoversLease):
+class IdempotentRequestMixin(RecoversLease):
     """Tells a pool process all headers of the message, and its content type, so that it can be published again."""
 
     is_received = True
@@ -22,5 +22,5 @@ class ReceivedMixin(RecoversLease):
         told[CONTENT_TYPE] = message.content_type
 
 
-class Received(ReceivedMixin, Request):  # type: ignore[misc]  # Celery has no types
+class IdempotentRequest(IdempotentRequestMixin, Request):  # type: ignore[misc]  # Celery has no types
     """Celery's own, with what the mixin adds."""
