@@ -283,7 +283,7 @@ class Policy:
         return max(_MIN_DELAY_MS, round(draw * min(grown, self.backoff_max_ms, *bounds)))
 
     def guarantee(self, task: str) -> str:
-        """What is promised of the task called ``task``: a line for the task, and one for each kind of effect."""
+        """What is promised of the task called ``task``: a line for it, its key, and a line for each kind of effect."""
         lines = [f"{task}: {_MODES[self.mode]}"]
         if self.mode == "enforce":
             counts = (
@@ -292,6 +292,7 @@ class Policy:
                 else "once it is done, it may run again"
             )
             lines[0] += f"; {counts}"
+            lines += [f"  key: {_ALL_ARGUMENTS if self.key == WHOLE_CALL else self.key_selector}"]
             lines += [f"  {name}: {promise(effect)}" for name, effect in self.effects.items()]
             lines += [f"  {'anything else in the body' if self.effects else 'the body'}: {_BODY[self.on_takeover]}"]
             if self.deadline is not None:
@@ -340,6 +341,8 @@ _MODES: Mapping[Mode, str] = {
     "observe": "nothing is promised; every delivery runs, and what would have been suppressed is reported",
     "off": "nothing is promised; every delivery runs",
 }
+
+_ALL_ARGUMENTS = "ALL ARGUMENTS: two equal calls are one operation, and a new parameter makes every call a new one"
 
 _BODY: Mapping[OnTakeover, str] = {
     "rerun": "exactly once unless a worker dies in it or it raises; then it runs again (at least once)",

@@ -122,6 +122,12 @@ class Selector:
                 raise PolicyError(option, repr(spec), f"must be {FORMS}")
             self._paths = paths
 
+    def __str__(self) -> str:
+        """What is selected, for people."""
+        if callable(self.spec):
+            return f"what {getattr(self.spec, '__qualname__', self.spec)} returns"
+        return ", ".join(self._paths)
+
     def check(self, signature: inspect.Signature) -> None:
         """Refuse, before any call, a selector that can never select anything from this signature.
 

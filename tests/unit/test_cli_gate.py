@@ -78,6 +78,7 @@ def test_every_task_is_told_with_what_it_promises(app: Celery) -> None:
         "protected: shop.charge: calls with the same idempotency key are one operation; an outcome counts for 2 days"
         in lines
     )
+    assert any(line.startswith("  key: ") for line in lines)
     assert "  charge: exactly once, as long as the receiver honours the step's key" in lines
     assert "NOT protected: shop.mail: nothing is promised; every delivery runs" in lines
     assert "NOT protected: shop.report: nothing is promised: it is no idempotent task" in lines

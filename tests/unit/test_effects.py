@@ -2,6 +2,7 @@
 
 import re
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -153,6 +154,7 @@ def test_guarantee_tells_all() -> None:
 
     assert policy.guarantee("orders.charge").splitlines() == [
         "orders.charge: calls with the same idempotency key are one operation; an outcome counts for 7 days",
+        "  key: ALL ARGUMENTS: two equal calls are one operation, and a new parameter makes every call a new one",
         "  charge: exactly once within 1 day of the first call, while the receiver honours the step's key; "
         "after that at least once",
         "  sms: at most once: if the call raises, or a worker dies between the records of its beginning and its end, "
@@ -161,6 +163,20 @@ def test_guarantee_tells_all() -> None:
         "(at least once)",
         "  when the store does not answer: nothing runs; a task is postponed",
     ]
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("order.id", "order.id"),
+        (("tenant", "order_id"), "tenant, order_id"),
+        (len, "what len returns"),
+        (partial(len), "what functools.partial(<built-in function len>) returns"),
+    ],
+)
+def test_guarantee_tells_the_key(key: Any, told: str) -> None:
+    """Whoever reads it sees what makes two calls one operation."""
+    assert f"  key: {told}" in Policy(key).guarantee("t").splitlines()
 
 
 def test_guarantee_tells_which_results_duplicates_do_not_get() -> None:
