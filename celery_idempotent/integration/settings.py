@@ -304,7 +304,7 @@ def cipher_of(app: Celery) -> Cipher | None:
     if setting is None:
         return None
     try:
-        from celery_idempotent.integration.keyring import KeyRing
+        from celery_idempotent.stores.keyring import KeyRing
     except ModuleNotFoundError as error:
         raise PolicyError(
             "idempotency_cipher", "...", f'{error.name} is not installed; run: pip install "celery-idempotent[cipher]"'

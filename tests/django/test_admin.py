@@ -26,7 +26,7 @@ from django.urls import clear_url_caches
 from celery_idempotent import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.contrib.django import project
 from celery_idempotent.contrib.django.store import DjangoStore
-from celery_idempotent.integration.keyring import KeyRing
+from celery_idempotent.stores.keyring import KeyRing
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.cipher import error_slot, hidden, hidden_label
 from celery_idempotent.protocol.codec import Codec, Encoded, result_slot

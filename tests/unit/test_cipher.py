@@ -13,7 +13,7 @@ from kombu import serialization
 from kombu.exceptions import ContentDisallowed
 
 from celery_idempotent import PolicyError
-from celery_idempotent.integration.keyring import KeyRing
+from celery_idempotent.stores.keyring import KeyRing
 from celery_idempotent.protocol.cipher import (
     SEALED,
     NotOpened,

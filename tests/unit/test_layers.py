@@ -56,7 +56,7 @@ PACKAGES: dict[str, set[str]] = {
     "stores.sql": {"psycopg", "sqlalchemy"},
     "integration": {"billiard", "celery", "click", "kombu"},
     "integration.cli": {"celery", "click", "kombu", "rich"},
-    "integration.keyring": {"cryptography"},
+    "stores.keyring": {"cryptography"},
     "contrib": set(),
     "contrib.aws_lambda": {"celery"},
     "contrib.django": {"celery", "django", "sqlalchemy"},

@@ -757,7 +757,7 @@ def test_key_that_became_bad_is_refused_when_a_worker_starts() -> None:
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what installs it."""
-    monkeypatch.delitem(sys.modules, "celery_idempotent.integration.keyring")
+    monkeypatch.delitem(sys.modules, "celery_idempotent.stores.keyring")
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
 
     with pytest.raises(PolicyError, match=re.escape('pip install "celery-idempotent[cipher]"')):
