@@ -15,15 +15,13 @@ from typing import Any, TypeVar, assert_never
 from kombu.exceptions import KombuError
 
 from celery_idempotent.engine.claim import Claim, effect_key
-from celery_idempotent.engine.objects import ObjectLost, fetched
 from celery_idempotent.engine.outcomes import is_unfinished
 from celery_idempotent.engine.transaction import BodyTransaction, derived_id, signature_of
 from celery_idempotent.errors import OutcomeUnknown, PolicyError, ResultLost, SafeToRetry, WriteRefused, are_all
-from celery_idempotent.protocol.cipher import shown
 from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.contents import ContentLost, Slot, unpack
 from celery_idempotent.protocol.effects import Effect
 from celery_idempotent.protocol.keys import Identity
-from celery_idempotent.protocol.secrecy import step_slot
 from celery_idempotent.protocol.steps import Begin, Call, Doubt, Finished, Recall, Step, Terms, decide_step, terms_of
 from celery_idempotent.protocol.store import CommittingStore, RecordTooLarge, TransactionalStore, WriteFailed
 
@@ -307,9 +305,9 @@ class ProtectedAttempt(Attempt):
             )
         if self._claim.committed is not None:
             raise PolicyError("commit", "a second time", "an operation commits once; give all writes to one commit()")
-        kept = self._codec.keep_outcome(result, self.key)
+        kept = self._codec.keep_outcome(result)
         try:
-            self._claim.recorded(kept, lambda each: self._claim.commit(store, each, writes))
+            self._claim.recorded(kept, Slot(self.key, "result"), lambda each: self._claim.commit(store, each, writes))
         except WriteFailed as error:
             raise WriteRefused(self.key, _described(error.position, writes), error.reason) from error
         value: T = kept.value
@@ -375,19 +373,20 @@ class ProtectedAttempt(Attempt):
         return self._finished(step, value)
 
     def _finished(self, step: Step, value: T) -> T:
-        kept = self._claim.unstruck(lambda: self._codec.keep(value, step_slot(self.key, step.name)))
-        self._claim.recorded(kept, lambda each: self._claim.finish_step(step.name, Finished(each.encoded, each.lost)))
+        kept, slot = self._claim.unstruck(lambda: self._codec.keep(value)), Slot(self.key, "result", step.name)
+        self._claim.recorded(
+            kept, slot, lambda each: self._claim.finish_step(step.name, Finished(each.encoded, each.lost))
+        )
         result: T = kept.value
         return result
 
     def _recalled(self, step: Step, finished: Finished) -> T:  # type: ignore[type-var]
-        slot = step_slot(self.key, step.name)
         if finished.result is None:
-            lost = shown(self._codec.cipher, finished.lost or "", slot.of_error)
-            raise ResultLost(self.key, f"step {step.name!r}: {lost}; {_RETURN_LESS}")
+            raise ResultLost(self.key, f"step {step.name!r}: {finished.lost}; {_RETURN_LESS}")
+        slot = Slot(self.key, "result", step.name)
         try:
-            result: T = self._codec.decode(fetched(self._claim.large, finished.result, self.key), slot)
-        except ObjectLost as error:
+            result: T = self._codec.decode(unpack(self._claim.store, finished.result, slot))
+        except ContentLost as error:
             raise ResultLost(self.key, f"step {step.name!r}: {error}") from error
         except KombuError as error:
             reason = f"step {step.name!r} cannot be decoded here: {self._codec.told(error)}"

@@ -20,9 +20,8 @@ from celery_idempotent import clock as local_clock
 from celery_idempotent.clock import Clock
 from celery_idempotent.errors import DeadlineExceeded, IdempotencyError, LeaseLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.cipher import ANY_TEXT
-from celery_idempotent.protocol.codec import Encoded, Kept
-from celery_idempotent.protocol.objects import CONTENT_TYPE, LargeResults, pointed
+from celery_idempotent.protocol.codec import ANY_TEXT, Encoded, Kept
+from celery_idempotent.protocol.contents import Slot, pack, pack_small, require_readable
 from celery_idempotent.protocol.operation import (
     Answer,
     GiveUp,
@@ -86,11 +85,10 @@ def effect_key(key: str, name: str) -> str:
     return sha256(f"{key}\0{name}".encode(*ANY_TEXT)).hexdigest()
 
 
-def claim(store: Store, operation: Operation, check: Callable[[Record], None] = lambda record: None) -> Run | Answer:
+def claim(store: Store, operation: Operation) -> Run | Answer:
     """Ask for the right to run: ``Run`` means it was granted and is stored; the rest says why not.
 
     After ``StoreUnavailable`` nothing may run. A claim may have been stored all the same; it then ends with its lease.
-    ``check`` raises where no body may go on from a record; then nothing is written.
     """
     seen: Record | None = None
     owner = new_nonce()
@@ -99,7 +97,7 @@ def claim(store: Store, operation: Operation, check: Callable[[Record], None] = 
         if not isinstance(decision, Run | GiveUp):
             return decision
         if seen is not None and isinstance(decision, Run):
-            check(decision.record)
+            require_readable(store, decision.record)
         try:
             seen = _swap(store, decision.record, decision.expected)
         except RecordTooLarge as error:
@@ -151,10 +149,10 @@ class Claim:
 
     ``lease``, ``retain`` and ``deadline`` are milliseconds; ``claimed_at`` is the local clock, in seconds, before the
     claim was sent. ``tell_late`` is called once, by the thread that first sees that the deadline is over;
-    ``tell_waiting`` once for each outcome that waits for the store. ``large`` is where results go that are too large
-    for a record. ``until`` is, by that clock, when the process ends: no write extends the lease beyond it, and none is
-    tried for longer, or once ``is_stopped()``. ``is_underway`` says whether the delivery still runs that the claim is
-    for; afterwards nobody renews it, and no call passes for a part of its body.
+    ``tell_waiting`` once for each outcome that waits for the store. ``until`` is, by that clock, when the process ends:
+    no write extends the lease beyond it, and none is tried for longer, or once ``is_stopped()``. ``is_underway`` says
+    whether the delivery still runs that the claim is for; afterwards nobody renews it, and no call passes for a part of
+    its body.
     """
 
     def __init__(
@@ -169,7 +167,6 @@ class Claim:
         deadline: float = inf,
         tell_late: Callable[["Claim"], None] = lambda claim: None,
         tell_waiting: Callable[["Claim", StoreUnavailable], None] = lambda claim, error: None,
-        large: LargeResults | None = None,
         until: float = inf,
         is_stopped: Callable[[], bool] = lambda: False,
         is_underway: Callable[[], bool] = lambda: True,
@@ -192,8 +189,6 @@ class Claim:
         #: By the local clock, in seconds, when the deadline is over; infinite where there is none.
         self.late_at = claimed_at + deadline / 1000
         self._tell_late = tell_late
-        #: Where results go that are too large for a record; None: nowhere.
-        self.large = large
         self._until = until
         self._is_stopped = is_stopped
         self._on_waiting = tell_waiting
@@ -332,52 +327,49 @@ class Claim:
                     assert_never(unreachable)
             return settlement
 
-    def recorded(self, kept: Kept, write: Callable[[Kept], T]) -> tuple[T, Kept]:
-        """Record a result by ``write``, as much of it as there is room for; what that gave, and what is recorded.
+    def recorded(self, kept: Kept, slot: Slot, write: Callable[[Kept], T]) -> tuple[T, Kept]:
+        """Record a result at ``slot`` by ``write``, as much of it as there is room for; what that gave, and what is
+        recorded.
 
-        A large one is an object first, and the record points to it. So is one that its store has no room for. Where no
-        object can be written either, the effect has happened all the same: the result is lost, and the reason recorded.
+        What its store needs is written first. Where that cannot be, or there is no room for what it gives, the effect
+        has happened all the same: the result is lost, and the reason recorded.
         """
-        kept = self._apart_if_large(kept, patiently=True)
-        while True:
+        lost = kept.lost
+        for small in (False, True):
+            packed = self.packed(kept, slot, is_final=True, small=small)
+            lost = packed.lost or lost
+            if packed.encoded is None:
+                break
             try:
-                return write(kept), kept
+                return write(packed), packed
             except RecordTooLarge as error:
-                encoded = kept.encoded
-                if encoded is None:
-                    raise
-                if self.large is None or encoded.content_type == CONTENT_TYPE:
-                    kept = replace(kept, encoded=None, lost=str(error))
-                else:
-                    kept = self._apart(self.large, encoded, kept, patiently=True)
+                lost = str(error)
+        kept = replace(kept, encoded=None, lost=lost)
+        return write(kept), kept
 
-    def recordable(self, kept: Kept) -> Kept:
-        """``kept`` for a transaction to record: nothing has happened yet that would be worth waiting for.
+    def packed(self, kept: Kept, slot: Slot, *, is_final: bool, small: bool = False) -> Kept:
+        """``kept`` in the form that its store gives it for ``slot``; or without its result, and why.
+
+        Only what has happened already is worth waiting for.
 
         Raises:
-            StoreUnavailable: No answer about its object. Where there will be none, the result is lost instead.
+            StoreUnavailable: No answer, and it is not ``is_final``.
         """
-        return self._apart_if_large(kept, patiently=False)
-
-    def _apart_if_large(self, kept: Kept, *, patiently: bool) -> Kept:
-        if self.large is None or kept.encoded is None or not self.large.takes(kept.encoded):
+        if kept.encoded is None:
             return kept
-        return self._apart(self.large, kept.encoded, kept, patiently=patiently)
-
-    def _apart(self, large: LargeResults, encoded: Encoded, kept: Kept, *, patiently: bool) -> Kept:
-        """``kept`` with a pointer in the place of its result, once that is an object; or without it, and why."""
-        pointer, data = pointed(large, self.key, new_nonce(), encoded)
-        put = partial(large.objects.put, pointer.name, data)
+        encoded = kept.encoded
+        prepare = partial(pack_small if small else pack, self.store, encoded, slot)
+        packed = self.unstruck(prepare) if is_final else prepare()
+        if packed is None:
+            return replace(kept, encoded=None)
         try:
-            if patiently:
-                self._patiently(put)
-            else:
-                put()
+            if packed.write is not None:
+                self._patiently(packed.write) if is_final else packed.write()
+            return kept if packed.encoded is encoded else replace(kept, encoded=packed.encoded)
         except StoreUnavailable as error:
-            if patiently or isinstance(error, StoreMisconfigured):
+            if is_final or isinstance(error, StoreMisconfigured):
                 return replace(kept, encoded=None, lost=str(error))
             raise
-        return replace(kept, encoded=pointer.to_encoded())
 
     def complete(self, encoded: Encoded | None, lost: str | None = None) -> Written | Superseded:
         """Record the result, or why there is none; return once it is certain, or say whose result counts instead.

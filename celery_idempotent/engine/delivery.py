@@ -17,8 +17,7 @@ from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.claim import Claim, claim, end_lease
 from celery_idempotent.engine.events import Event, EventName, event_of
 from celery_idempotent.engine.heartbeat import Heartbeat
-from celery_idempotent.engine.objects import with_result
-from celery_idempotent.engine.outcomes import OUR_OWN, failure_of, result_of
+from celery_idempotent.engine.outcomes import OUR_OWN, failure_of, load, result_of
 from celery_idempotent.engine.processes import is_gone
 from celery_idempotent.engine.timing import Timed, timed
 from celery_idempotent.errors import (
@@ -33,10 +32,9 @@ from celery_idempotent.errors import (
     StoreUnavailable,
     members,
 )
-from celery_idempotent.protocol.cipher import error_slot, hidden, hidden_label, legible, shown
 from celery_idempotent.protocol.codec import Codec, describe, own_failure
+from celery_idempotent.protocol.contents import Slot, pack
 from celery_idempotent.protocol.durations import in_words
-from celery_idempotent.protocol.objects import LargeResults
 from celery_idempotent.protocol.operation import (
     Answer,
     Ending,
@@ -52,8 +50,7 @@ from celery_idempotent.protocol.operation import (
     Written,
     ending,
 )
-from celery_idempotent.protocol.record import Record, RecordUnreadable, process_of, trace_of
-from celery_idempotent.protocol.secrecy import require_readable
+from celery_idempotent.protocol.record import Record, process_of, trace_of
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 
 T = TypeVar("T")
@@ -102,8 +99,8 @@ class Conflict:
 class Delivery:
     """One delivery of an operation. ``tell`` is called with every event, in the thread that executes the body.
 
-    Only that a deadline is over is told by whoever sees it first, which may be the heartbeat. ``large`` is where
-    results go that are too large for a record; None: nowhere. ``until`` is, by ``clock``, when this process ends.
+    Only that a deadline is over is told by whoever sees it first, which may be the heartbeat. ``until`` is, by
+    ``clock``, when this process ends.
     """
 
     def __init__(
@@ -116,10 +113,9 @@ class Delivery:
         tell: Callable[[Event], None],
         clock: Clock = local_clock,
         breaker: Breaker | None = None,
-        large: LargeResults | None = None,
         until: float = inf,
     ) -> None:
-        self._operation = _with_hidden_label(operation, codec)
+        self._operation = operation
         self._policy = operation.policy
         self._store = store
         self._codec = codec
@@ -128,7 +124,6 @@ class Delivery:
         self._tell = tell
         self._clock = clock
         self._breaker = breaker or Breaker(repr(store), clock)
-        self._large = large
         self._until = until
         self._beating: Claim | None = None
         # Written in C: no signal strikes while it is let go, as one can in whatever is written here.
@@ -228,12 +223,10 @@ class Delivery:
             deadline=operation.policy.deadline_ms,
             tell_late=self._tell_late,
             tell_waiting=self._tell_waiting,
-            large=self._large,
             until=self._until,
             is_stopped=self._control.is_stopped,
             is_underway=self._underway.locked,
         )
-        claimed.label = legible(self._codec.cipher, decision.record).label
         try:
             claimed.ensure_time()
             self._beating = claimed  # first: a time limit may strike as soon as it beats, and before the body begins
@@ -251,8 +244,7 @@ class Delivery:
         """The answer to a claim, and when it was asked for. A claim whose process is gone is not waited for."""
         while True:
             asked_at = self._clock.monotonic()
-            check = partial(require_readable, self._codec.cipher)
-            asked = partial(timed, Timed.CLAIM, operation.task, partial(claim, self._store, operation, check))
+            asked = partial(timed, Timed.CLAIM, operation.task, partial(claim, self._store, operation))
             decision: Run | Answer = self._breaker.ask(operation.identity.key, asked)
             if not (isinstance(decision, Wait) and is_gone(process_of(decision.record))):
                 return decision, asked_at
@@ -272,15 +264,15 @@ class Delivery:
         self._emit(event_of(error), claimed, f"its outcome waits: {error}", is_one_of_many=True)  # the claim logs it
 
     def _answer(self, answer: Answer) -> Outcome | Conflict:
-        if isinstance(answer, Replay):
-            answer = Replay(self._with_result(answer.record))  # first: without an answer about it nothing is replayed
+        if isinstance(answer, Replay | ReplayFailure):
+            answer = type(answer)(self._loaded(answer.record))  # first: without an answer about it nothing is replayed
         event, reason, give = self._read(answer)
         self._emit(event, answer.record, reason)
         return give()
 
     def _read(self, answer: Answer) -> tuple[EventName, str, Callable[[], Outcome | Conflict]]:
         """What an answer means: the event to tell, its reason, and what to return or raise."""
-        record = legible(self._codec.cipher, answer.record)
+        record = answer.record
         match answer:
             case Replay():
                 return EventName.REPLAYED, "completed earlier", lambda: Outcome(self._result(record))
@@ -325,11 +317,11 @@ class Delivery:
             self._emit(EventName.COMPLETED, claimed, "committed")
             self._tell_of_loss(claimed, claimed.committed.lost)
             return Outcome(claimed.committed.value)
-        kept = self._codec.keep_outcome(value, claimed.key)
+        kept, slot = self._codec.keep_outcome(value), Slot(claimed.key, "result")
 
         def write() -> Written | Superseded:
             nonlocal kept
-            settlement, kept = claimed.recorded(kept, lambda each: claimed.complete(each.encoded, each.lost))
+            settlement, kept = claimed.recorded(kept, slot, lambda each: claimed.complete(each.encoded, each.lost))
             return settlement
 
         instead = self._settled(claimed, write, EventName.COMPLETED, "")
@@ -340,7 +332,7 @@ class Delivery:
 
     def _tell_of_loss(self, claimed: Claim, lost: str | None) -> None:
         if lost:
-            self._emit(EventName.RESULT_DROPPED, claimed, shown(self._codec.cipher, lost, error_slot(claimed.key)))
+            self._emit(EventName.RESULT_DROPPED, claimed, lost)
 
     def _end(self, claimed: Claim, error: BaseException) -> Outcome | None:
         """Settle the claim of a body that raised; the outcome to report instead of ``error``, if there is one."""
@@ -365,8 +357,8 @@ class Delivery:
             before_effects=is_excused,
         ):
             case Ending.FAIL:
-                failure = self._codec.encode_failure(error, claimed.key)
-                text = self._hidden(claimed, self._codec.summary(error))
+                failure = pack(self._store, self._codec.encode_failure(error), Slot(claimed.key, "failure")).encoded
+                text = self._codec.summary(error)
                 write = _or_less(
                     lambda: claimed.fail(failure, text), lambda _: claimed.fail(None, type(error).__name__)
                 )
@@ -384,14 +376,10 @@ class Delivery:
                     if doubt is not None and not policy.private
                     else f"{type(error).__name__} ended attempt {claimed.number}"
                 )
-                text = self._hidden(claimed, reason)
-                give_up = _or_less(lambda: claimed.give_up(text), lambda _: claimed.give_up(type(error).__name__))
+                give_up = _or_less(lambda: claimed.give_up(reason), lambda _: claimed.give_up(type(error).__name__))
                 return self._without_outcome(claimed, error, give_up, EventName.OUTCOME_UNKNOWN, reason)
             case unreachable:
                 assert_never(unreachable)
-
-    def _hidden(self, claimed: Claim, text: str) -> str:
-        return hidden(self._codec.cipher, text, error_slot(claimed.key))
 
     def _without_outcome(
         self,
@@ -412,7 +400,7 @@ class Delivery:
         if not isinstance(error, Exception) or isinstance(error, self._control.steering):
             return None  # the message is already on its way elsewhere
         if isinstance(settlement, Superseded):
-            return Outcome(self._result(self._with_result(settlement.record)))
+            return Outcome(self._result(self._loaded(settlement.record)))
         raise LeaseLost(claimed.key, claimed.fencing_token) from error
 
     def _try(
@@ -443,13 +431,13 @@ class Delivery:
                 return None
             case Superseded(record):
                 self._emit(EventName.LEASE_LOST, claimed, "completed by another attempt")
-                return Outcome(self._result(self._with_result(record)))
+                return Outcome(self._result(self._loaded(record)))
             case unreachable:
                 assert_never(unreachable)
 
-    def _with_result(self, record: Record) -> Record:
+    def _loaded(self, record: Record) -> Record:
         try:
-            return with_result(self._large, record)
+            return load(self._store, record)
         except StoreUnavailable as error:
             self._emit(event_of(error), record, str(error))
             raise
@@ -467,9 +455,6 @@ class Delivery:
         except ResultLost as error:
             self._emit(EventName.RESULT_LOST, record, error.reason)
             raise
-        except RecordUnreadable as error:
-            self._emit(EventName.RECORD_UNREADABLE, record, str(error))
-            raise
 
     def _emit(
         self, name: EventName, bearer: Record | Claim | None, reason: str, *, is_one_of_many: bool = False
@@ -480,18 +465,12 @@ class Delivery:
                 event = Event(name, identity.key, None, reason, identity.label, is_one_of_many)
             case Claim(fencing_token=token, label=label, number=number):
                 event = Event(name, identity.key, token, reason, label, is_one_of_many, number)
-            case Record(fencing_token=token, attempts=number, task_id=done_by, app=app):
-                label, trace = legible(self._codec.cipher, bearer).label, trace_of(bearer)
+            case Record(fencing_token=token, label=label, attempts=number, task_id=done_by, app=app):
+                trace = trace_of(bearer)
                 event = Event(name, identity.key, token, reason, label, False, number, done_by, trace, app)
             case unreachable:
                 assert_never(unreachable)
         self._tell(event)
-
-
-def _with_hidden_label(operation: Operation, codec: Codec) -> Operation:
-    label = operation.identity.label
-    kept = hidden_label(codec.cipher, label, operation.identity.key)
-    return operation if kept == label else replace(operation, hidden_label=kept)
 
 
 def _own(kind: type[E], error: BaseException, claimed: Claim) -> E | None:

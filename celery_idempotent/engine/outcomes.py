@@ -7,29 +7,45 @@ from typing import Any
 from kombu.exceptions import KombuError
 
 from celery_idempotent.errors import LeaseLost, ResultLost, SafeToRetry, StoreUnavailable
-from celery_idempotent.protocol.cipher import error_slot, shown
-from celery_idempotent.protocol.codec import Codec, Encoded, result_slot
+from celery_idempotent.protocol.codec import Codec, Encoded
+from celery_idempotent.protocol.contents import ContentLost, outcome_slot, unpack
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import Store
 
 OUR_OWN = (LeaseLost, StoreUnavailable)
 """What a body raises when it asks its attempt. Recorded as an outcome and replayed, it would look like an
 outage of the replay's own, and be tried again for ever."""
 
 
+def load(store: Store, record: Record) -> Record:
+    """The record with its outcome as it was encoded; or without one, and why.
+
+    Raises:
+        RecordUnreadable: It cannot be read here.
+        StoreUnavailable: No answer about it.
+    """
+    encoded = _encoded(record)
+    if encoded is None:
+        return record
+    try:
+        outcome = unpack(store, encoded, outcome_slot(record))
+    except ContentLost as error:
+        return record.but(result=None, content_type=None, error=str(error))
+    return record if outcome is encoded else record.but(result=outcome.data, content_type=outcome.content_type)
+
+
 def result_of(codec: Codec, record: Record) -> Any:
-    """The result of a completed operation.
+    """The result of a completed operation whose record was loaded.
 
     Raises:
         ResultLost: It was not kept, or cannot be decoded here.
-        RecordUnreadable: It cannot be decrypted here.
     """
     kept = _encoded(record)
     if kept is None:
-        lost = shown(codec.cipher, record.error or "no reason recorded", error_slot(record.key))
-        raise ResultLost(record.key, lost)
+        raise ResultLost(record.key, record.error or "no reason recorded")
     try:
-        return codec.decode(kept, result_slot(record.key))
+        return codec.decode(kept)
     except KombuError as error:
         raise ResultLost(record.key, f"it cannot be decoded here: {codec.told(error)}") from error
 
@@ -40,12 +56,11 @@ def failure_of(codec: Codec, policy: Policy, record: Record, *, never: tuple[typ
     Args:
         codec: How it was kept.
         policy: Of its task.
-        record: What is recorded.
+        record: What is recorded, loaded.
         never: Types that steer a caller, beside the library's own.
 
     Raises:
         ResultLost: It cannot be decoded here.
-        RecordUnreadable: It cannot be decrypted here.
     """
     never = (SafeToRetry, *OUR_OWN, *never)
     try:

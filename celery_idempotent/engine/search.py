@@ -7,10 +7,9 @@ from itertools import islice
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.cipher import Cipher, require_label
+from celery_idempotent.protocol.contents import reveal
 from celery_idempotent.protocol.operation import is_forgotten
-from celery_idempotent.protocol.record import Record, RecordUnreadable, Status
-from celery_idempotent.protocol.secrecy import revealed
+from celery_idempotent.protocol.record import ENCRYPTED_TEXT, Record, Status
 from celery_idempotent.protocol.store import Store
 
 _MOST_NAMED = 5
@@ -68,10 +67,8 @@ class Filter:
         return fits and label != ""  # a record that has none is not meant, also by a label that a script left empty
 
 
-def found(store: Store, wanted: Filter, cipher: Cipher | None = None) -> Iterator[Record]:
-    """The records that are meant, in no order, as people may read them, and never to be written back.
-
-    With a ``cipher`` no store can look for a label: each is decrypted and compared.
+def found(store: Store, wanted: Filter) -> Iterator[Record]:
+    """The records that are meant, in no order.
 
     Raises:
         PolicyError: A label is asked for, and that of a record is encrypted with a key that is not here.
@@ -79,34 +76,27 @@ def found(store: Store, wanted: Filter, cipher: Cipher | None = None) -> Iterato
     """
     now = store.now()
     status = None if wanted.status in (None, FORGOTTEN) else Status(wanted.status)
-    label = wanted.whole_label if cipher is None else None
     likely = replace(wanted, label=None)
-    records = (each for each in store.scan(status=status, task=wanted.task, label=label) if likely.matches(each, now))
-    shown = (_revealed(cipher, each, wanted) for each in records)
-    return (each for each in shown if wanted.matches(each, now))
+    for record in store.scan(status=status, task=wanted.task, label=wanted.whole_label):
+        if not likely.matches(record, now):
+            continue
+        if wanted.label is not None and _is_unread(record):
+            # Who erases all of a label must not be told that this was all.
+            raise PolicyError(
+                "label",
+                repr(wanted.label),
+                f"the label of {record.key} is encrypted with a key that is not here, so what has this label cannot be "
+                "told; set idempotency_cipher as workers have it, or ask by key, task or status",
+            )
+        if wanted.matches(record, now):
+            yield record
 
 
-def _revealed(cipher: Cipher | None, record: Record, wanted: Filter) -> Record:
-    if wanted.label is not None and not _is_readable(cipher, record):
-        # Who erases all of a label must not be told that this was all.
-        raise PolicyError(
-            "label",
-            repr(wanted.label),
-            f"the label of {record.key} is encrypted with a key that is not here, so what has this label cannot be "
-            "told; set idempotency_cipher as workers have it, or ask by key, task or status",
-        )
-    return revealed(cipher, record)
+def _is_unread(record: Record) -> bool:
+    return record.label.startswith(ENCRYPTED_TEXT)
 
 
-def _is_readable(cipher: Cipher | None, record: Record) -> bool:
-    try:
-        require_label(cipher, record)
-    except RecordUnreadable:
-        return False
-    return True
-
-
-def looked_up(store: Store, text: str, cipher: Cipher | None = None, *, task: str | None = None) -> Record:
+def looked_up(store: Store, text: str, *, task: str | None = None) -> Record:
     """The one record that ``text`` means: its key, the beginning of its key or of its key's hash, its task id or label.
 
     With ``task`` only those of that task. Texts may be as they are printed, with escapes in place of what is unsafe.
@@ -119,11 +109,11 @@ def looked_up(store: Store, text: str, cipher: Cipher | None = None, *, task: st
     """
     record = store.get(text)
     if record is not None and task in (None, record.task):
-        return revealed(cipher, record)
+        return reveal(store, record)
     unread: list[str] = []
-    fitting = list(islice(_fitting(store, text, task, cipher, unread), _MOST_NAMED + 1))
+    fitting = list(islice(_fitting(store, text, task, unread), _MOST_NAMED + 1))
     if len(fitting) == 1:
-        return fitting[0]
+        return reveal(store, fitting[0])
     if not fitting:
         remedy = "nothing is recorded under it, and it is no record's task id or label"
         hidden = f" that can be read: {len(unread)} are encrypted, and idempotency_cipher has no key for them here"
@@ -132,12 +122,11 @@ def looked_up(store: Store, text: str, cipher: Cipher | None = None, *, task: st
     raise PolicyError("key", repr(text), f"it fits several records: {named}; give the key of one, or --task")
 
 
-def _fitting(store: Store, text: str, task: str | None, cipher: Cipher | None, unread: list[str]) -> Iterator[Record]:
+def _fitting(store: Store, text: str, task: str | None, unread: list[str]) -> Iterator[Record]:
     """The records that ``text`` can mean; ``unread`` gets the keys of those whose labels cannot be read here."""
-    for each in store.scan(task=task):
-        if not _is_readable(cipher, each):
-            unread.append(each.key)
-        record = revealed(cipher, each)
+    for record in store.scan(task=task):
+        if _is_unread(record):
+            unread.append(record.key)
         if _fits(record, text):
             yield record
 

@@ -8,8 +8,9 @@ from uuid import UUID
 
 from celery_idempotent.engine.claim import Claim, effect_key
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.protocol.codec import Codec, Kept, message_slot
-from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, Transaction, TransactionalStore
+from celery_idempotent.protocol.codec import Codec, Kept
+from celery_idempotent.protocol.contents import Slot, pack
+from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, Store, Transaction, TransactionalStore
 
 T = TypeVar("T")
 
@@ -40,10 +41,15 @@ def signature_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     )
 
 
-def message_of(signature: Any, task_id: str, codec: Codec) -> OutboxMessage:
+def message_of(signature: Any, task_id: str, codec: Codec, store: Store) -> OutboxMessage:
     """The message that publishes ``signature`` under ``task_id``; raises what encoding raises."""
-    encoded = codec.encode(dict(signature), message_slot(task_id))
+    encoded, _ = pack(store, codec.encode(dict(signature)), message_slot(task_id))
     return OutboxMessage(task_id, encoded.data, encoded.content_type)
+
+
+def message_slot(task_id: str) -> Slot:
+    """Where a message of the outbox belongs."""
+    return Slot(task_id, "message")
 
 
 class BodyTransaction:
@@ -122,7 +128,7 @@ class BodyTransaction:
         signature = signature_of(task, args, kwargs)
         self._sent += 1
         task_id = derived_id(effect_key(self._claim.key, f"celery_idempotent.send:{self._sent}"))
-        self._open.enqueue(message_of(signature, task_id, self._codec))
+        self._open.enqueue(message_of(signature, task_id, self._codec, self._claim.store))
         sent[0] = 1
         return task_id
 
@@ -133,7 +139,8 @@ class BodyTransaction:
             ``result`` as a replay would return it, if its policy keeps it.
         """
         _ = self._open
-        self._kept = self._claim.recordable(self._codec.keep_outcome(result, self._claim.key))
+        kept = self._codec.keep_outcome(result)
+        self._kept = self._claim.packed(kept, Slot(self._claim.key, "result"), is_final=False)
         value: T = self._kept.value
         return value
 

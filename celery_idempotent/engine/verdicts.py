@@ -1,22 +1,17 @@
 """An operator's word on an operation that cannot go on by itself, written by compare-and-swap as everything is."""
 
-import logging
 from contextlib import suppress
 from typing import assert_never
 
 from celery_idempotent.engine.claim import new_nonce
-from celery_idempotent.engine.objects import pointers_of
-from celery_idempotent.errors import PolicyError, StoreUnavailable
-from celery_idempotent.printable import say
+from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol import operation as protocol
 from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.objects import LargeResults
+from celery_idempotent.protocol.contents import Slot, discard, pack
 from celery_idempotent.protocol.record import Record, Status, damaged
 from celery_idempotent.protocol.steps import only_finished
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.protocol.verdicts import Action, given
-
-logger = logging.getLogger(__name__)
 
 
 def recorded(store: Store, key: str, seen_revision: str | None = None) -> Record:
@@ -44,13 +39,13 @@ def judge(
     by: str = "",
     reason: str = "",
     result: Encoded | None = None,
-    large: LargeResults | None = None,
 ) -> Record:
     """Give a verdict on ``seen``; gives the record as it is now.
 
     After ``rerun`` steps that finished stay finished. Those that began and did not end are the ones in doubt: they may
-    run again. ``forget`` leaves nothing of the call: no result, error, label, task id, fingerprint or step. What stays,
-    until the store deletes it, is who has forgotten it and why, and the fencing token, so that the next one is larger.
+    run again. ``forget`` leaves nothing of the call: no result, error, label, task id, fingerprint or step, nor what
+    the store keeps elsewhere. What stays, until the store deletes it, is who has forgotten it and why, and the fencing
+    token, so that the next one is larger.
 
     Args:
         store: Where it is written.
@@ -62,7 +57,6 @@ def judge(
         by: Who says so, kept with the record, as the reason is.
         reason: Why.
         result: With ``completed``, what every later delivery is answered with.
-        large: Where results that are objects are deleted by ``forget``; one that cannot be is told in the log.
 
     Raises:
         PolicyError: The record takes another verdict, or somebody else changed it meanwhile.
@@ -74,7 +68,11 @@ def judge(
     judged = seen.but(verdict=given(action, seen, now, by=by, reason=reason, keep=kept))
     match action:
         case Action.COMPLETED:
-            new = protocol.ended(judged, Status.COMPLETED, now, retain, revision, result)
+            assert result is not None
+            packed = pack(store, result, Slot(seen.key, "result"))
+            if packed.write is not None:
+                packed.write()
+            new = protocol.ended(judged, Status.COMPLETED, now, retain, revision, packed.encoded)
         case Action.RERUN:
             try:
                 new = protocol.released(judged.but(steps=only_finished(seen.steps)), now, revision)
@@ -89,17 +87,9 @@ def judge(
     stored = store.swap(new, seen.revision)
     if stored is None or stored.revision != revision:
         raise _changed(seen.key)
-    if action is Action.FORGET and large is not None:
-        for pointer in pointers_of(seen):
-            _delete(large, pointer.name, seen.key)
+    if action is Action.FORGET:
+        discard(store, seen)
     return stored
-
-
-def _delete(large: LargeResults, name: str, key: str) -> None:
-    try:
-        large.objects.delete(name)
-    except StoreUnavailable as error:
-        say(logger.warning, "object_left", key=key, object=name, reason=error)
 
 
 def _changed(key: str) -> PolicyError:

@@ -8,9 +8,8 @@ from typing import Any
 from celery_idempotent.engine.search import FORGOTTEN, status_of
 from celery_idempotent.engine.verdicts import fitting
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.cipher import SEALED
 from celery_idempotent.protocol.codec import Encoded, as_bytes
-from celery_idempotent.protocol.objects import Pointer, pointer_in
+from celery_idempotent.protocol.contents import ENCRYPTED, pointer_in
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.publishing import shown_status
 from celery_idempotent.protocol.record import Record
@@ -88,7 +87,7 @@ def step_state(plain: Any, time: Callable[[int], str] = utc) -> str:
             return f"began at {time(at)} in attempt {attempt}, and did not end"
         case Finished(None, lost):
             return f"finished; its result is lost: {lost}"
-        case Finished(Encoded(data, content_type)) if pointer_of(data, content_type):
+        case Finished(Encoded(data, content_type) as encoded) if pointer_in(encoded):
             return f"finished; its result is {outcome(data, content_type)}"
         case Finished():
             return "finished"
@@ -133,23 +132,15 @@ def outcome(result: str | bytes, content_type: str | None) -> str:
 
     Of one that is an object, where that is; it is not read for it.
     """
-    pointer = pointer_of(result, content_type)
+    pointer = pointer_in(Encoded(result, content_type or ""))
     if pointer:
         kept = f"{pointer.size} bytes of {pointer.content_type}, SHA-256 {pointer.sha256}"
         return one_line(f"kept as the object {pointer.name}: {kept}")
     if content_type == "application/json":
         return json_text(result)
-    if content_type == SEALED:
+    if content_type == ENCRYPTED:
         return "not shown: it is encrypted, and this app has no key that opens it"
     return f"not shown: {content_type or 'of unknown type'} is never decoded here"
-
-
-def pointer_of(result: str | bytes, content_type: str | None) -> Pointer | None:
-    """The pointer that is recorded in place of a large result; None where there is none that can be read."""
-    try:
-        return pointer_in(Encoded(result, content_type or ""))
-    except ValueError:
-        return None
 
 
 def verdict(told: Mapping[str, Any], time: Callable[[Any], str] = utc) -> str:

@@ -11,9 +11,7 @@ from celery.utils.dispatch import Signal
 
 from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.integration.messages import waiting_since
-from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.cipher import legible
 from celery_idempotent.protocol.record import Record, bounded, trace_of
 from celery_idempotent.stores import reading
 
@@ -119,7 +117,6 @@ def report_verdict(app: Celery, record: Record) -> None:
 
     The sender is the record's task; None where this app has no such task.
     """
-    record = legible(runtime_of(app).cipher, record)
     verdict = record.verdict
     action, by, reason = verdict["action"], verdict["by"], verdict["reason"]
     say(

@@ -194,7 +194,6 @@ class Gate:
         return Delivery(
             *(operation, opened.store, place.codec_of(policy), heartbeat, CONTROL_FLOW, tell),
             breaker=opened.breaker,
-            large=place.large_results,
             until=self.until,
         )
 

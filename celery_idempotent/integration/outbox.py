@@ -11,13 +11,14 @@ from kombu.exceptions import DecodeError, OperationalError
 from kombu.utils.uuid import uuid
 
 from celery_idempotent import clock
-from celery_idempotent.engine.transaction import message_of, sent, signature_of
+from celery_idempotent.engine.transaction import message_of, message_slot, sent, signature_of
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.backlog import backlog
 from celery_idempotent.integration.periodic import Periodic
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line, say
-from celery_idempotent.protocol.codec import Codec, Encoded, describe, message_slot
+from celery_idempotent.protocol.codec import Encoded, describe
+from celery_idempotent.protocol.contents import unpack
 from celery_idempotent.protocol.store import Outbox, OutboxMessage, TakenMessage
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def send(using: Any, task: Any, *args: Any, **kwargs: Any) -> str:
     """
     signature = signature_of(task, args, kwargs)
     app = signature.app
-    message = message_of(signature, uuid(), runtime_of(app).codec)
+    message = message_of(signature, uuid(), runtime_of(app).codec, runtime_of(app).store)
     outbox_of(app).enqueue(message, using)
     sent[0] = 1
     return message.id
@@ -87,7 +88,6 @@ class _Look:
 
     def __init__(self, app: Celery, limit: int) -> None:
         self._app = app
-        self._codec = runtime_of(app).codec
         self._outbox = outbox_of(app)
         self._ends_at = clock.monotonic() + _HOLD / 2000
         self._waiting = deque(self._outbox.take(limit, _HOLD))
@@ -108,9 +108,9 @@ class _Look:
 
     def _publish(self, taken: TakenMessage) -> None:
         try:
-            _publish(self._app, self._codec, taken.message)
+            _publish(self._app, taken.message)
         except Exception as error:
-            reason = one_line(_told(self._app, self._codec, taken.message, error))[:_LONGEST_REASON]
+            reason = one_line(_told(self._app, taken.message, error))[:_LONGEST_REASON]
             if _is_of_the_broker(self._app, error):
                 # Tried again at the next look, but after the others: it may be the message's fault all the same.
                 self._outbox.postpone(taken, 0, reason)
@@ -152,17 +152,23 @@ def outbox_of(app: Celery) -> Outbox:
     return store
 
 
-def _publish(app: Celery, codec: Codec, message: OutboxMessage) -> None:
-    fields = codec.decode(Encoded(message.data, message.content_type), message_slot(message.id))
+def _fields(app: Celery, message: OutboxMessage) -> Any:
+    runtime = runtime_of(app)
+    encoded = unpack(runtime.store, Encoded(message.data, message.content_type), message_slot(message.id))
+    return runtime.codec.decode(encoded)
+
+
+def _publish(app: Celery, message: OutboxMessage) -> None:
+    fields = _fields(app, message)
     if not isinstance(fields, dict):
         raise DecodeError("no signature of a task")
     Signature.from_dict(fields, app=app).apply_async(task_id=message.id)
 
 
-def _told(app: Celery, codec: Codec, message: OutboxMessage, error: Exception) -> str:
+def _told(app: Celery, message: OutboxMessage, error: Exception) -> str:
     """Why a message was not published: of a task that redacts errors only the type, as the text can quote arguments."""
     with suppress(Exception):  # what cannot be decoded names no task
-        task = app.tasks[codec.decode(Encoded(message.data, message.content_type), message_slot(message.id))["task"]]
+        task = app.tasks[_fields(app, message)["task"]]
         if task.idempotency_policy.private:
             return type(error).__name__
     return f"{type(error).__name__}: {describe(error)}"

@@ -12,7 +12,6 @@ from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.settings import Opened, runtime_of
 from celery_idempotent.protocol.codec import Codec
-from celery_idempotent.protocol.objects import LargeResults
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
@@ -24,10 +23,6 @@ class Place(Protocol):
     @property
     def opened(self) -> Opened:
         """The store, and its circuit breaker."""
-
-    @property
-    def large_results(self) -> LargeResults | None:
-        """Where results go that are too large for a record; None: nowhere."""
 
     @property
     def default_policy(self) -> Policy:
@@ -50,11 +45,6 @@ class StoreAlone:
     def opened(self) -> Opened:
         """As a place's; one for each URL in a process."""
         return _opened(self.store)
-
-    @property
-    def large_results(self) -> LargeResults | None:
-        """As a place's; who needs it has an app."""
-        return None
 
     @property
     def default_policy(self) -> Policy:

@@ -16,8 +16,7 @@ from celery import Task, states
 from celery.utils.time import maybe_make_aware
 
 from celery_idempotent.engine.events import Event, EventName, event_of
-from celery_idempotent.engine.objects import with_result
-from celery_idempotent.engine.outcomes import failure_of, result_of
+from celery_idempotent.engine.outcomes import failure_of, load, result_of
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.engine.publisher import announce, confirm, withdraw
 from celery_idempotent.errors import ResultLost, StoreUnavailable
@@ -27,7 +26,6 @@ from celery_idempotent.integration.events import report
 from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.cipher import hidden_label, legible
 from celery_idempotent.protocol.codec import describe
 from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure
 from celery_idempotent.protocol.publishing import Announce, Known, Outgoing, Underway
@@ -120,7 +118,6 @@ def _outgoing(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], ta
         worker="",
         app=task.app.main or "",
         process=this_process(),
-        hidden_label=hidden_label(runtime_of(task.app).cipher, identity.label, identity.key),
     )
     return Outgoing(
         operation=operation,
@@ -164,11 +161,12 @@ def _answer(task: Task, decision: Known, options: Mapping[str, Any]) -> Any:
                 result.ignored = options.get("ignore_result", task.ignore_result)
                 reason = f"running on {record.worker}" if record.owner else "queued"
             case Replay():
-                _know(result, states.SUCCESS, result_of(codec, with_result(runtime.large_results, record)))
+                _know(result, states.SUCCESS, result_of(codec, load(runtime.store, record)))
                 reason = "completed earlier"
             case ReplayFailure():
-                _know(result, states.FAILURE, failure_of(codec, policy, record, never=CONTROL_FLOW.steering))
-                reason = f"failed earlier: {legible(runtime.cipher, record).error}"
+                failure = failure_of(codec, policy, load(runtime.store, record), never=CONTROL_FLOW.steering)
+                _know(result, states.FAILURE, failure)
+                reason = f"failed earlier: {record.error}"
             case unreachable:
                 assert_never(unreachable)
     except (ResultLost, StoreUnavailable):

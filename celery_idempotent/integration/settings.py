@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from weakref import proxy
 
 from celery import Celery
@@ -17,16 +17,16 @@ from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.delivery import ControlFlow
 from celery_idempotent.errors import IdempotencyError, PolicyError, SafeToRetry
 from celery_idempotent.printable import scheme_of
-from celery_idempotent.protocol.cipher import Cipher
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.durations import is_duration, milliseconds
-from celery_idempotent.protocol.objects import LargeResults
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
-from celery_idempotent.protocol.secrecy import revealed
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
+from celery_idempotent.stores.around import innermost
 from celery_idempotent.stores.objects import open_large_results
+from celery_idempotent.stores.offloading import Offloading
+from celery_idempotent.stores.sealed import Cipher, Sealed
 
 CONTROL_FLOW = ControlFlow(nothing_begun=(Retry,), no_outcome=(Ignore, Reject))
 """Celery's own exceptions: ``Retry`` is the author's word that running again is right; ``Ignore``, also
@@ -157,17 +157,25 @@ class Runtime:
 
     def _replace(self, before: Opened | None) -> Opened:
         setting = _steady(partial(self._app.conf.get, "idempotency_store"))
-        store = _open(setting)
+        store = self.around(_open(setting))
         opened = self._last_opened = Opened(setting, store, Breaker(repr(store)))
-        if before is not None and before.store is not before.setting:
+        if before is not None and innermost(before.store) is not before.setting:
             before.store.close()  # attempts that began in it connect again
         return opened
 
-    @cached_property
-    def large_results(self) -> LargeResults | None:
-        """Where results go that are too large for a record, by ``idempotency_large_results``; None: nowhere."""
-        setting = self._app.conf.get("idempotency_large_results")
-        return None if setting is None else open_large_results(setting)
+    def around(self, store: Store) -> Store:
+        """``store`` with what ``idempotency_large_results`` and ``idempotency_cipher`` have put around it.
+
+        Raises:
+            PolicyError: A setting cannot be used, or the package for it is not installed.
+        """
+        large, cipher = self._app.conf.get("idempotency_large_results"), cipher_of(self._app)
+        if large is not None:
+            store = cast(Store, Offloading(store, open_large_results(large)))  # encrypted is what is kept there, too
+        if cipher is not None:
+            required = self._app.conf.get("idempotency_cipher_required", False)
+            store = cast(Store, Sealed(store, cipher, is_required=required))
+        return store
 
     @cached_property
     def default_policy(self) -> Policy:
@@ -215,20 +223,7 @@ class Runtime:
                 repr(conf.result_serializer),
                 f"outcomes in it could never be replayed, as {setting} does not list it; add it there",
             )
-        return Codec(conf.result_serializer, frozenset({own, "application/json"}), cipher=self.cipher)
-
-    @cached_property
-    def cipher(self) -> Cipher | None:
-        """What encrypts at rest, by ``idempotency_cipher`` and ``idempotency_cipher_required``; None where none does.
-
-        Raises:
-            PolicyError: The keys are none, or the package for it is not installed.
-        """
-        return cipher_of(self._app)
-
-    def revealed(self, record: Record) -> Record:
-        """The record as people may see it here: decrypted as far as there are keys; never to be written back."""
-        return revealed(self.cipher, record)
+        return Codec(conf.result_serializer, frozenset({own, "application/json"}))
 
     def codec_of(self, policy: Policy) -> Codec:
         """How the outcomes of a task with ``policy`` are kept; raises as :attr:`codec` does."""
@@ -295,7 +290,7 @@ _hide_secrets_from_reports()
 
 
 def cipher_of(app: Celery) -> Cipher | None:
-    """What the settings say; raises as :attr:`Runtime.cipher` does."""
+    """What encrypts at rest, by ``idempotency_cipher``; None where nothing does. Raises as :meth:`Runtime.around`."""
     setting, required = app.conf.get("idempotency_cipher"), app.conf.get("idempotency_cipher_required", False)
     if not isinstance(required, bool) or (required and setting is None):
         raise PolicyError(
@@ -309,7 +304,7 @@ def cipher_of(app: Celery) -> Cipher | None:
         raise PolicyError(
             "idempotency_cipher", "...", f'{error.name} is not installed; run: pip install "celery-idempotent[cipher]"'
         ) from error
-    return KeyRing(setting, is_required=required)
+    return KeyRing(setting)
 
 
 _LOOKS = 3

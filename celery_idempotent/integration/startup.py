@@ -12,7 +12,6 @@ import click
 from celery import Celery, bootsteps
 from celery._state import connect_on_app_finalize
 
-from celery_idempotent.engine.objects import verify
 from celery_idempotent.errors import (
     IdempotencyError,
     IdempotencyWarning,
@@ -33,6 +32,7 @@ from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.store import VerifiableStore
+from celery_idempotent.stores.around import innermost
 from celery_idempotent.stores.memory import MemoryStore
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def check(app: Celery, pool: str) -> list[Hint]:
     _check_tasks(app, runtime.default_policy)
     store = runtime.store
     runtime.check()
-    if isinstance(store, MemoryStore) and not pool.endswith((".solo", ".thread")):
+    if isinstance(innermost(store), MemoryStore) and not pool.endswith((".solo", ".thread")):
         warnings.warn(
             IdempotencyWarning(
                 "idempotency_store=memory://: every process of this pool has a memory of its own, so duplicates that "
@@ -103,8 +103,6 @@ def check(app: Celery, pool: str) -> list[Hint]:
             warnings.warn(IdempotencyWarning(str(hint), hint.setting), stacklevel=2)
     if isinstance(store, VerifiableStore):
         store.verify()
-    if runtime.large_results is not None:
-        verify(runtime.large_results)
     return [hint for hint in found if hint.is_advice]
 
 

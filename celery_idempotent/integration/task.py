@@ -423,7 +423,6 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         return Delivery(
             *(operation, opened.store, runtime.codec_of(policy), heartbeat, _CONTROL_FLOW, report),
             breaker=opened.breaker,
-            large=runtime.large_results,
         )
 
 

@@ -13,8 +13,6 @@ from celery_idempotent.engine import verdicts
 from celery_idempotent.errors import PolicyError, StoreMisconfigured
 from celery_idempotent.integration.events import report_verdict
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.protocol.cipher import legible
-from celery_idempotent.protocol.codec import result_slot
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 from celery_idempotent.protocol.verdicts import Action
@@ -129,7 +127,7 @@ def judge(
     app = app or current_app
     runtime = runtime_of(app)
     store = store or runtime.store
-    encoded = runtime.codec.encode(result, result_slot(key)) if action is Action.COMPLETED else None
+    encoded = runtime.codec.encode(result) if action is Action.COMPLETED else None
     seen = verdicts.recorded(store, key, seen_revision)
     policy = runtime.policy_of(seen)
     judged = verdicts.judge(
@@ -142,9 +140,7 @@ def judge(
         by=by or this_user(),
         reason=reason,
         result=encoded,
-        large=runtime.large_results,
     )
-    judged = legible(runtime.cipher, judged)
     report_verdict(app, judged)
     return judged
 

@@ -15,11 +15,13 @@ from kombu.serialization import registry
 from kombu.utils import json as kombus_json
 
 from celery_idempotent.errors import ReplayedFailure, members
-from celery_idempotent.protocol.cipher import ANY_TEXT, SEALED, Cipher, Slot, hidden, opened, refuse_clear
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import keepable
 
 T = TypeVar("T")
+
+ANY_TEXT = ("utf-8", "surrogatepass")
+"""Encoding and errors by which every text of Python's becomes bytes, and itself again."""
 
 _MAX_MESSAGE = 2_000
 """Characters of an exception's message that are kept; people read them, nothing depends on them."""
@@ -57,38 +59,20 @@ class Codec:
 
     What is not in ``accept`` is never decoded, so nothing is unpickled from a store unless results are pickled. With
     ``private`` no result is kept, and only its type is kept and told of an exception. This and ``max_result``, in
-    bytes, are about results of operations, not of steps. With a ``cipher`` all that is kept is encrypted, for its slot
-    alone.
+    bytes, are about results of operations, not of steps.
     """
 
     serializer: str
     accept: frozenset[str]
     private: bool = False
     max_result: int | None = None
-    cipher: Cipher | None = None
 
     def under(self, policy: Policy) -> "Codec":
         """The same, with what ``policy`` says of what is kept."""
         return replace(self, private=policy.private, max_result=policy.max_result)
 
-    def encode(self, value: Any, slot: Slot) -> Encoded:
-        """``value`` encoded for ``slot``; raises ``kombu.exceptions.EncodeError``."""
-        return self._sealed(self._encoded(value), slot)
-
-    def decode(self, encoded: Encoded, slot: Slot) -> Any:
-        """The value that was encoded for ``slot``.
-
-        Raises:
-            kombu.exceptions.ContentDisallowed: The app does not accept its content type.
-            kombu.exceptions.DecodeError: It is damaged.
-            RecordUnreadable: It is encrypted, and not with a key that is known here, or not for this slot.
-        """
-        return self._decoded(unsealed(self.cipher, encoded, slot))
-
-    def _sealed(self, encoded: Encoded, slot: Slot) -> Encoded:
-        return encoded if self.cipher is None else Encoded(self.cipher.seal(_packed(encoded), slot), SEALED)
-
-    def _encoded(self, value: Any) -> Encoded:
+    def encode(self, value: Any) -> Encoded:
+        """``value`` encoded; raises ``kombu.exceptions.EncodeError``."""
         if self.serializer == "json" and _is_kombus_json():
             with suppress(TypeError, ValueError, RecursionError):
                 return Encoded(json.dumps(value), _JSON)
@@ -97,7 +81,13 @@ class Codec:
             raise EncodeError("half of a surrogate pair is in it")  # for which a store would refuse the whole outcome
         return Encoded(data, content_type)
 
-    def _decoded(self, encoded: Encoded) -> Any:
+    def decode(self, encoded: Encoded) -> Any:
+        """The value that was encoded.
+
+        Raises:
+            kombu.exceptions.ContentDisallowed: The app does not accept its content type.
+            kombu.exceptions.DecodeError: It is damaged.
+        """
         if not encoded.data and encoded.content_type != _NEVER_ENCODED:
             raise DecodeError("it is empty")  # kombu would give it back as it is
         if _is_bare_json(encoded) and _is_kombus_json():
@@ -106,35 +96,34 @@ class Codec:
         encoding = "utf-8" if isinstance(encoded.data, str) else "binary"
         return _again(lambda: serialization.loads(encoded.data, encoded.content_type, encoding, accept=self.accept))
 
-    def keep_outcome(self, value: Any, key: str) -> "Kept":
-        """The result of the operation ``key``, as :meth:`keep`, or what the policy records in its place."""
-        slot = result_slot(key)
+    def keep_outcome(self, value: Any) -> "Kept":
+        """The result of an operation, as :meth:`keep`, or what the policy records in its place."""
         if self.private:
-            return replace(self.keep(None, slot), value=value)
-        return self._kept(value, slot, self.max_result)
+            return replace(self.keep(None), value=value)
+        return self._kept(value, self.max_result)
 
-    def keep(self, value: Any, slot: Slot) -> "Kept":
-        """``value`` as it is recorded in ``slot`` and as it reads back.
+    def keep(self, value: Any) -> "Kept":
+        """``value`` as it is recorded and as it reads back.
 
         As the effect has happened, it raises nothing of the value's: only what struck from outside, and then asking
         again succeeds.
         """
-        return self._kept(value, slot, None)
+        return self._kept(value, None)
 
-    def _kept(self, value: Any, slot: Slot, most: int | None) -> "Kept":
-        read_back = partial(self._read_back, value, slot, most)
+    def _kept(self, value: Any, most: int | None) -> "Kept":
+        read_back = partial(self._read_back, value, most)
         try:
             return read_back()
         except Exception as first:  # noqa: BLE001 - nothing about a result may undo its effect
             error = own_failure(read_back, first)
-        return Kept(None, value, hidden(self.cipher, f"not encodable: {self.told(error)}", slot.of_error))
+        return Kept(None, value, f"not encodable: {self.told(error)}")
 
-    def _read_back(self, value: Any, slot: Slot, most: int | None) -> "Kept":
-        encoded = self._encoded(value)
-        reads_back = self._decoded(encoded)
+    def _read_back(self, value: Any, most: int | None) -> "Kept":
+        encoded = self.encode(value)
+        reads_back = self.decode(encoded)
         if most is not None and (size := len(as_bytes(encoded.data))) > most:
             return Kept(None, reads_back, f"{size} bytes, over {most}")
-        return Kept(self._sealed(encoded, slot), reads_back, None)
+        return Kept(encoded, reads_back, None)
 
     def told(self, error: BaseException) -> str:
         """What may be kept and logged of what ``error`` says; its type where its text may not."""
@@ -145,17 +134,14 @@ class Codec:
         name = type(error).__name__
         return name if self.private else f"{name}: {describe(error)}"
 
-    def encode_failure(self, error: BaseException, key: str) -> Encoded:
-        """``error`` encoded so that a replay of the operation ``key`` can raise an equal one.
+    def encode_failure(self, error: BaseException) -> Encoded:
+        """``error`` encoded so that a replay can raise an equal one.
 
         Its arguments are only kept if they are encodable, and make an equal one when they are decoded.
         """
-        return self._sealed(self._encoded_failure(error), failure_slot(key))
-
-    def _encoded_failure(self, error: BaseException) -> Encoded:
         description = {"module": type(error).__module__, "type": type(error).__qualname__}
         if self.private:
-            return self._encoded(description)
+            return self.encode(description)
         description["message"] = describe(error)
         with_arguments = partial(self._rebuildable, error, {**description, "args": list(error.args)})
         try:
@@ -163,12 +149,12 @@ class Codec:
         except Exception as first:  # noqa: BLE001 - whatever code of an argument's own raises, the failure stays recorded
             own_failure(with_arguments, first)
             encoded = None
-        return encoded or self._encoded(description)
+        return encoded or self.encode(description)
 
     def _rebuildable(self, error: BaseException, description: dict[str, Any]) -> Encoded | None:
         """``description`` encoded, if it is short and makes an equal exception when it is decoded."""
-        encoded = self._encoded(description)
-        twin = type(error)(*self._decoded(encoded)["args"])
+        encoded = self.encode(description)
+        twin = type(error)(*self.decode(encoded)["args"])
         return encoded if len(encoded.data) <= _MAX_FAILURE and _is_equal(twin, error) else None
 
     def decode_failure(
@@ -184,7 +170,7 @@ class Codec:
         Whoever can write the store chooses the description, so nothing is built but an ``Exception`` whose type is
         loaded here, is remembered, and steers nobody. Raises as :meth:`decode` does.
         """
-        description = None if encoded is None else self.decode(encoded, failure_slot(key))
+        description = None if encoded is None else self.decode(encoded)
         if not isinstance(description, dict):
             description = {}
         module, name, message = (_text(description.get(each)) for each in ("module", "type", "message"))
@@ -195,42 +181,6 @@ class Codec:
                 return rebuilt
         return ReplayedFailure(key, f"{module or '?'}.{name or '?'}", message)
 
-
-def result_slot(key: str) -> Slot:
-    """Where the result of an operation belongs."""
-    return Slot(key, "result")
-
-
-def failure_slot(key: str) -> Slot:
-    """Where the failure of an operation belongs: it is no result, also where somebody changes the status."""
-    return Slot(key, "failure")
-
-
-def message_slot(task_id: str) -> Slot:
-    """Where a message of the outbox belongs."""
-    return Slot(task_id, "message")
-
-
-def unsealed(cipher: Cipher | None, encoded: Encoded, slot: Slot) -> Encoded:
-    """What was encoded, before it was encrypted for ``slot``; as it is, if it was not and need not be.
-
-    Raises:
-        RecordUnreadable: There is no key for it here, or it is not what was encrypted for this slot.
-    """
-    if encoded.content_type != SEALED:
-        refuse_clear(cipher, slot)
-        return encoded
-    data = encoded.data if isinstance(encoded.data, bytes) else b""
-    kind, content_type, packed = opened(cipher, data, slot).split(b"\0", 2)
-    return Encoded(packed.decode(*ANY_TEXT) if kind == _TEXT else packed, content_type.decode())
-
-
-def _packed(encoded: Encoded) -> bytes:
-    kind = _TEXT if isinstance(encoded.data, str) else _BYTES
-    return b"\0".join((kind, encoded.content_type.encode(), as_bytes(encoded.data)))
-
-
-_TEXT, _BYTES = b"text", b"bytes"
 
 _JSON = "application/json"  # which every codec accepts
 

@@ -10,7 +10,7 @@ from hashlib import sha256
 
 from celery_idempotent.errors import IdempotencyError, PolicyError
 from celery_idempotent.protocol.canonical import NotCanonical, text_form
-from celery_idempotent.protocol.record import bounded, keepable
+from celery_idempotent.protocol.record import ENCRYPTED_TEXT, bounded, keepable
 from celery_idempotent.protocol.selector import Selector
 
 
@@ -94,7 +94,11 @@ def identify(
 
 def label_of(label: Selector | None, bind: Callable[[], inspect.BoundArguments]) -> str:
     """What ``label`` says of the call whose arguments ``bind`` gives; it raises nothing, whatever ``bind`` does."""
-    return "" if label is None else bounded(keepable(label.text(bind)))
+    if label is None:
+        return ""
+    text = keepable(label.text(bind))
+    # What looks encrypted would keep its operation from running.
+    return bounded(f"({text}" if text.startswith(ENCRYPTED_TEXT) else text)
 
 
 def _digest(text: str) -> str:

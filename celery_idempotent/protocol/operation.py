@@ -27,7 +27,6 @@ class Operation:
     """One intended effect under its promise, and who asks for the right to have it.
 
     Names and ``trace`` are for people; ``process`` is for those who meet the claim later, to tell whether it is gone.
-    ``hidden_label`` is the label as it is encrypted, where it is.
     """
 
     identity: Identity
@@ -38,12 +37,6 @@ class Operation:
     app: str = ""
     process: str = ""
     trace: str = ""
-    hidden_label: str = ""
-
-    @property
-    def kept_label(self) -> str:
-        """The label as the record keeps it."""
-        return self.hidden_label or self.identity.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +190,7 @@ def _claimed(operation: Operation, now: int, owner: str, revision: str) -> Recor
         worker=bounded(operation.worker),
         app=bounded(operation.app),
         process=bounded(marked(operation.process, owner)),
-        label=operation.kept_label,
+        label=operation.identity.label,
         trace=marked(operation.trace, owner),
     )
 

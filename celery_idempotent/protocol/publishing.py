@@ -142,5 +142,5 @@ def _announced(outgoing: Outgoing, now: int, revision: str) -> Record:
         worker=bounded(operation.worker),
         app=bounded(operation.app),
         process=bounded(operation.process),
-        label=operation.kept_label,
+        label=operation.identity.label,
     )

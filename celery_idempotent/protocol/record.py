@@ -230,6 +230,10 @@ _MAX_NAME = 255
 """Characters of a name that is kept for people: a publisher may choose any task id, and an item has room for 400 KB."""
 
 
+ENCRYPTED_TEXT = "encrypted:"
+"""How a text of a record begins that a store around the store has encrypted."""
+
+
 def keepable(text: str) -> str:
     """``text`` as every store can keep it: valid UTF-8 without NUL, and anything else as its escape in Python."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

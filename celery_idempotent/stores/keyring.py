@@ -15,13 +15,17 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.protocol.cipher import NotOpened, Slot
+from celery_idempotent.protocol.contents import Slot
+from celery_idempotent.stores.sealed import NotDecrypted
 
 _VERSION = b"\x01"
 _ID = 4
 _NONCE = 12
 _HEAD = len(_VERSION) + _ID
-"""Bytes. A ciphertext is: version, id of the key, nonce, what was encrypted, and the tag of 16."""
+"""Bytes. A ciphertext is: version, id of the key, nonce, what was encrypted, and the tag."""
+
+_SHORTEST = _HEAD + _NONCE + 16
+"""Bytes of a ciphertext in which nothing is encrypted: a tag has 16."""
 
 _KEY = re.compile(rb"[A-Za-z0-9_-]{43}=")
 """32 bytes in URL-safe Base64."""
@@ -34,8 +38,7 @@ class KeyRing:
         PolicyError: They are none; what was given is not told.
     """
 
-    def __init__(self, keys: Any, *, is_required: bool = False) -> None:
-        self.is_required = is_required
+    def __init__(self, keys: Any) -> None:
         given = keys if isinstance(keys, list | tuple) else [keys]
         if not given:
             raise PolicyError("idempotency_cipher", "[]", f"there must be a key at least; {_REMEDY}")
@@ -46,30 +49,34 @@ class KeyRing:
     def __repr__(self) -> str:
         return f"KeyRing({', '.join(each.hex() for each in self._by_id)})"
 
-    def seal(self, clear: bytes, slot: Slot) -> bytes:
+    def encrypt(self, clear: bytes, slot: Slot) -> bytes:
         """``clear`` encrypted for ``slot``, with a fresh nonce."""
         head, nonce = _VERSION + self._first.id, os.urandom(_NONCE)
         return head + nonce + self._first.of(slot).encrypt(nonce, clear, head + bytes(slot))
 
-    def open(self, sealed: bytes, slot: Slot) -> bytes:
-        """What was sealed; raises :class:`NotOpened`, also if it was sealed for another slot."""
-        head, rest = sealed[:_HEAD], sealed[_HEAD:]
+    def decrypt(self, encrypted: bytes, slot: Slot) -> bytes:
+        """What was encrypted; raises :class:`NotDecrypted`, also if it was encrypted for another slot."""
+        head, rest = encrypted[:_HEAD], encrypted[_HEAD:]
         if head[:1] != _VERSION or len(head) < _HEAD:
-            raise NotOpened("it is damaged, or a newer version encrypted it")
+            raise NotDecrypted("it is damaged, or a newer version encrypted it")
         key = self._by_id.get(head[1:])
         if key is None:
             here = ", ".join(each.hex() for each in self._by_id)
-            raise NotOpened(
+            raise NotDecrypted(
                 f"it is encrypted with the key {head[1:].hex()}, and here are {here}; add that key to the end of "
                 "idempotency_cipher"
             )
         try:
             return key.of(slot).decrypt(rest[:_NONCE], rest[_NONCE:], head + bytes(slot))
         except (InvalidTag, ValueError) as error:
-            raise NotOpened(
+            raise NotDecrypted(
                 f"it is not what the key {key.id.hex()} encrypted for this place: somebody has changed or cut it, or "
                 "moved it here from another; look at the record"
             ) from error
+
+    def is_from(self, data: bytes) -> bool:
+        """Whether ``data`` looks like a ciphertext, of whichever key."""
+        return data[:1] == _VERSION and len(data) >= _SHORTEST
 
 
 class _Key:

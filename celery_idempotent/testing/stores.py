@@ -59,7 +59,6 @@ def installed(store: Store, *apps: Celery) -> Iterator[None]:
     with ExitStack() as stack:
         for place in (Runtime, StoreAlone):
             stack.enter_context(patch.object(place, "opened", property(lambda _: opened)))
-            stack.enter_context(patch.object(place, "large_results", None))
         for app in apps:
             stack.enter_context(_named(app, store))
         yield

@@ -30,18 +30,18 @@ from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import ControlFlow, Delivery
 from celery_idempotent.engine.heartbeat import Heartbeat
-from celery_idempotent.engine.objects import pointers_of
 from celery_idempotent.errors import ResultLost
+from celery_idempotent.protocol.contents import ContentLost, Slot, contents_of
 from celery_idempotent.protocol.effects import AtMostOnce
-from celery_idempotent.protocol.objects import LargeResults, ObjectMissing, ObjectStore
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Step
 from celery_idempotent.protocol.store import CommittingStore, OutboxMessage, Store, Transaction, TransactionalStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.objects import open_large_results
+from celery_idempotent.stores.objects import LargeResults, ObjectStore, open_large_results
 from celery_idempotent.stores.objects.folder import FolderObjects
+from celery_idempotent.stores.offloading import Offloading
 from celery_idempotent.stores.sql import SQLStore
 from lab.embedded.aws import REGION
 from lab.folders import temporary_folder
@@ -308,14 +308,16 @@ class _Delivery:
         table: _Receivers,
         objects: ObjectStore,
     ) -> Told:
+        dying: Any = _DyingStore(store, self.ahead, points)
+        if self.kind.is_large:
+            dying = Offloading(dying, LargeResults(_DyingObjects(objects, points), over=0))
         delivery = Delivery(
             operation(self.key, _PROMISE, self.number),
-            _DyingStore(store, self.ahead, points),
+            dying,
             CODEC,
             Heartbeat(),
             ControlFlow(),
             lambda event: None,
-            large=LargeResults(_DyingObjects(objects, points), over=0) if self.kind.is_large else None,
         )
 
         def body(attempt: Claim | None) -> str:
@@ -426,10 +428,11 @@ class _Attacker:
         record = self._own.get(key)
         if isinstance(self._own, SQLStore):
             self._own.close()  # nothing that is open may cross the forks
-        for pointer in pointers_of(record) if record else ():
+        offloading = Offloading(self._own, LargeResults(self._objects, over=0))
+        for name, encoded in contents_of(record) if record else ():
             try:
-                pointer.result_in(self._objects.get(pointer.name))
-            except (ObjectMissing, ValueError) as error:
+                offloading.unpack(encoded, Slot(key, "result", name))
+            except ContentLost as error:
                 yield f"the record points to what is not there ({error})"
 
     def _judge(self, found: Sweep, key: str, kills: Sequence[int], told: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,11 +12,13 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from celery_idempotent import IdempotentTask, Policy, ResultLost, StoreMisconfigured, StoreUnavailable, current_attempt
-from celery_idempotent.engine.objects import verify
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.protocol.objects import CONTENT_TYPE, LargeResults, ObjectMissing
-from celery_idempotent.stores.objects import open_large_results
+from celery_idempotent.protocol.contents import OBJECT
+from celery_idempotent.stores.around import innermost
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.objects import LargeResults, ObjectMissing, open_large_results
 from celery_idempotent.stores.objects.s3 import S3Objects
+from celery_idempotent.stores.offloading import Offloading
 from lab.embedded import EmbeddedAws
 from tests.support.deliveries import an_app, deliver
 from tests.support.scripted_http import CLOSE, ScriptedServer, answer
@@ -67,14 +70,14 @@ class TestBucket:
 
     def test_it_is_checked_by_what_a_task_will_do(self, large: LargeResults, client: Any, bucket: str) -> None:
         """Below the prefix, which may be all that is granted."""
-        verify(large)
+        Offloading(MemoryStore(), large).verify()
         assert _names(client, bucket) == ["shop/celery-idempotent-check"]
 
     def test_a_bucket_that_is_missing_is_told(self, aws: EmbeddedAws) -> None:
         """With what makes one."""
         large = open_large_results(aws.bucket_url(f"missing-{uuid4().hex}"))
         with pytest.raises(StoreMisconfigured, match=r"PutObject failed: the bucket does not exist; create it"):
-            verify(large)
+            Offloading(MemoryStore(), large).verify()
         with pytest.raises(StoreMisconfigured, match="the bucket does not exist"):
             large.objects.get("a")
 
@@ -92,7 +95,7 @@ class TestBucket:
         """Credentials as well."""
         for name, value in (("ENDPOINT_URL", aws.endpoint), ("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test")):
             monkeypatch.setenv(f"AWS_{name}", value)
-        verify(open_large_results(f"s3://{bucket}?region=us-east-1"))
+        Offloading(MemoryStore(), open_large_results(f"s3://{bucket}?region=us-east-1")).verify()
 
     def test_a_client_of_ones_own_is_used(self, client: Any, bucket: str) -> None:
         """Made when it is needed, once in each process."""
@@ -225,7 +228,7 @@ class TestTasks:
         value = "x" * 500_000
         task = self._task(app, lambda task: value)
         assert [deliver(task, "may").value for _ in range(2)] == [value] * 2
-        assert self._record(task).content_type == CONTENT_TYPE
+        assert self._record(task).content_type == OBJECT
         assert len(_names(client, bucket)) == 1
 
     def test_steps_that_an_item_has_no_room_for_are_objects(self, app: Any, client: Any, bucket: str) -> None:
@@ -255,7 +258,7 @@ class TestTasks:
         write = {"Put": {"TableName": table, "Item": {"idempotencyKey": "mine"}}}
         task = self._task(app, lambda task: current_attempt().commit(value, writes=[write]))
         assert [deliver(task, "may").value for _ in range(2)] == [value] * 2
-        assert self._record(task).content_type == CONTENT_TYPE
+        assert self._record(task).content_type == OBJECT
         assert len(_names(client, bucket)) == 1
 
     def test_what_somebody_deleted_is_lost(self, app: Any, client: Any, bucket: str) -> None:
@@ -275,7 +278,9 @@ class TestTasks:
         assert name in ended.value.reason
         assert runs == [1]
 
-    def test_a_transaction_points_to_an_object(self, aws: EmbeddedAws, bucket: str, tmp_path: Path) -> None:
+    def test_a_transaction_points_to_an_object(
+        self, aws: EmbeddedAws, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Which is there before the commit; one that gets no answer is undone."""
         app = an_app(
             idempotency_store=f"sqlite:///{tmp_path}/shop.sqlite",
@@ -290,13 +295,12 @@ class TestTasks:
                 return tx.done(LARGE)
 
         task = self._task(app, body)
-        large = runtime_of(app).large_results
-        assert large is not None
-        vars(runtime_of(app))["large_results"] = open_large_results(
-            f"s3://test:test@{bucket}?endpoint=http://127.0.0.1:1&region=us-east-1"
-        )
-        assert deliver(task, "may").state == "RETRY"
-        vars(runtime_of(app))["large_results"] = large
+        runtime = runtime_of(app)
+        away = open_large_results(f"s3://test:test@{bucket}?endpoint=http://127.0.0.1:1&region=us-east-1")
+        with monkeypatch.context() as patched:
+            unreachable = replace(runtime.opened, store=Offloading(innermost(runtime.store), away))
+            patched.setattr(runtime, "_last_opened", unreachable)
+            assert deliver(task, "may").state == "RETRY"
         assert [deliver(task, "may").value for _ in range(2)] == [LARGE] * 2
         assert runs == [1, 1]
-        assert self._record(task).content_type == CONTENT_TYPE
+        assert self._record(task).content_type == OBJECT

@@ -26,28 +26,29 @@ from django.urls import clear_url_caches
 from celery_idempotent import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.contrib.django import project
 from celery_idempotent.contrib.django.store import DjangoStore
-from celery_idempotent.stores.keyring import KeyRing
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.protocol.cipher import error_slot, hidden, hidden_label
-from celery_idempotent.protocol.codec import Codec, Encoded, result_slot
-from celery_idempotent.protocol.objects import CONTENT_TYPE, ObjectMissing, pointed
+from celery_idempotent.protocol.codec import Codec, Encoded
+from celery_idempotent.protocol.contents import OBJECT, Slot, pack
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.secrecy import step_slot
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.protocol.verdicts import counts_until, kept_until
 from celery_idempotent.signals import verdict_given
+from celery_idempotent.stores.around import innermost
+from celery_idempotent.stores.keyring import KeyRing
+from celery_idempotent.stores.offloading import Offloading
+from celery_idempotent.stores.sealed import Sealed
 from celery_idempotent.stores.sql.schema import TABLE
 from celery_idempotent.testing.contract import a_record
 from tests.django.project import urls
 from tests.django.project.shop.tasks import refund
 from tests.support.deliveries import deliver
-from tests.support.objects import large_results
+from tests.support.objects import MemoryObjects, large_results, pointed
 
 LIST = "/admin/celery_idempotent/idempotencyrecord/"
 RETAIN = 3 * 86_400
 
-POINTER, _ = pointed(large_results(), "k", "nonce", Encoded("x" * 200, "application/json"))
+POINTER = pointed(Encoded("x" * 200, "application/json"))
 
 Response = Any  # what the client returns has no public type
 
@@ -306,7 +307,7 @@ def test_what_is_not_json_is_never_decoded(store: DjangoStore, viewer: Client, t
         ({"result": b"x"}, "of unknown type is never decoded here"),
         ({"error": "result lost"}, "0 bytes"),
         (
-            {"result": POINTER.to_encoded().data, "content_type": CONTENT_TYPE},
+            {"result": POINTER.to_encoded().data, "content_type": OBJECT},
             f"kept as the object {POINTER.name}: 200 bytes of application/json, SHA-256 {POINTER.sha256}",
         ),
     ],
@@ -317,41 +318,42 @@ def test_odd_outcomes_are_described(store: DjangoStore, viewer: Client, changes:
 
 
 @pytest.fixture
-def ring(shop: Celery, monkeypatch: pytest.MonkeyPatch) -> KeyRing:
+def sealed(shop: Celery, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The shop's app encrypts."""
-    runtime, ring = runtime_of(shop), KeyRing(Fernet.generate_key())
-    monkeypatch.setitem(vars(runtime), "codec", replace(runtime.codec, cipher=ring))
-    monkeypatch.setitem(vars(runtime), "cipher", ring)
-    return ring
+    runtime = runtime_of(shop)
+    sealed: Any = Sealed(runtime.store, KeyRing(Fernet.generate_key()))
+    monkeypatch.setattr(runtime, "_last_opened", replace(runtime.opened, store=sealed))
+    return sealed
 
 
-def _secret(store: DjangoStore, ring: KeyRing, status: Status = Status.UNKNOWN) -> Record:
+def _secret(sealed: Any, status: Status = Status.UNKNOWN) -> Record:
     """A record of which all that can be is encrypted."""
-    key, codec = a_record().key, Codec("json", frozenset({"application/json"}), cipher=ring)
-    step = codec.encode("card 4711", step_slot(key, "pay"))
-    result = codec.encode({"receipt": "card 4712"}, result_slot(key)) if status is Status.COMPLETED else None
+    key, codec = a_record().key, Codec("json", frozenset({"application/json"}))
+    step = pack(sealed, codec.encode("card 4711"), Slot(key, "result", "pay")).encoded
+    outcome = pack(sealed, codec.encode({"receipt": "card 4712"}), Slot(key, "result")).encoded
+    result = outcome if status is Status.COMPLETED else None
     return _written(
-        store,
+        sealed,
         status,
         key=key,
-        label=hidden_label(ring, "acme/4713", key),
-        error=hidden(ring, "no answer about card 4714", error_slot(key)),
+        label="acme/4713",
+        error="no answer about card 4714",
         steps={"pay": to_plain(Finished(step))},
         result=result and result.data,
         content_type=result and result.content_type,
     )
 
 
-def test_pages_show_what_is_encrypted(store: DjangoStore, operator: Client, ring: KeyRing) -> None:
+def test_pages_show_what_is_encrypted(store: DjangoStore, operator: Client, sealed: Any) -> None:
     """In clear, as the app has the key; the database does not."""
-    record = _secret(store, ring)
+    record = _secret(sealed)
 
     assert "acme/4713" in _text(operator.get(LIST))
     page = _text(operator.get(_url(record)))
     for each in ("acme/4713", "card 4711", "no answer about card 4714"):
         assert each in page
     one = _text(operator.get(_url(record, "resolve")))
-    other = _secret(store, ring)
+    other = _secret(sealed)
     several = _text(
         operator.post(LIST, {"action": "resolve_selected", "_selected_action": [record.key, other.key]}, follow=True)
     )
@@ -362,29 +364,30 @@ def test_pages_show_what_is_encrypted(store: DjangoStore, operator: Client, ring
 
 
 def test_page_shows_an_encrypted_result(
-    store: DjangoStore, viewer: Client, ring: KeyRing, shop: Celery, monkeypatch: pytest.MonkeyPatch
+    store: DjangoStore, viewer: Client, sealed: Any, shop: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the app has the key, and else that it is encrypted."""
-    record = _secret(store, ring, Status.COMPLETED)
+    record = _secret(sealed, Status.COMPLETED)
 
     assert '"receipt": "card 4712"' in _text(viewer.get(_url(record)))
-    monkeypatch.setitem(vars(runtime_of(shop)), "cipher", None)
+    runtime = runtime_of(shop)
+    monkeypatch.setattr(runtime, "_last_opened", replace(runtime.opened, store=innermost(sealed)))
     page = _text(viewer.get(_url(record)))
     assert "it is encrypted, and this app has no key that opens it" in page
-    assert "(encrypted)" in page
+    assert "encrypted:" in page
 
 
-def test_search_by_label_says_that_labels_are_encrypted(store: DjangoStore, viewer: Client, ring: KeyRing) -> None:
+def test_search_by_label_says_that_labels_are_encrypted(store: DjangoStore, viewer: Client, sealed: Any) -> None:
     """The database cannot find one; a key it finds as ever."""
-    record = _secret(store, ring)
+    record = _secret(sealed)
 
     assert "Labels are encrypted" in _messages(viewer.get(LIST, {"q": "acme/4713"}))
     assert _keys(viewer.get(LIST, {"q": record.key})) == [record.key]
 
 
-def test_verdict_on_an_encrypted_record(store: DjangoStore, operator: Client, ring: KeyRing) -> None:
+def test_verdict_on_an_encrypted_record(store: DjangoStore, operator: Client, sealed: Any) -> None:
     """What a person states is encrypted, as is the copy of the error that was judged, and both are shown."""
-    record = _secret(store, ring)
+    record = _secret(sealed)
     _resolve(operator, record, verdict="completed", result='{"receipt": "card 4715"}', checked="on")
 
     page = _text(operator.get(_url(record)))
@@ -748,17 +751,18 @@ def test_object_of_a_large_result_is_forgotten_with_it(
     store: DjangoStore, operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a page cannot show it can delete."""
-    large, key = large_results(), a_record().key
-    pointer, data = pointed(large, key, "nonce", Encoded("x" * 200, "application/json"))
-    large.objects.put(pointer.name, data)
-    monkeypatch.setitem(vars(project.runtime()), "large_results", large)
-    written = pointer.to_encoded()
+    large, key, runtime = large_results(), a_record().key, project.runtime()
+    offloading: Any = Offloading(runtime.store, large)
+    monkeypatch.setattr(runtime, "_last_opened", replace(runtime.opened, store=offloading))
+    written, write = pack(offloading, Encoded("x" * 200, "application/json"), Slot(key, "result"))
+    assert write is not None
+    write()
     record = _written(store, Status.COMPLETED, key=key, result=written.data, content_type=written.content_type)
 
     _judge(operator, "forget", record, checked="on")
 
-    with pytest.raises(ObjectMissing):
-        large.objects.get(pointer.name)
+    assert isinstance(large.objects, MemoryObjects)
+    assert large.objects.objects == {}
 
 
 def test_selected_outcomes_are_forgotten_after_a_confirmation(store: DjangoStore, operator: Client) -> None:

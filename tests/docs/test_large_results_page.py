@@ -18,10 +18,11 @@ from moto import mock_aws
 from moto.core import set_initial_no_auth_action_count
 
 from celery_idempotent import IdempotentTask, StoreMisconfigured, forget
-from celery_idempotent.engine.objects import verify
 from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.objects import LargeResults, open_large_results
 from celery_idempotent.stores.objects.s3 import S3Objects
+from celery_idempotent.stores.offloading import Offloading
 from lab.embedded import EmbeddedAws
 from tests.docs.test_aws_documents import _Template
 from tests.support.deliveries import an_app, deliver
@@ -98,7 +99,7 @@ class TestTemplate:
         outputs = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
         large = open_large_results(outputs["Setting"])
         assert (large.prefix, large.over) == ("reports/", 102_400)
-        verify(large)
+        Offloading(MemoryStore(), large).verify()
 
     def test_objects_outlive_what_points_to_them(self) -> None:
         """With the default of the rule and that of a policy."""
@@ -153,7 +154,7 @@ class TestPermissions:
 
     def _work(self, large: LargeResults) -> Any:
         """All that a worker does: its start, a result, a replay, a lost one."""
-        verify(large)
+        Offloading(MemoryStore(), large).verify()
         app = an_app(idempotency_large_results=large)
 
         def body(order_id: str) -> str:
@@ -220,7 +221,7 @@ def test_store_of_the_page_keeps_what_it_is_given() -> None:
     exec(compile(block, PAGE, "exec"), names)
     large: LargeResults = app.conf.idempotency_large_results
     assert (large.over, large.prefix) == (100_000, "reports/")
-    verify(large)
+    Offloading(MemoryStore(), large).verify()
     name = f"reports/{uuid4().hex}"
     large.objects.put(name, b"1")
     assert large.objects.get(name) == b"1"

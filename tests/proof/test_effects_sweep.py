@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.engine.claim import Claim, new_nonce
+from celery_idempotent.engine.claim import Claim
 from celery_idempotent.protocol.codec import Kept
-from celery_idempotent.protocol.objects import pointed
+from celery_idempotent.protocol.contents import Slot, pack
 from lab.proof.effects_sweep import Kind, Sweep, kinds_of, sweep
 from lab.proof.targets import start, why_not
 from tests.support.documents import ROOT
@@ -86,13 +86,13 @@ def test_objects_are_there_before_anything_points_to_them(swept: dict[Kind, Swee
         assert swept[kind].points["object written, reply not read"] == written
 
 
-def _object_after_record(claim: Claim, kept: Kept, write: Callable[[Kept], Any]) -> tuple[Any, Kept]:
-    assert claim.large is not None
+def _object_after_record(claim: Claim, kept: Kept, slot: Slot, write: Callable[[Kept], Any]) -> tuple[Any, Kept]:
     assert kept.encoded is not None
-    pointer, data = pointed(claim.large, claim.key, new_nonce(), kept.encoded)
-    kept = replace(kept, encoded=pointer.to_encoded())
+    packed = pack(claim.store, kept.encoded, slot)
+    assert packed.write is not None
+    kept = replace(kept, encoded=packed.encoded)
     written = write(kept)
-    claim.large.objects.put(pointer.name, data)
+    packed.write()
     return written, kept
 
 

@@ -9,11 +9,7 @@ from celery.app.trace import build_tracer
 from celery.utils.imports import symbol_by_name
 from kombu.serialization import loads, prepare_accept_content
 
-from celery_idempotent.protocol.cipher import Slot
 from celery_idempotent.stores.memory import MemoryStore
-
-SLOT = Slot("k", "result")
-"""Any, where nothing is encrypted."""
 
 
 def an_app(**settings: Any) -> Celery:

@@ -4,7 +4,11 @@ from collections import deque
 from collections.abc import Callable
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.protocol.objects import LargeResults, ObjectMissing
+from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.contents import Pointer, Slot, pointer_in
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.objects import LargeResults, ObjectMissing
+from celery_idempotent.stores.offloading import Offloading
 
 NO_ANSWER = StoreUnavailable("memory", "put", "no answer")
 REFUSED = StoreMisconfigured("memory", "put", "AccessDenied")
@@ -52,3 +56,12 @@ class MemoryObjects:
 def large_results(*errors: Exception | None, over: int = 100, prefix: str = "") -> LargeResults:
     """Objects in memory for what has more than ``over`` bytes."""
     return LargeResults(MemoryObjects(*errors), over, prefix)
+
+
+def pointed(encoded: Encoded, key: str = "k", prefix: str = "p/") -> Pointer:
+    """A pointer to ``encoded`` as the result of the operation with that key."""
+    packed = Offloading(MemoryStore(), large_results(over=0, prefix=prefix)).pack(encoded, Slot(key, "result"))
+    assert packed is not None
+    pointer = pointer_in(packed.encoded)
+    assert pointer is not None
+    return pointer

@@ -38,7 +38,7 @@ def operate(theirs: Store, ours: Store) -> dict[tuple[str, ...], Result]:
     commands = [*_commands(ours)]
     if isinstance(ours, TransactionalStore):
         transaction = ours.begin()
-        transaction.enqueue(message_of(charge.s(), str(uuid4()), runtime_of(app).codec))
+        transaction.enqueue(message_of(charge.s(), str(uuid4()), runtime_of(app).codec, ours))
         transaction.commit()
         commands += [("outbox",), ("relay", "--once")]
     done = {words: CliRunner().invoke(idempotency, words, obj=SimpleNamespace(app=app)) for words in commands}

@@ -15,11 +15,12 @@ from celery_idempotent.errors import SafeToRetry
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import AtLeastOnce, AtMostOnce
 from celery_idempotent.protocol.keys import Identity
-from celery_idempotent.protocol.objects import LargeResults
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.objects import LargeResults
+from celery_idempotent.stores.offloading import Offloading
 from celery_idempotent.testing import FakeClock, FaultyStore
 
 JSON = Codec("json", frozenset({"application/json"}))
@@ -79,8 +80,13 @@ class Scene:
     def delivery_of(self, operation: Operation) -> Delivery:
         """One of another operation."""
         control = ControlFlow((Again,), (Elsewhere,))
-        given = (operation, self.store, self.codec, self.heartbeat, control, self.tell, self.clock)
-        return Delivery(*given, large=self.large, until=self.until)
+        given = (operation, self.around, self.codec, self.heartbeat, control, self.tell, self.clock)
+        return Delivery(*given, until=self.until)
+
+    @property
+    def around(self) -> Any:
+        """The store, with a place for large results around it if there is one."""
+        return self.store if self.large is None else Offloading(self.store, self.large)
 
     def _counted(self, body: Callable[[Claim | None], Any]) -> Callable[[Claim | None], Any]:
         def counted(attempt: Claim | None) -> Any:

@@ -12,12 +12,12 @@ from celery_idempotent import AtMostOnce, IdempotentTask, Keyed, Policy, Record,
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.integration.display import iso
 from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.objects import CONTENT_TYPE, pointed
+from celery_idempotent.protocol.contents import OBJECT
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
 from celery_idempotent.testing.contract import a_record
 from tests.support.commands import run
 from tests.support.deliveries import an_app, deliver
-from tests.support.objects import large_results
+from tests.support.objects import pointed
 
 HOUR = 3_600_000
 HOSTILE = "\x1b]0;owned\x07\n[bold red]x[/] :smile: \u202e\u2028\x7f"
@@ -389,15 +389,13 @@ def test_key_is_printed_as_json(app: Celery) -> None:
 
 def test_result_that_is_an_object_is_named_and_not_read(app: Celery) -> None:
     """To people and programs, of the operation as of its steps; a damaged pointer is what it is."""
-    pointer, _ = pointed(large_results(prefix="p/"), "k", "nonce", Encoded("x" * 200, "application/json"))
+    pointer = pointed(Encoded("x" * 200, "application/json"))
     written = pointer.to_encoded()
     named = {"object": pointer.name, "bytes": 200, "sha256": pointer.sha256, "of": "application/json"}
     steps = {"charge": to_plain(Finished(written))}
-    whole = keep(
-        app, key="whole", status=Status.COMPLETED, result=written.data, content_type=CONTENT_TYPE, expires_at=2**40
-    )
+    whole = keep(app, key="whole", status=Status.COMPLETED, result=written.data, content_type=OBJECT, expires_at=2**40)
     keep(app, key="begun", status=Status.RELEASED, steps=steps)
-    keep(app, key="damaged", status=Status.COMPLETED, result="{}", content_type=CONTENT_TYPE, expires_at=2**40)
+    keep(app, key="damaged", status=Status.COMPLETED, result="{}", content_type=OBJECT, expires_at=2**40)
 
     assert json.loads(run(app, "show", "--json", whole.key).stdout)["result"] == named
     assert json.loads(run(app, "show", "--json", "begun").stdout)["steps"]["charge"]["result"] == named

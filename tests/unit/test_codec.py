@@ -17,7 +17,6 @@ from kombu.utils import json as kombus_json
 
 from celery_idempotent.errors import ReplayedFailure
 from celery_idempotent.protocol.codec import Codec, Encoded, describe
-from tests.support.deliveries import SLOT
 from tests.support.links import unlinked
 
 JSON = Codec("json", frozenset({"application/json"}))
@@ -76,7 +75,7 @@ class Unprintable(Exception):
 
 def test_json_is_text_that_a_person_can_read() -> None:
     """In the console of a store a JSON result is legible."""
-    assert JSON.encode({"id": 1}, SLOT) == Encoded('{"id": 1}', "application/json")
+    assert JSON.encode({"id": 1}) == Encoded('{"id": 1}', "application/json")
 
 
 @pytest.mark.parametrize(
@@ -92,8 +91,8 @@ def test_json_is_written_and_read_as_kombu_does(value: object) -> None:
     """The short way of plain JSON and that of kombu are one format, which older versions have written."""
     content_type, _, data = serialization.dumps(value, "json")
 
-    assert JSON.encode(value, SLOT) == Encoded(data, content_type)
-    assert repr(JSON.decode(Encoded(data, content_type), SLOT)) == repr(
+    assert JSON.encode(value) == Encoded(data, content_type)
+    assert repr(JSON.decode(Encoded(data, content_type))) == repr(
         serialization.loads(data, content_type, "utf-8", accept={content_type})
     )
 
@@ -106,7 +105,7 @@ def test_markers_of_kombu_are_read_however_they_are_written(
     """A result that holds a Decimal or a date comes back as one."""
     data = '{"__type__": "decimal", "__value__": "1"}'.replace("_", underscore)
 
-    assert JSON.decode(Encoded(form(data), "application/json"), SLOT) == Decimal(1)
+    assert JSON.decode(Encoded(form(data), "application/json")) == Decimal(1)
 
 
 def test_plain_json_does_without_kombu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +113,7 @@ def test_plain_json_does_without_kombu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serialization, "dumps", None)
     monkeypatch.setattr(serialization, "loads", None)
 
-    assert JSON.decode(JSON.encode({"id": 1}, SLOT), SLOT) == {"id": 1}
+    assert JSON.decode(JSON.encode({"id": 1})) == {"id": 1}
 
 
 @pytest.mark.parametrize("replaced", ["encoder", "decoder"])
@@ -131,18 +130,18 @@ def test_json_of_the_users_own_is_used(replaced: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(serialization.registry, "_encoders", theirs._encoders)
     monkeypatch.setattr(serialization.registry, "_decoders", theirs._decoders)
 
-    assert JSON.decode(JSON.encode("ours", SLOT), SLOT) == "theirs"
+    assert JSON.decode(JSON.encode("ours")) == "theirs"
 
 
 def test_binary_formats_round_trip() -> None:
     """Pickle is bytes, and decoded only where it is accepted."""
     pickle = Codec("pickle", frozenset({"application/x-python-serialize"}))
-    encoded = pickle.encode({1, 2}, SLOT)
+    encoded = pickle.encode({1, 2})
 
     assert isinstance(encoded.data, bytes)
-    assert pickle.decode(encoded, SLOT) == {1, 2}
+    assert pickle.decode(encoded) == {1, 2}
     with pytest.raises(ContentDisallowed):
-        JSON.decode(encoded, SLOT)
+        JSON.decode(encoded)
 
 
 def test_text_that_is_no_utf8_is_an_error() -> None:
@@ -150,8 +149,8 @@ def test_text_that_is_no_utf8_is_an_error() -> None:
     serialization.register("any text", str, str, "text/any", "utf-8")
     try:
         with pytest.raises(EncodeError, match="half of a surrogate pair"):
-            Codec("any text", frozenset()).encode("Zoë \ud83d", SLOT)
-        assert Codec("any text", frozenset()).encode("Zoë 💥", SLOT).data == "Zoë 💥"
+            Codec("any text", frozenset()).encode("Zoë \ud83d")
+        assert Codec("any text", frozenset()).encode("Zoë 💥").data == "Zoë 💥"
     finally:
         serialization.unregister("any text")
 
@@ -175,14 +174,14 @@ def deep() -> list[object]:
 def test_unencodable_value_is_an_error(make: Callable[[], object]) -> None:
     """The caller decides what an unencodable result means."""
     with pytest.raises(EncodeError):
-        JSON.encode(make(), SLOT)
+        JSON.encode(make())
 
 
 @pytest.mark.parametrize("data", ["[1", "[" * 100_000], ids=["torn", "deep"])
 def test_undecodable_text_is_an_error(data: str) -> None:
     """The caller decides what an unreadable record means."""
     with pytest.raises(DecodeError):
-        JSON.decode(Encoded(data, "application/json"), SLOT)
+        JSON.decode(Encoded(data, "application/json"))
 
 
 def test_failure_is_rebuilt_with_type_and_arguments() -> None:
@@ -196,7 +195,7 @@ def test_failure_is_rebuilt_with_type_and_arguments() -> None:
         FileNotFoundError(2, "no"),
         marked,
     ):
-        twin = JSON.decode_failure(JSON.encode_failure(error, "k"), "k", remembered=(Exception,))
+        twin = JSON.decode_failure(JSON.encode_failure(error), "k", remembered=(Exception,))
         assert type(twin) is type(error)
         assert twin.args == error.args
 
@@ -221,7 +220,7 @@ def test_failure_is_rebuilt_with_type_and_arguments() -> None:
 )
 def test_failure_that_cannot_be_rebuilt_is_described(error: Exception) -> None:
     """Where type, arguments or attributes do not allow it, the replay names the type and the message."""
-    twin = JSON.decode_failure(JSON.encode_failure(error, "k"), "k", remembered=(Exception,))
+    twin = JSON.decode_failure(JSON.encode_failure(error), "k", remembered=(Exception,))
 
     assert isinstance(twin, ReplayedFailure)
     assert twin.type_name == f"{type(error).__module__}.{type(error).__qualname__}"
@@ -232,7 +231,7 @@ def test_failure_that_cannot_be_rebuilt_is_described(error: Exception) -> None:
 def test_other_formats_keep_more_and_are_looked_at_likewise(error: Exception, is_rebuilt: bool) -> None:
     """A tuple stays one; what an exception makes of its arguments is no better."""
     pickling = Codec("pickle", frozenset({"application/x-python-serialize"}))
-    twin = pickling.decode_failure(pickling.encode_failure(error, "k"), "k", remembered=(Exception,))
+    twin = pickling.decode_failure(pickling.encode_failure(error), "k", remembered=(Exception,))
 
     assert (type(twin), twin.args) == (type(error), error.args) if is_rebuilt else type(twin) is ReplayedFailure
 
@@ -240,7 +239,7 @@ def test_other_formats_keep_more_and_are_looked_at_likewise(error: Exception, is
 def test_group_is_described_with_all_of_its_members() -> None:
     """Its own text only counts them."""
     error = ExceptionGroup("two", [ValueError("a"), ExceptionGroup("", [KeyError("b")])])
-    twin = JSON.decode_failure(JSON.encode_failure(error, "k"), "k", remembered=(Exception,))
+    twin = JSON.decode_failure(JSON.encode_failure(error), "k", remembered=(Exception,))
 
     assert isinstance(twin, ReplayedFailure)
     assert twin.message == "two (2 sub-exceptions); ValueError: a; KeyError: 'b'"
@@ -249,7 +248,7 @@ def test_group_is_described_with_all_of_its_members() -> None:
 def test_failure_of_another_kind_is_never_built() -> None:
     """Only exception types are called, whatever a tampered record names; nothing is imported for it."""
     for module, name in (("os", "system"), ("builtins", "dict"), ("antigravity", "x"), ("builtins", "nothing.here")):
-        tampered = JSON.encode({"module": module, "type": name, "message": "m", "args": ["true"]}, SLOT)
+        tampered = JSON.encode({"module": module, "type": name, "message": "m", "args": ["true"]})
         assert isinstance(JSON.decode_failure(tampered, "k", remembered=(BaseException,)), ReplayedFailure)
 
 
@@ -260,7 +259,7 @@ def test_failure_without_a_record_is_described() -> None:
 
 def test_broken_exception_does_not_hide_the_failure() -> None:
     """An exception that cannot even be printed is recorded."""
-    twin = JSON.decode_failure(JSON.encode_failure(Unprintable(), "k"), "k", remembered=(Exception,))
+    twin = JSON.decode_failure(JSON.encode_failure(Unprintable()), "k", remembered=(Exception,))
 
     assert isinstance(twin, Unprintable)
 
@@ -286,7 +285,7 @@ def test_description_is_text_that_every_store_can_keep(message: str, kept: str) 
 )
 def test_only_what_is_remembered_is_built(error: BaseException, remembered: tuple[type[BaseException], ...]) -> None:
     """Whoever can write a record chooses its type; what nobody remembers, or no task may raise, is only described."""
-    twin = JSON.decode_failure(JSON.encode_failure(error, "k"), "k", remembered=remembered)
+    twin = JSON.decode_failure(JSON.encode_failure(error), "k", remembered=remembered)
 
     assert type(twin) is (KeyError if remembered == (LookupError,) else ReplayedFailure)
 
@@ -294,7 +293,7 @@ def test_only_what_is_remembered_is_built(error: BaseException, remembered: tupl
 def test_what_steers_is_never_built() -> None:
     """Neither the type itself, nor one below it, nor what a type in between makes of its arguments."""
     for module, name in (("builtins", "LookupError"), ("builtins", "KeyError"), (__name__, "Turning")):
-        described = JSON.encode({"module": module, "type": name, "message": "m", "args": ["k"]}, SLOT)
+        described = JSON.encode({"module": module, "type": name, "message": "m", "args": ["k"]})
         twin = JSON.decode_failure(described, "k", remembered=(Exception,), never=(LookupError,))
         assert isinstance(twin, ReplayedFailure)
 
@@ -343,7 +342,7 @@ def test_type_is_looked_up_without_running_code(name: str, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "hostile", module)
 
     for place, wanted in (("hostile", name), ("hostile", "Outer.Inner")):
-        described = JSON.encode({"module": place, "type": wanted, "message": "m", "args": []}, SLOT)
+        described = JSON.encode({"module": place, "type": wanted, "message": "m", "args": []})
         twin = JSON.decode_failure(described, "k", remembered=(Exception,))
         assert type(twin) is (Outer.Inner if wanted == "Outer.Inner" else ReplayedFailure)
 
@@ -352,7 +351,7 @@ def test_what_only_looks_like_a_module_is_none(monkeypatch: pytest.MonkeyPatch) 
     """Programs put all kinds of objects into ``sys.modules``."""
     monkeypatch.setitem(sys.modules, "lazy", Lazy())
 
-    described = JSON.encode({"module": "lazy", "type": "Error", "message": "m", "args": []}, SLOT)
+    described = JSON.encode({"module": "lazy", "type": "Error", "message": "m", "args": []})
 
     assert isinstance(JSON.decode_failure(described, "k", remembered=(Exception,)), ReplayedFailure)
 
@@ -381,7 +380,7 @@ class Lazy:
 )
 def test_damaged_failure_is_a_failure_all_the_same(damaged: object) -> None:
     """Whatever stands in a record, the delivery fails with what can be told of it, and never with our own mistake."""
-    twin = JSON.decode_failure(JSON.encode(damaged, SLOT), "k", remembered=(Exception,))
+    twin = JSON.decode_failure(JSON.encode(damaged), "k", remembered=(Exception,))
 
     assert isinstance(twin, ReplayedFailure)
     assert str(twin).startswith("idempotency key k failed earlier with ")
@@ -391,14 +390,14 @@ def test_bytes_that_are_passed_on_as_they_are_may_be_none() -> None:
     """The encoding that encodes nothing is the only one in which nothing says nothing."""
     raw = Codec("raw", frozenset({"application/data"}))
 
-    assert raw.decode(raw.encode(b"", SLOT), SLOT) == b""
+    assert raw.decode(raw.encode(b"")) == b""
 
 
 @pytest.mark.parametrize("data", ["", b""])
 def test_empty_result_cannot_be_decoded(data: str | bytes) -> None:
     """No serialiser makes nothing of something; kombu would pass nothing on as the result."""
     with pytest.raises(DecodeError, match="empty"):
-        JSON.decode(Encoded(data, "application/json"), SLOT)
+        JSON.decode(Encoded(data, "application/json"))
 
 
 def test_redacted_failure_is_its_type_alone() -> None:
@@ -406,14 +405,14 @@ def test_redacted_failure_is_its_type_alone() -> None:
     redacting = replace(JSON, private=True)
     error = ValueError("card 4111 1111 1111 1111")
 
-    encoded = redacting.encode_failure(error, "k")
+    encoded = redacting.encode_failure(error)
     twin = JSON.decode_failure(encoded, "k", remembered=(Exception,))
 
     assert "4111" not in f"{encoded} {redacting.summary(error)} {redacting.told(error)}"
     assert isinstance(twin, ReplayedFailure)
     assert (twin.type_name, twin.message) == ("builtins.ValueError", "")
     assert unlinked(str(twin)) == "idempotency key k failed earlier with builtins.ValueError"
-    assert redacting.keep({Secretive()}, SLOT).lost == "not encodable: EncodeError"
+    assert redacting.keep({Secretive()}).lost == "not encodable: EncodeError"
 
 
 class Secretive:

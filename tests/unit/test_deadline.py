@@ -18,7 +18,7 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Finished, from_plain
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
-from tests.support.deliveries import SLOT, an_app, deliver
+from tests.support.deliveries import an_app, deliver
 from tests.support.scene import Scene, an_operation
 from tests.support.waiting import wait_until
 
@@ -141,7 +141,7 @@ class TestBody:
             claims.append(attempt._claim)
             assert attempt.step("sms", slow) == "receipt"
             leases.append(scene.record.lease_until)
-            assert from_plain(scene.record.steps["sms"]) == Finished(scene.codec.keep("receipt", SLOT).encoded)
+            assert from_plain(scene.record.steps["sms"]) == Finished(scene.codec.keep("receipt").encoded)
             attempt.step("next", lambda step: None)
 
         with pytest.raises(DeadlineExceeded):

@@ -25,7 +25,6 @@ from celery_idempotent.contrib.http.semantics import (
 )
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.troubleshooting import link
-from tests.support.deliveries import SLOT
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
 BARE = "!#$%&'*+.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ:/=@-"
@@ -80,7 +79,7 @@ def test_one_line_is_all_that_is_allowed() -> None:
 def test_record_gives_the_response_back(status: int, headers: list[tuple[str, str]], body: bytes) -> None:
     """Through the serialiser, whatever the body holds."""
     given_answer = HttpAnswer(status, tuple(headers), body)
-    assert answer_of(BYTES.keep(recorded(given_answer), SLOT).value) == given_answer
+    assert answer_of(BYTES.keep(recorded(given_answer)).value) == given_answer
 
 
 @pytest.mark.parametrize("name", ["Set-Cookie", "Date", "Server", "Connection", "Transfer-Encoding", "Content-Length"])
@@ -278,7 +277,7 @@ def test_key_has_up_to_255_characters(length: int, fits: bool) -> None:
 @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
 def test_no_serialiser_keeps_what_is_too_large(serializer: str) -> None:
     """And the record says why."""
-    kept = Codec(serializer, frozenset({"application/json"})).keep(_Unkept(20, 10), SLOT)
+    kept = Codec(serializer, frozenset({"application/json"})).keep(_Unkept(20, 10))
     assert kept.encoded is None
     assert "20 bytes, over max_response=10" in str(kept.lost)
 

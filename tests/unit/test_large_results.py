@@ -12,20 +12,23 @@ from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.engine.events import EventName
-from celery_idempotent.engine.objects import ObjectLost, fetched, pointers_of, verify, with_result
+from celery_idempotent.engine.outcomes import load
 from celery_idempotent.errors import LeaseLost, ResultLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.codec import Codec, Encoded
-from celery_idempotent.protocol.objects import CONTENT_TYPE, LargeResults, Pointer, folder_of, pointed, pointer_in
+from celery_idempotent.protocol.contents import OBJECT, ContentLost, Pointer, Slot, pointer_in, unpack
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.protocol.verdicts import Action
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.objects import LargeResults
+from celery_idempotent.stores.offloading import Offloading, folder_of, pointers_of
 from celery_idempotent.testing.contract import a_record
-from tests.support.deliveries import SLOT
 from tests.support.judging import judge
-from tests.support.objects import NO_ANSWER, REFUSED, MemoryObjects, large_results
+from tests.support.objects import NO_ANSWER, REFUSED, MemoryObjects, large_results, pointed
 from tests.support.scene import Again, Scene
 
 LARGE = "x" * 200
+SLOT = Slot("k", "result")
 SMALL = "x" * 50
 
 
@@ -76,7 +79,7 @@ class TestCompletion:
         """The record points to it."""
         assert [scene.finish() for _ in range(3)] == [LARGE] * 3
         assert scene.runs == 1
-        assert scene.record.content_type == CONTENT_TYPE
+        assert scene.record.content_type == OBJECT
         assert list(scene.objects.objects) == [scene.pointer.name] == scene.objects.puts
         assert json.loads(scene.objects.objects[scene.pointer.name]) == LARGE
         assert (scene.pointer.size, scene.pointer.content_type) == (202, "application/json")
@@ -213,7 +216,7 @@ class TestRoom:
         scene.room_for(300)
         value = "x" * 400
         assert [scene.finish(value) for _ in range(2)] == [value] * 2
-        assert scene.record.content_type == CONTENT_TYPE
+        assert scene.record.content_type == OBJECT
 
     def test_without_a_place_for_it_it_is_lost_as_ever(self) -> None:
         """The setting is what makes the difference."""
@@ -295,10 +298,10 @@ class TestReplay:
         name = f"shop/{folder_of('another')}/nonce"
         scene.objects.objects = {name: b'"theirs"'}
         pointer = Pointer(name, 8, sha256(b'"theirs"').hexdigest(), "application/json", is_text=True).to_encoded()
-        step = {"text": pointer.data, "content_type": CONTENT_TYPE}
+        step = {"text": pointer.data, "content_type": OBJECT}
         scene.store.swap(seen.but(result=pointer.data, steps={"a": step}, revision="r"), seen.revision)
         self._lost(scene, "not one of this operation's")
-        judge(scene.store, "k", Action.FORGET, large=scene.large)
+        judge(scene.around, "k", Action.FORGET)
         assert list(scene.objects.objects) == [name]
 
     def test_a_damaged_pointer_is_a_lost_result(self, scene: _LargeScene) -> None:
@@ -410,7 +413,7 @@ class TestSteps:
     def test_a_large_one_is_an_object_that_the_next_attempt_reads(self, scene: _LargeScene, calls: list[str]) -> None:
         """The call is not made again."""
         again = self._twice(scene, calls)
-        assert scene.record.steps["fetch"]["content_type"] == CONTENT_TYPE
+        assert scene.record.steps["fetch"]["content_type"] == OBJECT
         assert again() == "x" * 10
         assert (calls, len(scene.objects.puts)) == (["fetch"], 1)
 
@@ -465,7 +468,7 @@ class TestCommit:
         scene.store.before_swap = lambda record: at_swap.append(len(scene.objects.objects))
         assert [self._commit(scene) for _ in range(2)] == [LARGE] * 2
         assert at_swap[:2] == [0, 1]
-        assert scene.record.content_type == CONTENT_TYPE
+        assert scene.record.content_type == OBJECT
 
     def test_what_can_never_be_written_is_committed_without(self, scene: _LargeScene) -> None:
         """And told."""
@@ -495,36 +498,36 @@ class TestTransactions:
 
     def test_an_object_is_written_at_once(self, scene: _LargeScene, claim: Claim) -> None:
         """Before the record in the transaction."""
-        kept = claim.recordable(scene.codec.keep(LARGE, SLOT))
+        kept = claim.packed(scene.codec.keep(LARGE), SLOT, is_final=False)
         assert kept.encoded is not None
-        assert kept.encoded.content_type == CONTENT_TYPE
+        assert kept.encoded.content_type == OBJECT
         assert len(scene.objects.objects) == 1
 
     def test_each_result_is_an_object_of_its_own(self, scene: _LargeScene, claim: Claim) -> None:
         """Also one that the same attempt names again: what a record points to is never written over."""
         for value in (LARGE, LARGE, f"{LARGE}!"):
-            claim.recordable(scene.codec.keep(value, SLOT))
+            claim.packed(scene.codec.keep(value), SLOT, is_final=False)
         assert len(scene.objects.objects) == 3
 
     def test_no_answer_is_not_waited_for(self, scene: _LargeScene, claim: Claim) -> None:
         """Nothing has happened yet, and it is undone."""
         scene.objects.always = NO_ANSWER
         with pytest.raises(StoreUnavailable):
-            claim.recordable(scene.codec.keep(LARGE, SLOT))
+            claim.packed(scene.codec.keep(LARGE), SLOT, is_final=False)
         assert len(scene.objects.puts) == 1
 
     def test_what_can_never_be_written_is_lost(self, scene: _LargeScene, claim: Claim) -> None:
         """It would be refused again and again."""
         scene.objects.always = REFUSED
-        kept = claim.recordable(scene.codec.keep(LARGE, SLOT))
+        kept = claim.packed(scene.codec.keep(LARGE), SLOT, is_final=False)
         assert (kept.encoded, kept.value) == (None, LARGE)
         assert "AccessDenied" in str(kept.lost)
 
     @pytest.mark.parametrize("value", [SMALL, object()])
     def test_all_else_is_left_as_it_is(self, scene: _LargeScene, claim: Claim, value: Any) -> None:
         """What is small, and what could not be encoded."""
-        kept = scene.codec.keep(value, SLOT)
-        assert claim.recordable(kept) is kept
+        kept = scene.codec.keep(value)
+        assert claim.packed(kept, SLOT, is_final=False) is kept
         assert scene.objects.puts == []
 
 
@@ -535,7 +538,7 @@ class TestForgetting:
         """Of this operation, and of no other."""
         scene.finish()
         scene.objects.objects["shop/another"] = b""
-        judge(scene.store, "k", Action.FORGET, large=scene.large)
+        judge(scene.around, "k", Action.FORGET)
         assert list(scene.objects.objects) == ["shop/another"]
 
     def test_objects_of_steps_are_deleted(self, scene: _LargeScene) -> None:
@@ -548,7 +551,7 @@ class TestForgetting:
 
         with pytest.raises(Again):
             scene.perform(body)
-        judge(scene.store, "k", Action.FORGET, large=scene.large)
+        judge(scene.around, "k", Action.FORGET)
         assert scene.objects.objects == {}
 
     def test_what_cannot_be_deleted_is_told(self, scene: _LargeScene, caplog: pytest.LogCaptureFixture) -> None:
@@ -556,7 +559,7 @@ class TestForgetting:
         scene.finish()
         name = scene.pointer.name
         scene.objects.always = REFUSED
-        judge(scene.store, "k", Action.FORGET, large=scene.large)
+        judge(scene.around, "k", Action.FORGET)
         assert scene.record.result is None
         assert f"event=idempotency.object_left key=k object={name}" in caplog.text
 
@@ -569,12 +572,12 @@ class TestForgetting:
     def test_what_cannot_be_read_points_to_nothing(self) -> None:
         """A damaged pointer, or a step that nobody can read, stops nobody who forgets the rest."""
         steps = {
-            "damaged": {"text": "x", "content_type": CONTENT_TYPE},
+            "damaged": {"text": "x", "content_type": OBJECT},
             "unreadable": {},
             "lost": {"lost": "too large"},
             "begun": {"begun_at": 1, "attempt": 1},
         }
-        record = a_record().but(status=Status.RELEASED, steps=steps, result="x", content_type=CONTENT_TYPE)
+        record = a_record().but(status=Status.RELEASED, steps=steps, result="x", content_type=OBJECT)
         assert list(pointers_of(record)) == []
 
 
@@ -585,7 +588,7 @@ class TestCheck:
         """Always the same one."""
         large = large_results(prefix="shop/")
         for _ in range(2):
-            verify(large)
+            Offloading(MemoryStore(), large).verify()
         assert isinstance(large.objects, MemoryObjects)
         assert list(large.objects.objects) == ["shop/celery-idempotent-check"]
 
@@ -605,7 +608,7 @@ class TestCheck:
         assert isinstance(large.objects, MemoryObjects)
         break_it(large.objects)
         with pytest.raises(StoreMisconfigured, match=told):
-            verify(large)
+            Offloading(MemoryStore(), large).verify()
 
 
 class TestPointers:
@@ -613,39 +616,44 @@ class TestPointers:
 
     def test_a_pointer_reads_back(self) -> None:
         """As it was written."""
-        pointer, data = pointed(large_results(prefix="p/"), "k", "nonce", Encoded("é\ud800", "text/x"))
-        assert pointer_in(pointer.to_encoded()) == pointer
-        assert pointer.result_in(data) == Encoded("é\ud800", "text/x")
-        assert pointer.name == f"p/{folder_of('k')}/nonce"
+        store, encoded = Offloading(MemoryStore(), large_results(over=0, prefix="p/")), Encoded("é\ud800", "text/x")
+        packed = store.pack(encoded, SLOT)
+        assert packed is not None
+        assert packed.write is not None
+        packed.write()
+        assert store.unpack(packed.encoded, SLOT) == encoded
+        pointer = pointer_in(packed.encoded)
+        assert pointer is not None
+        assert pointer.name.startswith(f"p/{folder_of('k')}/")
 
     def test_a_result_is_no_pointer(self) -> None:
         """It is returned as it is, without a place for objects."""
         encoded = Encoded("1", "application/json")
         assert pointer_in(encoded) is None
-        assert fetched(None, encoded, "k") is encoded
+        assert unpack(MemoryStore(), encoded, SLOT) is encoded
 
     @pytest.mark.parametrize("data", ["", "[" * 100_000, "{}", '{"name": 1}', b"\xff"])
     def test_a_damaged_one_is_a_loss(self, data: str | bytes) -> None:
         """Whatever stands there."""
-        with pytest.raises(ObjectLost, match="damaged"):
-            fetched(large_results(), Encoded(data, CONTENT_TYPE), "k")
+        with pytest.raises(ContentLost, match="damaged"):
+            Offloading(MemoryStore(), large_results()).unpack(Encoded(data, OBJECT), SLOT)
 
     def test_a_record_without_a_result_has_nothing_to_fetch(self) -> None:
         """It is lost already."""
         record = a_record().but(status=Status.COMPLETED, result=None)
-        assert with_result(large_results(), record) is record
+        assert load(MemoryStore(), record) is record
 
     def test_a_record_with_its_result_is_left_as_it_is(self) -> None:
         """Every replay comes here, and a copy is most of what one costs."""
         record = a_record().but(status=Status.COMPLETED, result="1", content_type="application/json")
-        assert with_result(None, record) is record
+        assert load(MemoryStore(), record) is record
 
     def test_a_worker_that_knows_no_objects_takes_a_pointer_for_no_result(self) -> None:
         """Its codec accepts no such content."""
         codec = Codec("json", frozenset({"application/json"}))
-        pointer, _ = pointed(large_results(), "k", "nonce", Encoded("1", "application/json"))
+        pointer = pointed(Encoded("1", "application/json"))
         with pytest.raises(Exception, match="application/vnd.celery-idempotent.object"):
-            codec.decode(pointer.to_encoded(), SLOT)
+            codec.decode(pointer.to_encoded())
 
 
 def test_a_conflict_reads_no_object(scene: _LargeScene) -> None:

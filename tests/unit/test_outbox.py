@@ -24,7 +24,6 @@ from celery_idempotent.engine.transaction import sent
 from celery_idempotent.integration import outbox
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.sql import SQLStore
 from tests.support.deliveries import an_app, deliver, published
@@ -258,10 +257,10 @@ def test_error_of_a_channel_is_one_of_the_message(
     _waiting(app, engine, "o-1", "o-2")
     publish = outbox._publish
 
-    def failing(app: Celery, codec: Codec, message: OutboxMessage) -> None:
+    def failing(app: Celery, message: OutboxMessage) -> None:
         if message.id == store.waiting(1)[0].id:
             raise OperationalError("away") from cause
-        publish(app, codec, message)
+        publish(app, message)
 
     monkeypatch.setattr(outbox, "_publish", failing)
     if is_of_the_message:

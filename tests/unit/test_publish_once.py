@@ -43,7 +43,7 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore, schema
 from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.faults import StoreWrapper
-from tests.support.deliveries import SLOT, Ended, an_app, deliver, published, redeliver
+from tests.support.deliveries import Ended, an_app, deliver, published, redeliver
 
 ONCE = Policy("order_id", publish="once", remember=(LookupError,))
 DAY = 86_400
@@ -237,7 +237,7 @@ def test_recorded_failure_never_steers_who_asks_for_it(shop: Shop, steers: type[
     shop.raises = ValueError("m")
     shop.deliver()
     described = {"module": steers.__module__, "type": steers.__qualname__, "message": "m", "args": ["k", 1]}
-    written = runtime_of(shop.app).codec.encode(described, SLOT)
+    written = runtime_of(shop.app).codec.encode(described)
     shop.change("o", result=written.data, content_type=written.content_type)
 
     with pytest.raises(ReplayedFailure):

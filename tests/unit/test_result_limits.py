@@ -12,7 +12,7 @@ from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Finished, from_plain
-from tests.support.deliveries import SLOT, an_app, deliver, published
+from tests.support.deliveries import an_app, deliver, published
 
 LARGE = "é" * 50
 """In JSON six bytes for each letter, and two for the quotes."""
@@ -57,10 +57,10 @@ class TestPrivate:
     def test_none_is_kept_in_every_serialiser(self, serializer: str) -> None:
         """A reader of the record finds a result like any other."""
         codec = Codec(serializer, JSON | {"application/x-python-serialize", "application/x-yaml"}, private=True)
-        kept = codec.keep_outcome(LARGE, "k")
+        kept = codec.keep_outcome(LARGE)
         assert (kept.value, kept.lost) == (LARGE, None)
         assert kept.encoded is not None
-        assert codec.decode(kept.encoded, SLOT) is None
+        assert codec.decode(kept.encoded) is None
 
     def test_steps_keep_theirs(self) -> None:
         """The next attempt needs them."""
@@ -124,17 +124,17 @@ class TestMaxResult:
     def test_counts_bytes_and_not_characters(self, serializer: str) -> None:
         """Of texts as of bytes."""
         accept = JSON | {"application/x-python-serialize", "application/x-yaml"}
-        encoded = Codec(serializer, accept).encode(LARGE, SLOT).data
+        encoded = Codec(serializer, accept).encode(LARGE).data
         exact = len(encoded.encode() if isinstance(encoded, str) else encoded)
-        assert Codec(serializer, accept, max_result=exact).keep_outcome(LARGE, "k").encoded is not None
-        assert Codec(serializer, accept, max_result=exact - 1).keep_outcome(LARGE, "k").lost is not None
+        assert Codec(serializer, accept, max_result=exact).keep_outcome(LARGE).encoded is not None
+        assert Codec(serializer, accept, max_result=exact - 1).keep_outcome(LARGE).lost is not None
 
     def test_a_text_is_counted_by_its_bytes(self) -> None:
         """Of a serialiser that writes letters as they are."""
         registry.register("letters", str, str, content_type="text/x-letters", content_encoding="utf-8")
         try:
             kept = [
-                Codec("letters", frozenset({"text/x-letters"}), max_result=most).keep_outcome(LARGE, "k")
+                Codec("letters", frozenset({"text/x-letters"}), max_result=most).keep_outcome(LARGE)
                 for most in (100, 99)
             ]
         finally:
@@ -149,7 +149,7 @@ class TestMaxResult:
 
     def test_what_cannot_be_encoded_is_lost_for_that_reason(self) -> None:
         """It has no size."""
-        kept = Codec("json", JSON, max_result=10).keep_outcome(object(), "k")
+        kept = Codec("json", JSON, max_result=10).keep_outcome(object())
         assert "not encodable" in str(kept.lost)
 
     def test_steps_are_not_limited(self) -> None:

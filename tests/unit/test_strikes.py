@@ -17,7 +17,6 @@ from celery_idempotent.errors import (
     StoreUnavailable,
 )
 from celery_idempotent.integration.arrivals import at_once
-from celery_idempotent.protocol.cipher import Slot
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.record import Record, Status
@@ -437,10 +436,10 @@ def test_exit_while_the_result_of_a_step_is_encoded_makes_the_step_once(
     """Its call has returned, so it is recorded before the process ends."""
     keep, exits, calls = Codec.keep, [SystemExit], []
 
-    def struck(self: Codec, value: Any, slot: Slot) -> Any:
+    def struck(self: Codec, value: Any) -> Any:
         if exits:
             raise exits.pop()
-        return keep(self, value, slot)
+        return keep(self, value)
 
     monkeypatch.setattr(Codec, "keep", struck)
 

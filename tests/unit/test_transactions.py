@@ -16,7 +16,6 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
-from tests.support.deliveries import SLOT
 from tests.support.scene import JSON, Scene
 
 Fate = Literal["committed", "committed, reply lost", "undone, reply lost", "refused", "struck"]
@@ -354,9 +353,9 @@ class TestOutbox:
         first, second = bank.outbox
         assert [first.id, second.id] == ids[2:] == ids[:2]
         assert len(set(ids)) == 2
-        signature = JSON.decode(_encoded(first), SLOT)
+        signature = JSON.decode(_encoded(first))
         assert (signature["task"], signature["args"], signature["kwargs"]) == ("receipt", ["o-1"], {"copies": 2})
-        assert JSON.decode(_encoded(second), SLOT)["options"] == {"queue": "mail"}
+        assert JSON.decode(_encoded(second))["options"] == {"queue": "mail"}
 
     def test_derived_id_is_a_uuid(self) -> None:
         """Celery and every tool around it expect one."""

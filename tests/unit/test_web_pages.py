@@ -20,13 +20,12 @@ from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.integration import display
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.objects import pointed
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
 from celery_idempotent.protocol.verdicts import Action, given
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_completion, a_record
-from tests.support.objects import large_results
+from tests.support.objects import pointed
 from tests.support.waiting import wait_until
 from tests.support.web import (
     BEARER,
@@ -152,7 +151,7 @@ def test_outcome_is_decoded_only_as_json(app: Celery, person: TestClient) -> Non
 def test_outcome_that_is_an_object_is_named_and_not_read(app: Celery, person: TestClient) -> None:
     """Whose, where, and how large; the page asks nobody else than the store."""
     app.conf.idempotency_large_results = "s3://nowhere/prefix?endpoint=http://127.0.0.1:1"
-    pointer, _ = pointed(large_results(prefix="p/"), "k", "nonce", Encoded("x" * 200, "application/json"))
+    pointer = pointed(Encoded("x" * 200, "application/json"))
     written = pointer.to_encoded()
     record = a_written(app, Status.COMPLETED, result=written.data, content_type=written.content_type)
     shown = text_of(person.get("/record", params={"key": record.key}).text)

@@ -31,6 +31,7 @@ from celery_idempotent.integration import display, verdicts
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.verdicts import Action, counts_until
+from celery_idempotent.stores.sealed import Sealed
 
 _MOST_LISTED = 1_000
 """Records behind one list. Counting further would read the whole table for a number that nobody needs."""
@@ -291,7 +292,7 @@ class IdempotencyRecordAdmin(_Admin):
             found = queryset.filter(**{f"{field}{how}": term.removesuffix("*") if how else term})
             if found.exists():
                 return found, False
-        if project.runtime().cipher is not None:
+        if isinstance(project.store_of_admin(), Sealed):
             self.message_user(request, _LABELS_ARE_ENCRYPTED, messages.INFO)
         return queryset.filter(Q(task_id=term) | Q(key__startswith=term)), False
 

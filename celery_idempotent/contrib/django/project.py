@@ -10,9 +10,12 @@ from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration import binding, verdicts
 from celery_idempotent.integration.settings import Runtime, runtime_of
+from celery_idempotent.protocol.contents import reveal
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.protocol.verdicts import Action
+from celery_idempotent.stores.around import innermost
 
 
 def runtime() -> Runtime:
@@ -22,16 +25,16 @@ def runtime() -> Runtime:
 
 def revealed(record: Record) -> Record:
     """The record as people may see it: decrypted as far as the app has the keys; never to be written back."""
-    return runtime().revealed(record)
+    return reveal(store_of_admin(), record)
 
 
-def store_of_admin() -> DjangoStore:
+def store_of_admin() -> Any:
     """The store of workers if it is on Django's connections, else one on the default database."""
     try:
         store = runtime().store
     except PolicyError:
-        store = None
-    return store if isinstance(store, DjangoStore) else DjangoStore(DEFAULT_DB_ALIAS)
+        return DjangoStore(DEFAULT_DB_ALIAS)
+    return store if _is_ours(store) else runtime().around(DjangoStore(DEFAULT_DB_ALIAS))
 
 
 def why_records_are_elsewhere() -> str | None:
@@ -40,7 +43,11 @@ def why_records_are_elsewhere() -> str | None:
         store = runtime().store
     except PolicyError as error:
         return str(error)
-    return None if isinstance(store, DjangoStore) else f"they write to {store!r}"
+    return None if _is_ours(store) else f"they write to {store!r}"
+
+
+def _is_ours(store: Store) -> bool:
+    return isinstance(innermost(store), DjangoStore)
 
 
 def idempotent_tasks() -> list[str]:

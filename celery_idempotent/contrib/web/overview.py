@@ -33,13 +33,13 @@ class Oldest:
         """The oldest first."""
         return [each for *_, each in sorted(self.heap, reverse=True)]
 
-    def add(self, record: Record, shown: Callable[[Record], Record]) -> None:
-        """Count ``record``; what is ``shown`` of it is kept if it is among the oldest."""
+    def add(self, record: Record) -> None:
+        """Count ``record``; it is kept if it is among the oldest."""
         self.count += 1
         entry = (-record.updated_at, record.key, record)
         if len(self.heap) < MOST_NAMED or entry > self.heap[0]:
             put = heappush if len(self.heap) < MOST_NAMED else heappushpop
-            put(self.heap, (*entry[:2], shown(record)))
+            put(self.heap, entry)
 
     def without(self, keys: Collection[str]) -> "Oldest":
         """Apart from those under ``keys``."""
@@ -74,11 +74,11 @@ def counted(
         scanned = chain.from_iterable(store.scan(status=each) for each in statuses)
         for number, record in enumerate(scanned, 1):
             if record.status is Status.UNKNOWN:
-                unknown.add(record, runtime.revealed)
+                unknown.add(record)
             elif record.status is Status.IN_PROGRESS and Action.RELEASE in fitting(
                 record, grace=runtime.policy_of(record).grace_ms, now=now
             ):
-                abandoned.add(record, runtime.revealed)
+                abandoned.add(record)
             if number % 1000 == 0:
                 read(number)
             yield record

@@ -38,6 +38,7 @@ from celery_idempotent.integration import binding, display
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.verdicts import Judged, judge_each
 from celery_idempotent.printable import one_line
+from celery_idempotent.protocol.contents import reveal
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.verdicts import Action
 
@@ -116,7 +117,7 @@ class _Pages:
             search = Search.of(request.query_params)
         except ValueError as error:
             return self._message(request, HTTPStatus.BAD_REQUEST, "This search cannot be understood", str(error))
-        records, more = answer(self._store, search, self._runtime.cipher)
+        records, more = answer(self._store, search)
         return self._page(
             request,
             "records.html",
@@ -136,7 +137,7 @@ class _Pages:
             return self._message(
                 request, HTTPStatus.NOT_FOUND, "Nothing is recorded here", "It may have been forgotten, and deleted."
             )
-        record = self._runtime.revealed(record)
+        record = reveal(self._store, record)
         policy, now = self._runtime.policy_of(record), self._store.now()
         return self._page(
             request,
@@ -173,7 +174,7 @@ class _Pages:
                 request, HTTPStatus.BAD_REQUEST, "No verdict", f"Choose at least one record, and at most {PAGE}."
             )
         found = [self._store.get(key) for key in seen]
-        records = [self._runtime.revealed(each) for each in found if each and each.revision == seen[each.key]]
+        records = [each for each in found if each and each.revision == seen[each.key]]
         left_out = [key for key in seen if key not in {each.key for each in records}]
         form = Form.of(sent) if "by" in sent else None
         if form is None or form.errors:

@@ -8,9 +8,7 @@ from typing import Any
 from celery_idempotent.engine.search import FORGOTTEN, Filter, found
 from celery_idempotent.integration import display, verdicts
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.cipher import Cipher
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.secrecy import revealed
 from celery_idempotent.protocol.steps import Begun, Finished
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.protocol.verdicts import Action, counts_until, is_erased
@@ -82,7 +80,7 @@ def _number(name: str, text: str, most: int) -> int | None:
     return int(text)
 
 
-def answer(store: Store, search: Search, cipher: Cipher | None = None) -> tuple[list[Record], bool]:
+def answer(store: Store, search: Search) -> tuple[list[Record], bool]:
     """The records of the page, the oldest write first, and whether there are more behind them.
 
     Reads up to the end of the page and no further. A whole key is one request.
@@ -90,10 +88,9 @@ def answer(store: Store, search: Search, cipher: Cipher | None = None) -> tuple[
     wanted = search.filter()
     record = store.get(search.key) if search.key else None
     if record is not None:
-        record = revealed(cipher, record)
         return [record] if wanted.matches(record, store.now()) else [], False
     first = (search.page - 1) * PAGE
-    records = list(islice(found(store, wanted, cipher), first, first + PAGE + 1))
+    records = list(islice(found(store, wanted), first, first + PAGE + 1))
     return sorted(records[:PAGE], key=lambda each: each.updated_at), len(records) > PAGE
 
 

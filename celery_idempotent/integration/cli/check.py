@@ -60,8 +60,8 @@ def check(context: click.Context, strict: bool, timeout: float, as_json: bool) -
 def _print(found: Inspection, runtime: Runtime) -> None:
     way = getattr(runtime.store, "way", "")  # of a store that has more than one
     click.echo(f"{found.store} answers and can be used{f' {way}' if way else ''}")
-    if (large := runtime.large_results) is not None:
-        click.echo(one_line(f"{large.objects!r} takes results of more than {large.over} bytes"))
+    for note in getattr(runtime.store, "notes", ()):
+        click.echo(one_line(note))
     click.echo(f"{found.broker} answers")
     for task in found.tasks:
         promise = task.guarantee if task.policy is not None else f"{task.name}: {task.guarantee}"

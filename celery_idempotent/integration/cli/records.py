@@ -29,6 +29,7 @@ from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.task import IdempotentMixin
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.contents import pointer_in
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.steps import Begun, Finished
@@ -70,7 +71,7 @@ def show(context: click.Context, key: str, task: str | None, as_json: bool) -> N
     """
     runtime = runtime_of(app_of(context))
     with readable_errors():
-        record = looked_up(runtime.store, key, runtime.cipher, task=task)
+        record = looked_up(runtime.store, key, task=task)
         now, policy = runtime.store.now(), runtime.policy_of(record)
         echo_json(_whole(record, now, policy)) if as_json else screen.lines(_everything(record, now, policy))
 
@@ -90,7 +91,7 @@ def print_effect_key(context: click.Context, key: str, name: str, task: str | No
     runtime = runtime_of(app_of(context))
     with readable_errors():
         try:
-            record = looked_up(runtime.store, key, runtime.cipher, task=task)
+            record = looked_up(runtime.store, key, task=task)
         except PolicyError:
             if re.fullmatch(".+:[0-9a-f]{64}", key, re.DOTALL) is None:  # what every derived key looks like
                 raise
@@ -117,7 +118,7 @@ def list_records(context: click.Context, wanted: Filter, limit: int, as_json: bo
     app = app_of(context)
     runtime = runtime_of(app)
     with readable_errors():
-        records = screen.counted("reading", found(runtime.store, wanted, runtime.cipher))
+        records = screen.counted("reading", found(runtime.store, wanted))
         oldest = nsmallest(limit + 1, records, key=lambda record: record.updated_at)
         listed, now = oldest[:limit], runtime.store.now()
     echo_json([_brief(each, now) for each in listed]) if as_json else print_records(listed, now)
@@ -209,7 +210,7 @@ def _decoded(data: str | bytes | None, content_type: str | None) -> Any:
     """
     if data is None:
         return None
-    pointer = display.pointer_of(data, content_type)
+    pointer = pointer_in(Encoded(data, content_type or ""))
     if pointer:
         return {"object": pointer.name, "bytes": pointer.size, "sha256": pointer.sha256, "of": pointer.content_type}
     if content_type == "application/json":
@@ -254,7 +255,7 @@ def _everything(record: Record, now: int, policy: Policy) -> Iterator[tuple[str,
         if name in _IN_SUMMARY or value is None:
             continue
         if name == "result":
-            is_object = display.pointer_of(value, record.content_type)
+            is_object = pointer_in(Encoded(value, record.content_type or ""))
             yield name, display.outcome(value, record.content_type) if is_object else f"{len(value)} bytes"
         else:
             yield name, iso(value) if name in ("lease_until", "expires_at") else value

@@ -23,6 +23,7 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import PurgeableStore, RecordTooLarge, Store, VerifiableStore
 from celery_idempotent.protocol.verdicts import kept_until
 from celery_idempotent.stores import open_store
+from celery_idempotent.stores.around import innermost
 
 _DIALECTS = ["postgresql", "mysql", "mariadb", "sqlite"]
 _DAY = 86_400_000
@@ -63,7 +64,7 @@ def ddl(context: click.Context, dialect: str | None, as_json: bool) -> None:
     except ModuleNotFoundError as error:
         missing = f'{error.name} is not installed; run: pip install "celery-idempotent[sql]"'
         raise click.ClickException(missing) from error
-    store = store_of(context) if app_of(context).conf.get("idempotency_store") else None
+    store = innermost(store_of(context)) if app_of(context).conf.get("idempotency_store") else None
     tables = [store.table, store.outbox] if isinstance(store, SQLStore) else []
     dialect = dialect or (store.dialect if isinstance(store, SQLStore) else None)
     if dialect is None:

@@ -119,9 +119,9 @@ def _judge(
     tally = _Tally(is_bulk, dry_run)
     with readable_errors():
         if key is not None:
-            records = [looked_up(runtime.store, key, runtime.cipher, task=wanted.task)]
+            records = [looked_up(runtime.store, key, task=wanted.task)]
         else:
-            meant = found(runtime.store, replace(wanted, status=wanted.status or status_of_many), runtime.cipher)
+            meant = found(runtime.store, replace(wanted, status=wanted.status or status_of_many))
             records = [each for each in screen.counted("reading", meant) if not is_erased(each)]
             records.sort(key=lambda record: record.updated_at)
         now = runtime.store.now()

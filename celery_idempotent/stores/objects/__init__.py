@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.printable import scheme_of
-from celery_idempotent.protocol.objects import LargeResults, ObjectMissing, ObjectStore
 
 __all__ = ["LargeResults", "ObjectMissing", "ObjectStore", "open_large_results"]
 
@@ -31,6 +30,55 @@ _SIZE = re.compile(r"(\d{1,12}) ?(B|KB|MB|)", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 1, "B": 1, "KB": 1024, "MB": 1024 * 1024}
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]", re.ASCII)
+
+
+class ObjectMissing(Exception):
+    """There is certainly no object of that name."""
+
+
+class ObjectStore(Protocol):
+    """Keeps bytes under names. All of it must be safe to call from several threads and after a fork.
+
+    Any failure of the driver surfaces as :class:`~celery_idempotent.errors.StoreUnavailable`, and as its subclass
+    ``StoreMisconfigured`` where it stays so until somebody changes something.
+    """
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write the object, whole and durable, once this returns; safe to repeat.
+
+        Raises:
+            StoreUnavailable: No certain answer; it may have been written.
+        """
+
+    def get(self, name: str) -> bytes:
+        """The object's bytes, as soon as :meth:`put` has returned, to everybody.
+
+        Raises:
+            ObjectMissing: There is certainly none.
+            StoreUnavailable: No certain answer.
+        """
+
+    def delete(self, name: str) -> None:
+        """Delete the object, if it is there.
+
+        Raises:
+            StoreUnavailable: No certain answer.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class LargeResults:
+    """Where encoded results go that are larger than a record should be.
+
+    Args:
+        objects: Keeps them.
+        over: Bytes; a result with more of them is kept as an object.
+        prefix: How the name of each object begins.
+    """
+
+    objects: ObjectStore
+    over: int
+    prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

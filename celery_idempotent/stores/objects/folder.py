@@ -8,8 +8,7 @@ from typing import Self
 from uuid import uuid4
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.protocol.objects import ObjectMissing
-from celery_idempotent.stores.objects import Address
+from celery_idempotent.stores.objects import Address, ObjectMissing
 
 _FOR_GOOD = (PermissionError, NotADirectoryError, IsADirectoryError)
 

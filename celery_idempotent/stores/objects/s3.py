@@ -17,10 +17,9 @@ from botocore.parsers import ResponseParserError
 
 from celery_idempotent._version import __version__
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.protocol.objects import ObjectMissing
 from celery_idempotent.stores.failures import Rule, failure, rule_of
 from celery_idempotent.stores.forks import PerProcess
-from celery_idempotent.stores.objects import Address
+from celery_idempotent.stores.objects import Address, ObjectMissing
 
 _CONFIG = Config(
     connect_timeout=2,
