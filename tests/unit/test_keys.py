@@ -765,6 +765,18 @@ def test_function_that_raises_is_an_error() -> None:
         selector.canonical(signature.bind(None), "t")
 
 
+def test_error_without_a_text_is_named_by_its_type() -> None:
+    """Its text may be about the very value that cannot be shown."""
+
+    def function(order: int) -> Any:
+        raise ValueError(order)
+
+    bound = inspect.signature(function).bind(10**5000)
+
+    with pytest.raises(PolicyError, match="t: it raised ValueError for these arguments; see"):
+        Selector("key", function).canonical(bound, "t")
+
+
 @pytest.mark.parametrize("nulls", [False, True])
 def test_function_cannot_change_the_arguments(nulls: bool) -> None:
     """The body, and the other selector, get what the message held."""
