@@ -45,9 +45,8 @@ _LONGEST_PAUSE_MS = 900_000
 
 def check_policy(policy: Policy, signature: inspect.Signature) -> None:
     """Refuse a policy that cannot be a gate's whose calls have this signature: nothing here is about messages."""
-    for option, plain in (("publish", "always"), ("max_conflicts", None)):
-        if getattr(policy, option) != plain:
-            raise PolicyError(option, repr(getattr(policy, option)), "it is about messages of tasks; leave it out")
+    if policy.publish != "always":
+        raise PolicyError("publish", repr(policy.publish), "it is about messages of tasks; leave it out")
     if policy.on_conflict == "skip":
         raise PolicyError(
             "on_conflict", "'skip'", "it ends a task's message; a call has to be answered: catch InFlight instead"

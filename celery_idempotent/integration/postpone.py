@@ -61,15 +61,13 @@ def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
         celery.exceptions.Retry: It is postponed.
         celery.exceptions.Ignore: It is skipped.
         celery.exceptions.Reject: It goes back to the broker, as it could not be published again.
-        InFlight: ``on_conflict="raise"``, too many conflicts, or eager.
+        InFlight: ``on_conflict="raise"``, or eager.
     """
     request = task.request
     if request.is_eager:
         raise met.error
     # The holder's own redelivery is what recovers the task if the holder dies: it is never dropped.
     if met.task_id not in {bounded(request.id or ""), bounded(f"{request.id}{ITEM}")}:
-        if policy.max_conflicts is not None and _count(request, CONFLICTS_HEADER) >= policy.max_conflicts:
-            raise met.error
         # A chord is told of the last of a chain only.
         follows = {"group_id": request.group, "link": request.callbacks}
         awaited = is_awaited({**follows, "chord": request.chord, "chain": request.chain})

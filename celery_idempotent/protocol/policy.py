@@ -73,8 +73,6 @@ class Policy:
             first delay, and the bound doubles each time. All delays are random within their bounds
             (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
         backoff_max: Upper bound of these delays, in seconds.
-        max_conflicts: How many conflicts one delivery may meet before ``InFlight`` is raised. A redelivery of the
-            running message has no such limit. Default: no limit.
         on_takeover: What to do if an attempt never ended: ``"rerun"`` (at least once), or ``"refuse"`` (at most once:
             the operation ends UNKNOWN, and a person resolves it). Under ``"refuse"`` every exception of the body is a
             final outcome, except :exc:`~celery_idempotent.errors.SafeToRetry` and Celery's ``Retry``, which
@@ -118,7 +116,6 @@ class Policy:
     on_conflict: OnConflict = "retry"
     backoff: Duration = 1
     backoff_max: Duration = 60
-    max_conflicts: int | None = None
     on_takeover: OnTakeover = "rerun"
     remember: tuple[type[Exception], ...] = ()
     on_outage: OnOutage = "retry"
@@ -156,7 +153,7 @@ class Policy:
         self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
         self._require("backoff_max", self.backoff_max_ms >= self.backoff_ms, "must be at least backoff")
         self._require("version", _is_count(self.version), "must be a whole number from 1")
-        for option in ("max_conflicts", "max_takeovers", "max_result"):
+        for option in ("max_takeovers", "max_result"):
             limit = getattr(self, option)
             self._require(option, limit is None or _is_count(limit), "must be None or from 1")
         self._require(

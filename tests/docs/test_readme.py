@@ -309,7 +309,7 @@ def test_policy_table_is_the_policy() -> None:
         ("backoff", 0, 0.1),
         ("backoff_max", 0.9, 1),
         ("retain", 60, 61),
-        ("max_conflicts", 0, 1),
+        ("max_takeovers", 0, 1),
         ("scope", "s" * 1901, "s" * 1900),
     ],
 )

@@ -664,7 +664,6 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], named: st
     ("policy", "named"),
     [
         (Policy("order", publish="once"), "publish"),
-        (Policy("order", max_conflicts=3), "max_conflicts"),
         (Policy("order", on_conflict="skip"), "on_conflict"),
         (Policy("no_such"), "key"),
     ],

@@ -27,7 +27,7 @@ def test_defaults_are_as_documented() -> None:
     policy = Policy()
 
     assert (policy.lease_ms, policy.grace_ms, policy.retain_ms) == (60_000, 1_000, 7 * 86_400_000)
-    assert (policy.backoff_ms, policy.backoff_max_ms, policy.max_conflicts) == (1_000, 60_000, None)
+    assert (policy.backoff_ms, policy.backoff_max_ms) == (1_000, 60_000)
     assert (policy.on_conflict, policy.on_takeover, policy.on_outage, policy.mode) == (
         "retry",
         "rerun",
@@ -66,7 +66,7 @@ def test_is_frozen_and_only_the_key_is_positional() -> None:
         {"version": 0},
         {"version": "2"},
         {"version": True},
-        {"max_conflicts": 0},
+        {"max_takeovers": 0},
         {"remember": ValueError},
         {"remember": [ValueError]},
         {"remember": (5,)},

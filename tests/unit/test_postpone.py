@@ -176,18 +176,6 @@ def test_a_base_class_that_drops_duplicates_drops_no_message_that_is_published_a
     assert len(published(app)) == 1
 
 
-def test_too_many_conflicts_are_raised(app: Celery) -> None:
-    """With a limit, the conflict after it is a visible failure."""
-    _, met, _ = _meeting(app, Policy(max_conflicts=3), headers={"idempotency_conflicts": 2})
-    assert met.state == states.RETRY
-
-    _, met, _ = _meeting(an_app(), Policy(max_conflicts=3), headers={"idempotency_conflicts": 3})
-    assert isinstance(met.value, InFlight)
-
-    _, met, _ = _meeting(an_app(), Policy(max_conflicts=3), task_id="holder", headers={"idempotency_conflicts": 30})
-    assert met.state == states.RETRY, "the redelivery that recovers the task is never dropped"
-
-
 @pytest.fixture
 def broken_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
@@ -225,7 +213,7 @@ def test_outage_is_published_again_and_counted_apart(app: Celery) -> None:
     app.conf.idempotency_store = FaultyStore(MemoryStore(), "request lost", "request lost")
     runs = []
 
-    @app.task(base=IdempotentTask, shared=False, name="t.outage", idempotent=Policy(max_conflicts=1))
+    @app.task(base=IdempotentTask, shared=False, name="t.outage", idempotent=Policy())
     def charge(n: int) -> None:
         runs.append(n)
 

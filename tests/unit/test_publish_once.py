@@ -895,8 +895,8 @@ def test_item_of_a_list_lends_nobody_its_message(shop: Shop) -> None:
 
 
 def test_redelivery_of_a_list_meets_its_own_item_and_waits(shop: Shop) -> None:
-    """However often: it is what recovers the list when its first worker dies, so ``max_conflicts`` does not end it."""
-    task = shop.task(Policy("order_id", max_conflicts=1), name="items")
+    """However often: it is what recovers the list when its first worker dies, so ``on_conflict`` does not end it."""
+    task = shop.task(Policy("order_id", on_conflict="raise"), name="items")
     task.map(["o"]).apply_async()
     (message,) = shop.sent()
     identity = task.idempotency_identity(["o"], {}, headers={}, task_id="")
