@@ -23,10 +23,16 @@ The store may hold records of others: every test uses keys of its own. All tests
 a store and assert, so they can be called without pytest, too.
 """
 
-from celery_idempotent.testing.contract.capabilities import OutageContract, PurgeableContract, VerifiableContract
+from celery_idempotent.testing.contract.capabilities import (
+    CommittingContract,
+    OutageContract,
+    OutboxContract,
+    PurgeableContract,
+    TransactionalContract,
+    VerifiableContract,
+)
 from celery_idempotent.testing.contract.records import a_claim, a_completion, a_record, a_rival
 from celery_idempotent.testing.contract.store import StoreContract
-from celery_idempotent.testing.contract.together import CommittingContract, OutboxContract, TransactionalContract
 
 __all__ = [
     "CommittingContract",

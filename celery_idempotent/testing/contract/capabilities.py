@@ -1,21 +1,51 @@
 """The contracts of an outage, and of what a store may offer beyond the seven methods; each of those has its protocol.
 
-A store that offers a capability gets a second subclass, with the same fixture ``store``.
+A store that offers a capability gets a second subclass, with the same fixture ``store``, and those that the
+contract's docstring names.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
+from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.store import PurgeableStore, Store, VerifiableStore
+from celery_idempotent.protocol.store import (
+    CommittingStore,
+    Outbox,
+    OutboxMessage,
+    PurgeableStore,
+    Store,
+    TakenMessage,
+    TransactionalStore,
+    VerifiableStore,
+    WaitingMessage,
+    WriteFailed,
+)
 from celery_idempotent.testing.contract.parallel import race
-from celery_idempotent.testing.contract.records import a_record, a_rival, reply_of
+from celery_idempotent.testing.contract.records import a_claim, a_completion, a_record, a_rival, reply_of
+
+_T = TypeVar("_T")
 
 _ROUNDS = 10
+
+_RACERS = 6
+
+_TRIES = 200
+"""Of a commit that meets contention; a real store needs a few."""
+
+_MEANWHILE = 0.3
+"""Seconds in which a store that does not hold a record lets it be taken over. One that does lets nobody in."""
+
+_HOLD = 600_000
+"""Milliseconds; longer than any test."""
+
+_CLOCK_ERROR = 60_000
+"""Milliseconds by which a store's clock may be corrected, and then some; far less than the hold."""
 
 
 class _Purgeable(Store, PurgeableStore, Protocol):
@@ -24,6 +54,41 @@ class _Purgeable(Store, PurgeableStore, Protocol):
 
 class _Verifiable(Store, VerifiableStore, Protocol):
     pass
+
+
+class _Committing(Store, CommittingStore, Protocol):
+    pass
+
+
+class _Transactional(Store, TransactionalStore, Protocol):
+    pass
+
+
+class _WithOutbox(Store, TransactionalStore, Outbox, Protocol):
+    pass
+
+
+class UsersWrites(Protocol):
+    """What a user has written by ``attempt.commit``."""
+
+    def made(self) -> Mapping[str, Any]:
+        """A write that the store can make; another one at every call."""
+
+    def refused(self) -> Mapping[str, Any]:
+        """A write whose own condition does not hold."""
+
+    def count(self) -> int:
+        """How many of those from :meth:`made` were made."""
+
+
+class UsersRows(Protocol):
+    """What a user does in ``attempt.transaction``."""
+
+    def insert(self, connection: Any) -> None:
+        """Insert a row by :attr:`celery_idempotent.stores.Transaction.connection`."""
+
+    def count(self) -> int:
+        """How many rows everybody sees."""
 
 
 class OutageContract:
@@ -128,6 +193,279 @@ class VerifiableContract:
             assert isinstance(reply_of(ask), StoreMisconfigured)
 
 
+class CommittingContract:
+    """Tests of :class:`~celery_idempotent.stores.CommittingStore`; needs fixtures ``store`` and ``writes``.
+
+    The second is :class:`UsersWrites`, to the same database.
+    """
+
+    def test_record_and_writes_happen_together(self, store: _Committing, writes: UsersWrites) -> None:
+        """All of them, and nothing before."""
+        claimed, before = a_claim(store), writes.count()
+        done = a_completion(claimed)
+
+        assert store.swap_with(done, claimed.revision, [writes.made(), writes.made()]) == done
+
+        assert (store.get(done.key), writes.count() - before) == (done, 2)
+
+    def test_refused_write_undoes_all(self, store: _Committing, writes: UsersWrites) -> None:
+        """It is named by its position; the record and the other writes are as they were."""
+        claimed, before = a_claim(store), writes.count()
+
+        refused = _refused(
+            lambda: store.swap_with(a_completion(claimed), claimed.revision, [writes.made(), writes.refused()])
+        )
+
+        assert refused is not None, "a write was to be refused"
+        assert refused.position == 1
+        assert (store.get(claimed.key), writes.count() - before) == (claimed, 0)
+
+    def test_no_write_is_made_where_the_claim_is_gone(self, store: _Committing, writes: UsersWrites) -> None:
+        """The caller learns whose record it is, or that there is none."""
+        claimed, before = a_claim(store), writes.count()
+        theirs = a_rival(claimed)
+        store.swap(theirs, claimed.revision)
+
+        assert store.swap_with(a_completion(claimed), claimed.revision, [writes.made()]) == theirs
+        assert store.swap_with(a_completion(a_record()), new_nonce(), [writes.made()]) is None
+
+        assert (store.get(claimed.key), writes.count() - before) == (theirs, 0)
+
+    def test_commit_that_is_sent_again_is_made_once(self, store: _Committing, writes: UsersWrites) -> None:
+        """After a lost reply the record tells that it was made."""
+        claimed, before = a_claim(store), writes.count()
+        done = a_completion(claimed)
+
+        for _ in range(3):
+            assert store.swap_with(done, claimed.revision, [writes.made()]) == done
+
+        assert (store.get(done.key), writes.count() - before) == (done, 1)
+
+    def test_racing_commits_have_one_effect(self, store: _Committing, writes: UsersWrites) -> None:
+        """Of many that expect one revision exactly one is made, and the others are told whose."""
+        claimed, before = a_claim(store), writes.count()
+
+        def commit() -> Record | None:
+            done = a_completion(claimed)
+            return _answered(lambda: store.swap_with(done, claimed.revision, [writes.made()]))
+
+        told = race([commit] * _RACERS)
+
+        assert told == [store.get(claimed.key)] * _RACERS
+        assert writes.count() - before == 1
+
+
+class TransactionalContract:
+    """Tests of :class:`~celery_idempotent.stores.TransactionalStore`; needs fixtures ``store`` and ``rows``.
+
+    The second is :class:`UsersRows`, in the same database.
+    """
+
+    def test_record_and_rows_are_committed_together(self, store: _Transactional, rows: UsersRows) -> None:
+        """And the next transaction starts clean."""
+        for _ in range(3):
+            claimed, before = a_claim(store), rows.count()
+            done = a_completion(claimed)
+
+            transaction = store.begin()
+            rows.insert(transaction.connection)
+            assert transaction.swap(done, claimed.revision) == done
+            transaction.commit()
+
+            assert (store.get(done.key), rows.count() - before) == (done, 1)
+
+    def test_rollback_undoes_both(self, store: _Transactional, rows: UsersRows) -> None:
+        """And leaves nothing open that the next one could meet."""
+        claimed, before = a_claim(store), rows.count()
+        for _ in range(3):
+            transaction = store.begin()
+            rows.insert(transaction.connection)
+            transaction.swap(a_completion(claimed), claimed.revision)
+            transaction.rollback()
+
+        assert (store.get(claimed.key), rows.count() - before) == (claimed, 0)
+
+    def test_nothing_is_written_where_the_claim_is_gone(self, store: _Transactional, rows: UsersRows) -> None:
+        """The caller learns whose record it is, and rolls back."""
+        claimed, before = a_claim(store), rows.count()
+        theirs = a_rival(claimed)
+        store.swap(theirs, claimed.revision)
+
+        transaction = store.begin()
+        rows.insert(transaction.connection)
+        assert transaction.swap(a_completion(claimed), claimed.revision) == theirs
+        transaction.rollback()
+
+        assert (store.get(claimed.key), rows.count() - before) == (theirs, 0)
+
+    def test_racing_transactions_have_one_effect(self, store: _Transactional, rows: UsersRows) -> None:
+        """Of many that expect one revision exactly one is committed."""
+        claimed, before = a_claim(store), rows.count()
+
+        won = race([partial(_committed, store, rows, claimed)] * _RACERS)
+
+        stored = store.get(claimed.key)
+        assert stored is not None
+        assert (won.count(True), stored.status, rows.count() - before) == (1, Status.COMPLETED, 1)
+
+    def test_record_is_held_from_the_swap_to_the_end(self, store: _Transactional, rows: UsersRows) -> None:
+        """A takeover that comes between has to wait, and then meets the outcome."""
+        claimed, before = a_claim(store), rows.count()
+        done, takeover = a_completion(claimed), a_rival(claimed)
+
+        with ThreadPoolExecutor(1) as thread:
+            transaction = store.begin()
+            rows.insert(transaction.connection)
+            assert transaction.swap(done, claimed.revision) == done
+            taken_over = thread.submit(_answered, lambda: store.swap(takeover, claimed.revision))
+            wait([taken_over], timeout=_MEANWHILE)
+            transaction.commit()
+
+        assert taken_over.result() == done
+        assert (store.get(done.key), rows.count() - before) == (done, 1)
+
+
+class OutboxContract:
+    """Tests of :class:`~celery_idempotent.stores.Outbox`, of a store that is also transactional; needs a fixture
+    ``store``. It may hold messages of others, which are deleted.
+    """
+
+    def test_message_is_there_if_the_transaction_is(self, store: _WithOutbox) -> None:
+        """Committed with it, undone with it."""
+        _drain(store)
+        undone = store.begin()
+        undone.enqueue(_message("undone"))
+        undone.rollback()
+        _enqueued(store, _message("sent"))
+
+        assert [each.message for each in store.take(10, _HOLD)] == [_message("sent")]
+
+    def test_text_and_bytes_are_kept(self, store: _WithOutbox) -> None:
+        """As they were encoded."""
+        _drain(store)
+        sent = [replace(_message("1"), data='"text \u00e9 \U0001f600"'), replace(_message("2"), data=b"\x00\xff")]
+        _enqueued(store, *sent)
+
+        assert [each.message for each in store.take(10, _HOLD)] == sent
+
+    def test_relays_share_messages_and_keep_their_order(self, store: _WithOutbox) -> None:
+        """Nobody gets what another has, until that one's time is over; what is forgotten is gone."""
+        _drain(store)
+        _enqueued(store, *(_message(str(number)) for number in range(5)))
+
+        first = store.take(3, _HOLD)
+        second = store.take(3, 0)
+        third = store.take(3, _HOLD)
+
+        assert _ids(first) == ["0", "1", "2"]
+        assert _ids(second) == _ids(third) == ["3", "4"]
+        assert store.take(3, _HOLD) == []
+        store.forget([each.number for each in (*first, *third)])
+        assert store.take(9, 0) == []
+
+    def test_message_comes_back_unless_it_is_forgotten(self, store: _WithOutbox) -> None:
+        """A relay that dies loses nothing."""
+        _drain(store)
+        _enqueued(store, _message("kept"), _message("published"))
+
+        kept, published = store.take(2, 0)
+        store.forget([published.number])
+
+        assert [each.message for each in store.take(2, _HOLD)] == [kept.message]
+
+    def test_postponed_message_waits_and_keeps_nobody_back(self, store: _WithOutbox) -> None:
+        """For as long as it was told; and people are told why."""
+        _drain(store)
+        ids = new_nonce(), new_nonce()
+        _enqueued(store, *map(_message, ids))
+        refused, _ = store.take(2, 0)
+
+        before = store.now()
+        store.postpone(refused, _HOLD, "too long")
+        after = store.now()
+
+        assert _ids(store.take(2, 0)) == [ids[1]]
+        told, other = _told(store, *ids)
+        assert (told.id, told.failures, told.reason) == (ids[0], 1, "too long")
+        assert before + _HOLD - _CLOCK_ERROR <= told.next_try <= after + _HOLD + _CLOCK_ERROR
+        assert abs(told.created_at - before) <= _CLOCK_ERROR
+        assert (other.id, other.failures, other.reason) == (ids[1], 0, None)
+        assert other.next_try <= after + _CLOCK_ERROR
+        assert len(store.waiting(1)) == 1
+
+    def test_failures_are_counted(self, store: _WithOutbox) -> None:
+        """Of each message, whoever tries it; the last reason is told."""
+        _drain(store)
+        refused = new_nonce()
+        _enqueued(store, _message(refused))
+
+        for number in range(3):
+            (taken,) = store.take(1, _HOLD)
+            assert taken.failures == number
+            store.postpone(taken, 0, f"reason {number}")
+
+        (told,) = _told(store, refused)
+        assert (told.failures, told.reason) == (3, "reason 2")
+
+    def test_message_that_is_given_back_comes_at_once(self, store: _WithOutbox) -> None:
+        """It was not tried: nothing is counted, and it keeps its place."""
+        _drain(store)
+        _enqueued(store, *(_message(str(number)) for number in range(3)))
+
+        store.give_back(store.take(3, _HOLD)[:2])
+
+        assert [(each.message.id, each.failures) for each in store.take(3, _HOLD)] == [("0", 0), ("1", 0)]
+
+    def test_late_word_about_a_message_that_another_has_changes_nothing(self, store: _WithOutbox) -> None:
+        """A relay that stalled past its hold neither gives away nor postpones what its successor publishes."""
+        _drain(store)
+        message = _message(new_nonce())
+        _enqueued(store, message)
+        (taken,) = store.take(1, 0)
+        (again,) = store.take(1, _HOLD)
+
+        store.give_back([taken])
+        store.postpone(taken, 0, "late")
+
+        assert store.take(1, _HOLD) == []
+        assert [(each.failures, each.reason) for each in _told(store, message.id)] == [(0, None)]
+        store.postpone(again, 0, "in time")
+        assert [(each.message, each.failures) for each in store.take(1, _HOLD)] == [(message, 1)]
+
+    def test_failing_messages_leave_room_for_others(self, store: _WithOutbox) -> None:
+        """However many there are, and however old: others come first, and get half of a look at least."""
+        _drain(store)
+        _enqueued(store, *(_message(f"refused {number}") for number in range(8)))
+        for each in store.take(8, _HOLD):
+            store.postpone(each, 0, "refused")
+        for _ in range(3):
+            store.postpone(store.take(1, _HOLD)[0], 0, "refused again")
+        _enqueued(store, *(_message(f"good {number}") for number in range(3)))
+
+        first, second, third = store.take(5, _HOLD), store.take(5, _HOLD), store.take(5, _HOLD)
+
+        assert _ids(first)[:3] == ["good 0", "good 1", "good 2"]
+        assert [len(first), len(second), len(third)] == [5, 5, 1]
+        assert [each.failures for each in first] == sorted(each.failures for each in first)
+        assert len({each.number for each in (*first, *second, *third)}) == 11
+
+    def test_racing_relays_take_each_message_once(self, store: _WithOutbox) -> None:
+        """However many look at the same ones; and none is overlooked."""
+        _drain(store)
+        _enqueued(store, *(_message(str(number)) for number in range(20)))
+
+        def drain() -> list[str]:
+            taken: list[str] = []
+            while messages := store.take(3, _HOLD):
+                taken += _ids(messages)
+            return taken
+
+        taken = [each for drained in race([drain] * 4) for each in drained]
+        taken += _ids(store.take(100, _HOLD))
+
+        assert sorted(taken, key=int) == [str(number) for number in range(20)]
+
+
 def _outcome(store: Store, status: Status, expires_at: int) -> Record:
     return _written(store, replace(a_record(), status=status, result="1", expires_at=expires_at))
 
@@ -153,3 +491,63 @@ def _purge_all(store: _Purgeable) -> None:
         if not deleted:
             return
     raise AssertionError("a thousand purges, and every one of them deleted something")
+
+
+def _committed(store: _Transactional, rows: UsersRows, claimed: Record) -> bool:
+    """Whether a transaction over the claim was committed; asked again where the store gave up in favour of another."""
+
+    def commit() -> bool:
+        done = a_completion(claimed)
+        transaction = store.begin()
+        try:
+            rows.insert(transaction.connection)
+            is_ours = transaction.swap(done, claimed.revision) == done
+        except BaseException:
+            transaction.rollback()
+            raise
+        (transaction.commit if is_ours else transaction.rollback)()
+        return is_ours
+
+    return _answered(commit)
+
+
+def _answered(ask: Callable[[], _T]) -> _T:
+    for _ in range(_TRIES):
+        try:
+            return ask()
+        except StoreUnavailable:
+            continue  # in contention a store may give up; an attempt asks again, too
+    return ask()
+
+
+def _refused(commit: Callable[[], object]) -> WriteFailed | None:
+    try:
+        commit()
+    except WriteFailed as error:
+        return error
+    return None
+
+
+def _message(task_id: str) -> OutboxMessage:
+    return OutboxMessage(task_id, '{"task": "receipt"}', "application/json")
+
+
+def _enqueued(store: _WithOutbox, *messages: OutboxMessage) -> None:
+    transaction = store.begin()
+    for each in messages:
+        transaction.enqueue(each)
+    transaction.commit()
+
+
+def _drain(store: Outbox) -> None:
+    """Messages that others have taken stay theirs, and do not come back in time to disturb."""
+    while messages := store.take(100, _HOLD):
+        store.forget([each.number for each in messages])
+
+
+def _told(store: Outbox, *ids: str) -> list[WaitingMessage]:
+    return [each for each in store.waiting(1_000_000) if each.id in ids]
+
+
+def _ids(messages: Sequence[TakenMessage]) -> list[str]:
+    return [each.message.id for each in messages]
