@@ -150,7 +150,7 @@ class Database(MemoryStore):
         if self.flaw == "forgets all":
             self.messages.clear()
         for number in numbers:
-            if self.flaw != "forgets nothing" or self.messages.get(number, _OURS).id not in {"0", "published"}:
+            if self.flaw != "forgets nothing":
                 self.messages.pop(number, None)
 
     def waiting(self, limit: int) -> list[WaitingMessage]:
@@ -166,9 +166,6 @@ class Database(MemoryStore):
             )
             for number in sorted(self.messages)[:limit]
         ]
-
-
-_OURS = OutboxMessage("of nobody", "", "")
 
 
 class Change:
@@ -248,18 +245,18 @@ TRANSACTIONS = {
 }
 
 MESSAGES = {
-    "sends at once": "message_is_there_if_the_transaction_is",
-    "drops one": "message_is_there_if_the_transaction_is",
-    "text only": "text_and_bytes_are_kept",
+    "sends at once": "messages_are_there_as_they_were_sent_if_the_transaction_is",
+    "drops one": "messages_are_there_as_they_were_sent_if_the_transaction_is",
+    "text only": "messages_are_there_as_they_were_sent_if_the_transaction_is",
     "newest first": "relays_share_messages_and_keep_their_order",
     "gives to everybody": "relays_share_messages_and_keep_their_order",
     "holds for ever": "relays_share_messages_and_keep_their_order",
-    "forgets nothing": "message_comes_back_unless_it_is_forgotten",
-    "forgets all": "message_comes_back_unless_it_is_forgotten",
-    "deletes what is taken": "message_comes_back_unless_it_is_forgotten",
+    "forgets nothing": "relays_share_messages_and_keep_their_order",
+    "forgets all": "relays_share_messages_and_keep_their_order",
+    "deletes what is taken": "relays_share_messages_and_keep_their_order",
     "postpones nothing": "postponed_message_waits_and_keeps_nobody_back",
-    "counts to one": "failures_are_counted",
-    "tells the first reason": "failures_are_counted",
+    "counts to one": "postponed_message_waits_and_keeps_nobody_back",
+    "tells the first reason": "postponed_message_waits_and_keeps_nobody_back",
     "gives nothing back": "message_that_is_given_back_comes_at_once",
     "blames what was not tried": "message_that_is_given_back_comes_at_once",
     "believes whoever comes late": "late_word_about_a_message_that_another_has_changes_nothing",

@@ -330,82 +330,55 @@ class OutboxContract:
     ``store``. It may hold messages of others, which are deleted.
     """
 
-    def test_message_is_there_if_the_transaction_is(self, store: _WithOutbox) -> None:
-        """Committed with it, undone with it."""
+    def test_messages_are_there_as_they_were_sent_if_the_transaction_is(self, store: _WithOutbox) -> None:
+        """Committed with it, undone with it; text and bytes as they were encoded."""
         _drain(store)
+        sent = [replace(_message("1"), data='"text \u00e9 \U0001f600"'), replace(_message("2"), data=b"\x00\xff")]
         undone = store.begin()
         undone.enqueue(_message("undone"))
         undone.rollback()
-        _enqueued(store, _message("sent"))
-
-        assert [each.message for each in store.take(10, _HOLD)] == [_message("sent")]
-
-    def test_text_and_bytes_are_kept(self, store: _WithOutbox) -> None:
-        """As they were encoded."""
-        _drain(store)
-        sent = [replace(_message("1"), data='"text \u00e9 \U0001f600"'), replace(_message("2"), data=b"\x00\xff")]
         _enqueued(store, *sent)
 
         assert [each.message for each in store.take(10, _HOLD)] == sent
 
     def test_relays_share_messages_and_keep_their_order(self, store: _WithOutbox) -> None:
-        """Nobody gets what another has, until that one's time is over; what is forgotten is gone."""
+        """Nobody gets what another has, until that one's time is over; then it comes back, unless it is forgotten."""
         _drain(store)
-        _enqueued(store, *(_message(str(number)) for number in range(5)))
+        ids = [new_nonce() for _ in range(6)]
+        _enqueued(store, *map(_message, ids))
 
         first = store.take(3, _HOLD)
-        second = store.take(3, 0)
-        third = store.take(3, _HOLD)
+        second = store.take(3, 0)  # by a relay that dies
+        third = store.take(3, 0)
+        store.forget([each.number for each in third[:1]])
+        fourth = store.take(3, _HOLD)
 
-        assert _ids(first) == ["0", "1", "2"]
-        assert _ids(second) == _ids(third) == ["3", "4"]
+        assert (_ids(first), _ids(second), _ids(third), _ids(fourth)) == (ids[:3], ids[3:], ids[3:], ids[4:])
         assert store.take(3, _HOLD) == []
-        store.forget([each.number for each in (*first, *third)])
-        assert store.take(9, 0) == []
-
-    def test_message_comes_back_unless_it_is_forgotten(self, store: _WithOutbox) -> None:
-        """A relay that dies loses nothing."""
-        _drain(store)
-        _enqueued(store, _message("kept"), _message("published"))
-
-        kept, published = store.take(2, 0)
-        store.forget([published.number])
-
-        assert [each.message for each in store.take(2, _HOLD)] == [kept.message]
+        store.forget([each.number for each in (*first, *fourth)])
+        assert _told(store, *ids) == []
 
     def test_postponed_message_waits_and_keeps_nobody_back(self, store: _WithOutbox) -> None:
-        """For as long as it was told; and people are told why."""
+        """For as long as it was told; its failures are counted, whoever tries it, and people are told the last one."""
         _drain(store)
         ids = new_nonce(), new_nonce()
         _enqueued(store, *map(_message, ids))
-        refused, _ = store.take(2, 0)
 
-        before = store.now()
-        store.postpone(refused, _HOLD, "too long")
+        for failures, pause in enumerate((0, 0, _HOLD)):
+            (refused,) = (each for each in store.take(2, 0) if each.message.id == ids[0])
+            assert refused.failures == failures
+            before = store.now()
+            store.postpone(refused, pause, f"reason {failures}")
         after = store.now()
 
         assert _ids(store.take(2, 0)) == [ids[1]]
         told, other = _told(store, *ids)
-        assert (told.id, told.failures, told.reason) == (ids[0], 1, "too long")
+        assert (told.id, told.failures, told.reason) == (ids[0], 3, "reason 2")
         assert before + _HOLD - _CLOCK_ERROR <= told.next_try <= after + _HOLD + _CLOCK_ERROR
         assert abs(told.created_at - before) <= _CLOCK_ERROR
         assert (other.id, other.failures, other.reason) == (ids[1], 0, None)
         assert other.next_try <= after + _CLOCK_ERROR
         assert len(store.waiting(1)) == 1
-
-    def test_failures_are_counted(self, store: _WithOutbox) -> None:
-        """Of each message, whoever tries it; the last reason is told."""
-        _drain(store)
-        refused = new_nonce()
-        _enqueued(store, _message(refused))
-
-        for number in range(3):
-            (taken,) = store.take(1, _HOLD)
-            assert taken.failures == number
-            store.postpone(taken, 0, f"reason {number}")
-
-        (told,) = _told(store, refused)
-        assert (told.failures, told.reason) == (3, "reason 2")
 
     def test_message_that_is_given_back_comes_at_once(self, store: _WithOutbox) -> None:
         """It was not tried: nothing is counted, and it keeps its place."""
