@@ -5,11 +5,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import wraps
 from typing import Any, Protocol
 
 from celery_idempotent import clock as local_clock
-from celery_idempotent.integration.visibility import Refusal, code_of, effective, is_expired_receipt, refusal
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe
 from celery_idempotent.stores.forks import making
@@ -78,6 +78,15 @@ def extender_of(driver: str, channel: Any) -> Extender | None:
     if driver == "redis":
         return RedisExtender(channel) if _part(channel, "ack_emulation") else None
     return SqsExtender(channel) if driver == "sqs" else None
+
+
+_SHORTEST = 1.0
+"""Seconds that count as a visibility timeout where somebody has set less."""
+
+
+def effective(visibility: float) -> float:
+    """The visibility timeout that is worked with."""
+    return max(visibility, _SHORTEST)
 
 
 class RedisExtender:
@@ -269,6 +278,40 @@ class Returned:
             client.change_message_visibility(QueueUrl=self._queue_url, ReceiptHandle=self._receipt, VisibilityTimeout=0)
         except Exception as error:  # noqa: BLE001 - it comes all the same, only later
             say(logger.info, "message_comes_later", reason=type(error).__name__)
+
+
+class Refusal(Enum):
+    """What it means that a broker did not extend one message of several."""
+
+    GONE = "gone"
+    """It is nobody's, or somebody else's: acknowledged meanwhile, or its visibility timeout was over."""
+    LATER = "later"
+    """Ask again."""
+
+
+_GONE = {"InvalidParameterValue", "MessageNotInflight", "ReceiptHandleIsInvalid"}
+
+
+def refusal(code: str) -> Refusal:
+    """What SQS means by the code of an entry that failed."""
+    return Refusal.GONE if _bare(code) in _GONE else Refusal.LATER
+
+
+def is_expired_receipt(error: BaseException) -> bool:
+    """Whether ``error`` is what SQS says of a message that is no longer this worker's."""
+    return _bare(code_of(error)) in _GONE
+
+
+def code_of(error: BaseException) -> str:
+    """The code in a refusal of AWS; empty where it is something else, such as a connection that broke."""
+    response: Any = getattr(error, "response", None)
+    told = response.get("Error") if isinstance(response, Mapping) else None
+    return str(told.get("Code", "")) if isinstance(told, Mapping) else ""
+
+
+def _bare(code: str) -> str:
+    # Both protocols of SQS put a namespace before some codes: "AWS.SimpleQueueService.", "com.amazonaws.sqs#".
+    return code.replace("#", ".").rpartition(".")[2]
 
 
 def _part(whole: Any, name: str) -> Any:

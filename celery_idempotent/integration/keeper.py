@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -30,11 +30,82 @@ from celery_idempotent.integration.extenders import (
     survive_expired_receipts,
 )
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.integration.visibility import SHARE, Held, due, ends_soon, extension, pause, pause_after
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe
 
 logger = logging.getLogger(__name__)
+
+SHARE = 3
+"""A message is extended when that part of its visibility timeout is over: two more tries fit in before the rest is."""
+
+_LOOKS = 12
+"""Looks within a visibility timeout: a message is extended at most that part later than it is due."""
+
+_LONGEST_PAUSE = 1.0
+"""Seconds; looking costs no request."""
+
+_FIRST_PAUSE = 1.0
+
+WARNED_BEFORE = 3600.0
+"""Seconds before the end of what a broker allows at which people are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A message that a worker has and has not acknowledged; times are seconds on one clock that never jumps.
+
+    Args:
+        tag: What the broker knows this delivery by.
+        queue: What its visibility timeout belongs to.
+        received: When it came.
+        extended: When its visibility timeout began to run again; at first, when it came.
+        is_warned: Whether people were told that its broker will extend it no further.
+    """
+
+    tag: str
+    queue: str
+    received: float
+    extended: float
+    is_warned: bool = False
+
+
+def due(held: Iterable[Held], visibility: float, now: float, size: int) -> Sequence[Held]:
+    """What to extend now, the oldest first; where that leaves room in a request of ``size``, what is soon due, too.
+
+    A request costs the same with one message in it as with ten.
+    """
+    every = visibility / SHARE
+    oldest_first = sorted(held, key=lambda each: each.extended)
+    requests = -(-sum(now - each.extended >= every for each in oldest_first) // size)
+    soon = [each for each in oldest_first if now - each.extended >= every / 2]
+    return soon[: requests * size]
+
+
+def extension(held: Held, visibility: float, now: float, longest: float) -> int:
+    """Seconds from now for which ``held`` can be made invisible; 0: no more.
+
+    Args:
+        held: The message.
+        visibility: Its visibility timeout.
+        now: The time.
+        longest: Seconds after it was received that its broker allows in all.
+    """
+    return max(0, int(min(visibility, held.received + longest - now)))
+
+
+def ends_soon(held: Held, now: float, longest: float) -> bool:
+    """Whether it is time to tell people that the broker will extend ``held`` no further, and nobody has."""
+    return not held.is_warned and now >= held.received + longest - WARNED_BEFORE
+
+
+def pause(visibilities: Iterable[float]) -> float:
+    """Seconds until the next look."""
+    return min(_LONGEST_PAUSE, *(each / _LOOKS for each in visibilities), _LONGEST_PAUSE)
+
+
+def pause_after(failures: int, visibility: float) -> float:
+    """Seconds until a broker is asked again that failed as often as that in a row."""
+    return float(min(_FIRST_PAUSE * 2 ** min(failures - 1, 30), visibility / SHARE / 2))
 
 
 @dataclass(slots=True)

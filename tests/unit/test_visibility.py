@@ -2,19 +2,8 @@
 
 import pytest
 
-from celery_idempotent.integration.visibility import (
-    Held,
-    Refusal,
-    code_of,
-    due,
-    effective,
-    ends_soon,
-    extension,
-    is_expired_receipt,
-    pause,
-    pause_after,
-    refusal,
-)
+from celery_idempotent.integration.extenders import Refusal, code_of, effective, is_expired_receipt, refusal
+from celery_idempotent.integration.keeper import Held, due, ends_soon, extension, pause, pause_after
 
 HOURS = 3600.0
 
