@@ -17,9 +17,9 @@ from celery_idempotent.engine.events import EventName
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.timing import Timed, listen
 from celery_idempotent.integration import traces
-from celery_idempotent.integration.backlog import backlog
 from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.keeper import held
+from celery_idempotent.integration.outbox import backlog
 from celery_idempotent.integration.settings import runtime_of
 
 __all__ = ["instrument", "uninstrument"]

@@ -28,8 +28,8 @@ from celery_idempotent import signals
 from celery_idempotent.contrib import otel
 from celery_idempotent.engine.timing import Timed
 from celery_idempotent.integration import keeper
-from celery_idempotent.integration.backlog import backlog
 from celery_idempotent.integration.events import SIGNALS
+from celery_idempotent.integration.outbox import backlog
 from lab.embedded import EmbeddedRedis
 from tests.support.deliveries import an_app
 from tests.support.documents import DOCS, code, table

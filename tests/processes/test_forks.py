@@ -21,8 +21,8 @@ from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.transaction import sent
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration import keeper, outbox
-from celery_idempotent.integration.backlog import backlog
 from celery_idempotent.integration.keeper import Holding
+from celery_idempotent.integration.outbox import backlog
 from celery_idempotent.protocol.circuit import FAILURES
 from celery_idempotent.protocol.operation import Run
 from celery_idempotent.stores.memory import MemoryStore

@@ -19,8 +19,8 @@ from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.engine.timing import Timed, timed
 from celery_idempotent.integration import events, keeper
-from celery_idempotent.integration.backlog import MOST, Backlog, backlog
 from celery_idempotent.integration.events import SIGNALS
+from celery_idempotent.integration.outbox import MOST, Backlog, backlog
 from celery_idempotent.protocol.record import marked
 from celery_idempotent.protocol.store import WaitingMessage
 from celery_idempotent.stores import readable
