@@ -124,7 +124,7 @@ class Runtime:
         self._app: Celery = proxy(app)  # the app outlives its runtime, not the other way round
         self._opening = threading.Lock()
         self._last_opened: Opened | None = None
-        self._codecs: dict[tuple[bool, int | None], Codec] = {}
+        self._codecs: dict[bool, Codec] = {}
 
     def check(self) -> None:
         """Read every setting but that of the store: what cannot be used is refused before any work."""
@@ -227,10 +227,9 @@ class Runtime:
 
     def codec_of(self, policy: Policy) -> Codec:
         """How the outcomes of a task with ``policy`` are kept; raises as :attr:`codec` does."""
-        options = policy.private, policy.max_result
-        codec = self._codecs.get(options)
+        codec = self._codecs.get(policy.private)
         if codec is None:
-            codec = self._codecs[options] = self.codec.under(policy)
+            codec = self._codecs[policy.private] = self.codec.under(policy)
         return codec
 
     relay_every = _every("idempotency_relay", 1.0, "between two looks, or 0 for none")

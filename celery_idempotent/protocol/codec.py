@@ -58,18 +58,17 @@ class Codec:
     """Encodes outcomes by kombu's serialiser of that name, and decodes them.
 
     What is not in ``accept`` is never decoded, so nothing is unpickled from a store unless results are pickled. With
-    ``private`` no result is kept, and only its type is kept and told of an exception. This and ``max_result``, in
-    bytes, are about results of operations, not of steps.
+    ``private`` no result of an operation is kept, though those of its steps are, and only its type is kept and told of
+    an exception.
     """
 
     serializer: str
     accept: frozenset[str]
     private: bool = False
-    max_result: int | None = None
 
     def under(self, policy: Policy) -> "Codec":
         """The same, with what ``policy`` says of what is kept."""
-        return replace(self, private=policy.private, max_result=policy.max_result)
+        return replace(self, private=policy.private)
 
     def encode(self, value: Any) -> Encoded:
         """``value`` encoded; raises ``kombu.exceptions.EncodeError``."""
@@ -98,9 +97,7 @@ class Codec:
 
     def keep_outcome(self, value: Any) -> "Kept":
         """The result of an operation, as :meth:`keep`, or what the policy records in its place."""
-        if self.private:
-            return replace(self.keep(None), value=value)
-        return self._kept(value, self.max_result)
+        return replace(self.keep(None), value=value) if self.private else self.keep(value)
 
     def keep(self, value: Any) -> "Kept":
         """``value`` as it is recorded and as it reads back.
@@ -108,22 +105,16 @@ class Codec:
         As the effect has happened, it raises nothing of the value's: only what struck from outside, and then asking
         again succeeds.
         """
-        return self._kept(value, None)
-
-    def _kept(self, value: Any, most: int | None) -> "Kept":
-        read_back = partial(self._read_back, value, most)
+        read_back = partial(self._read_back, value)
         try:
             return read_back()
         except Exception as first:  # noqa: BLE001 - nothing about a result may undo its effect
             error = own_failure(read_back, first)
         return Kept(None, value, f"not encodable: {self.told(error)}")
 
-    def _read_back(self, value: Any, most: int | None) -> "Kept":
+    def _read_back(self, value: Any) -> "Kept":
         encoded = self.encode(value)
-        reads_back = self.decode(encoded)
-        if most is not None and (size := len(as_bytes(encoded.data))) > most:
-            return Kept(None, reads_back, f"{size} bytes, over {most}")
-        return Kept(encoded, reads_back, None)
+        return Kept(encoded, self.decode(encoded), None)
 
     def told(self, error: BaseException) -> str:
         """What may be kept and logged of what ``error`` says; its type where its text may not."""

@@ -95,8 +95,6 @@ class Policy:
             :exc:`~celery_idempotent.errors.ReplayedFailure` with the type and no message. Whoever waits for the first
             delivery gets its value; Celery still logs and stores what that has raised. Results of steps are always
             kept.
-        max_result: The largest encoded result to keep, in bytes. If a result is larger, the operation is completed and
-            a replay raises :exc:`~celery_idempotent.errors.ResultLost`. Default: what the store takes.
         effects: What the body does, by name: :class:`~celery_idempotent.Keyed` and its like. If any are declared, a
             step of another name is an error, so that ``guarantee()`` tells all of it.
 
@@ -123,7 +121,6 @@ class Policy:
     publish: Publish = "always"
     mode: Mode = "enforce"
     private: bool = False
-    max_result: int | None = None
     effects: Mapping[str, Effect] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -153,9 +150,8 @@ class Policy:
         self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
         self._require("backoff_max", self.backoff_max_ms >= self.backoff_ms, "must be at least backoff")
         self._require("version", _is_count(self.version), "must be a whole number from 1")
-        for option in ("max_takeovers", "max_result"):
-            limit = getattr(self, option)
-            self._require(option, limit is None or _is_count(limit), "must be None or from 1")
+        limit = self.max_takeovers
+        self._require("max_takeovers", limit is None or _is_count(limit), "must be None or from 1")
         self._require(
             "remember",
             isinstance(self.remember, tuple)
@@ -168,7 +164,6 @@ class Policy:
             self._require("remember", issubclass(each, Exception), f"{each.__name__} {_ENDS_ITS_PROCESS}")
         self._require("scope", self.scope is None or _is_scope(self.scope), "must be text of 1 to 1900 bytes")
         self._require("private", isinstance(self.private, bool), "must be True or False")
-        self._require("max_result", not self.private or self.max_result is None, "nothing is kept; leave it out")
         check_effects(self.effects)
         self._require("label", self.label != WHOLE_CALL, "must name what to show: all arguments are no name")
         _ = self.key_selector, self.fingerprint_selector, self.label_selector
@@ -296,8 +291,6 @@ class Policy:
                 lines += [f"  a body that runs for longer than {in_words(self.deadline)}: {_LATE[self.on_takeover]}"]
             if self.private:
                 lines += ["  a duplicate returns None, or fails without a text: neither is kept"]
-            if self.max_result is not None:
-                lines += [f"  a result of over {self.max_result} bytes is not kept: a duplicate fails with ResultLost"]
             lines += [f"  when the store does not answer: {_OUTAGE[self.on_outage]}"]
         return "\n".join(lines)
 

@@ -5,7 +5,6 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, NoReturn
 from uuid import uuid4
 
@@ -719,25 +718,25 @@ def test_commit_records_result_and_writes_in_one_step(scene: Scene) -> None:
     assert scene.names == ["claimed", "completed"]
 
 
-def test_committed_result_over_the_policys_limit_is_lost(scene: Scene) -> None:
+def test_committed_result_that_cannot_be_encoded_is_lost(scene: Scene) -> None:
     """The writes are made, and the first caller gets it."""
-    scene.codec = replace(scene.codec, max_result=3)
-    assert scene.perform(lambda handle: handle.commit("kept", WRITES)) == Outcome("kept")
+    result = object()
+    assert scene.perform(lambda handle: handle.commit(result, WRITES)) == Outcome(result)
     assert scene.store.store.committed == WRITES  # type: ignore[attr-defined]
     assert scene.names == ["claimed", "completed", "result_dropped"]
-    with pytest.raises(ResultLost, match="6 bytes, over 3"):
+    with pytest.raises(ResultLost, match="not encodable"):
         scene.perform(_never)
 
 
 def test_committed_result_that_is_lost_is_told_of_a_body_that_fails_too(scene: Scene) -> None:
     """Its duplicates fail like those of any other."""
-    scene.codec = replace(scene.codec, max_result=3)
+    result = object()
 
     def fails(handle: ProtectedAttempt) -> None:
-        handle.commit("kept", WRITES)
+        handle.commit(result, WRITES)
         raise Declined
 
-    assert scene.perform(fails) == Outcome("kept")
+    assert scene.perform(fails) == Outcome(result)
     assert scene.names == ["claimed", "completed", "result_dropped"]
 
 

@@ -505,21 +505,12 @@ def test_functions_of_one_url_share_a_store() -> None:
     assert (first("o-1"), second("o-1")) == ("by the first", "by the first")
 
 
-def test_store_without_an_app_keeps_the_policys_limits(shop: Shop) -> None:
+def test_store_without_an_app_keeps_what_the_policy_says(shop: Shop) -> None:
     """Its own options count here, too, and its default keys by all arguments."""
     charge = shop.charge(Policy("order", private=True))
 
     assert charge("o-1") == "charged 1"
     assert charge("o-1") is None
-
-
-@pytest.mark.parametrize("most", [None, 5])
-def test_store_without_an_app_keeps_no_result_beyond_the_policys_size(shop: Shop, most: int | None) -> None:
-    """The effect has happened all the same."""
-    charge = shop.charge(Policy("order", max_result=most))
-
-    charge("o-1")
-    assert (shop.record.result is None) is (most is not None)
 
 
 @pytest.mark.parametrize("redacted", [True, False])

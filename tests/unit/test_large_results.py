@@ -244,15 +244,6 @@ class TestRoom:
         with pytest.raises(RecordTooLarge):
             scene.finish()
 
-    def test_max_result_counts_first(self) -> None:
-        """What its policy does not keep is kept nowhere."""
-        scene = _LargeScene()
-        scene.codec = replace(scene.codec, max_result=150)
-        scene.finish()
-        with pytest.raises(ResultLost, match="202 bytes, over 150"):
-            scene.finish()
-        assert scene.objects.puts == []
-
     def test_a_result_that_is_not_kept_is_no_object(self) -> None:
         """``private=True``: every replay returns None."""
         scene = _LargeScene()
