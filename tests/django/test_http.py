@@ -264,6 +264,15 @@ def test_wrong_length_is_refused(store: MemoryStore) -> None:
     assert got.status_code == 400
 
 
+def test_body_that_came_in_chunks_is_measured(store: MemoryStore) -> None:
+    """No header says how long it is."""
+    view = idempotent_view(store=store, caller="anybody", max_request=1)(lambda request: HttpResponse())
+    request = RequestFactory().post("/", b"ab", "text/plain", headers={"Idempotency-Key": "k-1"})
+    assert request.body == b"ab"
+    del request.META["CONTENT_LENGTH"]
+    assert view(request).status_code == 413
+
+
 def test_view_must_return_a_response(store: MemoryStore) -> None:
     """As Django says."""
     shop = DjangoShop("decorator")
@@ -367,3 +376,16 @@ def test_view_commits_on_djangos_own_connection() -> None:
     first, again = shop.request("commit-1"), shop.request("commit-1")
     assert first.body == again.body == b'{"order": 1}'
     assert (first.status, again.headers["link"]) == (201, "<a>")
+
+
+def test_view_that_committed_nothing_to_send_is_answered_as_its_repetitions() -> None:
+    """Also where the response that it returns is no outcome."""
+    shop = DjangoShop("decorator")
+
+    def view(request: HttpRequest, path: str) -> HttpResponse:
+        with current_attempt().transaction() as tx:
+            tx.done(None)
+        return HttpResponse("late", status=503)
+
+    shop.serve_view(view, store="django://default")
+    assert [shop.request("commit-2").status for _ in range(2)] == [204, 204]

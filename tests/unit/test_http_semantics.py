@@ -136,12 +136,15 @@ def test_result_that_is_no_response_is_sent_as_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, None), ("", None), ("a", "a"), (7, "7"), (UUID(int=7), "00000000-0000-0000-0000-000000000007")],
+    ("value", "caller"),
+    [
+        *((None, Problem.CALLER_UNKNOWN), ("", Problem.CALLER_UNKNOWN), ("a", "a"), (7, "7")),
+        (UUID(int=7), "00000000-0000-0000-0000-000000000007"),
+    ],
 )
-def test_caller_is_text(value: Any, text: str | None) -> None:
-    """An id of a database or of a token."""
-    assert caller_of(value) == text
+def test_caller_is_text(value: Any, caller: str | Problem) -> None:
+    """An id of a database or of a token; nothing names nobody."""
+    assert caller_of(value) == caller
 
 
 @pytest.mark.parametrize("value", [True, 1.5, b"a", object()])

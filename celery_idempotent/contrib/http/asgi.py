@@ -15,6 +15,7 @@ from celery_idempotent.contrib.http.semantics import (
     HttpRules,
     Problem,
     RequestFacts,
+    caller_of,
     require_function,
 )
 from celery_idempotent.protocol.store import Store
@@ -102,7 +103,7 @@ class IdempotencyMiddleware:
         if not isinstance(key, str):
             return key
         found = guard.caller(scope, *(next(iter(_lines(scope, each)), None) for each in (b"authorization", b"cookie")))
-        caller = guard.known(await found if isawaitable(found) else found)
+        caller = caller_of(await found if isawaitable(found) else found)
         if isinstance(caller, Problem):
             return caller
         # Not before: whoever may not come must not have a body kept here.

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from inspect import isawaitable
 from typing import Any, Unpack, cast
 
@@ -24,6 +24,7 @@ from celery_idempotent.contrib.http.semantics import (
     HttpOptions,
     Problem,
     RequestFacts,
+    caller_of,
     require_function,
 )
 from celery_idempotent.errors import PolicyError
@@ -63,7 +64,7 @@ def idempotent_view(
     Raises:
         PolicyError: An option cannot work.
     """
-    protected = _IdempotentView(HttpGuard(caller, store, celery, options))
+    guard = _ViewGuard(caller, store, celery, options)
 
     def decorated(view: View) -> View:
         if iscoroutinefunction(view):
@@ -76,7 +77,7 @@ def idempotent_view(
                     except _RESPONSES as error:
                         return await sync_to_async(response_for_exception)(request, error)
 
-                return await protected.answer_on_loop(request, respond, _route_of)
+                return await guard.answer_on_loop(request, respond, _route_of)
 
             return awaited
 
@@ -88,7 +89,7 @@ def idempotent_view(
                 except _RESPONSES as error:
                     return response_for_exception(request, error)
 
-            return protected.answer(request, respond, _route_of)
+            return guard.answer(request, respond, _route_of)
 
         return called
 
@@ -117,7 +118,7 @@ class IdempotentViewMiddleware:
         self._only = options.pop("only", None)
         require_function("only", self._only)
         caller, store, celery = (options.pop(name, None) for name in ("caller", "store", "celery"))
-        self._view = _IdempotentView(HttpGuard(caller, store, celery, cast(HttpOptions, options)))
+        self._guard = _ViewGuard(caller, store, celery, cast(HttpOptions, options))
         self._get_response = get_response
         self._is_async = iscoroutinefunction(get_response)
         if self._is_async:
@@ -127,146 +128,106 @@ class IdempotentViewMiddleware:
         """Answer one request."""
         if self._only is not None and not self._only(request):
             return self._get_response(request)
-        if self._is_async:
-            return self._answer_on_loop(request)
-        return self._view.answer(request, lambda: cast(HttpResponseBase, self._get_response(request)), _resolved)
-
-    async def _answer_on_loop(self, request: HttpRequest) -> HttpResponseBase:
-        async def respond() -> HttpResponseBase:
-            return cast(HttpResponseBase, await self._get_response(request))
-
-        return await self._view.answer_on_loop(request, respond, _resolved)
+        answer = self._guard.answer_on_loop if self._is_async else self._guard.answer
+        return answer(request, partial(self._get_response, request), _resolved)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> None:
         """Note what the view raised: the gate is to see it, and not only the page that Django makes of it."""
         request._idempotent_raised = error  # type: ignore[attr-defined]
 
 
-class _IdempotentView:
+class _ViewGuard(HttpGuard):
     """What decorator and middleware share."""
-
-    def __init__(self, guard: HttpGuard) -> None:
-        self._guard = guard
 
     def answer(self, request: HttpRequest, respond: Callable[[], HttpResponseBase], route: Route) -> HttpResponseBase:
         """The response to a request."""
-        asked = self._asked(request)
-        told = self._told(request) if isinstance(asked, str) else None
-        facts = self._facts(request, asked, told, route)
-        if isinstance(facts, Problem) and self._guard.rules.refuses:
-            return _response(self._guard.rules.refusal(facts))
+        key = self._key_of(request)
+        facts = self._facts(request, key, self._caller_of(request, key), route)
+        if isinstance(facts, Problem) and self.rules.refuses:
+            return _response(self.rules.refusal(facts))
         if not isinstance(facts, RequestFacts):
-            with self._guard.unprotected():
+            with self.unprotected():
                 return respond()
-        maker = _Maker(request, self._guard.rules.max_response)
-        try:
-            found = self._guard.call(facts, lambda: maker.of(respond()))
-        except Exception as error:
-            page = maker.page_of(error)
-            if page is None:
-                raise
-            return page
-        return _response(found) if isinstance(found, HttpAnswer) else found
+        answered = self.call(facts, lambda: self._whole(request, respond()))
+        return _response(answered)
 
     async def answer_on_loop(
         self, request: HttpRequest, respond: Callable[[], Awaitable[HttpResponseBase]], route: Route
     ) -> HttpResponseBase:
         """As :meth:`answer`, awaited."""
-        asked = self._asked(request)
-        told = self._told(request) if isinstance(asked, str) else None
-        facts = self._facts(request, asked, await told if isawaitable(told) else told, route)
-        if isinstance(facts, Problem) and self._guard.rules.refuses:
-            return _response(self._guard.rules.refusal(facts))
+        key = self._key_of(request)
+        caller = self._caller_of(request, key)
+        facts = self._facts(request, key, await caller if isawaitable(caller) else caller, route)
+        if isinstance(facts, Problem) and self.rules.refuses:
+            return _response(self.rules.refusal(facts))
         if not isinstance(facts, RequestFacts):
-            with self._guard.unprotected():
+            with self.unprotected():
                 return await respond()
-        maker = _Maker(request, self._guard.rules.max_response)
 
         async def make() -> Response[HttpResponseBase]:
-            return await maker.of_on_loop(await respond())
+            return await self._whole_on_loop(request, await respond())
 
-        try:
-            found = await self._guard.call_on_loop(facts, make)
-        except Exception as error:
-            page = maker.page_of(error)
-            if page is None:
-                raise
-            return page
-        return _response(found) if isinstance(found, HttpAnswer) else found
+        answered = await self.call_on_loop(facts, make)
+        return _response(answered)
 
-    def _asked(self, request: HttpRequest) -> str | Problem | None:
-        """The key of a request, or why it is refused before its body is read; None where it runs unprotected."""
-        rules = self._guard.rules
+    def _key_of(self, request: HttpRequest) -> str | Problem | None:
+        """The key, or why the request is refused before its body is read; None where it runs unprotected."""
         line = request.headers.get("Idempotency-Key")
-        key = rules.admitted(request.method or "", [] if line is None else [line])
-        if isinstance(key, str) and rules.refuses:
+        key = self.rules.admitted(request.method or "", [] if line is None else [line])
+        if isinstance(key, str) and self.rules.refuses:
             _refuse_transaction()
         return key
 
-    def _body(self, request: HttpRequest) -> bytes | Problem | None:
-        rules = self._guard.rules
-        if problem := rules.sized(request.META.get("CONTENT_LENGTH")):
+    def _caller_of(self, request: HttpRequest, key: str | Problem | None) -> Any:
+        """What the author says about who calls, or what has to be awaited for that; None where nobody asks."""
+        if not isinstance(key, str):
+            return None
+        return self.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie"))
+
+    def _facts(
+        self, request: HttpRequest, key: str | Problem | None, named: Any, route: Route
+    ) -> RequestFacts | Problem | None:
+        """What a request is about, or why it is refused; None where it runs unprotected."""
+        if not isinstance(key, str):
+            return key
+        caller = caller_of(named)
+        if isinstance(caller, Problem):
+            return caller
+        if problem := self.rules.sized(request.META.get("CONTENT_LENGTH")):
             return problem
         try:
             body = request.body
         except RawPostDataException:
-            if rules.refuses:
+            if self.rules.refuses:
                 raise
             return None
-        return Problem.BODY_TOO_LARGE if len(body) > rules.max_request else body
-
-    def _told(self, request: HttpRequest) -> Any:
-        """What the author says about who calls, or what has to be awaited for that."""
-        return self._guard.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie"))
-
-    def _facts(
-        self, request: HttpRequest, asked: str | Problem | None, told: Any, route: Route
-    ) -> RequestFacts | Problem | None:
-        """What a request is about, or why it is refused; None where it runs unprotected."""
-        if not isinstance(asked, str):
-            return asked
-        caller = self._guard.known(told)
-        if isinstance(caller, Problem):
-            return caller
-        body = self._body(request)
-        if not isinstance(body, bytes):
-            return body
+        if len(body) > self.rules.max_request:
+            return Problem.BODY_TOO_LARGE
         return RequestFacts(
             method=request.method or "",
             path=request.path,
             query=request.META.get("QUERY_STRING", ""),
             content_type=request.content_type or "",
             body=body,
-            key=asked,
+            key=key,
             caller=caller,
             route=route(request),
         )
 
-
-class _Maker:
-    """What becomes of the response to one request."""
-
-    def __init__(self, request: HttpRequest, limit: int) -> None:
-        self._request = request
-        self._limit = limit
-        self._page: HttpResponseBase | None = None
-
-    def of(self, response: HttpResponseBase) -> Response[HttpResponseBase]:
-        """The response, as a whole."""
-        self._refuse_page(response)
+    def _whole(self, request: HttpRequest, response: HttpResponseBase) -> Response[HttpResponseBase]:
+        """The response with all of its body."""
         if not isinstance(response, StreamingHttpResponse):
-            return _response_of(response, cast(HttpResponse, response).content)
-        buffer = Buffer(self._limit).fill(cast(Iterator[bytes], response))
+            return _response_to(request, response, cast(HttpResponse, response).content)
+        buffer = Buffer(self.rules.max_response).fill(cast(Iterator[bytes], response))
         _close_sources(response)
         response.streaming_content = buffer.chunks()
-        return _response_of(response, buffer)
+        return _response_to(request, response, buffer)
 
-    async def of_on_loop(self, response: HttpResponseBase) -> Response[HttpResponseBase]:
-        """As :meth:`of`, awaited."""
-        self._refuse_page(response)
+    async def _whole_on_loop(self, request: HttpRequest, response: HttpResponseBase) -> Response[HttpResponseBase]:
+        """As :meth:`_whole`, awaited."""
         if not isinstance(response, StreamingHttpResponse):
-            return self.of(response)
-        buffer = Buffer(self._limit)
+            return self._whole(request, response)
+        buffer = Buffer(self.rules.max_response)
         if response.is_async:
             async for chunk in cast(AsyncIterator[bytes], response.streaming_content):
                 buffer.write(chunk)
@@ -274,17 +235,12 @@ class _Maker:
             await sync_to_async(buffer.fill)(cast(Iterator[bytes], response.streaming_content))
         await sync_to_async(_close_sources)(response)
         response.streaming_content = _awaited(buffer.chunks())
-        return _response_of(response, buffer)
+        return _response_to(request, response, buffer)
 
-    def page_of(self, error: Exception) -> HttpResponseBase | None:
-        """The page that Django has made of what its view raised, if that is ``error``."""
-        return self._page if error is getattr(self._request, _RAISED, None) else None
 
-    def _refuse_page(self, response: HttpResponseBase) -> None:
-        raised: Exception | None = getattr(self._request, _RAISED, None)
-        if raised is not None and response.status_code >= 500:
-            self._page = response
-            raise raised
+def _response_to(request: HttpRequest, response: HttpResponseBase, body: bytes | Buffer) -> Response[HttpResponseBase]:
+    raised = getattr(request, _RAISED, None) if response.status_code >= 500 else None
+    return Response(response, response.status_code, response.items(), body, raised)
 
 
 def _close_sources(response: HttpResponseBase) -> None:
@@ -301,10 +257,6 @@ _RAISED = "_idempotent_raised"
 async def _awaited(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     for each in chunks:
         yield each
-
-
-def _response_of(response: HttpResponseBase, body: bytes | Buffer) -> Response[HttpResponseBase]:
-    return Response(response, response.status_code, response.items(), body)
 
 
 def _rendered(response: Any) -> HttpResponseBase:
@@ -345,7 +297,9 @@ def _resolved(request: HttpRequest) -> str | None:
         return None
 
 
-def _response(answer: HttpAnswer) -> HttpResponse:
+def _response(answer: HttpResponseBase | HttpAnswer) -> HttpResponseBase:
+    if isinstance(answer, HttpResponseBase):
+        return answer
     response = HttpResponse(answer.body, status=answer.status)
     del response.headers["Content-Type"]
     for name, value in answer.headers:

@@ -10,7 +10,7 @@ from flask import current_app, make_response, request
 from werkzeug.exceptions import HTTPException
 
 from celery_idempotent.contrib.http.guard import Buffer, HttpGuard, Response
-from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, HttpOptions, Problem, RequestFacts
+from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, HttpOptions, Problem, RequestFacts, caller_of
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.store import Store
 
@@ -55,8 +55,8 @@ def idempotent_view(
             if not isinstance(facts, RequestFacts):
                 with guard.unprotected():
                     return current_app.ensure_sync(view)(*args, **kwargs)
-            found = guard.call(facts, lambda: _response_of(view, args, kwargs, rules.max_response))
-            return _response(found) if isinstance(found, HttpAnswer) else found
+            answered = guard.call(facts, lambda: _response_of(view, args, kwargs, rules.max_response))
+            return _response(answered)
 
         return protected
 
@@ -68,7 +68,7 @@ def _facts(guard: HttpGuard) -> RequestFacts | Problem | None:
     key = guard.rules.admitted(request.method, request.headers.getlist("Idempotency-Key"))
     if not isinstance(key, str):
         return key
-    caller = guard.known(guard.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie")))
+    caller = caller_of(guard.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie")))
     if isinstance(caller, Problem):
         return caller
     body = _body(guard)
@@ -124,7 +124,9 @@ def _response_of(view: View, args: Any, kwargs: Any, limit: int) -> Response[Fla
     return Response(response, response.status_code, response.headers.items(), buffer)
 
 
-def _response(answer: HttpAnswer) -> FlaskResponse:
+def _response(answer: FlaskResponse | HttpAnswer) -> FlaskResponse:
+    if isinstance(answer, FlaskResponse):
+        return answer
     response = FlaskResponse(answer.body, answer.status)
     del response.headers["Content-Type"]
     for name, value in answer.headers:

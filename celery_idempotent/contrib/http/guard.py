@@ -22,14 +22,13 @@ from celery_idempotent.contrib.http.semantics import (
     RequestFacts,
     answer_of,
     by_authorization,
-    caller_of,
 )
 from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.engine.execution import executed_by, execution
 from celery_idempotent.errors import IdempotencyWarning, SafeToRetry
 from celery_idempotent.integration.gates import Gate
-from celery_idempotent.integration.places import place_of
+from celery_idempotent.integration.places import Place, place_of
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.store import Store
 
@@ -97,12 +96,16 @@ class NotAnOutcome(SafeToRetry):
 
 @dataclass(frozen=True, slots=True)
 class Response(Generic[R]):
-    """A response of the application's: ``native`` is what its framework sends, the rest is what may be recorded."""
+    """A response of the application's: ``native`` is what its framework sends, the rest is what may be recorded.
+
+    Where the framework has made it of an exception that the view ``raised``, that is recorded in its place.
+    """
 
     native: R
     status: int
     headers: Iterable[tuple[str, str]]
     body: bytes | Buffer
+    raised: Exception | None = None
 
     def value(self, rules: HttpRules) -> Any:
         """What is recorded of it."""
@@ -141,85 +144,77 @@ class HttpGuard:
             case function:
                 return function(request)
 
-    def known(self, caller: Any) -> str | Problem:
-        """Who calls, or that it cannot be told."""
-        found = caller_of(caller)
-        return Problem.CALLER_UNKNOWN if found is None else found
-
     def call(self, facts: RequestFacts, make: Callable[[], Response[R]]) -> R | HttpAnswer:
         """What to send: the response that ``make`` makes, or one in its place."""
-        request_call: _RequestCall[R] = _RequestCall(
-            self.rules, Gate(facts.name, self.rules.policy, self._where), facts
-        )
+        request_call: _RequestCall[R] = _RequestCall(self.rules, self._where, facts)
 
         def body(attempt: Attempt) -> Any:
             request_call.has_run = True
             return request_call.record(make())
 
-        try:
-            found = request_call.gate.passed(request_call.identity, body)
-        except Exception as error:
-            instead = request_call.instead_of(error)
-            if instead is None:
-                raise
-            return instead
-        return request_call.answer(found)
+        with request_call:
+            request_call.answer(request_call.gate.passed(request_call.identity, body))
+        return request_call.answered
 
     async def call_on_loop(self, facts: RequestFacts, make: Callable[[], Awaitable[Response[R]]]) -> R | HttpAnswer:
         """As :meth:`call`, without blocking the event loop."""
-        request_call: _RequestCall[R] = _RequestCall(
-            self.rules, Gate(facts.name, self.rules.policy, self._where), facts
-        )
+        request_call: _RequestCall[R] = _RequestCall(self.rules, self._where, facts)
 
         async def body(attempt: Attempt) -> Any:
             request_call.has_run = True
             return request_call.record(await make())
 
-        try:
-            found = await request_call.gate.passed_on_loop(request_call.identity, body)
-        except Exception as error:
-            instead = request_call.instead_of(error)
-            if instead is None:
-                raise
-            return instead
-        return request_call.answer(found)
+        with request_call:
+            request_call.answer(await request_call.gate.passed_on_loop(request_call.identity, body))
+        return request_call.answered
 
 
 class _RequestCall(Generic[R]):
-    """One request, and what has become of it."""
+    """One request, and what has become of it; an error in its block becomes ``answered``, unless it is the body's."""
 
-    def __init__(self, rules: HttpRules, gate: Gate, facts: RequestFacts) -> None:
+    answered: R | HttpAnswer
+
+    def __init__(self, rules: HttpRules, where: Callable[[], Place], facts: RequestFacts) -> None:
         self._rules = rules
-        self.gate = gate
-        self.identity: Callable[[], Identity] = partial(gate.identity, SIGNATURE, (), facts.arguments())
+        self.gate = Gate(facts.name, rules.policy, where)
+        self.identity: Callable[[], Identity] = partial(self.gate.identity, SIGNATURE, (), facts.arguments())
         self.has_run = False
         self._response: Response[R] | None = None
-        self._value: Any = None
+        self._value: Any = object()  # equal to nothing that is recorded
 
     def record(self, response: Response[R]) -> Any:
-        """What is recorded of the application's response.
-
-        Raises:
-            NotAnOutcome: Nothing is.
-        """
+        """What is recorded of the application's response; raises what is to be recorded, or ``NotAnOutcome``."""
         self._response = response
+        if response.raised is not None:
+            raise response.raised
         if not self._rules.is_outcome(response.status):
             raise NotAnOutcome(f"status {response.status}")
         self._value = response.value(self._rules)
         return self._value
 
-    def answer(self, found: Outcome | Conflict) -> R | HttpAnswer:
-        """What to send where the gate has answered."""
+    def answer(self, found: Outcome | Conflict) -> None:
+        """Settle what to send where the gate has answered."""
         if isinstance(found, Conflict):
-            return self._rules.refusal(Problem.IN_FLIGHT, self.gate.pause_after(found, 0))
+            self.answered = self._rules.refusal(Problem.IN_FLIGHT, self.gate.pause_after(found, 0))
         # What else is recorded was committed by the view, or by an attempt that took over, and it is what counts.
-        if self._response is not None and found.value == self._value:
-            return self._response.native
-        kept = answer_of(found.value)
-        return kept if self.has_run else kept.replayed()
+        elif self._response is not None and found.value == self._value:
+            self.answered = self._response.native
+        else:
+            kept = answer_of(found.value)
+            self.answered = kept if self.has_run else kept.replayed()
 
-    def instead_of(self, error: Exception) -> R | HttpAnswer | None:
-        """What to send where the gate has raised; None where ``error`` is the application's own."""
-        if isinstance(error, NotAnOutcome) and self._response is not None:
-            return self._response.native
-        return self._rules.refusal_of(error, self.identity().key, has_run=self.has_run)
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        instead = self._instead_of(error) if isinstance(error, Exception) else None
+        if instead is not None:
+            self.answered = instead
+        return instead is not None
+
+    def _instead_of(self, error: Exception) -> R | HttpAnswer | None:
+        response = self._response
+        if response is not None and isinstance(error, NotAnOutcome):
+            return response.native
+        refusal = self._rules.refusal_of(error, self.identity().key, has_run=self.has_run)
+        return response.native if refusal is None and response is not None and error is response.raised else refusal

@@ -212,14 +212,10 @@ def key_of(lines: Sequence[str]) -> str | Problem:
     return key if fits else Problem.KEY_MALFORMED
 
 
-def caller_of(value: Any) -> str | None:
-    """What a function of the author's says about who calls, as text.
-
-    Raises:
-        PolicyError: It is neither text nor a number.
-    """
+def caller_of(value: Any) -> str | Problem:
+    """Who calls, by what a function of the author's says; an empty header names nobody."""
     if value is None or isinstance(value, str):
-        return value or None  # an empty header names nobody
+        return value or Problem.CALLER_UNKNOWN
     if isinstance(value, int | UUID) and not isinstance(value, bool):
         return str(value)
     raise PolicyError("caller", repr(type(value)), "it must return text, a number, a UUID or None")
