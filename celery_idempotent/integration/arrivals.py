@@ -116,11 +116,11 @@ class RequestStack(LocalStack):  # type: ignore[misc]  # Celery has no types
         pushed = super().push(request)
         task = None if request.called_directly else self._task()
         if task is not None:
-            arrived(task, request)  # pushed already: a function as the key may ask for the request that it is for
+            note_delivery(task, request)  # pushed already: a function as the key may ask for the request that it is for
         return pushed
 
 
-def arrived(task: Task, request: Context) -> DeliveryContext:
+def note_delivery(task: Task, request: Context) -> DeliveryContext:
     """The delivery of ``request``, noted at the first call."""
     found = arrival_of(request)
     if found is None or not found.is_of(task.name, request):
@@ -132,7 +132,7 @@ def arrived(task: Task, request: Context) -> DeliveryContext:
     return found
 
 
-def arrived_list(request: Context) -> DeliveryContext:
+def note_list(request: Context) -> DeliveryContext:
     """The delivery of a ``map`` or ``starmap``, noted before its items are changed by the bodies they are given to."""
     found = arrival_of(request)
     if found is None or not found.is_of("", request):

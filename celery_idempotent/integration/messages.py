@@ -7,7 +7,7 @@ others, means the same operation.
 An SQS FIFO queue drops a second message of the same deduplication id for five minutes and delivers a
 group's messages one after the other. So the id is made of the idempotency key, which lets SQS itself drop
 a double publish, and it changes with every retry, which must not be dropped. Celery keeps neither the id
-nor the group on a retry; :func:`continued` does.
+nor the group on a retry; :func:`republish_options` does.
 """
 
 import re
@@ -68,7 +68,7 @@ def is_awaited(options: Mapping[str, Any]) -> bool:
     return "reply_to" in options or any(options.get(each) for each in _WAITED_FOR)
 
 
-def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> dict[str, Any]:
+def publish_options(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> dict[str, Any]:
     """The options of ``apply_async`` with an explicit key moved to the headers and FIFO's id added."""
     merged = with_key_in_headers(task, options)
     if KEY_HEADER in (merged.get("headers") or {}):
@@ -83,8 +83,8 @@ def prepared(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], tas
     return merged
 
 
-def prepared_eagerly(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
-    """As :func:`prepared`, for ``apply``: there is no message, and of a chord's header Celery keeps no options."""
+def eager_options(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``apply``: there is no message, and of a chord's header Celery keeps no options."""
     _refuse_shared_key(task)
     return with_key_in_headers(task, options)
 
@@ -183,7 +183,7 @@ def headers_of(request: Context, task: str) -> Mapping[str, Any]:
     return headers
 
 
-def carrying(identity: Identity, scope: str, task_id: str) -> str:
+def identity_header(identity: Identity, scope: str, task_id: str) -> str:
     """The header by which what is published on behalf of a delivery is the same operation.
 
     Only for the same task under the same task id, as people forward all headers to other tasks, too.
@@ -191,7 +191,7 @@ def carrying(identity: Identity, scope: str, task_id: str) -> str:
     return ":".join((_binding(scope, task_id), identity.key.rpartition(":")[2], identity.fingerprint or ""))
 
 
-def carried(headers: Mapping[str, Any], scope: str, task_id: str) -> Identity | None:
+def identity_in(headers: Mapping[str, Any], scope: str, task_id: str) -> Identity | None:
     """The identity that the headers carry, if they carry one of this very task and task id."""
     told = headers.get(IDENTITY_HEADER)
     found = None if told is None else _IDENTITY.fullmatch(str(told))
@@ -207,12 +207,12 @@ def _binding(scope: str, task_id: str) -> str:
     return sha256(f"{scope}\0{task_id}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def naming_tick(tick: str, task: str, task_id: str) -> str:
+def tick_header(tick: str, task: str, task_id: str) -> str:
     """The header by which messages of several beats are one tick; only for this task and task id, as above."""
     return f"{_binding(task, task_id)}:{tick}"
 
 
-def tick_named(headers: Mapping[str, Any], task: str, task_id: str) -> str | None:
+def tick_in(headers: Mapping[str, Any], task: str, task_id: str) -> str | None:
     """The tick that the headers name, if they name one for this very task and task id."""
     told = headers.get(TICK_HEADER)
     if told is None:
@@ -221,11 +221,11 @@ def tick_named(headers: Mapping[str, Any], task: str, task_id: str) -> str | Non
     return tick if tick and binding == _binding(task, task_id) else None
 
 
-def continued(request: Context, options: Mapping[str, Any], identity: str | None) -> dict[str, Any]:
+def republish_options(request: Context, options: Mapping[str, Any], identity: str | None) -> dict[str, Any]:
     """The options for a message on behalf of the delivery of ``request``, with all that Celery would drop.
 
     Celery keeps what stands in the headers, but drops all of them where ``options`` has some, and always drops the
-    serialiser, the compression and the message group of SQS. ``identity`` is as :func:`carrying` writes it.
+    serialiser, the compression and the message group of SQS. ``identity`` is as :func:`identity_header` writes it.
     """
     kept = {
         "serializer": serialization.registry.type_to_name.get(getattr(request, CONTENT_TYPE, None)),

@@ -112,7 +112,7 @@ class _Look:
         try:
             _publish(self._app, taken.message)
         except Exception as error:
-            reason = one_line(_told(self._app, taken.message, error))[:_LONGEST_REASON]
+            reason = one_line(_reason(self._app, taken.message, error))[:_LONGEST_REASON]
             if _is_of_the_broker(self._app, error):
                 # Tried again at the next look, but after the others: it may be the message's fault all the same.
                 self._outbox.postpone(taken, 0, reason)
@@ -167,7 +167,7 @@ def _publish(app: Celery, message: OutboxMessage) -> None:
     Signature.from_dict(fields, app=app).apply_async(task_id=message.id)
 
 
-def _told(app: Celery, message: OutboxMessage, error: Exception) -> str:
+def _reason(app: Celery, message: OutboxMessage, error: Exception) -> str:
     """Why a message was not published: of a task that redacts errors only the type, as the text can quote arguments."""
     with suppress(Exception):  # what cannot be decoded names no task
         task = app.tasks[_fields(app, message)["task"]]

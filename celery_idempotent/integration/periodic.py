@@ -93,10 +93,10 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     def _run(self, app: Celery, every: float) -> None:
         self.pause = self.first_pause(every)
         while not self.is_over(self.pause, every):
-            more = self._looked(app)
+            more = self._look(app)
             self.pause = 0.0 if more else min(max(2 * self.pause, every), max(self.rarely, every))
 
-    def _looked(self, app: Celery) -> bool:
+    def _look(self, app: Celery) -> bool:
         """Whether to look again at once. An outage is told when it begins and when it is over."""
         try:
             with looking:

@@ -44,7 +44,7 @@ def starts_operation(task: Task, options: Mapping[str, Any], scope: str, task_id
     """
     if options.get("retries") or task.app.conf.task_always_eager:
         return False
-    return messages.carried(options.get("headers") or {}, scope, task_id) is None and not is_builtin(type(task))
+    return messages.identity_in(options.get("headers") or {}, scope, task_id) is None and not is_builtin(type(task))
 
 
 def publish_once(

@@ -29,9 +29,9 @@ from celery_idempotent.integration.arrivals import (
     DeliveryContext,
     RequestStack,
     arrival_of,
-    arrived,
-    arrived_list,
     at_once,
+    note_delivery,
+    note_list,
 )
 from celery_idempotent.integration.events import report
 from celery_idempotent.integration.handlers import tell_of_bodies_only
@@ -163,7 +163,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         Raises as :meth:`idempotency_key_for` does.
         """
         policy, scope = self.idempotency_policy, self._scope
-        carried = messages.carried(headers, scope, task_id)
+        carried = messages.identity_in(headers, scope, task_id)
         if carried is not None:
             # The header has no label: it is clear text, and the arguments tell it again.
             label = label_of(policy.label_selector, partial(self._signature().bind, args, kwargs))
@@ -179,7 +179,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             fingerprint=policy.fingerprint_selector,
             label=policy.label_selector,
             explicit=messages.explicit_key(headers, self.name),
-            tick=messages.tick_named(headers, self.name, task_id) if is_whole_call else None,
+            tick=messages.tick_in(headers, self.name, task_id) if is_whole_call else None,
             occurrence=task_id if is_sent_by_beat else None,
         )
 
@@ -212,12 +212,12 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         request = self.request  # asking is dear: Celery keeps it by thread and greenlet
         map_of = _map_around() if request.called_directly else None
         if map_of is not None:
-            items = arrived_list(map_of.request)
+            items = note_list(map_of.request)
             if around is None or around.item_of is not items:
                 return self._item(map_of, items, layer, call, args, kwargs)
         if request.called_directly:
             return self._function(layer, call, args, kwargs)
-        arrival = arrived(self, request)
+        arrival = note_delivery(self, request)
         if around is not None and around.is_around(self.name, arrival):
             return self._function(layer, call, args, kwargs)
         return self._arrived(request, arrival, layer, call, args, kwargs)
@@ -342,7 +342,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         task_id = task_id or uuid()  # Celery would make it too late: FIFO's deduplication id may contain it
         # By name: a base of the author's may take no more by position than arguments.
         options.update(zip(_POSITIONAL, positional, strict=False))
-        options = messages.prepared(self, args, kwargs, options, task_id)
+        options = messages.publish_options(self, args, kwargs, options, task_id)
         policy, publish = self.idempotency_policy, super().apply_async
         if messages.waiting_since(options.get("headers") or {}) is not None:
             publish = partial(Task.apply_async, self)  # a base such as celery-singleton's would take it for a duplicate
@@ -355,7 +355,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
     def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, plus ``idempotency_key``; guarded like a delivery, and a conflict raises ``InFlight``."""
-        return super().apply(args, kwargs, *positional, **messages.prepared_eagerly(self, options))
+        return super().apply(args, kwargs, *positional, **messages.eager_options(self, options))
 
     def retry(self, *args: Any, **options: Any) -> Any:
         """As Celery's. The retry is the same operation, whatever its arguments; it releases the claim.
@@ -363,30 +363,30 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         So does ``retry(throw=False)`` when the body goes on: its value is the delivery's result, and no outcome.
         """
         returned = super().retry(*args, **options)
-        arrived(self, self.request).is_retried = True
+        note_delivery(self, self.request).is_retried = True
         return returned
 
     def signature_from_request(self, request: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, and keeps what Celery drops: identity, serialiser, SQS's message group, its queue."""
         request = self.request if request is None else request
-        options = messages.continued(request, options, self._carried(request))
+        options = messages.republish_options(request, options, self._identity_header(request))
         signature = super().signature_from_request(request, *positional, **options)
         is_rabbitmq = runtime_of(self.app).broker.is_rabbitmq
         signature.options.update(ways_back.way_back(self.app, request, signature.options, is_rabbitmq=is_rabbitmq))
         return signature
 
-    def _carried(self, request: Context) -> str | None:
+    def _identity_header(self, request: Context) -> str | None:
         arrival = arrival_of(request)
         if arrival is None:
             return None
 
-        def carrying() -> str:
-            return messages.carrying(arrival.identity(), self._scope, request.id or "")
+        def header() -> str:
+            return messages.identity_header(arrival.identity(), self._scope, request.id or "")
 
         try:
-            return carrying()
+            return header()
         except Exception as first:  # noqa: BLE001 - what has no identity was never executed, and fails again
-            own_failure(carrying, first)
+            own_failure(header, first)
         return None
 
     @property

@@ -73,14 +73,14 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._ticks: dict[str, str | None] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         super().__init__(*args, **kwargs)
 
     def setup_schedule(self) -> None:
         """As Celery's; tells what is wrong with the schedule."""
         super().setup_schedule()
         for entry in self.schedule.values():
-            self._checked_tick(entry, entry.default_now())
+            self._check_tick(entry, entry.default_now())
 
     @property
     def schedule(self) -> Any:
@@ -98,18 +98,18 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
         """As Celery's; what is noted as run and what is sent is one tick."""
         following = super().reserve(entry)
         following.schedule = on_grid(following.schedule)
-        self._ticks[entry.name] = self._checked_tick(entry, following.last_run_at)
+        self._ticks[entry.name] = self._check_tick(entry, following.last_run_at)
         return following
 
     def apply_async(self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
         """As Celery's, with the tick's name, if it is one: an entry that was not due is an operation of its own."""
         if not advance:
-            named = self._named(entry, self._ticks.pop(entry.name, None))
+            named = self._with_tick(entry, self._ticks.pop(entry.name, None))
             return super().apply_async(named, producer=producer, advance=False, **kwargs)
         # The note may be there for all beats to read. So it comes after the message: a beat that is killed between
         # the two repeats the tick, under its name, and the other way round nobody would send it.
         now = entry.default_now()
-        named = self._named(entry, self._checked_tick(entry, now))
+        named = self._with_tick(entry, self._check_tick(entry, now))
         try:
             sent = super().apply_async(named, producer=producer, advance=False, **kwargs)
         except SchedulingError:
@@ -120,10 +120,10 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
 
     def _note(self, entry: ScheduleEntry, now: datetime) -> None:
         """Note the entry as run at ``now``, as another due time may have passed since."""
-        following = super().reserve(_changed(entry, schedule=_at(entry.schedule, now)))
+        following = super().reserve(_copy(entry, schedule=_at(entry.schedule, now)))
         following.schedule = entry.schedule
 
-    def _named(self, entry: ScheduleEntry, tick: str | None) -> ScheduleEntry:
+    def _with_tick(self, entry: ScheduleEntry, tick: str | None) -> ScheduleEntry:
         """The entry as it is sent, at a tick or by hand."""
         if entry.task in self.app.tasks and not is_idempotent(self.app.tasks[entry.task]):
             return entry
@@ -131,15 +131,15 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
         # Celery marks what beat sends since 5.7.
         headers = {**(entry.options.get("headers") or {}), "celery_beat_task": True}
         if tick is not None:
-            headers[messages.TICK_HEADER] = messages.naming_tick(f"{entry.name}@{tick}", entry.task, task_id)
-        return _changed(entry, options={**entry.options, "task_id": task_id, "headers": headers})
+            headers[messages.TICK_HEADER] = messages.tick_header(f"{entry.name}@{tick}", entry.task, task_id)
+        return _copy(entry, options={**entry.options, "task_id": task_id, "headers": headers})
 
-    def _checked_tick(self, entry: ScheduleEntry, now: datetime) -> str | None:
+    def _check_tick(self, entry: ScheduleEntry, now: datetime) -> str | None:
         """The tick of an entry; what keeps it from running once is logged."""
         tick = tick_at(entry.schedule, now)
         problem = _problem(entry, self.app.tasks.get(entry.task), tick)
-        if problem is not None and (entry.name, problem) not in self._told:
-            self._told.add((entry.name, problem))
+        if problem is not None and (entry.name, problem) not in self._reported:
+            self._reported.add((entry.name, problem))
             say(logger.warning, "tick", entry=entry.name, task=entry.task, reason=problem)
         return tick
 
@@ -278,10 +278,10 @@ def _solar_day(given: solar, event: datetime) -> date:
 
 def _at(given: BaseSchedule, moment: datetime) -> Any:
     """The schedule at another moment than now."""
-    return _changed(given, nowfun=lambda: moment)
+    return _copy(given, nowfun=lambda: moment)
 
 
-def _changed(original: T, **changes: Any) -> T:
+def _copy(original: T, **changes: Any) -> T:
     """A copy with other attributes; ``copy`` would go by way of pickle, which drops some."""
     twin = object.__new__(type(original))
     vars(twin).update(vars(original), **changes)

@@ -465,7 +465,7 @@ MUTANTS = (
     Mutant(
         "identity derived anew on a retry",
         "an earlier version",
-        ((messages, "carried", _derived_anew),),
+        ((messages, "identity_in", _derived_anew),),
     ),
     Mutant(
         "vanished record written without a condition",

@@ -24,7 +24,7 @@ from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, ControlFlow, Delivery, Outcome
 from celery_idempotent.errors import KeyReused, LeaseLost, OutcomeUnknown, PolicyError, StoreMisconfigured
 from celery_idempotent.errors import StoreUnavailable as NoAnswer
-from celery_idempotent.integration.arrivals import arrived
+from celery_idempotent.integration.arrivals import note_delivery
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import AtMostOnce, Keyed
 from celery_idempotent.protocol.effects import Effect as Declared
@@ -452,11 +452,11 @@ def _identities(program: Program) -> tuple[Identity, ...]:
         return (Identity("k", None),)
     task = _task(program)
     first = Context(id="message", args=[{"id": "o-1"}], kwargs={}, headers={})
-    identity = arrived(task, first).identity()
+    identity = note_delivery(task, first).identity()
     first.args[0]["charge"] = "c-1"  # a body keeps what its step returned
     again = task.signature_from_request(first, first.args, first.kwargs, retries=1)
     second = Context(id="message", args=again.args, kwargs=again.kwargs, headers=again.options["headers"])
-    return identity, arrived(task, second).identity()
+    return identity, note_delivery(task, second).identity()
 
 
 def _task(program: Program) -> IdempotentTask:

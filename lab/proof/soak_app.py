@@ -23,7 +23,7 @@ from celery.signals import (
 )
 
 from celery_idempotent import IdempotentTask, Policy, current_attempt, signals
-from celery_idempotent.integration.messages import tick_named
+from celery_idempotent.integration.messages import tick_in
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
@@ -125,7 +125,7 @@ def _charge(task: IdempotentTask, operation: str) -> None:
 def _operation(task: Task) -> str:
     """What the task executes; empty where it is only published."""
     request = task.request
-    named = tick_named(request.headers or {}, task.name, request.id or "")
+    named = tick_in(request.headers or {}, task.name, request.id or "")
     return named or str((request.kwargs or {}).get("operation", ""))
 
 

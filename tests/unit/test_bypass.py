@@ -28,7 +28,7 @@ from celery_idempotent import (
     current_attempt,
 )
 from celery_idempotent.engine.execution import _Innermost
-from celery_idempotent.integration.arrivals import arrival_of, arrived_list
+from celery_idempotent.integration.arrivals import arrival_of, note_list
 from celery_idempotent.integration.messages import KEY_HEADER
 from celery_idempotent.integration.requests import IdempotentRequest
 from celery_idempotent.integration.startup import StoreCheck, check
@@ -485,9 +485,9 @@ def test_a_request_that_serves_many_messages_is_each_time_that_of_its_message(
     request.update(args=[2], properties={}, **second)
     assert task(2) == 2
 
-    arrived_list(request)
+    note_list(request)
     noted = arrival_of(request)
-    arrived_list(request)
+    note_list(request)
     assert arrival_of(request) is noted
     task.request_stack.pop()
 

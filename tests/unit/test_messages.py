@@ -11,11 +11,11 @@ from celery_idempotent.integration.messages import (
     CONFLICTS_HEADER,
     IDENTITY_HEADER,
     TICK_HEADER,
-    carried,
-    carrying,
     count_in,
-    naming_tick,
-    tick_named,
+    identity_header,
+    identity_in,
+    tick_header,
+    tick_in,
 )
 from celery_idempotent.integration.postpone import _postpone
 from celery_idempotent.protocol.keys import Identity
@@ -189,18 +189,18 @@ def test_conflict_on_a_standard_queue_is_delayed_by_sqs(
 def test_carried_identity_is_of_one_task_and_one_task_id() -> None:
     """People forward all headers to other tasks, and a forged one reaches no other operation."""
     identity = Identity(f"shop.charge:1:{'a' * 64}", "b" * 64)
-    headers = {IDENTITY_HEADER: carrying(identity, "shop.charge:1", "id")}
+    headers = {IDENTITY_HEADER: identity_header(identity, "shop.charge:1", "id")}
 
-    assert carried(headers, "shop.charge:1", "id") == identity
-    assert carried(headers, "shop.charge:1", "another id") is None
-    assert carried(headers, "shop.refund:1", "id") is None
+    assert identity_in(headers, "shop.charge:1", "id") == identity
+    assert identity_in(headers, "shop.charge:1", "another id") is None
+    assert identity_in(headers, "shop.refund:1", "id") is None
 
 
-@pytest.mark.parametrize("header", [None, "", ":", "report@1", naming_tick("", "report", "id")])
+@pytest.mark.parametrize("header", [None, "", ":", "report@1", tick_header("", "report", "id")])
 def test_header_that_names_no_tick_is_none(header: str | None) -> None:
     """Nothing, or something of somebody else's."""
-    assert tick_named({TICK_HEADER: header}, "report", "id") is None
-    assert tick_named({}, "report", "id") is None
+    assert tick_in({TICK_HEADER: header}, "report", "id") is None
+    assert tick_in({}, "report", "id") is None
 
 
 @pytest.mark.parametrize(

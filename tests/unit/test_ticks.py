@@ -65,7 +65,7 @@ class Recorder(SchedulerMixin, beat.Scheduler):
     def send_task(self, name: str, *_: Any, headers: Mapping[str, Any], task_id: str, **kwargs: Any) -> None:
         if self.is_killed_in_sending:
             raise Killed
-        self.sent.append(messages.tick_named(headers, name, task_id))
+        self.sent.append(messages.tick_in(headers, name, task_id))
 
 
 def _clock() -> Clock:
@@ -640,7 +640,7 @@ def test_options_of_an_entry_are_kept(app: Celery) -> None:
     message, _ = _sent(app, {"options": own})
 
     assert (message.headers["trace"], message.headers["id"], message.properties["priority"]) == ("t-1", "mine", 3)
-    assert messages.tick_named(message.headers, "report", "mine") == "report@2026-03-04T12:00:00+00:00"
+    assert messages.tick_in(message.headers, "report", "mine") == "report@2026-03-04T12:00:00+00:00"
     assert message.headers["celery_beat_task"] is True
     assert messages.TICK_HEADER not in own["headers"]  # type: ignore[operator]
 
