@@ -16,8 +16,7 @@ from celery_idempotent.engine.claim import waiting
 from celery_idempotent.engine.events import EventName
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.timing import Timed, listen
-from celery_idempotent.integration import traces
-from celery_idempotent.integration.events import SIGNALS
+from celery_idempotent.integration.events import SIGNALS, read_trace_by
 from celery_idempotent.integration.keeper import held
 from celery_idempotent.integration.outbox import backlog
 from celery_idempotent.integration.settings import runtime_of
@@ -117,7 +116,7 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
     for signal in SIGNALS.values():
         signal.connect(_current.receive, weak=False)
     listen(_current.time)
-    traces.ask(_traceparent)
+    read_trace_by(_traceparent)
     backlog.is_watched = True
 
 
@@ -129,7 +128,7 @@ def uninstrument() -> None:
     for signal in SIGNALS.values():
         signal.disconnect(_current.receive)
     listen(None)
-    traces.ask(None)
+    read_trace_by(None)
     backlog.is_watched = False
     _current = None
 

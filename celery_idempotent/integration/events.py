@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -153,3 +153,17 @@ def _pass_over(key: str, error: Exception) -> None:
 
 
 reading.listeners.append(_pass_over)  # a scan of a store knows nothing of Celery
+
+
+_read_trace: Callable[[], str] = str
+
+
+def read_trace_by(read: Callable[[], str] | None) -> None:
+    """Have ``read`` tell the trace context (a W3C ``traceparent``) from now on; None: there is none."""
+    global _read_trace
+    _read_trace = read or str
+
+
+def current_trace() -> str:
+    """That of what runs now; empty if there is none, as without telemetry."""
+    return _read_trace()

@@ -33,7 +33,7 @@ from celery_idempotent.integration.arrivals import (
     note_delivery,
     note_list,
 )
-from celery_idempotent.integration.events import report
+from celery_idempotent.integration.events import current_trace, report
 from celery_idempotent.integration.handlers import tell_of_bodies_only
 from celery_idempotent.integration.keeper import hold_at_start
 from celery_idempotent.integration.outbox import relay_at_start
@@ -41,7 +41,6 @@ from celery_idempotent.integration.purging import purge_at_start
 from celery_idempotent.integration.recovery import is_death, is_out_of_time, recover_at_start, return_if_killed
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, cipher_of, runtime_of
 from celery_idempotent.integration.startup import check_at_start
-from celery_idempotent.integration.traces import current_trace
 from celery_idempotent.integration.versions import KeepsRequest
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import own_failure
