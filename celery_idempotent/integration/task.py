@@ -24,7 +24,7 @@ from celery_idempotent.engine.execution import Execution, executed_by, execution
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, LeaseLost, PolicyError, StoreUnavailable
-from celery_idempotent.integration import binding, messages, postpone, publishing, ways_back
+from celery_idempotent.integration import binding, messages, postpone, publishing
 from celery_idempotent.integration.arrivals import (
     DeliveryContext,
     RequestStack,
@@ -371,7 +371,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         options = messages.republish_options(request, options, self._identity_header(request))
         signature = super().signature_from_request(request, *positional, **options)
         is_rabbitmq = runtime_of(self.app).broker.is_rabbitmq
-        signature.options.update(ways_back.way_back(self.app, request, signature.options, is_rabbitmq=is_rabbitmq))
+        signature.options.update(postpone.way_back(self.app, request, signature.options, is_rabbitmq=is_rabbitmq))
         return signature
 
     def _identity_header(self, request: Context) -> str | None:

@@ -12,7 +12,7 @@ from celery.app.task import Context
 from kombu.entity import Exchange, Queue
 
 from celery_idempotent import IdempotencyWarning, IdempotentTask
-from celery_idempotent.integration import postpone, versions, ways_back
+from celery_idempotent.integration import postpone, versions
 from celery_idempotent.integration.messages import DELIVERIES_HEADER, deliveries
 from celery_idempotent.integration.startup import check
 
@@ -43,7 +43,7 @@ def a_delivery(exchange: str, key: str) -> Context:
     return Context(delivery_info={"exchange": exchange, "routing_key": key})
 
 
-_way_back = partial(ways_back.way_back, is_rabbitmq=True)
+_way_back = partial(postpone.way_back, is_rabbitmq=True)
 
 
 def test_an_app_on_rabbitmq_is_known() -> None:
