@@ -27,7 +27,7 @@ from celery_idempotent.integration.binding import (
     is_enforced,
     is_protected,
 )
-from celery_idempotent.integration.hints import Hint, hints, setup_of
+from celery_idempotent.integration.hints import Hint, hints
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.policy import Policy
@@ -97,7 +97,7 @@ def check(app: Celery, pool: str) -> list[Hint]:
             ),
             stacklevel=2,
         )
-    found = hints(setup_of(app, pool, unheld_tasks(app)))
+    found = hints(app, pool, unheld_tasks(app))
     for hint in found:
         if not hint.is_advice:
             warnings.warn(IdempotencyWarning(str(hint), hint.setting), stacklevel=2)

@@ -13,7 +13,7 @@ from kombu.entity import Exchange, Queue
 from celery_idempotent import IdempotencyWarning, IdempotentTask, Policy, StoreUnavailable
 from celery_idempotent.integration import startup
 from celery_idempotent.integration.cli import idempotency
-from celery_idempotent.integration.hints import Hint, hints, setup_of
+from celery_idempotent.integration.hints import Hint, hints
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.deliveries import an_app, published
@@ -53,7 +53,7 @@ def _app(broker: str, plain: bool = False, mode: Any = "enforce", **settings: An
 def _said(broker: str, pool: str = "celery.concurrency.prefork", **options: Any) -> list[Hint]:
     app = _app(broker, **options)
     app.finalize(auto=True)
-    return hints(setup_of(app, pool, startup.unheld_tasks(app)))
+    return hints(app, pool, startup.unheld_tasks(app))
 
 
 @pytest.mark.parametrize("broker", [*RIGHT, "sentinel://127.0.0.1:1", "amqp://127.0.0.1:1", "memory://"])
@@ -185,7 +185,7 @@ def test_a_delay_that_exceeds_what_nobody_wrote_is_advice() -> None:
     def report() -> None: ...
 
     app.finalize(auto=True)
-    (hint,) = hints(setup_of(app, "celery.concurrency.prefork", startup.unheld_tasks(app)))
+    (hint,) = hints(app, "celery.concurrency.prefork", startup.unheld_tasks(app))
     assert hint.is_advice
 
 
