@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import wraps
 from typing import Any, Protocol
 
@@ -80,13 +79,9 @@ def extender_of(driver: str, channel: Any) -> Extender | None:
     return SqsExtender(channel) if driver == "sqs" else None
 
 
-_SHORTEST = 1.0
-"""Seconds that count as a visibility timeout where somebody has set less."""
-
-
 def effective(visibility: float) -> float:
-    """The visibility timeout that is worked with."""
-    return max(visibility, _SHORTEST)
+    """The visibility timeout that is worked with: a second where somebody has set less."""
+    return max(visibility, 1.0)
 
 
 class RedisExtender:
@@ -186,7 +181,7 @@ class SqsExtender:
         gone: dict[str, str] = {}
         failed: dict[str, str] = {}
         for each in answer.get("Failed", ()):
-            found = gone if refusal(each["Code"]) is Refusal.GONE else failed
+            found = gone if is_gone(each["Code"]) else failed
             found[tags[int(each["Id"])]] = f"{each['Code']}: {each.get('Message', '')}"
         return Refused(gone, failed)
 
@@ -280,26 +275,18 @@ class Returned:
             say(logger.info, "message_comes_later", reason=type(error).__name__)
 
 
-class Refusal(Enum):
-    """What it means that a broker did not extend one message of several."""
-
-    GONE = "gone"
-    """It is nobody's, or somebody else's: acknowledged meanwhile, or its visibility timeout was over."""
-    LATER = "later"
-    """Ask again."""
-
-
 _GONE = {"InvalidParameterValue", "MessageNotInflight", "ReceiptHandleIsInvalid"}
 
 
-def refusal(code: str) -> Refusal:
-    """What SQS means by the code of an entry that failed."""
-    return Refusal.GONE if _bare(code) in _GONE else Refusal.LATER
+def is_gone(code: str) -> bool:
+    """Whether SQS means by ``code`` that a message is nobody's, or somebody else's: acknowledged, or out of time."""
+    # Both protocols of SQS put a namespace before some codes: "AWS.SimpleQueueService.", "com.amazonaws.sqs#".
+    return code.replace("#", ".").rpartition(".")[2] in _GONE
 
 
 def is_expired_receipt(error: BaseException) -> bool:
     """Whether ``error`` is what SQS says of a message that is no longer this worker's."""
-    return _bare(code_of(error)) in _GONE
+    return is_gone(code_of(error))
 
 
 def code_of(error: BaseException) -> str:
@@ -307,11 +294,6 @@ def code_of(error: BaseException) -> str:
     response: Any = getattr(error, "response", None)
     told = response.get("Error") if isinstance(response, Mapping) else None
     return str(told.get("Code", "")) if isinstance(told, Mapping) else ""
-
-
-def _bare(code: str) -> str:
-    # Both protocols of SQS put a namespace before some codes: "AWS.SimpleQueueService.", "com.amazonaws.sqs#".
-    return code.replace("#", ".").rpartition(".")[2]
 
 
 def _part(whole: Any, name: str) -> Any:

@@ -115,7 +115,7 @@ class _Watched:
     request: ReferenceType[Any]
     held: Held
     deadline: float
-    """Seconds that its body may run."""
+    """Seconds that its body may run; infinite where nothing says so."""
     began: bool = False
     running_since: float = inf
 
@@ -194,7 +194,9 @@ class Holding:
             self._is_impossible = True
             tell_of(missing)
         else:
-            self._messages[tag] = _Watched(ref(request), Held(tag, queue, now, now), _deadline(request.task))
+            policy = request.task.idempotency_policy if is_enforced(request.task) else None
+            deadline = policy.deadline_ms / 1000 if policy is not None else inf
+            self._messages[tag] = _Watched(ref(request), Held(tag, queue, now, now), deadline)
 
     def look(self) -> float:
         """Extend what is due, and say in how many seconds to look again; nothing that a broker does is raised."""
@@ -217,8 +219,14 @@ class Holding:
             return
         try:
             visibility = self._visibilities[queue] = self.extender.visibility(queue)
-            self._extend(queue, held, visibility)
-            self._restore(queue, visibility)
+            size = self.extender.size
+            chosen = due(held, visibility, self._clock(), size)
+            for first in range(0, len(chosen), size):
+                self._extend(queue, chosen[first : first + size], visibility)
+            now = self._clock()
+            if queue in self.extender.queues and now - self._restored >= visibility / SHARE:
+                self._restored = now
+                self.extender.restore()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the next look may fare better
             self._fail(queue, len(held), error)
         else:
@@ -226,19 +234,16 @@ class Holding:
                 say(logger.info, "hold_recovered", queue=queue)
 
     def _extend(self, queue: str, held: Sequence[Held], visibility: float) -> None:
-        size = self.extender.size
-        chosen = due(held, visibility, self._clock(), size)
-        for first in range(0, len(chosen), size):
-            self._request(queue, chosen[first : first + size], visibility)
-
-    def _request(self, queue: str, held: Sequence[Held], visibility: float) -> None:
         now, longest = self._clock(), self.extender.longest
         seconds: dict[str, int] = {}
         for each in held:
-            self._warn(each, now)
-            seconds[each.tag] = extension(each, visibility, now, longest)
-            if not seconds[each.tag]:
-                del seconds[each.tag]
+            if ends_soon(each, now, longest):
+                self._tell(each.tag, "hold_ends", f"the broker allows {longest / 3600:.1f} h in all")
+                self._note(each.tag, is_warned=True)
+            allowed = extension(each, visibility, now, longest)
+            if allowed:
+                seconds[each.tag] = allowed
+            else:
                 self._messages.pop(each.tag, None)
         if not seconds:
             return
@@ -251,12 +256,6 @@ class Holding:
         if refused.failed:
             raise NotExtended(next(iter(refused.failed.values())))
 
-    def _warn(self, held: Held, now: float) -> None:
-        if ends_soon(held, now, self.extender.longest):
-            allowed = f"the broker allows {self.extender.longest / 3600:.1f} h in all"
-            self._tell(held.tag, "hold_ends", allowed)
-            self._note(held.tag, is_warned=True)
-
     def _note(self, tag: str, **changes: Any) -> None:
         message = self._messages.get(tag)
         if message is not None:
@@ -268,12 +267,6 @@ class Holding:
         request = message.request() if message is not None else None
         if request is not None and not request.acknowledged:
             say(logger.warning, event, task=request.name, task_id=request.id, reason=reason)
-
-    def _restore(self, queue: str, visibility: float) -> None:
-        now = self._clock()
-        if queue in self.extender.queues and now - self._restored >= visibility / SHARE:
-            self._restored = now
-            self.extender.restore()
 
     def _fail(self, queue: str, count: int, error: Exception) -> None:
         known = self._outages.get(queue)
@@ -289,11 +282,6 @@ class Holding:
                 visibility_timeout=f"{visibility:g}" if visibility else "unknown",
                 reason=f"{type(error).__name__}: {describe(error)}",
             )
-
-
-def _deadline(task: Any) -> float:
-    """Seconds that a body of ``task`` may run; infinite where nothing says so."""
-    return float(task.idempotency_policy.deadline_ms / 1000) if is_enforced(task) else inf
 
 
 class NotExtended(Exception):
@@ -346,7 +334,12 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
         """Begin to hold, or go on by the channel of another connection."""
         self._stopping.set()  # a thread that hangs in a connection that is lost ends when it no longer does
         try:
-            extender = self._extender(parent)
+            channel = parent.task_consumer.channel
+            extender = extender_of(parent.connection.transport.driver_type, channel)
+            if isinstance(extender, SqsExtender):
+                survive_expired_receipts(channel)
+            if extender is not None:
+                check_celery()
         except Missing as missing:
             tell_of(missing)
             return
@@ -363,15 +356,6 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
             target=self._run, args=(self._holding, self._stopping), name="celery-idempotent-keeper", daemon=True
         )
         self._thread.start()
-
-    def _extender(self, parent: Any) -> Extender | None:
-        channel = parent.task_consumer.channel
-        extender = extender_of(parent.connection.transport.driver_type, channel)
-        if isinstance(extender, SqsExtender):
-            survive_expired_receipts(channel)
-        if extender is not None:
-            check_celery()
-        return extender
 
     def shutdown(self, parent: Any) -> None:
         """Let go: what was not begun is given back next. Not at ``stop``, after which bodies come to their end."""

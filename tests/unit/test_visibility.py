@@ -2,7 +2,7 @@
 
 import pytest
 
-from celery_idempotent.integration.extenders import Refusal, code_of, effective, is_expired_receipt, refusal
+from celery_idempotent.integration.extenders import code_of, effective, is_expired_receipt, is_gone
 from celery_idempotent.integration.keeper import Held, due, ends_soon, extension, pause, pause_after
 
 HOURS = 3600.0
@@ -87,23 +87,23 @@ def test_a_broker_that_fails_is_asked_again_before_the_timeout_is_over() -> None
 
 
 @pytest.mark.parametrize(
-    ("code", "meaning"),
+    ("code", "gone"),
     [
-        ("ReceiptHandleIsInvalid", Refusal.GONE),
-        ("MessageNotInflight", Refusal.GONE),
-        ("AWS.SimpleQueueService.MessageNotInflight", Refusal.GONE),
-        ("com.amazonaws.sqs#ReceiptHandleIsInvalid", Refusal.GONE),
-        ("InvalidParameterValue", Refusal.GONE),
-        ("InternalError", Refusal.LATER),
-        ("RequestThrottled", Refusal.LATER),
-        ("ServiceUnavailable", Refusal.LATER),
-        ("", Refusal.LATER),
+        ("ReceiptHandleIsInvalid", True),
+        ("MessageNotInflight", True),
+        ("AWS.SimpleQueueService.MessageNotInflight", True),
+        ("com.amazonaws.sqs#ReceiptHandleIsInvalid", True),
+        ("InvalidParameterValue", True),
+        ("InternalError", False),
+        ("RequestThrottled", False),
+        ("ServiceUnavailable", False),
+        ("", False),
     ],
 )
-def test_a_refusal_is_read_by_its_code(code: str, meaning: Refusal) -> None:
+def test_a_refusal_is_read_by_its_code(code: str, gone: bool) -> None:
     """Of one message; what is unknown is asked again."""
-    assert refusal(code) is meaning
-    assert is_expired_receipt(AwsRefusal({"Error": {"Code": code}})) is (meaning is Refusal.GONE)
+    assert is_gone(code) is gone
+    assert is_expired_receipt(AwsRefusal({"Error": {"Code": code}})) is gone
 
 
 @pytest.mark.parametrize(
