@@ -77,59 +77,46 @@ def relay(app: Celery, *, limit: int = 100) -> int:
         StoreUnavailable: The database did not answer; what was published may be published again.
         kombu.exceptions.OperationalError: The broker did not answer.
     """
-    look = _Look(app, limit)
+    outbox = outbox_of(app)
+    ends_at = clock.monotonic() + _HOLD / 2000  # before another relay can take them
+    waiting = deque(outbox.take(limit, _HOLD))
+    published: list[int] = []
     try:
-        look.publish()
+        while waiting and clock.monotonic() < ends_at:
+            try:
+                _publish(app, waiting[0].message)
+            except Exception as error:
+                is_away = _is_of_the_broker(app, error)
+                _postpone(app, outbox, waiting[0], error, is_away=is_away)
+                if is_away:
+                    raise
+            else:
+                published.append(waiting[0].number)
+            waiting.popleft()
     finally:
-        look.end()
-    return len(look.published)
+        if published:
+            outbox.forget(published)
+        if waiting:
+            outbox.give_back(list(waiting))
+    return len(published)
 
 
-class _Look:
-    """Messages that were taken at once, and what becomes of them."""
-
-    def __init__(self, app: Celery, limit: int) -> None:
-        self._app = app
-        self._outbox = outbox_of(app)
-        self._ends_at = clock.monotonic() + _HOLD / 2000
-        self._waiting = deque(self._outbox.take(limit, _HOLD))
-        self.published: list[int] = []
-
-    def publish(self) -> None:
-        """Each of them, for as long as no other relay can take them."""
-        while self._waiting and clock.monotonic() < self._ends_at:
-            self._publish(self._waiting[0])
-            self._waiting.popleft()
-
-    def end(self) -> None:
-        """Delete what was published, and give back what was not tried."""
-        if self.published:
-            self._outbox.forget(self.published)
-        if self._waiting:
-            self._outbox.give_back(list(self._waiting))
-
-    def _publish(self, taken: TakenMessage) -> None:
-        try:
-            _publish(self._app, taken.message)
-        except Exception as error:
-            reason = one_line(_reason(self._app, taken.message, error))[:_LONGEST_REASON]
-            if _is_of_the_broker(self._app, error):
-                # Tried again at the next look, but after the others: it may be the message's fault all the same.
-                self._outbox.postpone(taken, 0, reason)
-                raise
-            pause = min(_FIRST_PAUSE << min(taken.failures, 30), _LONGEST_PAUSE)
-            self._outbox.postpone(taken, pause, reason)
-            failures = taken.failures + 1
-            say(
-                logger.error,
-                "relay_failed",
-                task_id=taken.message.id,
-                failures=failures,
-                pause=pause // 1000,
-                reason=reason,
-            )
-        else:
-            self.published.append(taken.number)
+def _postpone(app: Celery, outbox: Outbox, taken: TakenMessage, error: Exception, *, is_away: bool) -> None:
+    reason = one_line(_reason(app, taken.message, error))[:_LONGEST_REASON]
+    if is_away:
+        # Tried again at the next look, but after the others: it may be the message's fault all the same.
+        outbox.postpone(taken, 0, reason)
+        return
+    pause = min(_FIRST_PAUSE << min(taken.failures, 30), _LONGEST_PAUSE)
+    outbox.postpone(taken, pause, reason)
+    say(
+        logger.error,
+        "relay_failed",
+        task_id=taken.message.id,
+        failures=taken.failures + 1,
+        pause=pause // 1000,
+        reason=reason,
+    )
 
 
 def _is_of_the_broker(app: Celery, error: Exception) -> bool:
@@ -266,7 +253,7 @@ class Relay(Periodic):
         return bool(published)
 
     def is_over(self, pause: float, every: float) -> bool:
-        """As of any such work, unless something is sent meanwhile; workers must not all ask at one moment."""
+        """Return early where something is sent meanwhile; workers must not all ask at one moment."""
         left = pause * random.uniform(0.5, 1)  # noqa: S311 - it keeps no secret
         while left > every and not (sent[0] or super().is_over(every, every)):
             left -= every
