@@ -10,6 +10,7 @@ chains and schedules, as does the relay of an outbox, and there an exception wou
 import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, assert_never
 
 from celery import Task, states
@@ -29,7 +30,7 @@ from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe
 from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure
 from celery_idempotent.protocol.publishing import Announce, Known, Outgoing, Underway
-from celery_idempotent.protocol.store import RecordTooLarge
+from celery_idempotent.protocol.store import RecordTooLarge, Store
 
 logger = logging.getLogger(__name__)
 
@@ -65,45 +66,46 @@ def publish_once(
         Exception: What sending raises. Nothing is recorded then.
     """
     store = runtime_of(task.app).store
-
-    def tell(problem: str, error: Exception) -> None:
-        name = event_of(error) if isinstance(error, StoreUnavailable) else EventName.STORE_UNAVAILABLE
-        observed = task.idempotency_policy.mode == "observe"
-        report(task, task_id, Event(name, key, None, f"{problem}: {describe(error)}"), observed=observed)
-
-    def send() -> Any:
-        return publish(args, kwargs, task_id=task_id, **options)
-
+    send = partial(publish, args, kwargs, task_id=task_id, **options)
     try:
         outgoing = _outgoing(task, args, kwargs, options, task_id)
     except Exception as error:  # noqa: BLE001 - a function of the author's may raise anything; the delivery tells
         reason = type(error).__name__ if task.idempotency_policy.private else describe(error)
         say(logger.warning, "not_announced", task=task.name, reason=reason)
         return send()
-    key = outgoing.operation.identity.key
     try:
         decision = announce(store, outgoing)
     except (StoreUnavailable, RecordTooLarge) as error:
-        tell("published all the same", error)
+        _report(task, outgoing, "published all the same", error)
         return send()
-    if isinstance(decision, Known):
-        answer = _answer(task, decision, options)
-        return send() if answer is None else answer
-    if not isinstance(decision, Announce):
-        return send()
+    if isinstance(decision, Announce):
+        return _send_announced(task, store, outgoing, decision, send)
+    answer = _answer(task, decision, options) if isinstance(decision, Known) else None
+    return send() if answer is None else answer
+
+
+def _send_announced(task: Task, store: Store, outgoing: Outgoing, announced: Announce, send: Callable[[], Any]) -> Any:
+    """``send``, and record that it was done; what could not be sent is not announced any more."""
     try:
         sent = send()
     except BaseException:
         try:
-            withdraw(store, decision)
+            withdraw(store, announced)
         except Exception as error:  # noqa: BLE001 - nothing may hide the broker's error; the record is soon in doubt
-            tell("the announcement of a message that was not sent stays", error)
+            _report(task, outgoing, "the announcement of a message that was not sent stays", error)
         raise
     try:
-        confirm(store, decision, outgoing)
+        confirm(store, announced, outgoing)
     except (StoreUnavailable, RecordTooLarge) as error:
-        tell("sent, and not confirmed, so it counts as queued for a lease", error)
+        _report(task, outgoing, "sent, and not confirmed, so it counts as queued for a lease", error)
     return sent
+
+
+def _report(task: Task, outgoing: Outgoing, problem: str, error: Exception) -> None:
+    name = event_of(error) if isinstance(error, StoreUnavailable) else EventName.STORE_UNAVAILABLE
+    operation = outgoing.operation
+    event = Event(name, operation.identity.key, None, f"{problem}: {describe(error)}")
+    report(task, operation.task_id, event, observed=task.idempotency_policy.mode == "observe")
 
 
 def _outgoing(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> Outgoing:
