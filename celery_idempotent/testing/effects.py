@@ -13,8 +13,8 @@ from celery import Task
 from celery_idempotent.errors import IdempotencyError, OutcomeUnknown
 from celery_idempotent.integration.task import IdempotentMixin
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.testing.deliveries import Deliveries, Ended
-from celery_idempotent.testing.rehearsal import Rehearsal, RehearsalStore, Row
+from celery_idempotent.testing.deliveries import Deliveries, Ending
+from celery_idempotent.testing.scenarios import Row, Scenarios, ScenarioStore
 from celery_idempotent.testing.stores import installed
 from celery_idempotent.troubleshooting import with_link
 
@@ -72,12 +72,12 @@ def assert_effect_once(
             )
         )
     with (
-        closing(RehearsalStore(task.app.conf.get("idempotency_store"))) as store,
+        closing(ScenarioStore(task.app.conf.get("idempotency_store"))) as store,
         Deliveries.of(task) as deliveries,
         installed(store, task.app),
     ):
         count = _counting(effects, deliveries)
-        rows = Rehearsal(deliveries, store, args, kwargs, count, reset).all_scenarios()
+        rows = Scenarios(deliveries, store, args, kwargs, count, reset).all_scenarios()
     if not all(_keeps(row, promise) for row in rows):
         raise AssertionError(_report(deliveries.task, promise, rows, are_runs=effects is None))
 
@@ -125,7 +125,7 @@ _ABOUT_RUNS = (
 )
 
 
-def _told(endings: Sequence[Ended]) -> Iterator[str]:
+def _told(endings: Sequence[Ending]) -> Iterator[str]:
     for ended in endings:
         match ended.how:
             case "SUCCESS":

@@ -172,7 +172,7 @@ def test_report_is_what_the_user_reads(suite: Suite) -> None:
             "test_shop.py:*: AssertionError",
         ]
     )
-    assert "rehearsal.py" not in result.stdout.str()
+    assert "scenarios.py" not in result.stdout.str()
 
 
 def test_every_app_of_the_process_gets_the_store(suite: Suite) -> None:

@@ -27,7 +27,7 @@ from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import FaultyStore, assert_effect_once
 from celery_idempotent.testing.contract import a_record
 from celery_idempotent.testing.deliveries import WorkerDied
-from celery_idempotent.testing.rehearsal import RehearsalStore
+from celery_idempotent.testing.scenarios import ScenarioStore
 from tests.support.deliveries import an_app, published
 
 NOWHERE = "redis://127.0.0.1:1"
@@ -685,7 +685,7 @@ def test_transaction_of_a_claim_that_is_gone_writes_nothing(ledger: _Ledger) -> 
     theirs = replace(record, revision="theirs", owner="theirs")
     completed = replace(record, revision="completed", status=Status.COMPLETED)
 
-    with closing(RehearsalStore(ledger.url)) as store:
+    with closing(ScenarioStore(ledger.url)) as store:
         store.swap(theirs, None)
         transaction = store.begin()
         transaction.connection.execute(ledger.insert("o-1"))
@@ -697,7 +697,7 @@ def test_transaction_of_a_claim_that_is_gone_writes_nothing(ledger: _Ledger) -> 
 
 def test_dead_attempt_writes_nothing_any_more() -> None:
     """Whatever its handlers try, in its own thread or in the heartbeat's; the next delivery is not concerned."""
-    store, record = RehearsalStore(), a_record()
+    store, record = ScenarioStore(), a_record()
     completed, released = (
         a_record().__class__(**{**record.to_fields(), "status": status, "revision": str(status)})
         for status in (Status.COMPLETED, Status.RELEASED)
@@ -709,7 +709,7 @@ def test_dead_attempt_writes_nothing_any_more() -> None:
             store.swap(released, record.revision)
         errors.append(raised.type)
 
-    store.rehearse((1, "dies before"))
+    store.plan((1, "dies before"))
     with store.delivering():
         store.swap(record, None)
         for _ in range(3):
@@ -727,9 +727,9 @@ def test_dead_attempt_writes_nothing_any_more() -> None:
 
 def test_death_after_a_write_leaves_it_stored() -> None:
     """The request had arrived; only the reply found nobody."""
-    store, record = RehearsalStore(), a_record()
+    store, record = ScenarioStore(), a_record()
 
-    store.rehearse((0, "dies after"))
+    store.plan((0, "dies after"))
     with store.delivering(), pytest.raises(WorkerDied):
         store.swap(record, None)
 
@@ -738,12 +738,12 @@ def test_death_after_a_write_leaves_it_stored() -> None:
 
 def test_writes_have_names_that_people_know() -> None:
     """A claim may take several requests; what comes after it is called by what it does."""
-    store, record = RehearsalStore(), a_record()
+    store, record = ScenarioStore(), a_record()
     renewed = a_record().__class__(**{**record.to_fields(), "revision": "renewed"})
     theirs = a_record().__class__(**{**record.to_fields(), "revision": "theirs", "status": Status.RELEASED})
     taken_over = a_record().__class__(**{**record.to_fields(), "revision": "taken over"})
 
-    store.rehearse(None)
+    store.plan(None)
     with store.delivering():
         store.swap(record, None)
         store.swap(renewed, record.revision)

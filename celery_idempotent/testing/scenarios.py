@@ -19,7 +19,7 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, from_plain
 from celery_idempotent.protocol.store import OutboxMessage, Store, Transaction, TransactionalStore
 from celery_idempotent.stores import open_store
-from celery_idempotent.testing.deliveries import Deliveries, Ended, Message, WorkerDied, nothing
+from celery_idempotent.testing.deliveries import Deliveries, Ending, Message, WorkerDied, nothing
 from celery_idempotent.testing.stores import FakeStore
 
 _MAX_DELIVERIES = 50
@@ -39,7 +39,7 @@ class Row:
     kind: Kind
     name: str
     effects: int
-    endings: tuple[Ended, ...]
+    endings: tuple[Ending, ...]
 
 
 Fate = Literal["request lost", "reply lost", "two answers lost", "dies before", "dies after"]
@@ -60,7 +60,7 @@ _WRITES = {
 }
 
 
-class RehearsalStore(FakeStore):
+class ScenarioStore(FakeStore):
     """A store that deals a fate to one write of one operation, in the thread that executes it.
 
     ``own`` is the app's own store, or its URL: in its database are the transactions of bodies, and none of our records.
@@ -78,7 +78,7 @@ class RehearsalStore(FakeStore):
         self._has_claim = False
         self._is_dead = False
 
-    def rehearse(self, fate: tuple[int, Fate] | None) -> None:
+    def plan(self, fate: tuple[int, Fate] | None) -> None:
         """Begin an operation; ``fate`` is for its write of that number."""
         self.writes, self._fate, self._deliveries = [], fate, 0
 
@@ -118,14 +118,14 @@ class RehearsalStore(FakeStore):
                 "has no transactions; to rehearse attempt.transaction(), give the test's app an SQL store, such as "
                 "sqlite:////tmp/test.sqlite: the body's statements go to its database",
             )
-        return _RehearsedTransaction(self, own.begin(using))
+        return _ScenarioTransaction(self, own.begin(using))
 
     def commit(self, new: Record, expected: str, own: Callable[[], None]) -> Record | None:
         """Write ``new`` together with what ``own`` commits, by the fate of that write."""
 
         def both() -> Record | None:
             own()
-            return super(RehearsalStore, self).swap(new, expected)
+            return super(ScenarioStore, self).swap(new, expected)
 
         return self._fated(new, "the commit", both)
 
@@ -179,13 +179,13 @@ class RehearsalStore(FakeStore):
         return name if name not in self.writes else f"{name}, again"
 
 
-class _RehearsedTransaction:
+class _ScenarioTransaction:
     """See :class:`celery_idempotent.stores.Transaction`. The user's rows are in a database, the record is in memory.
 
     They are written together all the same: a worker's death is acted, so nothing comes between.
     """
 
-    def __init__(self, store: RehearsalStore, own: Transaction) -> None:
+    def __init__(self, store: ScenarioStore, own: Transaction) -> None:
         self._store = store
         self._own = own
         self._write: tuple[Record, str] | None = None
@@ -221,13 +221,13 @@ class _RehearsedTransaction:
         self._own.commit()
 
 
-class Rehearsal:
+class Scenarios:
     """All scenarios of one call."""
 
     def __init__(
         self,
         deliveries: Deliveries,
-        store: RehearsalStore,
+        store: ScenarioStore,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         count: Callable[[], int],
@@ -265,25 +265,25 @@ class Rehearsal:
         return rows
 
     def _scenario(
-        self, kind: Kind, name: str, act: Callable[[Message], list[Ended]], fate: tuple[int, Fate] | None = None
+        self, kind: Kind, name: str, act: Callable[[Message], list[Ending]], fate: tuple[int, Fate] | None = None
     ) -> Row:
         self.reset()
         before = self.count()
-        self.store.rehearse(fate)
+        self.store.plan(fate)
         message = self.deliveries.message(f"rehearsal:{uuid4()}", *self.args, **self.kwargs)
         endings = act(message)
         return Row(kind, name, self.count() - before, tuple(endings))
 
-    def _twice(self, message: Message) -> list[Ended]:
+    def _twice(self, message: Message) -> list[Ending]:
         return self._settled(message) + self._duplicate(message)
 
-    def _duplicate(self, message: Message) -> list[Ended]:
+    def _duplicate(self, message: Message) -> list[Ending]:
         """Another message of the same operation, as a publisher sends it who got no answer."""
         return self._settled(replace(message, task_id=str(uuid4())))
 
-    def _settled(self, message: Message) -> list[Ended]:
+    def _settled(self, message: Message) -> list[Ending]:
         """Deliver until nothing is left to deliver; every time after the lease."""
-        endings: list[Ended] = []
+        endings: list[Ending] = []
         waiting = [message]
         while waiting and len(endings) < _MAX_DELIVERIES:
             message = waiting.pop(0)
@@ -294,17 +294,17 @@ class Rehearsal:
             self.store.advance(self.lease if waiting else 0)
         return endings
 
-    def _next(self, message: Message, ended: Ended, published: Sequence[Message]) -> list[Message]:
+    def _next(self, message: Message, ended: Ending, published: Sequence[Message]) -> list[Message]:
         """What a broker delivers then."""
         given_back = ended.how == "REJECTED" and ended.value.requeue
         if given_back or (ended.how == "DIED" and self.redelivers):
             return [*published, replace(message, is_redelivered=True)]
         return list(published)
 
-    def _beside(self, moment: Literal["before_body", "after_body"]) -> Callable[[Message], list[Ended]]:
+    def _beside(self, moment: Literal["before_body", "after_body"]) -> Callable[[Message], list[Ending]]:
         """While the first delivery is at ``moment``, a second one comes."""
 
-        def act(message: Message) -> list[Ended]:
+        def act(message: Message) -> list[Ending]:
             second = _Second(self, replace(message, task_id=str(uuid4())))
             setattr(self.deliveries, moment, second.come)
             try:
@@ -320,10 +320,10 @@ class Rehearsal:
 
         return act
 
-    def _dying(self, moment: Literal["before_body", "after_body"]) -> Callable[[Message], list[Ended]]:
+    def _dying(self, moment: Literal["before_body", "after_body"]) -> Callable[[Message], list[Ending]]:
         """The first delivery that comes to ``moment`` dies there."""
 
-        def act(message: Message) -> list[Ended]:
+        def act(message: Message) -> list[Ending]:
             def die() -> None:
                 setattr(self.deliveries, moment, nothing)
                 self.store.die()
@@ -336,7 +336,7 @@ class Rehearsal:
 
         return act
 
-    def _faring(self, message: Message) -> list[Ended]:
+    def _faring(self, message: Message) -> list[Ending]:
         """All its deliveries, and one more duplicate; but that must not make up for a message that is lost."""
         endings = self._settled(message)
         return endings if endings[-1].how == "DIED" else endings + self._duplicate(message)
@@ -345,8 +345,8 @@ class Rehearsal:
 class _Second:
     """The second of two deliveries at once, in a thread of its own."""
 
-    def __init__(self, rehearsal: Rehearsal, message: Message) -> None:
-        self.endings: list[Ended] = []
+    def __init__(self, rehearsal: Scenarios, message: Message) -> None:
+        self.endings: list[Ending] = []
         self.waiting: list[Message] = []
         self._rehearsal = rehearsal
         self._message = message
