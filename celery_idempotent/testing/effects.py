@@ -77,7 +77,7 @@ def assert_effect_once(
         installed(store, task.app),
     ):
         count = _counting(effects, deliveries)
-        rows = Scenarios(deliveries, store, args, kwargs, count, reset).all_scenarios()
+        rows = Scenarios(deliveries, store, args, kwargs, count, reset).play_all()
     if not all(_keeps(row, promise) for row in rows):
         raise AssertionError(_report(deliveries.task, promise, rows, are_runs=effects is None))
 
@@ -110,7 +110,8 @@ def _report(task: Task, promise: Promise, rows: Sequence[Row], *, are_runs: bool
         "",
         f"  effects  {'scenario':<{width}}  what its deliveries returned",
         *(
-            f"{'>' if row in broken else ' '} {row.effects:7}  {row.name:<{width}}  {', '.join(_told(row.endings))}"
+            f"{'>' if row in broken else ' '} {row.effects:7}  {row.name:<{width}}  "
+            + ", ".join(map(_describe, row.endings))
             for row in rows
         ),
         "",
@@ -125,22 +126,17 @@ _ABOUT_RUNS = (
 )
 
 
-def _told(endings: Sequence[Ending]) -> Iterator[str]:
-    for ended in endings:
-        match ended.how:
-            case "SUCCESS":
-                yield _short(repr(ended.value))
-            case "FAILURE":
-                known = isinstance(ended.value, IdempotencyError)
-                yield f"raised {type(ended.value).__name__ if known else _short(repr(ended.value))}"
-            case "RETRY":
-                yield "postponed"
-            case "REJECTED":
-                yield "rejected"
-            case "IGNORED":
-                yield "ignored"
-            case "DIED":
-                yield "died"
+def _describe(ending: Ending) -> str:
+    match ending.how:
+        case "SUCCESS":
+            return _short(repr(ending.value))
+        case "FAILURE":
+            known = isinstance(ending.value, IdempotencyError)
+            return f"raised {type(ending.value).__name__ if known else _short(repr(ending.value))}"
+        case "RETRY":
+            return "postponed"
+        case how:
+            return how.lower()
 
 
 def _short(text: str) -> str:

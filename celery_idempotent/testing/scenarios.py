@@ -4,12 +4,15 @@ A worker's death is acted. An exception that nobody should catch unwinds the del
 run on its way, the store takes nothing from the dead attempt any more.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NoReturn
+from unittest.mock import patch
 from uuid import uuid4
 
 from celery_idempotent.errors import PolicyError, StoreUnavailable
@@ -30,6 +33,8 @@ _MEETS_WITHIN = 10.0
 
 Kind = Literal["delivery", "lost", "death"]
 """What a scenario is about: deliveries alone, one lost message, or the end of a worker or of its patience."""
+
+Moment = Literal["before_body", "after_body"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +104,12 @@ class ScenarioStore(FakeStore):
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.swap`."""
-        what = self._checkpoint(new) if new.status is Status.IN_PROGRESS else _WRITES[new.status]
-        return self._fated(new, what, partial(super().swap, new, expected))
+        what = self._describe(new) if new.status is Status.IN_PROGRESS else _WRITES[new.status]
+        return self._meet_fate(new, what, partial(super().swap, new, expected))
 
     def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
         """See :meth:`celery_idempotent.stores.CommittingStore.swap_with`; ``writes`` are kept in :attr:`committed`."""
-        return self._fated(new, "the commit", partial(super().swap_with, new, expected, writes))
+        return self._meet_fate(new, "the commit", partial(super().swap_with, new, expected, writes))
 
     def begin(self, using: Any = None) -> Transaction:
         """A transaction on the database of the app's own store, in which the record is the only thing rehearsed."""
@@ -127,16 +132,18 @@ class ScenarioStore(FakeStore):
             own()
             return super(ScenarioStore, self).swap(new, expected)
 
-        return self._fated(new, "the commit", both)
+        return self._meet_fate(new, "the commit", both)
 
     def close(self) -> None:
         """Close the app's own store, if it was opened here."""
         if self._own is not None and self._own is not self._setting:
             self._own.close()
 
-    def _fated(self, new: Record, what: str, swap: Callable[[], Record | None]) -> Record | None:
+    def _meet_fate(self, new: Record, what: str, swap: Callable[[], Record | None]) -> Record | None:
         if threading.get_ident() != self._thread:
-            return self._beside(swap)
+            if self._is_dead:  # the heartbeat's thread outlives every attempt: it must see an error that it knows
+                raise StoreUnavailable(repr(self), "swap", "the worker is dead")
+            return swap()
         if self._is_dead:
             raise WorkerDied
         number = len(self.writes)
@@ -155,13 +162,7 @@ class ScenarioStore(FakeStore):
             raise StoreUnavailable(repr(self), "swap", "the reply is lost")
         return stored
 
-    def _beside(self, swap: Callable[[], Record | None]) -> Record | None:
-        # The heartbeat's thread outlives every attempt: it must see an error that it knows.
-        if self._is_dead:
-            raise StoreUnavailable(repr(self), "swap", "the worker is dead")
-        return swap()
-
-    def _checkpoint(self, new: Record) -> str:
+    def _describe(self, new: Record) -> str:
         """A write that does not end the claim, by the step that it is about, if it is about one."""
         stored = self.get(new.key)
         before = stored.steps if stored else {}
@@ -221,157 +222,110 @@ class _ScenarioTransaction:
         self._own.commit()
 
 
+@dataclass
 class Scenarios:
     """All scenarios of one call."""
 
-    def __init__(
-        self,
-        deliveries: Deliveries,
-        store: ScenarioStore,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        count: Callable[[], int],
-        reset: Callable[[], object],
-    ) -> None:
-        self.deliveries = deliveries
-        self.task = deliveries.task
-        self.store = store
-        self.args = args
-        self.kwargs = kwargs
-        self.count = count
-        self.reset = reset
-        policy = self.task.idempotency_policy if isinstance(self.task, IdempotentMixin) else None
-        self.lease = (policy.lease_ms + policy.grace_ms) / 1000 if policy else 0.0
-        self.redelivers = comes_back_from_lost_worker(self.task)
+    deliveries: Deliveries
+    store: ScenarioStore
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    count: Callable[[], int]
+    reset: Callable[[], object]
 
-    def all_scenarios(self) -> list[Row]:
+    def __post_init__(self) -> None:
+        task = self.deliveries.task
+        policy = task.idempotency_policy if isinstance(task, IdempotentMixin) else None
+        self._lease = (policy.lease_ms + policy.grace_ms) / 1000 if policy else 0.0
+        self._redelivers = comes_back_from_lost_worker(task)
+
+    def play_all(self) -> list[Row]:
         """What came of each; only the first if that says nothing about one effect."""
-        rows = [self._scenario("delivery", "delivered once", self._settled)]
-        if rows[0].effects != 1:
-            return rows
+        once = self._play("delivery", "delivered once", self._deliver)
+        if once.effects != 1:
+            return [once]
         writes = self.store.writes
-        rows += [
-            self._scenario("delivery", "delivered twice", self._twice),
-            self._scenario("delivery", "delivered again as the body begins", self._beside("before_body")),
-            self._scenario("delivery", "delivered again as the body ends", self._beside("after_body")),
-            self._scenario("death", "the worker dies as the body begins", self._dying("before_body")),
-            self._scenario("death", "the worker dies as the body ends", self._dying("after_body")),
+        return [
+            once,
+            self._play("delivery", "delivered twice", self._deliver_and_duplicate),
+            self._play("delivery", "delivered again as the body begins", partial(self._deliver_two, "before_body")),
+            self._play("delivery", "delivered again as the body ends", partial(self._deliver_two, "after_body")),
+            self._play("death", "the worker dies as the body begins", partial(self._die, "before_body")),
+            self._play("death", "the worker dies as the body ends", partial(self._die, "after_body")),
+            *(
+                self._play(kind, f"{what} {write}", self._deliver_and_duplicate, (number, fate))
+                for number, write in enumerate(writes)
+                for fate, kind, what in _FATES
+            ),
         ]
-        rows += [
-            self._scenario(kind, f"{what} {write}", self._faring, (number, fate))
-            for number, write in enumerate(writes)
-            for fate, kind, what in _FATES
-        ]
-        return rows
 
-    def _scenario(
+    def _play(
         self, kind: Kind, name: str, act: Callable[[Message], list[Ending]], fate: tuple[int, Fate] | None = None
     ) -> Row:
         self.reset()
         before = self.count()
         self.store.plan(fate)
-        message = self.deliveries.message(f"rehearsal:{uuid4()}", *self.args, **self.kwargs)
-        endings = act(message)
+        endings = act(self.deliveries.message(f"rehearsal:{uuid4()}", *self.args, **self.kwargs))
         return Row(kind, name, self.count() - before, tuple(endings))
 
-    def _twice(self, message: Message) -> list[Ending]:
-        return self._settled(message) + self._duplicate(message)
-
-    def _duplicate(self, message: Message) -> list[Ending]:
-        """Another message of the same operation, as a publisher sends it who got no answer."""
-        return self._settled(replace(message, task_id=str(uuid4())))
-
-    def _settled(self, message: Message) -> list[Ending]:
+    def _deliver(self, message: Message) -> list[Ending]:
         """Deliver until nothing is left to deliver; every time after the lease."""
         endings: list[Ending] = []
         waiting = [message]
         while waiting and len(endings) < _MAX_DELIVERIES:
             message = waiting.pop(0)
             with self.store.delivering():
-                ended, published = self.deliveries.deliver(message)
-            endings.append(ended)
-            waiting += self._next(message, ended, published)
-            self.store.advance(self.lease if waiting else 0)
+                ending, published = self.deliveries.deliver(message)
+            endings.append(ending)
+            waiting += self._next(message, ending, published)
+            self.store.advance(self._lease if waiting else 0)
         return endings
 
-    def _next(self, message: Message, ended: Ending, published: Sequence[Message]) -> list[Message]:
+    def _next(self, message: Message, ending: Ending, published: Sequence[Message]) -> list[Message]:
         """What a broker delivers then."""
-        given_back = ended.how == "REJECTED" and ended.value.requeue
-        if given_back or (ended.how == "DIED" and self.redelivers):
+        given_back = ending.how == "REJECTED" and ending.value.requeue
+        if given_back or (ending.how == "DIED" and self._redelivers):
             return [*published, replace(message, is_redelivered=True)]
         return list(published)
 
-    def _beside(self, moment: Literal["before_body", "after_body"]) -> Callable[[Message], list[Ending]]:
-        """While the first delivery is at ``moment``, a second one comes."""
+    def _deliver_and_duplicate(self, message: Message) -> list[Ending]:
+        """All its deliveries, and another message of the operation, as a publisher sends it who got no answer.
 
-        def act(message: Message) -> list[Ending]:
-            second = _Second(self, replace(message, task_id=str(uuid4())))
-            setattr(self.deliveries, moment, second.come)
-            try:
-                ended, published = self.deliveries.deliver(message)
-            finally:
-                second.leave()
-                setattr(self.deliveries, moment, nothing)
-            endings = [ended, *second.endings]
-            for each in (*self._next(message, ended, published), *second.waiting):
-                self.store.advance(self.lease)
-                endings += self._settled(each)
-            return endings
+        But that one must not make up for a message that is lost.
+        """
+        endings = self._deliver(message)
+        return endings if endings[-1].how == "DIED" else endings + self._deliver(_duplicate(message))
 
-        return act
+    def _deliver_two(self, moment: Moment, message: Message) -> list[Ending]:
+        """While the first delivery is at ``moment``, a second one comes, and gets as far or is sent away."""
+        first, second = message, _duplicate(message)
+        comings = itertools.count()
+        is_settled = threading.Event()
+        delivered: list[Future[tuple[Ending, list[Message]]]] = []
 
-    def _dying(self, moment: Literal["before_body", "after_body"]) -> Callable[[Message], list[Ending]]:
+        def come() -> None:
+            if next(comings):
+                is_settled.set()  # it is the second itself, which waits for nobody: both are in the body
+                return
+            delivered.append(thread.submit(self.deliveries.deliver, second))
+            delivered[0].add_done_callback(lambda _: is_settled.set())
+            is_settled.wait(_MEETS_WITHIN)
+
+        with patch.object(self.deliveries, moment, come), ThreadPoolExecutor(1) as thread:
+            ended = [(first, *self.deliveries.deliver(first))]
+        ended += [(second, *each.result()) for each in delivered]
+        endings = [ending for _, ending, _ in ended]
+        for each in [waiting for one in ended for waiting in self._next(*one)]:
+            self.store.advance(self._lease)
+            endings += self._deliver(each)
+        return endings
+
+    def _die(self, moment: Moment, message: Message) -> list[Ending]:
         """The first delivery that comes to ``moment`` dies there."""
-
-        def act(message: Message) -> list[Ending]:
-            def die() -> None:
-                setattr(self.deliveries, moment, nothing)
-                self.store.die()
-
-            setattr(self.deliveries, moment, die)
-            try:
-                return self._faring(message)
-            finally:
-                setattr(self.deliveries, moment, nothing)
-
-        return act
-
-    def _faring(self, message: Message) -> list[Ending]:
-        """All its deliveries, and one more duplicate; but that must not make up for a message that is lost."""
-        endings = self._settled(message)
-        return endings if endings[-1].how == "DIED" else endings + self._duplicate(message)
+        deaths = iter((self.store.die,))
+        with patch.object(self.deliveries, moment, lambda: next(deaths, nothing)()):
+            return self._deliver_and_duplicate(message)
 
 
-class _Second:
-    """The second of two deliveries at once, in a thread of its own."""
-
-    def __init__(self, rehearsal: Scenarios, message: Message) -> None:
-        self.endings: list[Ending] = []
-        self.waiting: list[Message] = []
-        self._rehearsal = rehearsal
-        self._message = message
-        self._has_come = False
-        self._is_settled = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def come(self) -> None:
-        """Called by both at the moment of the meeting: the first waits for the second, and that for nobody."""
-        if self._has_come:
-            self._is_settled.set()  # it is the second itself: both are in the body
-            return
-        self._has_come = True
-        self._thread.start()
-        self._is_settled.wait(_MEETS_WITHIN)
-
-    def leave(self) -> None:
-        """Wait for its end."""
-        if self._has_come:
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            ended, published = self._rehearsal.deliveries.deliver(self._message)
-            self.endings.append(ended)
-            self.waiting += self._rehearsal._next(self._message, ended, published)
-        finally:
-            self._is_settled.set()
+def _duplicate(message: Message) -> Message:
+    return replace(message, task_id=str(uuid4()))

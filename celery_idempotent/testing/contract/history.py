@@ -7,19 +7,22 @@ of Wing and Gong (1993) with Lowe's memory of configurations seen (2017).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
+
+_Kind = Literal["swap", "get", "delete"]
+_Reply = TypeVar("_Reply", Record | None, bool)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """One call on one key, and the revision or verdict that came back; in nanoseconds of one clock."""
 
-    kind: Literal["swap", "get", "delete"]
+    kind: _Kind
     new: str | None
     expected: str | None
     reply: str | bool | None
@@ -90,39 +93,22 @@ class RecordedKey:
         """See :meth:`celery_idempotent.stores.Store.swap`."""
         assert new.key == self.key
         self._written[new.revision] = new
-        started = time.monotonic_ns()
-        reply = self._whole(self._store.swap(new, expected))
-        self._note("swap", new.revision, expected, _revision(reply), started)
-        return reply
+        return self._ask("swap", new.revision, expected, lambda: self._store.swap(new, expected))
 
     def get(self) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.get`."""
-        started = time.monotonic_ns()
-        reply = self._whole(self._store.get(self.key))
-        self._note("get", None, None, _revision(reply), started)
-        return reply
+        return self._ask("get", None, None, lambda: self._store.get(self.key))
 
     def delete(self, expected: str) -> bool:
         """See :meth:`celery_idempotent.stores.Store.delete`."""
+        return self._ask("delete", None, expected, lambda: self._store.delete(self.key, expected))
+
+    def _ask(self, kind: _Kind, new: str | None, expected: str | None, ask: Callable[[], _Reply]) -> _Reply:
         started = time.monotonic_ns()
-        reply = self._store.delete(self.key, expected)
-        self._note("delete", None, expected, reply, started)
+        reply = ask()
+        ended = time.monotonic_ns()
+        if isinstance(reply, Record):
+            assert reply == self._written.get(reply.revision), f"nobody wrote this record: {reply}"
+        told = reply.revision if isinstance(reply, Record) else reply
+        self.calls.append(Exchange(kind, new, expected, told, started, ended))
         return reply
-
-    def _note(
-        self,
-        kind: Literal["swap", "get", "delete"],
-        new: str | None,
-        expected: str | None,
-        reply: str | bool | None,
-        started: int,
-    ) -> None:
-        self.calls.append(Exchange(kind, new, expected, reply, started, time.monotonic_ns()))
-
-    def _whole(self, reply: Record | None) -> Record | None:
-        assert reply is None or reply == self._written.get(reply.revision), f"nobody wrote this record: {reply}"
-        return reply
-
-
-def _revision(record: Record | None) -> str | None:
-    return record.revision if record else None
