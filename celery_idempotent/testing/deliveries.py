@@ -36,7 +36,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class DeliveryResult:
     """How a delivery ended, as Celery's states say, or by ``DIED``; ``value`` is the result, or the exception."""
 
     how: Literal["SUCCESS", "FAILURE", "RETRY", "REJECTED", "IGNORED", "DIED"]
@@ -79,7 +79,7 @@ class Deliveries:
         """A new message whose idempotency key is ``key``."""
         return Message(args, kwargs, {KEY_HEADER: key})
 
-    def deliver(self, message: Message) -> tuple[Ending, list[Message]]:
+    def deliver(self, message: Message) -> tuple[DeliveryResult, list[Message]]:
         """Deliver ``message`` once; how it ended, and what the task published in its place."""
         task = self.task
         args, kwargs = wire_form(task, message.args, message.kwargs)
@@ -98,9 +98,11 @@ class Deliveries:
         try:
             traced = build_tracer(task.name, task, app=task.app)(message.task_id, args, kwargs, request)
         except WorkerDied as death:
-            return Ending("DIED", death), published
+            return DeliveryResult("DIED", death), published
         info = traced.info
-        return (Ending("SUCCESS", traced.retval) if info is None else Ending(info.state, info.retval)), published
+        return (
+            DeliveryResult("SUCCESS", traced.retval) if info is None else DeliveryResult(info.state, info.retval)
+        ), published
 
     def _watched(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(run)

@@ -22,7 +22,7 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, from_plain
 from celery_idempotent.protocol.store import OutboxMessage, Store, Transaction, TransactionalStore
 from celery_idempotent.stores import open_store
-from celery_idempotent.testing.deliveries import Deliveries, Ending, Message, WorkerDied, nothing
+from celery_idempotent.testing.deliveries import Deliveries, DeliveryResult, Message, WorkerDied, nothing
 from celery_idempotent.testing.stores import FakeStore
 
 _MAX_DELIVERIES = 50
@@ -44,7 +44,7 @@ class Row:
     kind: Kind
     name: str
     effects: int
-    endings: tuple[Ending, ...]
+    endings: tuple[DeliveryResult, ...]
 
 
 Fate = Literal["request lost", "reply lost", "two answers lost", "dies before", "dies after"]
@@ -260,7 +260,11 @@ class Scenarios:
         ]
 
     def _play(
-        self, kind: Kind, name: str, act: Callable[[Message], list[Ending]], fate: tuple[int, Fate] | None = None
+        self,
+        kind: Kind,
+        name: str,
+        act: Callable[[Message], list[DeliveryResult]],
+        fate: tuple[int, Fate] | None = None,
     ) -> Row:
         self.reset()
         before = self.count()
@@ -268,9 +272,9 @@ class Scenarios:
         endings = act(self.deliveries.message(f"rehearsal:{uuid4()}", *self.args, **self.kwargs))
         return Row(kind, name, self.count() - before, tuple(endings))
 
-    def _deliver(self, message: Message) -> list[Ending]:
+    def _deliver(self, message: Message) -> list[DeliveryResult]:
         """Deliver until nothing is left to deliver; every time after the lease."""
-        endings: list[Ending] = []
+        endings: list[DeliveryResult] = []
         waiting = [message]
         while waiting and len(endings) < _MAX_DELIVERIES:
             message = waiting.pop(0)
@@ -281,14 +285,14 @@ class Scenarios:
             self.store.advance(self._lease if waiting else 0)
         return endings
 
-    def _next(self, message: Message, ending: Ending, published: Sequence[Message]) -> list[Message]:
+    def _next(self, message: Message, ending: DeliveryResult, published: Sequence[Message]) -> list[Message]:
         """What a broker delivers then."""
         given_back = ending.how == "REJECTED" and ending.value.requeue
         if given_back or (ending.how == "DIED" and self._redelivers):
             return [*published, replace(message, is_redelivered=True)]
         return list(published)
 
-    def _deliver_and_duplicate(self, message: Message) -> list[Ending]:
+    def _deliver_and_duplicate(self, message: Message) -> list[DeliveryResult]:
         """All its deliveries, and another message of the operation, as a publisher sends it who got no answer.
 
         But that one must not make up for a message that is lost.
@@ -296,12 +300,12 @@ class Scenarios:
         endings = self._deliver(message)
         return endings if endings[-1].how == "DIED" else endings + self._deliver(_duplicate(message))
 
-    def _deliver_two(self, moment: Moment, message: Message) -> list[Ending]:
+    def _deliver_two(self, moment: Moment, message: Message) -> list[DeliveryResult]:
         """While the first delivery is at ``moment``, a second one comes, and gets as far or is sent away."""
         first, second = message, _duplicate(message)
         comings = itertools.count()
         is_settled = threading.Event()
-        delivered: list[Future[tuple[Ending, list[Message]]]] = []
+        delivered: list[Future[tuple[DeliveryResult, list[Message]]]] = []
 
         def come() -> None:
             if next(comings):
@@ -320,7 +324,7 @@ class Scenarios:
             endings += self._deliver(each)
         return endings
 
-    def _die(self, moment: Moment, message: Message) -> list[Ending]:
+    def _die(self, moment: Moment, message: Message) -> list[DeliveryResult]:
         """The first delivery that comes to ``moment`` dies there."""
         deaths = iter((self.store.die,))
         with patch.object(self.deliveries, moment, lambda: next(deaths, nothing)()):
