@@ -14,7 +14,7 @@ from celery.utils.imports import symbol_by_name
 
 from celery_idempotent.engine.outcomes import is_unfinished
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
-from celery_idempotent.integration.settings import OptionUnknown, refuse_control_flow, runtime_of
+from celery_idempotent.integration.settings import SETTINGS, OptionUnknown, refuse_control_flow, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.selector import Conversion
@@ -138,22 +138,6 @@ _OF_OTHERS = {
 _FIELDS = {each.name for each in fields(Policy)}
 _POLICY_ALONE = _FIELDS - {"key", "scope", "version", "mode", "effects", "grace"}
 """Fields of a policy whose names a task has no other use for."""
-
-SETTINGS = (
-    "idempotency_store",
-    "idempotency_policy",
-    "idempotency_namespace",
-    "idempotency_large_results",
-    "idempotency_queued_for",
-    "idempotency_relay",
-    "idempotency_purge",
-    "idempotency_purge_released",
-    "idempotency_purge_abandoned",
-    "idempotency_keep_verdicts",
-    "idempotency_hold_messages",
-    "idempotency_cipher",
-    "idempotency_cipher_required",
-)
 
 
 def refuse_unusable_settings(app: Celery) -> None:

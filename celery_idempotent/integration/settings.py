@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, cast
@@ -41,11 +41,22 @@ _MEANINGS = {
     Reject: "ends a delivery without an outcome",
 }
 
-_DAY = 86_400
-"""Seconds; a message that nobody has executed for so long may be gone."""
-
-_YEAR = 365 * 86_400
-"""Seconds; who pays for a doubtful effect may ask about it until the books are closed."""
+SETTINGS: Mapping[str, Any] = {
+    "idempotency_store": None,
+    "idempotency_policy": None,
+    "idempotency_namespace": None,
+    "idempotency_large_results": None,
+    "idempotency_queued_for": 86_400,  # a message that nobody has executed for a day may be gone
+    "idempotency_relay": 1.0,
+    "idempotency_purge": 0,
+    "idempotency_purge_released": 0,
+    "idempotency_purge_abandoned": 0,
+    "idempotency_keep_verdicts": 365 * 86_400,  # who pays for a doubtful effect may ask until the books are closed
+    "idempotency_hold_messages": True,
+    "idempotency_cipher": None,
+    "idempotency_cipher_required": False,
+}
+"""Every setting of this library, with its default; times are in seconds."""
 
 _NAMESPACE = re.compile("[A-Za-z0-9._-]{1,64}")
 """There must be room for a scope, a generation and 64 digits in a key of 2048 bytes."""
@@ -99,11 +110,15 @@ class Opened:
     breaker: Breaker
 
 
-def _period(setting: str, default: float, what: str) -> "cached_property[int]":
+def _given(app: Celery, setting: str) -> Any:
+    return app.conf.get(setting, SETTINGS[setting])
+
+
+def _period(setting: str, what: str) -> "cached_property[int]":
     """A row of :class:`Runtime`: a duration, in milliseconds."""
 
     def look(runtime: "Runtime") -> int:
-        value = runtime._app.conf.get(setting, default)
+        value = _given(runtime._app, setting)
         if not is_duration(value):
             raise PolicyError(setting, repr(value), f"must be seconds {what}")
         return milliseconds(value)
@@ -111,9 +126,9 @@ def _period(setting: str, default: float, what: str) -> "cached_property[int]":
     return cached_property(look)
 
 
-def _every(setting: str, default: float, what: str) -> "cached_property[float]":
+def _every(setting: str, what: str) -> "cached_property[float]":
     """A row of :class:`Runtime`: a duration, in seconds."""
-    look = _period(setting, default, what).func
+    look = _period(setting, what).func
     return cached_property(lambda runtime: look(runtime) / 1000)
 
 
@@ -173,7 +188,7 @@ class Runtime:
         if large is not None:
             store = cast(Store, Offloading(store, open_large_results(large)))  # encrypted is what is kept there, too
         if cipher is not None:
-            required = self._app.conf.get("idempotency_cipher_required", False)
+            required = _given(self._app, "idempotency_cipher_required")
             store = cast(Store, Sealed(store, cipher, is_required=required))
         return store
 
@@ -232,24 +247,22 @@ class Runtime:
             codec = self._codecs[policy.private] = self.codec.under(policy)
         return codec
 
-    relay_every = _every("idempotency_relay", 1.0, "between two looks, or 0 for none")
+    relay_every = _every("idempotency_relay", "between two looks, or 0 for none")
     """Seconds between two looks into the outbox, each a small query; 0: a worker does not look."""
 
-    queued_for = _period("idempotency_queued_for", _DAY, "for which a message that was sent counts as queued")
+    queued_for = _period("idempotency_queued_for", "for which a message that was sent counts as queued")
     """Milliseconds for which a sent message counts as queued."""
 
-    purge_every = _every("idempotency_purge", 0, "between two purges, or 0 for no purge")
+    purge_every = _every("idempotency_purge", "between two purges, or 0 for no purge")
     """Seconds between two purges by a worker; 0: a worker does not purge."""
 
-    purge_released = _period("idempotency_purge_released", 0, "for which they stay, or 0 for no purge")
+    purge_released = _period("idempotency_purge_released", "for which they stay, or 0 for no purge")
     """Milliseconds for which a purge leaves RELEASED records; 0: for ever."""
 
-    purge_abandoned = _period("idempotency_purge_abandoned", 0, "for which they stay, or 0 for no purge")
+    purge_abandoned = _period("idempotency_purge_abandoned", "for which they stay, or 0 for no purge")
     """The same after the end of a lease."""
 
-    keep_verdicts = _period(
-        "idempotency_keep_verdicts", _YEAR, "for which a verdict stays, or 0 for no longer than retain"
-    )
+    keep_verdicts = _period("idempotency_keep_verdicts", "for which a verdict stays, or 0 for no longer than retain")
     """Milliseconds for which a verdict stays at least; 0: as its outcome does."""
 
     @cached_property
@@ -259,7 +272,7 @@ class Runtime:
         Raises:
             PolicyError: It is none of these.
         """
-        held = self._app.conf.get("idempotency_hold_messages", True)
+        held = _given(self._app, "idempotency_hold_messages")
         if held is True or held is False:
             return held
         if held != "all":
@@ -290,7 +303,7 @@ _hide_secrets_from_reports()
 
 def cipher_of(app: Celery) -> Cipher | None:
     """What encrypts at rest, by ``idempotency_cipher``; None where nothing does. Raises as :meth:`Runtime.around`."""
-    setting, required = app.conf.get("idempotency_cipher"), app.conf.get("idempotency_cipher_required", False)
+    setting, required = app.conf.get("idempotency_cipher"), _given(app, "idempotency_cipher_required")
     if not isinstance(required, bool) or (required and setting is None):
         raise PolicyError(
             "idempotency_cipher_required", repr(required), "must be True or False, and True needs idempotency_cipher"
