@@ -6,10 +6,11 @@ as the next message. Everything else that a body publishes goes where it always 
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Literal
+from unittest.mock import patch
 from uuid import uuid4
 
 from celery import Task
@@ -66,13 +67,9 @@ class Deliveries:
         """Deliveries of ``task``, for the length of the block."""
         task = task.app.tasks[task.name]  # what was given may be a promise of the task
         deliveries = cls(task)
-        with ExitStack() as stack:
-            for name, value in (
-                ("run", deliveries._watched(task.run)),
-                ("apply_async", deliveries._catching(task.apply_async)),
-                ("_backend", DisabledBackend(app=task.app)),
-            ):
-                stack.enter_context(_shadowed(task, name, value))
+        run, apply_async = deliveries._watch(task.run), deliveries._catch(task.apply_async)
+        # A task is one instance per process, and Celery takes all three from it.
+        with patch.multiple(task, run=run, apply_async=apply_async, _backend=DisabledBackend(app=task.app)):
             yield deliveries
 
     def message(self, key: str, *args: Any, **kwargs: Any) -> Message:
@@ -104,7 +101,7 @@ class Deliveries:
             DeliveryResult("SUCCESS", traced.retval) if info is None else DeliveryResult(info.state, info.retval)
         ), published
 
-    def _watched(self, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _watch(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(run)
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.before_body()
@@ -118,7 +115,7 @@ class Deliveries:
 
         return watched
 
-    def _catching(self, apply_async: Callable[..., Any]) -> Callable[..., Any]:
+    def _catch(self, apply_async: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(apply_async)
         def caught(args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any) -> Any:
             published = self._published.get(task_id or "")
@@ -129,17 +126,3 @@ class Deliveries:
             return self.task.AsyncResult(task_id)
 
         return caught
-
-
-@contextmanager
-def _shadowed(task: Task, name: str, value: Any) -> Iterator[None]:
-    """Within the block the task, an instance that is there once per process, has another attribute."""
-    before = vars(task).get(name, _shadowed)
-    setattr(task, name, value)
-    try:
-        yield
-    finally:
-        if before is _shadowed:
-            delattr(task, name)
-        else:
-            setattr(task, name, before)

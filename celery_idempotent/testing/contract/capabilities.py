@@ -136,7 +136,7 @@ class PurgeableContract:
         seconds = store.now() // 1000
         forgotten = [_outcome(store, status, seconds - 5) for status in (Status.COMPLETED, Status.FAILED)]
         kept = [_outcome(store, status, seconds + 600) for status in (Status.COMPLETED, Status.FAILED)]
-        kept += [_written(store, replace(a_record(), status=status, lease_until=1, updated_at=1)) for status in Status]
+        kept += [_write(store, replace(a_record(), status=status, lease_until=1, updated_at=1)) for status in Status]
 
         _purge_all(store)
 
@@ -178,7 +178,7 @@ class VerifiableContract:
 
     def test_verify_accepts_a_working_store_and_writes_nothing(self, store: _Verifiable) -> None:
         """A worker may start; the check leaves no trace, however often it is made."""
-        record = _written(store, a_record())
+        record = _write(store, a_record())
         before = {each.key for each in store.scan()}
 
         for _ in range(3):
@@ -212,7 +212,7 @@ class CommittingContract:
         """It is named by its position; the record and the other writes are as they were."""
         claimed, before = a_claim(store), writes.count()
 
-        refused = _refused(
+        refused = _failure_of(
             lambda: store.swap_with(a_completion(claimed), claimed.revision, [writes.made(), writes.refused()])
         )
 
@@ -247,7 +247,7 @@ class CommittingContract:
 
         def commit() -> Record | None:
             done = a_completion(claimed)
-            return _answered(lambda: store.swap_with(done, claimed.revision, [writes.made()]))
+            return _ask_again(lambda: store.swap_with(done, claimed.revision, [writes.made()]))
 
         told = race([commit] * _RACERS)
 
@@ -302,7 +302,7 @@ class TransactionalContract:
         """Of many that expect one revision exactly one is committed."""
         claimed, before = a_claim(store), rows.count()
 
-        won = race([partial(_committed, store, rows, claimed)] * _RACERS)
+        won = race([partial(_commit_over, store, rows, claimed)] * _RACERS)
 
         stored = store.get(claimed.key)
         assert stored is not None
@@ -317,7 +317,7 @@ class TransactionalContract:
             transaction = store.begin()
             rows.insert(transaction.connection)
             assert transaction.swap(done, claimed.revision) == done
-            taken_over = thread.submit(_answered, lambda: store.swap(takeover, claimed.revision))
+            taken_over = thread.submit(_ask_again, lambda: store.swap(takeover, claimed.revision))
             wait([taken_over], timeout=_MEANWHILE)
             transaction.commit()
 
@@ -337,7 +337,7 @@ class OutboxContract:
         undone = store.begin()
         undone.enqueue(_message("undone"))
         undone.rollback()
-        _enqueued(store, *sent)
+        _enqueue(store, *sent)
 
         assert [each.message for each in store.take(10, _HOLD)] == sent
 
@@ -345,7 +345,7 @@ class OutboxContract:
         """Nobody gets what another has, until that one's time is over; then it comes back, unless it is forgotten."""
         _drain(store)
         ids = [new_nonce() for _ in range(6)]
-        _enqueued(store, *map(_message, ids))
+        _enqueue(store, *map(_message, ids))
 
         first = store.take(3, _HOLD)
         second = store.take(3, 0)  # by a relay that dies
@@ -356,13 +356,13 @@ class OutboxContract:
         assert (_ids(first), _ids(second), _ids(third), _ids(fourth)) == (ids[:3], ids[3:], ids[3:], ids[4:])
         assert store.take(3, _HOLD) == []
         store.forget([each.number for each in (*first, *fourth)])
-        assert _told(store, *ids) == []
+        assert _find(store, *ids) == []
 
     def test_postponed_message_waits_and_keeps_nobody_back(self, store: _WithOutbox) -> None:
         """For as long as it was told; its failures are counted, whoever tries it, and people are told the last one."""
         _drain(store)
         ids = new_nonce(), new_nonce()
-        _enqueued(store, *map(_message, ids))
+        _enqueue(store, *map(_message, ids))
 
         for failures, pause in enumerate((0, 0, _HOLD)):
             (refused,) = (each for each in store.take(2, 0) if each.message.id == ids[0])
@@ -372,7 +372,7 @@ class OutboxContract:
         after = store.now()
 
         assert _ids(store.take(2, 0)) == [ids[1]]
-        told, other = _told(store, *ids)
+        told, other = _find(store, *ids)
         assert (told.id, told.failures, told.reason) == (ids[0], 3, "reason 2")
         assert before + _HOLD - _CLOCK_ERROR <= told.next_try <= after + _HOLD + _CLOCK_ERROR
         assert abs(told.created_at - before) <= _CLOCK_ERROR
@@ -383,7 +383,7 @@ class OutboxContract:
     def test_message_that_is_given_back_comes_at_once(self, store: _WithOutbox) -> None:
         """It was not tried: nothing is counted, and it keeps its place."""
         _drain(store)
-        _enqueued(store, *(_message(str(number)) for number in range(3)))
+        _enqueue(store, *(_message(str(number)) for number in range(3)))
 
         store.give_back(store.take(3, _HOLD)[:2])
 
@@ -393,7 +393,7 @@ class OutboxContract:
         """A relay that stalled past its hold neither gives away nor postpones what its successor publishes."""
         _drain(store)
         message = _message(new_nonce())
-        _enqueued(store, message)
+        _enqueue(store, message)
         (taken,) = store.take(1, 0)
         (again,) = store.take(1, _HOLD)
 
@@ -401,19 +401,19 @@ class OutboxContract:
         store.postpone(taken, 0, "late")
 
         assert store.take(1, _HOLD) == []
-        assert [(each.failures, each.reason) for each in _told(store, message.id)] == [(0, None)]
+        assert [(each.failures, each.reason) for each in _find(store, message.id)] == [(0, None)]
         store.postpone(again, 0, "in time")
         assert [(each.message, each.failures) for each in store.take(1, _HOLD)] == [(message, 1)]
 
     def test_failing_messages_leave_room_for_others(self, store: _WithOutbox) -> None:
         """However many there are, and however old: others come first, and get half of a look at least."""
         _drain(store)
-        _enqueued(store, *(_message(f"refused {number}") for number in range(8)))
+        _enqueue(store, *(_message(f"refused {number}") for number in range(8)))
         for each in store.take(8, _HOLD):
             store.postpone(each, 0, "refused")
         for _ in range(3):
             store.postpone(store.take(1, _HOLD)[0], 0, "refused again")
-        _enqueued(store, *(_message(f"good {number}") for number in range(3)))
+        _enqueue(store, *(_message(f"good {number}") for number in range(3)))
 
         first, second, third = store.take(5, _HOLD), store.take(5, _HOLD), store.take(5, _HOLD)
 
@@ -425,7 +425,7 @@ class OutboxContract:
     def test_racing_relays_take_each_message_once(self, store: _WithOutbox) -> None:
         """However many look at the same ones; and none is overlooked."""
         _drain(store)
-        _enqueued(store, *(_message(str(number)) for number in range(20)))
+        _enqueue(store, *(_message(str(number)) for number in range(20)))
 
         def drain() -> list[str]:
             taken: list[str] = []
@@ -440,10 +440,10 @@ class OutboxContract:
 
 
 def _outcome(store: Store, status: Status, expires_at: int) -> Record:
-    return _written(store, replace(a_record(), status=status, result="1", expires_at=expires_at))
+    return _write(store, replace(a_record(), status=status, result="1", expires_at=expires_at))
 
 
-def _written(store: Store, record: Record) -> Record:
+def _write(store: Store, record: Record) -> Record:
     assert store.swap(record, None) == record
     return record
 
@@ -466,7 +466,7 @@ def _purge_all(store: _Purgeable) -> None:
     raise AssertionError("a thousand purges, and every one of them deleted something")
 
 
-def _committed(store: _Transactional, rows: UsersRows, claimed: Record) -> bool:
+def _commit_over(store: _Transactional, rows: UsersRows, claimed: Record) -> bool:
     """Whether a transaction over the claim was committed; asked again where the store gave up in favour of another."""
 
     def commit() -> bool:
@@ -481,10 +481,10 @@ def _committed(store: _Transactional, rows: UsersRows, claimed: Record) -> bool:
         (transaction.commit if is_ours else transaction.rollback)()
         return is_ours
 
-    return _answered(commit)
+    return _ask_again(commit)
 
 
-def _answered(ask: Callable[[], _T]) -> _T:
+def _ask_again(ask: Callable[[], _T]) -> _T:
     for _ in range(_TRIES):
         try:
             return ask()
@@ -493,7 +493,7 @@ def _answered(ask: Callable[[], _T]) -> _T:
     return ask()
 
 
-def _refused(commit: Callable[[], object]) -> WriteFailed | None:
+def _failure_of(commit: Callable[[], object]) -> WriteFailed | None:
     try:
         commit()
     except WriteFailed as error:
@@ -505,7 +505,7 @@ def _message(task_id: str) -> OutboxMessage:
     return OutboxMessage(task_id, '{"task": "receipt"}', "application/json")
 
 
-def _enqueued(store: _WithOutbox, *messages: OutboxMessage) -> None:
+def _enqueue(store: _WithOutbox, *messages: OutboxMessage) -> None:
     transaction = store.begin()
     for each in messages:
         transaction.enqueue(each)
@@ -518,7 +518,7 @@ def _drain(store: Outbox) -> None:
         store.forget([each.number for each in messages])
 
 
-def _told(store: Outbox, *ids: str) -> list[WaitingMessage]:
+def _find(store: Outbox, *ids: str) -> list[WaitingMessage]:
     return [each for each in store.waiting(1_000_000) if each.id in ids]
 
 
