@@ -81,7 +81,10 @@ def read_url(url: str) -> Target:
     """What ``url`` means; nothing is connected."""
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
-    chunks = [_split(scheme, each) for each in _servers(scheme, rest)]
+    servers = [rest]
+    if scheme in _CLUSTER | {"sentinel"}:  # each with the options written behind it; the scheme need not be repeated
+        servers = [each.removeprefix(f"{scheme}://") for each in rest.split(";")]
+    chunks = [_split(scheme, each) for each in servers]
     options = _options(scheme, chunks)
     own = {name: options.pop(name) for name in _OF_THE_STORE & options.keys()}
     if own.get("wait_replicas") and own.get("wait_timeout", WAIT_TIMEOUT) >= options["socket_timeout"]:
@@ -96,7 +99,10 @@ def _connection(scheme: str, chunks: Sequence[SplitResult], options: Options) ->
         if chunks[0].hostname or not path.strip("/"):
             raise _unusable(scheme, "write the path of the socket after three slashes")
         return path, partial(_server, unix_socket_path=path, **options)
-    nodes = [_node(scheme, each) for each in chunks]
+    if not all(each.hostname for each in chunks):
+        raise _unusable(scheme, "write a host after the two slashes")
+    usual = 26379 if scheme == "sentinel" else 6379
+    nodes = [(str(each.hostname), each.port or usual) for each in chunks]
     name = ";".join(f"{host}:{port}" for host, port in nodes)
     if scheme in _CLUSTER:
         return name, partial(_cluster, nodes, **options)
@@ -154,13 +160,6 @@ _LASTING = (type(None), UsernamePasswordCredentialProvider)
 """Credentials that do not end while a connection lasts; of others, redis-py's pool renews the login."""
 
 
-def _servers(scheme: str, rest: str) -> list[str]:
-    """The servers of a URL, each with the options written behind it; the scheme need not be repeated."""
-    if scheme not in _CLUSTER | {"sentinel"}:
-        return [rest]
-    return [each.removeprefix(f"{scheme}://") for each in rest.split(";")]
-
-
 def _split(scheme: str, text: str) -> SplitResult:
     if "://" in text:
         raise _unusable(scheme, "the servers of one URL have one scheme; several need sentinel:// or redis+cluster://")
@@ -172,12 +171,6 @@ def _split(scheme: str, text: str) -> SplitResult:
     if chunk.fragment or "@" in chunk.path + chunk.query:
         raise _unusable(scheme, f"there is an @ or # after the host; {_ESCAPE}")
     return chunk
-
-
-def _node(scheme: str, chunk: SplitResult) -> Node:
-    if not chunk.hostname:
-        raise _unusable(scheme, "write a host after the two slashes")
-    return chunk.hostname, chunk.port or (26379 if scheme == "sentinel" else 6379)
 
 
 def _options(scheme: str, chunks: Sequence[SplitResult]) -> Options:
@@ -201,17 +194,13 @@ def _options(scheme: str, chunks: Sequence[SplitResult]) -> Options:
         options["socket_keepalive"] = True
     if scheme in _TLS:
         options["ssl"] = True
-    if _is_verified(scheme, options):
+    is_encrypted = scheme in _TLS or any(name.startswith("ssl_") for name in options)
+    if is_encrypted and options.get("ssl_cert_reqs") != "none":
         options.setdefault("ssl_check_hostname", True)  # redis-py's own default only since 6
     if options.get("ssl_check_hostname") and scheme in _CLUSTER and not _CLUSTERS_CHECK_NAMES:
         raise _unusable(scheme, "checks the names of hosts only since redis-py 6; upgrade, or ssl_check_hostname=false")
     # The newer protocol has nothing that is used here, and a longer greeting.
     return {**options, "protocol": 2}
-
-
-def _is_verified(scheme: str, options: Options) -> bool:
-    is_encrypted = scheme in _TLS or any(name.startswith("ssl_") for name in options)
-    return is_encrypted and options.get("ssl_cert_reqs") != "none"
 
 
 def _hide_password(scheme: str, options: Options, provider: str, username: str, password: str) -> None:
@@ -257,17 +246,35 @@ def _unusable(scheme: str, remedy: str) -> PolicyError:
     return PolicyError("idempotency_store", scheme_of(f"{scheme}://"), remedy)
 
 
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError("it is empty")
-    return text
+def _reader(read: Callable[[str], Any], accepts: Callable[[Any], object], remedy: str) -> Callable[[str], Any]:
+    """What reads the text of an option, and refuses a value that ``accepts`` does not take."""
+
+    def parse(text: str) -> Any:
+        if not accepts(value := read(text)):
+            raise ValueError(remedy)
+        return value
+
+    return parse
 
 
-def _whole(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError("it must not be negative")
-    return number
+_FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+_text = _reader(str, bool, "it is empty")
+_whole = _reader(int, lambda number: number >= 0, "it must not be negative")
+_seconds = _reader(float, lambda seconds: 0 < seconds <= 60, "write seconds, more than 0 and at most 60")
+_flag = _reader(lambda text: _FLAGS.get(text.lower()), lambda flag: flag is not None, "write true or false")
+_certificate_demand = _reader(
+    lambda text: text.removeprefix("CERT_").lower(),
+    {"required", "optional", "none"}.__contains__,
+    "write required, optional or none",
+)
+_file = _reader(str, lambda path: Path(path).is_file(), "the file does not exist")
+_folder = _reader(str, lambda path: Path(path).is_dir(), "the folder does not exist")
+_provider = _reader(
+    lambda name: resolve_name(name)(),
+    lambda provider: isinstance(provider, CredentialProvider),
+    "it does not name a redis.CredentialProvider",
+)
 
 
 def _database(text: str) -> int | str:
@@ -275,46 +282,6 @@ def _database(text: str) -> int | str:
     # And 0 as a number, for which redis-py sends none.
     number = _whole(text)
     return str(number) if number else 0
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds <= 60:
-        raise ValueError("write seconds, more than 0 and at most 60")
-    return seconds
-
-
-def _flag(text: str) -> bool:
-    flags = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if text.lower() not in flags:
-        raise ValueError("write true or false")
-    return flags[text.lower()]
-
-
-def _certificate_demand(text: str) -> str:
-    demand = text.removeprefix("CERT_").lower()
-    if demand not in {"required", "optional", "none"}:
-        raise ValueError("write required, optional or none")
-    return demand
-
-
-def _file(text: str) -> str:
-    if not Path(text).is_file():
-        raise ValueError("the file does not exist")
-    return text
-
-
-def _folder(text: str) -> str:
-    if not Path(text).is_dir():
-        raise ValueError("the folder does not exist")
-    return text
-
-
-def _provider(text: str) -> CredentialProvider:
-    provider = resolve_name(text)()
-    if not isinstance(provider, CredentialProvider):
-        raise ValueError("it does not name a redis.CredentialProvider")
-    return provider
 
 
 _OF_THE_STORE = frozenset({"prefix", "wait_replicas", "wait_timeout"})
