@@ -29,7 +29,7 @@ from celery_idempotent.engine.verdicts import fitting
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration import display, verdicts
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.record import Status
+from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.verdicts import Action, counts_until
 from celery_idempotent.stores.sealed import Sealed
 
@@ -75,59 +75,152 @@ class _RecordList(ChangeList):
         return super().get_queryset(request, exclude_parameters).defer("result_text", "result_bytes", "steps", "error")
 
 
-class _StatusFilter(admin.SimpleListFilter):
-    title = "status"
-    parameter_name = "status"
+class _ColumnFilter(admin.SimpleListFilter):
+    def queryset(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> QuerySet[IdempotencyRecord]:
+        return queryset.filter(**{str(self.parameter_name): self.value()}) if self.value() else queryset
+
+
+class _StatusFilter(_ColumnFilter):
+    title = parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [(str(each), str(each)) for each in Status]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> QuerySet[IdempotencyRecord]:
-        return queryset.filter(status=self.value()) if self.value() else queryset
 
-
-class _TaskFilter(admin.SimpleListFilter):
+class _TaskFilter(_ColumnFilter):
     """Offers the tasks that the app knows: asking the table for its own would read all of it."""
 
-    title = "task"
-    parameter_name = "task"
+    title = parameter_name = "task"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         chosen = request.GET.get(self.parameter_name)
         return [(name, name) for name in sorted({*project.idempotent_tasks(), *([chosen] if chosen else [])})]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> QuerySet[IdempotencyRecord]:
-        return queryset.filter(task=self.value()) if self.value() else queryset
+
+def _column(
+    description: str, value: Callable[[IdempotencyRecord], Any], ordering: str | None = None
+) -> Callable[..., Any]:
+    """A column of the list, or a field of the page."""
+
+    @admin.display(description=description, ordering=ordering, empty_value="-")
+    def show(self: Any, row: IdempotencyRecord) -> Any:
+        return value(row)
+
+    return show
 
 
-def _on_one_line(field: str) -> Callable[..., str | None]:
+def _on_one_line(field: str) -> Callable[..., Any]:
     """The value of ``field``, which somebody else has chosen."""
 
-    @admin.display(description=field.replace("_", " "), ordering=field, empty_value="-")
-    def shown(self: Any, row: IdempotencyRecord) -> str | None:
-        value = getattr(row, field)
-        return value and one_line(value)
+    def value(row: IdempotencyRecord) -> str | None:
+        found = getattr(row, field)
+        return found and one_line(found)
 
-    return shown
+    return _column(field.replace("_", " "), value, field)
 
 
-def _in_clear(field: str) -> Callable[..., str | None]:
+def _in_clear(field: str) -> Callable[..., Any]:
     """The same of a field that may be encrypted."""
 
-    @admin.display(description=field, ordering=field, empty_value="-")
-    def shown(self: Any, row: IdempotencyRecord) -> str | None:
-        value = getattr(row if row.unreadable else project.revealed(row.fetched), field)
-        return one_line(value) if value else None
+    def value(row: IdempotencyRecord) -> str | None:
+        found = getattr(row if row.unreadable else project.revealed(row.fetched), field)
+        return one_line(found) if found else None
 
-    return shown
+    return _column(field, value, field)
 
 
-def _in_utc(field: str, description: str) -> Callable[..., str]:
-    @admin.display(description=description)
-    def shown(self: Any, row: IdempotencyRecord) -> str:
-        return display.utc(getattr(row, field))
+def _in_utc(field: str, description: str) -> Callable[..., Any]:
+    return _column(description, lambda row: display.utc(getattr(row, field)))
 
-    return shown
+
+def _of_whole(description: str, value: Callable[[Record], str | None]) -> Callable[..., Any]:
+    """What is made of all of a record, decrypted."""
+    return _column(description, lambda row: "not shown" if row.unreadable else value(project.revealed(row.record)))
+
+
+def _state(row: IdempotencyRecord) -> str:
+    """The status as people read it; or that the record cannot be read, and why."""
+    if row.unreadable:
+        return f"unreadable: {row.unreadable}"
+    grace = project.policy_of(row.fetched).grace_ms
+    return display.state(row.fetched, grace=grace, now=project.store_of_admin().now())
+
+
+def _short_key(row: IdempotencyRecord) -> str:
+    """The key as far as a list has room, all of it on hover."""
+    return format_html('<span title="{}">{}</span>', one_line(row.key), one_line(display.beginning(row.key)))
+
+
+def _forgotten(row: IdempotencyRecord, show: Callable[[int], str]) -> str:
+    """Until when the outcome counts; a record without an outcome is not forgotten."""
+    until = row.expires_at and row.expires_at * 1000 if row.unreadable else counts_until(row.fetched)
+    return "never" if until is None else show(until)
+
+
+def _moment(milliseconds: int) -> str:
+    """A time that may be broken between its day and its hour only."""
+    pieces = [(each,) for each in display.utc_short(milliseconds).split()]
+    return format_html_join(" ", '<span class="nowrap">{}</span>', pieces)
+
+
+def _result(record: Record) -> str:
+    if record.result is None:
+        return "none"
+    return format_html("<pre>{}</pre>", display.outcome(record.result, record.content_type))
+
+
+def _steps(record: Record) -> str:
+    return format_html("<pre>{}</pre>", display.json_text(json.dumps(dict(record.steps))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of verdict: what it is called, and how it is given. What takes ``action`` takes it."""
+
+    name: str
+    heading: str
+    selection: str
+    form: type[VerdictForm]
+    action: Action
+
+    def fits(self, row: IdempotencyRecord) -> bool:
+        """Whether the record can take it now."""
+        if row.unreadable:
+            return False
+        grace = project.policy_of(row.fetched).grace_ms
+        return self.action in fitting(row.fetched, grace=grace, now=project.store_of_admin().now())
+
+
+_AGAIN = "The next delivery runs the task; if there is none, publish it again."
+
+_DONE = {
+    Action.COMPLETED: "Resolved: it happened. Later deliveries get the result.",
+    Action.RERUN: f"Resolved: it did not happen. {_AGAIN}",
+    Action.RELEASE: f"Released. {_AGAIN}",
+    Action.FORGET: "Forgotten. The next delivery is a new operation.",
+}
+
+_KINDS = (
+    _Kind("resolve", "Resolve unknown outcomes", "Resolve selected UNKNOWN outcomes", ResolveForm, Action.COMPLETED),
+    _Kind("release", "Release claims", "Release selected claims whose lease is over", ReleaseForm, Action.RELEASE),
+    _Kind("forget", "Forget outcomes", "Forget selected outcomes and released records", ForgetForm, Action.FORGET),
+)
+
+
+def _action(kind: _Kind) -> Callable[..., HttpResponse | None]:
+    """What asks for one verdict on all selected records."""
+
+    @admin.action(description=kind.selection, permissions=["verdict"])
+    def select(self: Any, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
+        rows = list(queryset[: _MOST_JUDGED + 1])
+        if len(rows) > _MOST_JUDGED:
+            self.message_user(request, f"{kind.name.capitalize()} at most {_MOST_JUDGED} at a time.", messages.ERROR)
+            return None
+        page: HttpResponse = self._judge_page(request, kind, rows)
+        return page
+
+    select.__name__ = f"{kind.name}_selected"
+    return select
 
 
 @admin.register(IdempotencyRecord)
@@ -151,7 +244,7 @@ class IdempotencyRecordAdmin(_Admin):
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     list_max_show_all = 0
-    actions = ("resolve_selected", "release_selected", "forget_selected")
+    actions = tuple(map(_action, _KINDS))
     change_list_template = "celery_idempotent/admin/record_list.html"
     change_form_template = "celery_idempotent/admin/record.html"
     fieldsets = (
@@ -190,71 +283,18 @@ class IdempotencyRecordAdmin(_Admin):
     updated = _in_utc("updated_at", "updated")
     created = _in_utc("created_at", "created")
     leased = _in_utc("lease_until", "lease until")
-
-    @admin.display(description="status", ordering="status")
-    def state(self, row: IdempotencyRecord) -> str:
-        """The status as people read it; or that the record cannot be read, and why."""
-        if row.unreadable:
-            return f"unreadable: {row.unreadable}"
-        grace = project.policy_of(row.fetched).grace_ms
-        return display.state(row.fetched, grace=grace, now=project.store_of_admin().now())
-
-    @admin.display(description="key", ordering="key")
-    def short_key(self, row: IdempotencyRecord) -> str:
-        """The key as far as a list has room, all of it on hover."""
-        return format_html('<span title="{}">{}</span>', one_line(row.key), one_line(display.beginning(row.key)))
-
-    @admin.display(description="meaning")
-    def meaning(self, row: IdempotencyRecord) -> str:
-        """What the status means for the next delivery."""
-        return _UNREADABLE if row.unreadable else _MEANINGS[Status(row.status)]
-
-    @admin.display(description="updated (UTC)", ordering="updated_at")
-    def updated_utc(self, row: IdempotencyRecord) -> str:
-        """When the record was written last, for the list."""
-        return _moment(row.updated_at)
-
-    @admin.display(description="forgotten (UTC)", ordering="expires_at")
-    def forgotten_utc(self, row: IdempotencyRecord) -> str:
-        """Until when the outcome counts, for the list."""
-        until = _counts_until(row)
-        return "never" if until is None else _moment(until)
-
-    @admin.display(description="forgotten after")
-    def forgotten(self, row: IdempotencyRecord) -> str:
-        """Until when the outcome counts; a record without an outcome is not forgotten."""
-        until = _counts_until(row)
-        return "never" if until is None else display.utc(until)
-
-    @admin.display(description="result")
-    def shown_result(self, row: IdempotencyRecord) -> str:
-        """The outcome, if it is JSON."""
-        if row.unreadable:
-            return "not shown"
-        record = project.revealed(row.record)
-        if record.result is None:
-            return "none"
-        return _preformatted(display.outcome(record.result, record.content_type))
-
-    @admin.display(description="result size")
-    def result_size(self, row: IdempotencyRecord) -> str:
-        """How much of an outcome is kept."""
-        return "unknown" if row.unreadable else f"{display.size(row.record.result)} bytes"
-
-    @admin.display(description="steps")
-    def shown_steps(self, row: IdempotencyRecord) -> str:
-        """Finished and started steps."""
-        if row.unreadable:
-            return "not shown"
-        return _preformatted(display.json_text(json.dumps(dict(project.revealed(row.record).steps))))
-
-    @admin.display(description="verdict", empty_value="-")
-    def shown_verdict(self, row: IdempotencyRecord) -> str | None:
-        """Who has judged what last, when and why."""
-        if row.unreadable:
-            return "not shown"
-        told = project.revealed(row.record).verdict
-        return display.verdict(told) if told else None
+    updated_utc = _column("updated (UTC)", lambda row: _moment(row.updated_at), "updated_at")
+    forgotten_utc = _column("forgotten (UTC)", lambda row: _forgotten(row, _moment), "expires_at")
+    forgotten = _column("forgotten after", lambda row: _forgotten(row, display.utc))
+    state = _column("status", _state, "status")
+    short_key = _column("key", _short_key, "key")
+    meaning = _column("meaning", lambda row: _UNREADABLE if row.unreadable else _MEANINGS[Status(row.status)])
+    result_size = _column(
+        "result size", lambda row: "unknown" if row.unreadable else f"{display.size(row.record.result)} bytes"
+    )
+    shown_result = _of_whole("result", _result)
+    shown_steps = _of_whole("steps", _steps)
+    shown_verdict = _of_whole("verdict", lambda record: display.verdict(record.verdict) if record.verdict else None)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The list, with a warning where workers write elsewhere."""
@@ -268,7 +308,7 @@ class IdempotencyRecordAdmin(_Admin):
         row = self.get_object(request, unquote(object_id))
         offered = []
         if row is not None and self.has_verdict_permission(request):
-            offered = [(self._url(kind.name, row.key), kind) for kind in _KINDS.values() if kind.fits(row)]
+            offered = [(self._url(kind.name, row.key), kind) for kind in _KINDS if kind.fits(row)]
         context: dict[str, Any] = {"verdicts": offered}
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
@@ -320,39 +360,15 @@ class IdempotencyRecordAdmin(_Admin):
         """The pages of verdicts, before the admin's own, which take any path for a key."""
         prefix = "celery_idempotent_idempotencyrecord"
         own = []
-        for name, kind in _KINDS.items():
+        for kind in _KINDS:
             one, several = partial(self.one_view, kind=kind), partial(self.several_view, kind=kind)
             own += [
-                path(f"<path:object_id>/{name}/", self._verdict_view(one), name=f"{prefix}_{name}"),
-                path(f"{name}/", self._verdict_view(several), name=f"{prefix}_{name}_many"),
+                path(f"<path:object_id>/{kind.name}/", self._verdict_view(one), name=f"{prefix}_{kind.name}"),
+                path(f"{kind.name}/", self._verdict_view(several), name=f"{prefix}_{kind.name}_many"),
             ]
         return [*own, *super().get_urls()]
 
-    @admin.action(description="Resolve selected UNKNOWN outcomes", permissions=["verdict"])
-    def resolve_selected(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
-        """Ask for one verdict on several outcomes."""
-        return self._selected(request, queryset, _RESOLVE)
-
-    @admin.action(description="Release selected claims whose lease is over", permissions=["verdict"])
-    def release_selected(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
-        """Ask for a confirmation to release several claims."""
-        return self._selected(request, queryset, _RELEASE)
-
-    @admin.action(description="Forget selected outcomes and released records", permissions=["verdict"])
-    def forget_selected(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
-        """Ask for a confirmation to forget several records."""
-        return self._selected(request, queryset, _FORGET)
-
-    def _selected(
-        self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord], kind: "_Kind"
-    ) -> HttpResponse | None:
-        rows = list(queryset[: _MOST_JUDGED + 1])
-        if len(rows) > _MOST_JUDGED:
-            self.message_user(request, f"{kind.title} at most {_MOST_JUDGED} at a time.", messages.ERROR)
-            return None
-        return self._judge_page(request, kind, rows)
-
-    def one_view(self, request: HttpRequest, object_id: str, kind: "_Kind") -> HttpResponse:
+    def one_view(self, request: HttpRequest, object_id: str, kind: _Kind) -> HttpResponse:
         """Ask for a verdict on one record."""
         row = self.get_object(request, unquote(object_id))
         if row is None:
@@ -360,7 +376,7 @@ class IdempotencyRecordAdmin(_Admin):
             return HttpResponseRedirect(self._url("changelist"))
         return self._judge_page(request, kind, [row])
 
-    def several_view(self, request: HttpRequest, kind: "_Kind") -> HttpResponse:
+    def several_view(self, request: HttpRequest, kind: _Kind) -> HttpResponse:
         """Give the verdict on the records that the form showed, on each only if it is still what was shown."""
         seen = dict(each.split(" ", 1)[::-1] for each in request.POST.getlist("seen")[:_MOST_JUDGED])
         rows = list(self.get_queryset(request).filter(key__in=seen))
@@ -375,11 +391,11 @@ class IdempotencyRecordAdmin(_Admin):
         return HttpResponseRedirect(self._url("change", rows[0].key) if len(rows) == 1 else self._url("changelist"))
 
     def _give(
-        self, request: HttpRequest, row: IdempotencyRecord, kind: "_Kind", revision: str, given: Mapping[str, Any]
+        self, request: HttpRequest, row: IdempotencyRecord, kind: _Kind, revision: str, given: Mapping[str, Any]
     ) -> None:
         """Give a verdict; tell the person, the log, and whoever listens, what became of it."""
         # The key comes last: Django begins a message with a capital letter, and a key must be shown as it is.
-        action = kind.chosen(given)
+        action = Action(given.get("verdict", kind.action))
         proof = {"result": given.get("value"), "by": request.user.get_username(), "reason": given["reason"]}
         try:
             project.judge(action, row.key, seen_revision=revision, **proof)
@@ -393,21 +409,22 @@ class IdempotencyRecordAdmin(_Admin):
         self.message_user(request, f"{answer} Key: {row}", level)
 
     def _judge_page(
-        self, request: HttpRequest, kind: "_Kind", rows: Sequence[IdempotencyRecord], form: VerdictForm | None = None
+        self, request: HttpRequest, kind: _Kind, rows: Sequence[IdempotencyRecord], form: VerdictForm | None = None
     ) -> HttpResponse:
         fitting = [each for each in rows if kind.fits(each)]
-        return self._page(
-            request,
-            f"{kind.name}.html",
-            kind.heading,
-            kind=kind,
-            fitting=[self._about(each) for each in fitting],
-            others=[{"key": each.key, "state": self.state(each)} for each in rows if each not in fitting],
-            now=display.utc(project.store_of_admin().now()),
-            form=form or kind.form(),
-            action=self._url(f"{kind.name}_many"),
-            back=self._url("changelist"),
-        )
+        context = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "title": kind.heading,
+            "kind": kind,
+            "fitting": [self._about(each) for each in fitting],
+            "others": [{"key": each.key, "state": _state(each)} for each in rows if each not in fitting],
+            "now": display.utc(project.store_of_admin().now()),
+            "form": form or kind.form(),
+            "action": self._url(f"{kind.name}_many"),
+            "back": self._url("changelist"),
+        }
+        return TemplateResponse(request, f"celery_idempotent/admin/{kind.name}.html", context)
 
     def _about(self, row: IdempotencyRecord) -> dict[str, Any]:
         """What a person is told of a record that waits for the verdict."""
@@ -418,20 +435,13 @@ class IdempotencyRecordAdmin(_Admin):
             "label": one_line(record.label),
             "error": one_line(record.error or ""),
             "policy": policy,
-            "created": self.created(row),
-            "updated": self.updated(row),
-            "updated_short": self.updated_utc(row),
-            "short_key": self.short_key(row),
+            "created": display.utc(row.created_at),
+            "updated": display.utc(row.updated_at),
+            "updated_short": _moment(row.updated_at),
+            "short_key": _short_key(row),
             "steps": [(name, display.step_state(plain)) for name, plain in record.steps.items()],
             "retained": display.duration(policy.retain_ms),
         }
-
-    def _page(self, request: HttpRequest, template: str, title: str, **context: Any) -> HttpResponse:
-        return TemplateResponse(
-            request,
-            f"celery_idempotent/admin/{template}",
-            {**self.admin_site.each_context(request), "opts": self.opts, "title": title, **context},
-        )
 
     def _url(self, page: str, *key: str) -> str:
         name = f"admin:celery_idempotent_idempotencyrecord_{page}"
@@ -449,54 +459,3 @@ class IdempotencyRecordAdmin(_Admin):
         for alias in connections:
             served = transaction.non_atomic_requests(using=alias)(served)
         return served
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A kind of verdict: what it is called, and how it is given. What takes ``action`` takes it."""
-
-    name: str
-    title: str
-    heading: str
-    form: type[VerdictForm]
-    action: Action
-
-    def chosen(self, given: Mapping[str, Any]) -> Action:
-        """The verdict that a filled-in form states."""
-        return Action(given.get("verdict", self.action))
-
-    def fits(self, row: IdempotencyRecord) -> bool:
-        """Whether the record can take it now."""
-        if row.unreadable:
-            return False
-        grace = project.policy_of(row.fetched).grace_ms
-        return self.action in fitting(row.fetched, grace=grace, now=project.store_of_admin().now())
-
-
-_AGAIN = "The next delivery runs the task; if there is none, publish it again."
-
-_DONE = {
-    Action.COMPLETED: "Resolved: it happened. Later deliveries get the result.",
-    Action.RERUN: f"Resolved: it did not happen. {_AGAIN}",
-    Action.RELEASE: f"Released. {_AGAIN}",
-    Action.FORGET: "Forgotten. The next delivery is a new operation.",
-}
-
-_RESOLVE = _Kind("resolve", "Resolve", "Resolve unknown outcomes", ResolveForm, Action.COMPLETED)
-_RELEASE = _Kind("release", "Release", "Release claims", ReleaseForm, Action.RELEASE)
-_FORGET = _Kind("forget", "Forget", "Forget outcomes", ForgetForm, Action.FORGET)
-_KINDS = {each.name: each for each in (_RESOLVE, _RELEASE, _FORGET)}
-
-
-def _counts_until(row: IdempotencyRecord) -> int | None:
-    return row.expires_at and row.expires_at * 1000 if row.unreadable else counts_until(row.fetched)
-
-
-def _moment(milliseconds: int) -> str:
-    """A time that may be broken between its day and its hour only."""
-    pieces = [(each,) for each in display.utc_short(milliseconds).split()]
-    return format_html_join(" ", '<span class="nowrap">{}</span>', pieces)
-
-
-def _preformatted(text: str) -> str:
-    return format_html("<pre>{}</pre>", text)
