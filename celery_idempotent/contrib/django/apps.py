@@ -11,5 +11,5 @@ class IdempotencyConfig(AppConfig):
     verbose_name = "Idempotency"
 
     def ready(self) -> None:
-        """Register the system checks."""
-        from celery_idempotent.contrib.django import checks  # noqa: F401 - importing registers them
+        """Register the system check."""
+        from celery_idempotent.contrib.django import project  # noqa: F401 - importing registers them

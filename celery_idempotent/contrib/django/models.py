@@ -1,11 +1,11 @@
 """The records as a model, for reading. Whatever changes a record goes through the store's compare-and-swap."""
 
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
 
-from celery_idempotent.contrib.django.fields import KeyField
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record
@@ -18,6 +18,31 @@ _REFUSAL = with_link(
     "on the admin page, or by: celery -A <your app> idempotency resolve",
     "errors#read-only",
 )
+
+
+_KEY_TYPES = {"postgresql": 'text COLLATE "C"', "mysql": "varbinary(2048)", "sqlite": "text COLLATE BINARY"}
+"""By Django's vendor, the type under which keys are compared byte by byte; as the table has it."""
+
+if TYPE_CHECKING:
+    _TextField = models.TextField[str, str]
+else:
+    _TextField = models.TextField
+
+
+class KeyField(_TextField):
+    """An idempotency key: text to us, and on MySQL bytes to the database."""
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str:
+        """The type in a table that Django creates itself, as for tests without migrations."""
+        return _KEY_TYPES[connection.vendor]
+
+    def get_db_prep_value(self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False) -> Any:
+        """The key as the database compares it."""
+        return value.encode() if connection.vendor == "mysql" and isinstance(value, str) else value
+
+    def from_db_value(self, value: str | bytes, expression: Any, connection: BaseDatabaseWrapper) -> str:
+        """The key as text; bytes that are not text are made legible, and no lookup finds them."""
+        return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:

@@ -1,9 +1,12 @@
-"""What the Celery app of a Django project says: its store, and the policies of its tasks."""
+"""What the Celery app of a Django project says: its store, and the policies of its tasks; and a check of it."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from celery import Celery, current_app
+from django.apps import AppConfig, apps
+from django.core.checks import CheckMessage, Warning, register  # noqa: A004 - Django's own name
 from django.db import DEFAULT_DB_ALIAS
 
 from celery_idempotent.contrib.django.store import DjangoStore
@@ -44,6 +47,22 @@ def why_records_are_elsewhere() -> str | None:
     except PolicyError as error:
         return str(error)
     return None if _is_ours(store) else f"they write to {store!r}"
+
+
+@register()
+def check_admin_page(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Warn where the admin page would show another table than workers write; an empty page alone tells nobody."""
+    reason = why_records_are_elsewhere() if apps.is_installed("django.contrib.admin") else None
+    if reason is None:
+        return []
+    return [
+        Warning(
+            f"The admin page for idempotency records does not show what workers write: {reason}.",
+            hint="Set CELERY_IDEMPOTENCY_STORE = 'django://default' and import the Celery app in the package of your "
+            "project; or, if the store's table is in Django's database all the same, silence this check.",
+            id="celery_idempotent.W001",
+        )
+    ]
 
 
 def _is_ours(store: Store) -> bool:

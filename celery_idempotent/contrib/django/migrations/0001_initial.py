@@ -2,7 +2,7 @@
 
 from django.db import migrations, models
 
-from celery_idempotent.contrib.django.fields import KeyField
+from celery_idempotent.contrib.django.models import KeyField
 from celery_idempotent.contrib.django.operations import CreateTables
 
 
