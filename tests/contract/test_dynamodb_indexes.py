@@ -296,7 +296,7 @@ def test_index_that_is_being_filled_is_waited_for(url: str, monkeypatch: pytest.
 
     monkeypatch.setattr(client, "update_table", busy)
     monkeypatch.setattr(client, "describe_table", slow)
-    monkeypatch.setattr("celery_idempotent.stores.dynamodb.store.time.sleep", pauses.append)
+    monkeypatch.setattr("celery_idempotent.stores.dynamodb.provisioning.time.sleep", pauses.append)
     store.provision()
 
     assert len(pauses) == 3

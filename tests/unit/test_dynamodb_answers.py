@@ -116,7 +116,7 @@ def test_provisioning_waits_for_the_table_and_completes_what_is_missing(
     server: Stubber, store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table that is being created is waited for; TTL that is on is left on; recovery is asked for."""
-    monkeypatch.setattr("celery_idempotent.stores.dynamodb.store.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("celery_idempotent.stores.dynamodb.provisioning.time.sleep", lambda seconds: None)
     table = {"KeySchema": [{"AttributeName": "idempotencyKey", "KeyType": "HASH"}]}
     server.add_response("create_table", {})
     server.add_response("describe_table", {"Table": {**table, "TableStatus": "CREATING"}})

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     clock = FakeClock()
     stub = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
-    monkeypatch.setattr("celery_idempotent.stores.dynamodb.store.time", stub)
+    monkeypatch.setattr("celery_idempotent.stores.dynamodb.provisioning.time", stub)
     return clock
 
 

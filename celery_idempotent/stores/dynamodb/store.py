@@ -28,9 +28,10 @@ from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.dynamodb.direct import DirectPath
-from celery_idempotent.stores.dynamodb.errors import DRIVER_ERRORS, OTHER_KEY, explained, refusal_of, text_of
-from celery_idempotent.stores.dynamodb.indexes import ATTENTION, Index, Indexes
+from celery_idempotent.stores.dynamodb.errors import DRIVER_ERRORS, explained, refusal_of, text_of
+from celery_idempotent.stores.dynamodb.indexes import ATTENTION, Indexes
 from celery_idempotent.stores.dynamodb.items import ATTRIBUTES, attribute_of, typed, value_of
+from celery_idempotent.stores.dynamodb.provisioning import Provisioning
 from celery_idempotent.stores.dynamodb.request_template import Unfit
 from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.reading import readable
@@ -43,18 +44,11 @@ _ITEM_LIMIT = 400 * 1024
 
 _VERIFY = "celery-idempotent:verify"
 
-_NOT_OFFERED = frozenset({"UnknownOperationException", "UnknownOperation", "InvalidAction", "NotImplemented"})
-"""How servers that imitate DynamoDB say that they lack an operation."""
-
 _LOST = "ConditionalCheckFailedException"
 _CANCELLED = "TransactionCanceledException"
-_NOT_READY = "ContinuousBackupsUnavailableException"
 _CONDITION_FAILED = "ConditionalCheckFailed"
 _CONTENTION = frozenset({"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"})
 """Reasons for a cancelled transaction that pass by themselves (API Reference, "TransactWriteItems")."""
-
-_READY_FOR_BACKUPS_WITHIN = 600.0
-"""Seconds. AWS makes a table ready for backups some time, even minutes, after it has become ACTIVE."""
 
 _CONFIG = Config(
     connect_timeout=2,
@@ -295,31 +289,16 @@ class DynamoDBStore:
             StoreUnavailable: The server did not answer, or the table was not ready for backups in ten minutes.
         """
         keys = {self._key_attr: "HASH"} | ({self._sort_key_attr: "RANGE"} if self._sort_key_attr else {})
-        types = [each.type() for each in self._indexes.all]
-        definitions = [each.definition() for each in self._indexes.all]
-        indexed = {"GlobalSecondaryIndexes": definitions} if definitions else {}
-        self._ask(
-            "CreateTable",
-            "ResourceInUseException",
-            TableName=self.table,
-            BillingMode="PAY_PER_REQUEST",
-            AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in keys] + types,
-            KeySchema=[{"AttributeName": name, "KeyType": kind} for name, kind in keys.items()],
-            **indexed,
-        )
-        table = self._wait_until_active()
-        if {each["AttributeName"]: each["KeyType"] for each in table["KeySchema"]} != keys:
-            raise StoreMisconfigured(repr(self), "CreateTable", OTHER_KEY.format(key=self._wanted_key()))
-        for index in self._indexes.all:
-            self._add(index)
-        ttl = self._ask("DescribeTimeToLive", TableName=self.table)["TimeToLiveDescription"]
-        if ttl["TimeToLiveStatus"] in {"DISABLED", "DISABLING"}:
-            self._ask(
-                "UpdateTimeToLive",
-                TableName=self.table,
-                TimeToLiveSpecification={"Enabled": True, "AttributeName": self._ttl_attr},
-            )
-        self._enable_recovery()
+        Provisioning(
+            store=repr(self),
+            table=self.table,
+            keys=keys,
+            wanted_key=self._wanted_key(),
+            ttl_attr=self._ttl_attr,
+            indexes=self._indexes,
+            ask=self._ask,
+            mark_doubtful=self._mark_doubtful,
+        ).run()
         self.verify()
 
     def close(self) -> None:
@@ -330,46 +309,10 @@ class DynamoDBStore:
         if client is not None and client is not self._given_client:
             client.close()
 
-    def _wait_until_active(self) -> Mapping[str, Any]:
-        while True:
-            table: Mapping[str, Any] = self._ask("DescribeTable", TableName=self.table)["Table"]
-            if table["TableStatus"] in {"ACTIVE", "UPDATING"}:
-                return table
-            time.sleep(0.5)
-
-    def _add(self, index: Index) -> None:
-        while True:
-            table: Mapping[str, Any] = self._ask("DescribeTable", TableName=self.table)["Table"]
-            found = next((x for x in table.get("GlobalSecondaryIndexes", ()) if x["IndexName"] == index.name), None)
-            if found is not None and found["KeySchema"] != index.definition()["KeySchema"]:
-                raise StoreMisconfigured(
-                    repr(self),
-                    "UpdateTable",
-                    f"the index {index.name!r} is not one of {index.attribute!r} alone; choose another name",
-                )
-            if found is not None and found["IndexStatus"] == "ACTIVE":
-                return
-            if found is None:
-                self._create(index, table)
-            time.sleep(0.5)
-
-    def _create(self, index: Index, table: Mapping[str, Any]) -> None:
-        """Begin to add an index to a table, unless somebody else is doing so."""
-        if index.attribute == ATTENTION:
-            # Those in doubt already. First, so that an index that is there has them all.
-            in_doubt = self._scanned(self._attributes_of(status=Status.UNKNOWN))
-            for record in readable(in_doubt, self._record, self._key_of):
-                self._put(self._item(record), self._condition(record.revision), record)
-        units = {name: table["ProvisionedThroughput"][name] for name in ("ReadCapacityUnits", "WriteCapacityUnits")}
-        definition = {**index.definition(), **({"ProvisionedThroughput": units} if all(units.values()) else {})}
-        self._ask(
-            "UpdateTable",
-            "ResourceInUseException",
-            TableName=self.table,
-            AttributeDefinitions=[each for each in table["AttributeDefinitions"] if each != index.type()]
-            + [index.type()],
-            GlobalSecondaryIndexUpdates=[{"Create": definition}],
-        )
+    def _mark_doubtful(self) -> None:
+        in_doubt = self._scanned(self._attributes_of(status=Status.UNKNOWN))
+        for record in readable(in_doubt, self._record, self._key_of):
+            self._put(self._item(record), self._condition(record.revision), record)
 
     def _attributes_of(self, **wanted: str | None) -> dict[str, Any]:
         """What an item has that is meant; in a table shared with others, it is one of ours."""
@@ -390,24 +333,6 @@ class DynamoDBStore:
             if "LastEvaluatedKey" not in page:
                 return
             parameters["ExclusiveStartKey"] = page["LastEvaluatedKey"]
-
-    def _enable_recovery(self) -> None:
-        give_up_at = time.monotonic() + _READY_FOR_BACKUPS_WITHIN
-        while True:
-            reply = self._ask(
-                "UpdateContinuousBackups",
-                _NOT_READY,
-                *_NOT_OFFERED,
-                TableName=self.table,
-                PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True},
-            )
-            if refusal_of(reply) != _NOT_READY:
-                return
-            if time.monotonic() >= give_up_at:
-                raise StoreUnavailable(
-                    repr(self), "UpdateContinuousBackups", "the table is not ready for backups; provision it again"
-                )
-            time.sleep(2)
 
     def _winner_of(self, own: Mapping[str, Any], *others: Mapping[str, Any]) -> Record | None:
         """The record because of which a transaction was cancelled, by the reasons for the record and for the writes."""
