@@ -1,7 +1,7 @@
 """Middleware for ASGI applications: Starlette, FastAPI, and any other."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from inspect import isawaitable
 from typing import Any, Unpack
 
@@ -102,19 +102,19 @@ class IdempotencyMiddleware:
         key = guard.rules.admitted(scope["method"], _lines(scope, b"idempotency-key"))
         if not isinstance(key, str):
             return key
-        found = guard.caller(scope, *(next(iter(_lines(scope, each)), None) for each in (b"authorization", b"cookie")))
+        found = guard.caller(scope, _line(scope, b"authorization"), _line(scope, b"cookie"))
         caller = caller_of(await found if isawaitable(found) else found)
         if isinstance(caller, Problem):
             return caller
         # Not before: whoever may not come must not have a body kept here.
-        body = await reading.whole(next(iter(_lines(scope, b"content-length")), None))
+        body = await reading.whole(_line(scope, b"content-length"))
         if not isinstance(body, bytes):
             return body
         return RequestFacts(
             method=scope["method"],
             path=scope["path"],
             query=scope.get("query_string", b"").decode("latin-1"),
-            content_type=next(iter(_lines(scope, b"content-type")), ""),
+            content_type=_line(scope, b"content-type") or "",
             body=body,
             key=key,
             caller=caller,
@@ -215,15 +215,15 @@ class _Buffered:
 
 
 async def _send_answer(answer: HttpAnswer, send: Send) -> None:
-    await send({"type": "http.response.start", "status": answer.status, "headers": [*_raw(answer)]})
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+    if answer.status != 204:
+        headers.append((b"content-length", str(len(answer.body)).encode()))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
 
-def _raw(answer: HttpAnswer) -> Iterator[tuple[bytes, bytes]]:
-    for name, value in answer.headers:
-        yield name.lower().encode("latin-1"), value.encode("latin-1")
-    if answer.status != 204:
-        yield b"content-length", str(len(answer.body)).encode()
+def _line(scope: Scope, name: bytes) -> str | None:
+    return next(iter(_lines(scope, name)), None)
 
 
 def _lines(scope: Scope, name: bytes) -> list[str]:

@@ -93,18 +93,15 @@ def _body(guard: HttpGuard) -> bytes | Problem:
     # Werkzeug cuts a body in chunks at its limit, and says nothing: one byte more tells.
     request.max_content_length = min(limit + 1, request.max_content_length or limit + 1)
     body = request.get_data()
-    if not body and guard.rules.refuses and _is_consumed():
+    # Somebody, such as a check against CSRF, may have made a form of it.
+    is_consumed = "form" in vars(request) and bool(request.form or request.files)
+    if not body and guard.rules.refuses and is_consumed:
         raise PolicyError(
             "request.form",
             "read before the view",
             "of its body nothing is left to tell two requests apart; call request.get_data() before, which keeps it",
         )
     return Problem.BODY_TOO_LARGE if len(body) > limit else body
-
-
-def _is_consumed() -> bool:
-    """Whether somebody, such as a check against CSRF, has made a form of the body."""
-    return "form" in vars(request) and bool(request.form or request.files)
 
 
 def _response_of(view: View, args: Any, kwargs: Any, limit: int) -> Response[FlaskResponse]:

@@ -41,12 +41,26 @@ _SAFE = {"GET", "HEAD", "OPTIONS", "TRACE"}
 _NOT_APPLIED = {401, 408, 409, 425, 429}
 """By these an application says that it did nothing, and that the same request may succeed (RFC 9110, section 15.5)."""
 
-_ABOUT_THE_CONNECTION = {
+_NEVER_KEPT = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
-    *("transfer-encoding", "upgrade"),
+    *("transfer-encoding", "upgrade", "content-length", "date", "server", "set-cookie"),
 }
-_NEVER_KEPT = {*_ABOUT_THE_CONNECTION, "content-length", "date", "server", "set-cookie"}
-"""What is about one message or one client, and no part of the outcome."""
+"""What is about one connection, one message or one client, and no part of the outcome."""
+
+_WITHOUT_CONTENT = {204, 205, 304}
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
+"""RFC 9110, section 5.5; what is no ASCII is sent as Latin-1."""
+
+_STRING = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+"""RFC 9651, section 3.3.3."""
+
+_BARE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z:/=@-]+")
+"""A token, and what else clients send without quotes. No comma: by one a server joins two header lines."""
+
+_URL = re.compile(r"https?://[!$-;=?-\[\]-~]+")
+_IN_PATHS = "/:@!$&'()*+,;=~"
+"""RFC 3986, section 3.3; anything else that a client has put into a path is no text for a record."""
 
 
 class Problem(Enum):
@@ -130,40 +144,27 @@ def answer(status: int, content: Any = None, headers: Mapping[str, str] | None =
     """
     if not (isinstance(status, int) and 200 <= status <= 599):
         raise PolicyError("status", repr(status), "must be a number from 200 to 599")
-    kind, body = _content(content)
+    match content:
+        case None:
+            kind, body = "", b""
+        case bytes():
+            kind, body = "application/octet-stream", content
+        case str():
+            kind, body = "text/plain; charset=utf-8", content.encode()
+        case _:
+            kind, body = "application/json", json.dumps(content, default=str).encode()
     if body and status in _WITHOUT_CONTENT:
         raise PolicyError("status", repr(status), "such a response has no content")
     given = dict(headers or {})
+    about = "must be one line of Latin-1 text, without blanks around it"
     for name, value in given.items():
-        _refuse_unsendable(name, value)
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise PolicyError("headers", repr(name), "is no name of a header")
+        if not (isinstance(value, str) and _VALUE.fullmatch(value)):
+            raise PolicyError("headers", f"{name}: {value!r}", about)
     named = {name.lower() for name in given}
     first = (("content-type", kind),) if kind and "content-type" not in named else ()
     return recorded(HttpAnswer(status, (*first, *given.items()), body))
-
-
-_WITHOUT_CONTENT = {204, 205, 304}
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(r"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
-"""RFC 9110, section 5.5; what is no ASCII is sent as Latin-1."""
-
-
-def _refuse_unsendable(name: object, value: object) -> None:
-    if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise PolicyError("headers", repr(name), "is no name of a header")
-    if not (isinstance(value, str) and _VALUE.fullmatch(value)):
-        raise PolicyError("headers", f"{name}: {value!r}", "must be one line of Latin-1 text, without blanks around it")
-
-
-def _content(content: Any) -> tuple[str, bytes]:
-    match content:
-        case None:
-            return "", b""
-        case bytes():
-            return "application/octet-stream", content
-        case str():
-            return "text/plain; charset=utf-8", content.encode()
-        case _:
-            return "application/json", json.dumps(content, default=str).encode()
 
 
 def recorded(given: HttpAnswer) -> dict[str, Any]:
@@ -192,13 +193,6 @@ def answer_of(value: Any) -> HttpAnswer:
         case _:
             kind, body = "application/json", json.dumps(value, default=str).encode()
             return HttpAnswer(200, (("content-type", kind),), body)
-
-
-_STRING = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
-"""RFC 9651, section 3.3.3."""
-
-_BARE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z:/=@-]+")
-"""A token, and what else clients send without quotes. No comma: by one a server joins two header lines."""
 
 
 def key_of(lines: Sequence[str]) -> str | Problem:
@@ -232,10 +226,6 @@ def by_authorization(header: str | None) -> str | None:
     return sha256(header.encode("utf-8", "surrogatepass")).hexdigest() if header else None
 
 
-_IN_PATHS = "/:@!$&'()*+,;=~"
-"""RFC 3986, section 3.3; anything else that a client has put into a path is no text for a record."""
-
-
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
     """All of a request that its identity depends on; ``route`` is what people call it."""
@@ -256,6 +246,10 @@ class RequestFacts:
 
     def arguments(self) -> dict[str, Any]:
         """What a policy's ``fingerprint`` and ``label`` can name."""
+        try:
+            body = json.loads(self.body)
+        except (ValueError, RecursionError):
+            body = self.body.decode("utf-8", "backslashreplace")
         return {
             "method": self.method,
             "path": self.path,
@@ -264,14 +258,8 @@ class RequestFacts:
             "query": self.query,
             "content_type": self.content_type.partition(";")[0].strip().lower(),
             "digest": sha256(self.body).hexdigest(),
-            "body": self._payload(),
+            "body": body,
         }
-
-    def _payload(self) -> Any:
-        try:
-            return json.loads(self.body)
-        except (ValueError, RecursionError):
-            return self.body.decode("utf-8", "backslashreplace")
 
 
 def _request(
@@ -347,8 +335,9 @@ class HttpRules:
         for option in ("max_request", "max_response"):
             limit = getattr(self, option)
             self._require(option, type(limit) is int and limit > 0, "must be a number of bytes from 1")
-        about = "must be an absolute URL in ASCII, without fragment"
-        self._require("documentation", self.documentation is None or _is_url(self.documentation), about)
+        url = self.documentation
+        is_url = url is None or (isinstance(url, str) and _URL.fullmatch(url) is not None)
+        self._require("documentation", is_url, "must be an absolute URL in ASCII, without fragment")
         self._settle("methods", self._names("methods", str.upper))
         self._require("methods", bool(self.methods), "must name at least one")
         safe = sorted(_SAFE.intersection(self.methods))
@@ -449,7 +438,3 @@ class HttpRules:
                 return self.refusal(Problem.RESPONSE_LOST)
             case _:
                 return None
-
-
-def _is_url(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"https?://[!$-;=?-\[\]-~]+", value) is not None
