@@ -17,7 +17,7 @@ for its own: so that is given with the exchange and the key of the message, and 
 import random
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
 from typing import Any, NoReturn
@@ -125,7 +125,10 @@ def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> N
     options = _delay_options(task.app, request, delay)
     try:
         signature = _message_again(task, arrival, header, _count(request, header) + 1, options)
-        require_way_back(signature.options, is_rabbitmq=runtime_of(task.app).broker.is_rabbitmq)
+        exchange, key = signature.options.get("exchange"), signature.options.get("routing_key")
+        # The message could be dropped; RabbitMQ knows its exchanges, a process need not.
+        if exchange and not runtime_of(task.app).broker.is_rabbitmq:
+            raise LookupError(f"no queue of this worker is bound to exchange {exchange!r} with routing key {key!r}")
         signature.apply_async()
     except Exception as failure:
         if not task.acks_late:
@@ -206,14 +209,6 @@ def way_back(app: Celery, request: Context, options: Mapping[str, Any], *, is_ra
     return {"queue": Queue(name, Exchange(""), name), "exchange": "", "routing_key": name, "declare": []}
 
 
-def require_way_back(options: Mapping[str, Any], *, is_rabbitmq: bool) -> None:
-    """Raise ``LookupError`` where the message could be dropped; RabbitMQ knows its exchanges, a process need not."""
-    exchange = options.get("exchange")
-    if exchange and not is_rabbitmq:
-        key = options.get("routing_key")
-        raise LookupError(f"no queue of this worker is bound to exchange {exchange!r} with routing key {key!r}")
-
-
 def _is_kept(options: Mapping[str, Any], exchange: str, key: str) -> bool:
     """Whether the options are as Celery takes them from the delivery, and nobody sends the message elsewhere."""
     if exchange:
@@ -233,19 +228,14 @@ def _queue_of(app: Celery, exchange: str, key: str, is_rabbitmq: bool) -> str | 
     """The name of a queue that the worker takes messages of, and that such a message goes to; None if there is none."""
     consumed = app.amqp.queues.consume_from.values()
     for queue in consumed:
-        for bound, pattern in _bindings(queue):
-            if bound.name == exchange and _matches(bound.type, str(pattern or ""), key):
-                if bound.type != "fanout" or is_rabbitmq:
+        for binding in (queue, *queue.bindings):
+            kind = binding.exchange.type
+            if binding.exchange.name == exchange and _matches(kind, str(binding.routing_key or ""), key):
+                if kind != "fanout" or is_rabbitmq:
                     return str(queue.name)
                 # Elsewhere such a queue is none, but a subscription; any worker will do for what is to wait.
                 return next((str(each.name) for each in consumed if each.exchange.type != "fanout"), None)
     return None
-
-
-def _bindings(queue: Queue) -> Iterator[tuple[Exchange, str]]:
-    yield queue.exchange, queue.routing_key
-    for each in queue.bindings:
-        yield each.exchange, each.routing_key
 
 
 def _matches(kind: str, pattern: str, key: str) -> bool:
