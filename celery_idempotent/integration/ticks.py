@@ -20,7 +20,6 @@ from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration import messages
 from celery_idempotent.integration.binding import is_idempotent
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.selector import WHOLE_CALL
 
 logger = logging.getLogger(__name__)
@@ -36,7 +35,6 @@ _LONGEST = timedelta(days=70 * 366)
 _OF_OTHER_PACKAGES = {"django_celery_beat.clockedschedule.clocked", "redbeat.schedules.rrule"}
 """Schedules that give the same due times to every beat, by name, as neither package need be installed."""
 
-_SECOND = timedelta(seconds=1)
 _STEPS = {crontab: timedelta(minutes=1), solar: _DAY}
 """How far apart ticks may lie; what is asked about a shorter time has no answer more often than not."""
 
@@ -77,14 +75,14 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
         super().__init__(*args, **kwargs)
 
     def setup_schedule(self) -> None:
-        """As Celery's; tells what is wrong with the schedule."""
+        """Set the schedule up, and tell what is wrong with it."""
         super().setup_schedule()
         for entry in self.schedule.values():
             self._check_tick(entry, entry.default_now())
 
     @property
     def schedule(self) -> Any:
-        """As Celery's, with all intervals on the grid."""
+        """The entries by name, all their intervals on the grid."""
         entries = super().schedule
         for entry in entries.values():
             entry.schedule = on_grid(entry.schedule)
@@ -95,14 +93,14 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
         super(SchedulerMixin, type(self)).schedule.__set__(self, entries)
 
     def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
-        """As Celery's; what is noted as run and what is sent is one tick."""
+        """Note the entry as run: what is noted and what is sent is one tick."""
         following = super().reserve(entry)
         following.schedule = on_grid(following.schedule)
         self._ticks[entry.name] = self._check_tick(entry, following.last_run_at)
         return following
 
     def apply_async(self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
-        """As Celery's, with the tick's name, if it is one: an entry that was not due is an operation of its own."""
+        """Send the entry with its tick's name, if it has one: what was not due is an operation of its own."""
         if not advance:
             named = self._with_tick(entry, self._ticks.pop(entry.name, None))
             return super().apply_async(named, producer=producer, advance=False, **kwargs)
@@ -162,26 +160,20 @@ def _problem(entry: ScheduleEntry, task: Any, tick: str | None) -> str | None:
     policy = task.idempotency_policy
     if policy.mode != "enforce":
         return f"mode is {policy.mode!r}, so the task runs once for each beat"
-    if _has_key(entry, policy) and not _changes(entry):
+    values = *(entry.args or ()), *(entry.kwargs or {}).values()
+    given = {**entry.options, **(entry.options.get("headers") or {})}
+    has_key = policy.key != WHOLE_CALL or messages.KEY_HEADER in given
+    if has_key and not any(isinstance(each, BeatLazyFunc) for each in values):
         return (
             "the key is the same at every tick, so the task runs once while its outcome is retained "
             f"({policy.retain_ms / 1000:g} s); write Policy(), or send an argument that changes: BeatLazyFunc"
         )
-    if tick is None and not _has_key(entry, policy):
+    if tick is None and not has_key:
         return (
             f"two beats may disagree on the due times of {type(entry.schedule).__name__}, so the task runs once for "
             "each beat; write an interval, a crontab or solar"
         )
     return None
-
-
-def _has_key(entry: ScheduleEntry, policy: Policy) -> bool:
-    given = {**entry.options, **(entry.options.get("headers") or {})}
-    return policy.key != WHOLE_CALL or messages.KEY_HEADER in given
-
-
-def _changes(entry: ScheduleEntry) -> bool:
-    return any(isinstance(each, BeatLazyFunc) for each in (*(entry.args or ()), *(entry.kwargs or {}).values()))
 
 
 class OnGrid(schedule):  # type: ignore[misc]  # Celery has no types
@@ -190,26 +182,26 @@ class OnGrid(schedule):  # type: ignore[misc]  # Celery has no types
     ``relative`` days begin at midnight in the app's timezone, whatever the length of the day.
     """
 
+    run_every: timedelta
+
     def latest(self, now: datetime) -> datetime:
         """The last due time up to ``now``, in UTC."""
         if self._in_days:
             return self._midnight(now.astimezone(self.tz).date())
-        every: timedelta = self.run_every
-        return now - (now - _EPOCH) % every
+        return now - (now - _EPOCH) % self.run_every
 
     def following(self, moment: datetime) -> datetime:
         """The first due time after ``moment``, in UTC."""
         if self._in_days:
             return self._midnight(moment.astimezone(self.tz).date() + self.run_every)
-        every: timedelta = self.run_every
-        return self.latest(moment) + every
+        return self.latest(moment) + self.run_every
 
     def remaining_estimate(self, last_run_at: datetime) -> timedelta:
-        """As Celery's."""
+        """The time until the first due time after ``last_run_at``."""
         return self.following(_utc(last_run_at)) - _utc(self.now())
 
     def is_due(self, last_run_at: datetime) -> Any:
-        """As Celery's."""
+        """Whether a due time has passed since ``last_run_at``, and the seconds until the next."""
         now = _utc(self.now())
         return schedstate(self.latest(now) > _utc(last_run_at), (self.following(now) - now).total_seconds())
 
@@ -238,18 +230,19 @@ def tick_at(given: Any, now: datetime) -> str | None:
     now = _utc(now)
     if isinstance(given, OnGrid):
         return given.latest(now).isoformat()
-    is_solar = isinstance(given, solar)
-    if not (is_solar or isinstance(given, crontab) or _is_of_another_package(given)):
+    if isinstance(given, solar):
+        event = _latest(given, now + _SOLAR_NOISE)
+        return None if event is None else _solar_day(given, event).isoformat()
+    kinds = {f"{each.__module__}.{each.__qualname__}" for each in type(given).__mro__}
+    if not isinstance(given, crontab) and not kinds & _OF_OTHER_PACKAGES:
         return None
-    due = _latest(given, now + _SOLAR_NOISE if is_solar else now)
-    if due is None:
-        return None
-    return _solar_day(given, due).isoformat() if is_solar else due.isoformat()
+    due = _latest(given, now)
+    return None if due is None else due.isoformat()
 
 
 def _latest(given: BaseSchedule, now: datetime) -> datetime | None:
     """The last due time up to ``now`` of a calendar, which can only be asked what comes next after a moment."""
-    back = _STEPS.get(type(given), _SECOND)
+    back = _STEPS.get(type(given), timedelta(seconds=1))
     while (due := _following(given, now - back)) is None or due > now:
         back *= 2
         if back > _LONGEST:
@@ -291,7 +284,3 @@ def _copy(original: T, **changes: Any) -> T:
 def _utc(moment: datetime) -> datetime:
     aware: datetime = maybe_make_aware(moment)
     return aware.astimezone(UTC)
-
-
-def _is_of_another_package(given: Any) -> bool:
-    return any(f"{each.__module__}.{each.__qualname__}" in _OF_OTHER_PACKAGES for each in type(given).__mro__)
