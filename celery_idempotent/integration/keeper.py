@@ -15,7 +15,7 @@ from typing import Any
 from weakref import ReferenceType, WeakSet, ref
 
 import click
-from celery import Celery, bootsteps
+from celery import bootsteps
 from celery._state import connect_on_app_finalize
 from celery.signals import task_received
 
@@ -392,9 +392,4 @@ def check_celery() -> None:
             raise Missing(f"{name} of Celery's {whole.__name__}")
 
 
-def hold_at_start(app: Celery) -> None:
-    """Have every worker of ``app`` hold its messages; safe to repeat."""
-    app.steps["consumer"].add(Keeper)
-
-
-connect_on_app_finalize(hold_at_start)
+connect_on_app_finalize(lambda app: app.steps["consumer"].add(Keeper))  # plain tasks may be held, too

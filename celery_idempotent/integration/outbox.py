@@ -272,8 +272,3 @@ class Relay(Periodic):
         """Stop after the messages at hand."""
         super().stop(parent)
         backlog.forget()
-
-
-def relay_at_start(app: Celery) -> None:
-    """Have every worker of ``app`` relay; safe to repeat."""
-    app.steps["worker"].add(Relay)

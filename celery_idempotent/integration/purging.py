@@ -85,8 +85,3 @@ class Purge(Periodic):
             say(logger.exception, "purge_failed")
         else:
             say(logger.warning, "purge_failed", reason=reason)
-
-
-def purge_at_start(app: Celery) -> None:
-    """Have every worker of ``app`` purge where its settings ask for it; safe to repeat."""
-    app.steps["worker"].add(Purge)

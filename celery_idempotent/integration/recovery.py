@@ -144,12 +144,6 @@ class ColdShutdown(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has
             mark(request.id, is_stopped=True)
 
 
-def recover_at_start(app: Celery) -> None:
-    """Have every worker of ``app`` recover; safe to repeat."""
-    app.steps["consumer"].add(Recovery)
-    app.steps["worker"].add(ColdShutdown)
-
-
 def is_death(error: BaseException) -> bool:
     """Whether a body ends its own process by ``error``, or what its pool takes for one; its worker did not stop it."""
     is_failure = isinstance(error, Exception) and not isinstance(error, _NO_FAILURES)

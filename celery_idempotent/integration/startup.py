@@ -55,14 +55,9 @@ class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
                 raise click.ClickException(f"celery-idempotent: {error}") from error
             # Starting is right: tasks are postponed until the store is back, as in any later outage.
             say(logger.error, "store_unavailable", reason=error)
-        _tell(parent.app)
-
-
-def _tell(app: Celery) -> None:
-    """One line on what a worker protects, and what not."""
-    protected, unprotected = protected_tasks(app)
-    store = runtime_of(app).store
-    say(logger.info, "started", store=store, protected=",".join(protected), unprotected=",".join(unprotected))
+        protected, unprotected = protected_tasks(parent.app)
+        store = runtime_of(parent.app).store
+        say(logger.info, "started", store=store, protected=",".join(protected), unprotected=",".join(unprotected))
 
 
 def protected_tasks(app: Celery) -> tuple[list[str], list[str]]:
@@ -135,9 +130,4 @@ def _check_tasks(app: Celery, default: Policy) -> None:
                 ) from error
 
 
-def check_at_start(app: Celery) -> None:
-    """Have every worker of ``app`` check its store when it starts; safe to repeat."""
-    app.steps["worker"].add(StoreCheck)
-
-
-connect_on_app_finalize(check_at_start)
+connect_on_app_finalize(lambda app: app.steps["worker"].add(StoreCheck))  # for a policy that protects nothing

@@ -35,12 +35,12 @@ from celery_idempotent.integration.arrivals import (
 )
 from celery_idempotent.integration.events import current_trace, report
 from celery_idempotent.integration.handlers import tell_of_bodies_only
-from celery_idempotent.integration.keeper import hold_at_start
-from celery_idempotent.integration.outbox import relay_at_start
-from celery_idempotent.integration.purging import purge_at_start
-from celery_idempotent.integration.recovery import is_death, is_out_of_time, recover_at_start, return_if_killed
+from celery_idempotent.integration.keeper import Keeper
+from celery_idempotent.integration.outbox import Relay
+from celery_idempotent.integration.purging import Purge
+from celery_idempotent.integration.recovery import ColdShutdown, Recovery, is_death, is_out_of_time, return_if_killed
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, cipher_of, runtime_of
-from celery_idempotent.integration.startup import check_at_start
+from celery_idempotent.integration.startup import StoreCheck
 from celery_idempotent.integration.versions import KeepsRequest
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import own_failure
@@ -53,6 +53,9 @@ from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature
 logger = logging.getLogger(__name__)
 
 _CONTROL_FLOW = replace(CONTROL_FLOW, is_death=is_death, is_stopped=is_out_of_time)
+
+_STEPS = {"worker": (StoreCheck, Relay, Purge, ColdShutdown), "consumer": (Keeper, Recovery)}
+"""What every worker of an app with idempotent tasks does besides."""
 
 _ANSWERS = {EventName.REPLAYED, EventName.LEASE_LOST}
 """After these, what Celery is told is not what this delivery's body did."""
@@ -117,11 +120,8 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         cls.Request = binding.request_class(cls)
         if not isinstance(vars(cls).get("request_stack"), RequestStack):  # a subclass of a bound class has that one's
             cls.request_stack = RequestStack(lambda: cls._app._tasks.get(cls.name))
-        check_at_start(app)
-        relay_at_start(app)
-        purge_at_start(app)
-        hold_at_start(app)
-        recover_at_start(app)
+        for blueprint, steps in _STEPS.items():
+            app.steps[blueprint].update(steps)
         binding.warn_about_delivery(cls, app)
 
     @classmethod

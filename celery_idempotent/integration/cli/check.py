@@ -20,9 +20,6 @@ from celery_idempotent.integration.hints import Hint
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.codec import describe
-from celery_idempotent.protocol.policy import Policy
-
-UNPROTECTED = "nothing is promised: it is no idempotent task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +80,11 @@ def inspected(app: Celery, pool: str, *, timeout: float) -> Inspection:
 
 def _found(app: Celery, task: Any) -> TaskFound:
     if not is_idempotent(task):
-        return TaskFound(task.name, False, None, UNPROTECTED, ())
+        return TaskFound(task.name, False, None, "nothing is promised: it is no idempotent task", ())
+    policy = task.idempotency_policy
+    options = {each.name: _plain(getattr(policy, each.name)) for each in fields(policy)}
     problems = tuple(str(each) for each in problems_of_delivery(type(task), app))
-    return TaskFound(task.name, is_enforced(task), _options(task.idempotency_policy), task.guarantee(), problems)
-
-
-def _options(policy: Policy) -> dict[str, Any]:
-    return {each.name: _plain(getattr(policy, each.name)) for each in fields(policy)}
+    return TaskFound(task.name, is_enforced(task), options, task.guarantee(), problems)
 
 
 def _plain(value: Any) -> Any:
