@@ -2,7 +2,6 @@
 contract that every store passes. The pytest fixtures are in ``pytest_celery_idempotent``.
 """
 
-from celery_idempotent.testing.clock import FakeClock
 from celery_idempotent.testing.contract import (
     CommittingContract,
     OutageContract,
@@ -14,7 +13,7 @@ from celery_idempotent.testing.contract import (
 )
 from celery_idempotent.testing.effects import assert_effect_once
 from celery_idempotent.testing.faults import FaultyStore, StoreWrapper
-from celery_idempotent.testing.stores import FakeStore
+from celery_idempotent.testing.stores import FakeClock, FakeStore
 
 __all__ = [
     "CommittingContract",

@@ -1,6 +1,6 @@
-"""A store for one test, and the means to put it behind an app."""
+"""A store for one test, its clock, and the means to put it behind an app."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -13,8 +13,39 @@ from celery_idempotent.integration.settings import Opened, Runtime
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing.clock import FakeClock
 from celery_idempotent.testing.faults import Fault, FaultyStore
+
+
+class FakeClock:
+    """A clock that moves only when a test moves it; milliseconds for a store, seconds for an attempt.
+
+    Sleeping moves it at once.
+
+    Args:
+        start: Milliseconds since the epoch.
+    """
+
+    def __init__(self, start: int = 1_800_000_000_000) -> None:
+        self.milliseconds = start
+        #: Called with the seconds of every sleep, after the clock has moved: where a test lets things happen.
+        self.on_sleep: Callable[[float], None] = lambda seconds: None
+
+    def now(self) -> int:
+        """Milliseconds since the epoch; give it to a store."""
+        return self.milliseconds
+
+    def monotonic(self) -> float:
+        """The same in seconds; makes this a clock for attempts and guards."""
+        return self.milliseconds / 1000
+
+    def sleep(self, seconds: float, /) -> None:
+        """Move on by ``seconds`` without waiting."""
+        self.milliseconds += round(seconds * 1000)
+        self.on_sleep(seconds)
+
+    def advance(self, milliseconds: int) -> None:
+        """Move by ``milliseconds``, which may be negative: real clocks are stepped back, too."""
+        self.milliseconds += milliseconds
 
 
 class FakeStore(FaultyStore):
