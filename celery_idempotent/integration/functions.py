@@ -57,7 +57,7 @@ def idempotent(
         name: In records, logs and, unless the policy has a scope, in keys; default: module and qualified name. Two
             functions of one name and key are one operation.
         wait: For how long to wait for another call that has the operation in flight, in seconds. The policy's
-            ``backoff`` and ``backoff_max`` bound the pauses between two looks.
+            ``backoff`` is the shortest pause between two looks.
 
     Raises:
         PolicyError: At the definition: the policy does not fit the function, or the function is a generator.

@@ -32,6 +32,9 @@ MIN_LEASE = 0.5
 _MIN_DELAY_MS = 50
 """A store that refuses at once must not be asked in a hot loop."""
 
+_MAX_DELAY_MS = 60_000
+"""Between two tries of a delivery, unless ``backoff`` is longer: somebody waits for what has ended or come back."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
@@ -70,9 +73,9 @@ class Policy:
             if its first worker dies; so does what something follows, such as a member of a chord or chain.
         backoff: The shortest delay after a conflict, in seconds. Delays grow with the time that the other body has
             been running, so a delivery asks about once per doubling of it. After an outage ``backoff`` bounds the
-            first delay, and the bound doubles each time. All delays are random within their bounds
+            first delay, and the bound doubles each time. No delay is longer than 60 s, or ``backoff`` where that is
+            longer. All are random within their bounds
             (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
-        backoff_max: Upper bound of these delays, in seconds.
         on_takeover: What to do if an attempt never ended: ``"rerun"`` (at least once), or ``"refuse"`` (at most once:
             the operation ends UNKNOWN, and a person resolves it). Under ``"refuse"`` every exception of the body is a
             final outcome, except :exc:`~celery_idempotent.errors.SafeToRetry` and Celery's ``Retry``, which
@@ -113,7 +116,6 @@ class Policy:
     retain: Duration = timedelta(days=7)
     on_conflict: OnConflict = "retry"
     backoff: Duration = 1
-    backoff_max: Duration = 60
     on_takeover: OnTakeover = "rerun"
     remember: tuple[type[Exception], ...] = ()
     on_outage: OnOutage = "retry"
@@ -132,7 +134,7 @@ class Policy:
             ("mode", Mode),
         ):
             self._require(option, getattr(self, option) in get_args(literal), f"must be one of {get_args(literal)}")
-        for option in ("lease", "grace", "retain", "backoff", "backoff_max"):
+        for option in ("lease", "grace", "retain", "backoff"):
             self._require(option, is_duration(getattr(self, option)), "must be seconds or a timedelta, not negative")
         self._require("lease", self.lease_ms >= MIN_LEASE * 1000, f"must be at least {MIN_LEASE} s")
         self._require(
@@ -148,7 +150,6 @@ class Policy:
             "must be longer than the lease, or 0 with publish='once' and on_takeover='rerun'",
         )
         self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
-        self._require("backoff_max", self.backoff_max_ms >= self.backoff_ms, "must be at least backoff")
         self._require("version", _is_count(self.version), "must be a whole number from 1")
         limit = self.max_takeovers
         self._require("max_takeovers", limit is None or _is_count(limit), "must be None or from 1")
@@ -223,11 +224,6 @@ class Policy:
         return milliseconds(self.backoff)
 
     @cached_property
-    def backoff_max_ms(self) -> int:
-        """``backoff_max`` in milliseconds."""
-        return milliseconds(self.backoff_max)
-
-    @cached_property
     def observed(self) -> "Policy":
         """As it is observed: an operation that observing left UNKNOWN would stop once the policy is enforced.
 
@@ -259,7 +255,7 @@ class Policy:
         """
         age = max(running_for, 2 * self.backoff_ms)
         share = 0.25 if postponed < log2(age / self.backoff_ms) else 1
-        longest = min((self.backoff_max_ms, *bounds)) * (1 + draw) / 2
+        longest = min((self._longest_delay_ms, *bounds)) * (1 + draw) / 2
         delay = round(min(max(age * share * (0.75 + draw / 2), self.backoff_ms), longest))
         is_overdue = retry_after - self.grace_ms < self.lease_ms / 2
         if retry_after < delay and (is_overdue or delay <= 2 * retry_after):
@@ -272,7 +268,11 @@ class Policy:
         ``bounds`` are further caps; ``draw`` is a random number from 0 to 1.
         """
         grown = self.backoff_ms * (1 << min(postponed, 30))
-        return max(_MIN_DELAY_MS, round(draw * min(grown, self.backoff_max_ms, *bounds)))
+        return max(_MIN_DELAY_MS, round(draw * min(grown, self._longest_delay_ms, *bounds)))
+
+    @property
+    def _longest_delay_ms(self) -> int:
+        return max(_MAX_DELAY_MS, self.backoff_ms)
 
     def guarantee(self, task: str) -> str:
         """What is promised of the task called ``task``: a line for it, its key, and a line for each kind of effect."""

@@ -22,7 +22,7 @@ from celery.signals import (
     worker_ready,
 )
 
-from celery_idempotent import IdempotentTask, Policy, current_attempt, signals
+from celery_idempotent import IdempotentTask, current_attempt, signals
 from celery_idempotent.integration.messages import tick_in
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
@@ -31,7 +31,8 @@ from lab.demo.gateway import Gateway
 from lab.demo.ledger import Ledger, Row
 from lab.demo.settings import Settings
 from lab.fleet import WORKER_NAME
-from lab.proof.soak_settings import BACKOFF, BACKOFF_MAX, LEASE, TICK, celery, skew_file
+from lab.proof.soak_settings import BACKOFF, LEASE, LONGEST_DELAY, TICK, celery, skew_file
+from lab.short_delays import ShortDelays
 
 settings = Settings.from_environ()
 worker_name = os.environ.get(WORKER_NAME, "")
@@ -64,10 +65,15 @@ def store() -> Store:
 app = Celery("soak")
 app.conf.update(celery(settings), idempotency_store=store())
 
-_TIMES: dict[str, Any] = {"lease": LEASE, "backoff": BACKOFF, "backoff_max": BACKOFF_MAX}
-RERUN = Policy(key="operation", publish="once", max_takeovers=None, **_TIMES)
-REFUSE = Policy(key="operation", publish="once", on_takeover="refuse", **_TIMES)
-EVERY_TICK = Policy(max_takeovers=None, **_TIMES)
+
+class _Policy(ShortDelays):
+    longest = round(LONGEST_DELAY * 1000)
+
+
+_TIMES: dict[str, Any] = {"lease": LEASE, "backoff": BACKOFF}
+RERUN = _Policy(key="operation", publish="once", max_takeovers=None, **_TIMES)
+REFUSE = _Policy(key="operation", publish="once", on_takeover="refuse", **_TIMES)
+EVERY_TICK = _Policy(max_takeovers=None, **_TIMES)
 
 
 @app.task(base=IdempotentTask, bind=True, idempotent=RERUN)

@@ -7,11 +7,11 @@ from typing import Any
 
 from lab.demo.settings import Settings
 
-__all__ = ["BACKOFF", "BACKOFF_MAX", "LEASE", "TICK", "VISIBILITY_TIMEOUT", "celery", "doom_file", "skew_file"]
+__all__ = ["BACKOFF", "LEASE", "LONGEST_DELAY", "TICK", "VISIBILITY_TIMEOUT", "celery", "doom_file", "skew_file"]
 
 LEASE = 3.0
 BACKOFF = 0.5
-BACKOFF_MAX = 4.0
+LONGEST_DELAY = 4.0
 
 VISIBILITY_TIMEOUT = 4
 """Seconds. Most messages would come again that wait behind others, if nobody held them."""

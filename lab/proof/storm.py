@@ -36,7 +36,7 @@ WORKERS = 4
 CHILDREN = 2
 """Of each worker. One worker alone takes no more messages than its one process that fetches them can."""
 
-CONTROL: Mapping[str, Any] = {"lease": 1, "backoff_max": 1}
+CONTROL: Mapping[str, Any] = {"lease": 1, "grows": False}
 """Options of a policy whose delays do not grow: the requests that the worker and the servers are able to make."""
 
 LEASES = (1, 60)

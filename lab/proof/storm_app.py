@@ -17,6 +17,7 @@ from celery.signals import task_success, worker_ready
 from celery_idempotent import IdempotentTask, Policy, signals
 from lab.demo.ledger import Ledger, Row
 from lab.demo.settings import Settings
+from lab.short_delays import ShortDelays
 
 __all__ = ["POLICY", "VISIBILITY_TIMEOUT", "make_app"]
 
@@ -28,7 +29,7 @@ VISIBILITY_TIMEOUT = 30
 
 
 def make_app(settings: Settings, options: Mapping[str, Any]) -> Celery:
-    """An app with the task ``execute``, whose policy has these options."""
+    """An app with the task ``execute``: ``lease`` is its policy's, and ``grows`` says whether the delays do."""
     app = Celery("storm", set_as_current=False)
     app.conf.update(settings.celery(), idempotency_hold_messages=True)
     app.conf.broker_transport_options["visibility_timeout"] = VISIBILITY_TIMEOUT
@@ -39,7 +40,9 @@ def make_app(settings: Settings, options: Mapping[str, Any]) -> Celery:
         time.sleep(seconds)
         ledger.append(Row(what="ended", order=operation))
 
-    app.task(name="execute", shared=False, base=IdempotentTask, idempotent=Policy("operation", **options))(execute)
+    kind = Policy if options.get("grows", True) else ShortDelays
+    policy = kind("operation", lease=options["lease"])
+    app.task(name="execute", shared=False, base=IdempotentTask, idempotent=policy)(execute)
     return app
 
 

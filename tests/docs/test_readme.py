@@ -308,7 +308,6 @@ def test_policy_table_is_the_policy() -> None:
         ("lease", 0.4, 0.5),
         ("version", 0, 1),
         ("backoff", 0, 0.1),
-        ("backoff_max", 0.9, 1),
         ("retain", 60, 61),
         ("max_takeovers", 0, 1),
         ("scope", "s" * 1901, "s" * 1900),

@@ -60,7 +60,7 @@ def _note(kind: str) -> None:
     record(kind, headers.get(TICK_HEADER, "").partition("@")[2], beat=current_task.request.origin)
 
 
-@app.task(base=IdempotentTask, name="report", idempotent=Policy(lease=5, backoff=0.1, backoff_max=0.5))
+@app.task(base=IdempotentTask, name="report", idempotent=Policy(lease=5, backoff=0.1))
 def report() -> None:
     """Write down which tick it is, and who sent it."""
     _note("effect")

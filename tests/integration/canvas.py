@@ -22,8 +22,8 @@ from celery.signals import task_postrun
 from celery.states import SUCCESS
 from redis import Redis
 
-from celery_idempotent import Policy
 from lab import tether
+from lab.short_delays import ShortDelays
 from tests.support.ledger import Ledger, record
 from tests.support.waiting import wait_until
 
@@ -59,7 +59,7 @@ def app_of(kind: str, server: str) -> Celery:
     )
     publish: Any = "once" if kind == "once" else "always"
     if kind != "plain":
-        quick = Policy(**canvas_tasks.QUICK, publish=publish)
+        quick = ShortDelays(**canvas_tasks.QUICK, publish=publish)
         app.conf.update(idempotency_store=f"{server}/{STORE[kind]}", idempotency_policy=quick)
     for body, policy, options in canvas_tasks.TASKS:
         own = {} if policy is None or kind == "plain" else {"idempotent": replace(policy, publish=publish)}

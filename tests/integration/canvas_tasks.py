@@ -11,12 +11,13 @@ from celery import chain, chord, group, signature
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_idempotent import Policy
+from lab.short_delays import ShortDelays
 from tests.support.ledger import record, wait_at
 
 TASKS: list[tuple[Callable[..., Any], Policy | None, dict[str, Any]]] = []
 """Each with the policy that it has where its kind is idempotent, if not the app's, and with its other options."""
 
-QUICK: dict[str, Any] = {"lease": 10, "grace": 0.2, "backoff": 0.2, "backoff_max": 0.5}
+QUICK: dict[str, Any] = {"lease": 10, "grace": 0.2, "backoff": 0.2}
 Body = Callable[..., Any]
 
 
@@ -67,7 +68,7 @@ def hold(self: Any, what: Any, of: str, gate: str) -> Any:
     return what
 
 
-@task(Policy(key="what", on_conflict="skip", **QUICK))
+@task(ShortDelays(key="what", on_conflict="skip", **QUICK))
 def hold_or_skip(self: Any, what: str, of: str, gate: str) -> str:
     """As `hold`, with a policy that drops a conflict that nothing waits for."""
     record("ran", of, task="hold_or_skip")
@@ -187,7 +188,7 @@ def walk(self: Any, page: int, of: str, last: int = 3, seen: Any = ()) -> list[i
     return pages
 
 
-@task(Policy(key="of", fingerprint="of", **QUICK), max_retries=5)
+@task(ShortDelays(key="of", fingerprint="of", **QUICK), max_retries=5)
 def walk_by_name(self: Any, page: int, of: str, last: int = 3) -> list[int]:
     """As `walk`, with other keywords only, and with a key that all pages share."""
     record("ran", of, task="walk_by_name", page=page, retries=self.request.retries)
@@ -196,7 +197,7 @@ def walk_by_name(self: Any, page: int, of: str, last: int = 3) -> list[int]:
     return [page]
 
 
-@task(Policy(key="of", **QUICK), max_retries=5)
+@task(ShortDelays(key="of", **QUICK), max_retries=5)
 def walk_by_key(self: Any, page: int, of: str, last: int = 3) -> list[int]:
     """As `walk_by_name`, with all arguments as the fingerprint."""
     record("ran", of, task="walk_by_key", page=page, retries=self.request.retries)

@@ -23,6 +23,7 @@ from pytest_celery import (
 
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
+from lab import short_delays
 from lab.embedded import EmbeddedRabbitMQ
 from tests.support import ledger, waiting
 from tests.support.ledger import Row
@@ -179,7 +180,7 @@ class IdempotentWorkerContainer(CeleryWorkerContainer):
     def tasks_modules(cls) -> set[Any]:
         from tests.integration import idempotent_tasks, plain_tasks
 
-        return {waiting, ledger, idempotent_tasks, plain_tasks}
+        return {short_delays, waiting, ledger, idempotent_tasks, plain_tasks}
 
     @classmethod
     def signals_modules(cls) -> set[Any]:

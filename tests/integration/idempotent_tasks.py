@@ -14,6 +14,7 @@ from celery import shared_task
 from greenlet import GreenletExit
 
 from celery_idempotent import Attempt, IdempotentTask, Policy, current_attempt
+from lab.short_delays import ShortDelays
 from tests.support.ledger import record, wait_at
 
 GUARDED: dict[str, Any] = {
@@ -23,7 +24,7 @@ GUARDED: dict[str, Any] = {
     "reject_on_worker_lost": True,
 }
 # Recovery within seconds, and conflicts that come back at once.
-QUICK: dict[str, Any] = {"key": "order_id", "lease": 2, "grace": 0.2, "backoff": 0.2, "backoff_max": 0.5}
+QUICK: dict[str, Any] = {"key": "order_id", "lease": 2, "grace": 0.2, "backoff": 0.2}
 FALSY: dict[str, Any] = {"none": None, "zero": 0, "false": False, "text": "", "list": []}
 
 
@@ -53,19 +54,19 @@ def _facts(attempt: Attempt) -> dict[str, Any]:
     return {"token": attempt.fencing_token, "attempt": attempt.number, "takeover": attempt.is_takeover}
 
 
-@shared_task(**GUARDED, idempotent=Policy(**QUICK))
+@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
 def charge(self: Any, order_id: str, gate: str = "", amount: int = 1) -> str:
     """Have the effect once per order."""
     return perform(self, order_id, gate)
 
 
-@shared_task(**GUARDED, idempotent=Policy(**QUICK, publish="once"))
+@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK, publish="once"))
 def charge_published_once(self: Any, order_id: str, gate: str = "") -> str:
     """Have the effect, for publishers that send one message of it."""
     return perform(self, order_id, gate)
 
 
-@shared_task(**GUARDED, idempotent=Policy(**QUICK))
+@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
 def charge_or_fail(self: Any, order_id: str, gate: str) -> str:
     """Have the effect, but end its first attempt with an error."""
     result = perform(self, order_id, gate)
@@ -74,7 +75,7 @@ def charge_or_fail(self: Any, order_id: str, gate: str) -> str:
     return result
 
 
-@shared_task(**GUARDED, idempotent=Policy(**QUICK))
+@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
 def charge_or_exit(self: Any, order_id: str) -> str:
     """Have the effect, but leave the first attempt by an exit of the interpreter."""
     if begin(self, order_id) == 1:
@@ -82,37 +83,37 @@ def charge_or_exit(self: Any, order_id: str) -> str:
     return take_effect(order_id)
 
 
-@shared_task(**GUARDED, idempotent=Policy(**{**QUICK, "lease": 90}))
+@shared_task(**GUARDED, idempotent=ShortDelays(**{**QUICK, "lease": 90}))
 def charge_with_a_long_lease(self: Any, order_id: str, gate: str = "") -> str:
     """Have the effect under a lease that no test outlives."""
     return perform(self, order_id, gate)
 
 
-@shared_task(**GUARDED, idempotent=Policy(**{**QUICK, "lease": 8}))
+@shared_task(**GUARDED, idempotent=ShortDelays(**{**QUICK, "lease": 8}))
 def charge_with_a_lease_of_8_s(self: Any, order_id: str, gate: str = "") -> str:
     """Have the effect under a lease that is longer than any redelivery takes."""
     return perform(self, order_id, gate)
 
 
-@shared_task(**GUARDED, idempotent=Policy(**QUICK, deadline=3))
+@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK, deadline=3))
 def charge_within_3_s(self: Any, order_id: str, gate: str = "") -> str:
     """Have the effect, and be let go where that takes too long."""
     return perform(self, order_id, gate)
 
 
-@shared_task(**GUARDED, idempotent=Policy(**QUICK, on_takeover="refuse"))
+@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK, on_takeover="refuse"))
 def charge_at_most_once(self: Any, order_id: str, gate: str = "") -> str:
     """Have the effect at most once, whatever happens."""
     return perform(self, order_id, gate)
 
 
-@shared_task(**GUARDED, idempotent=Policy(**QUICK, max_takeovers=1))
+@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK, max_takeovers=1))
 def charge_with_one_takeover(self: Any, order_id: str, gate: str = "") -> str:
     """Have the effect, unless it has killed two processes."""
     return perform(self, order_id, gate)
 
 
-@shared_task(**GUARDED, idempotent=Policy(**QUICK, max_takeovers=1))
+@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK, max_takeovers=1))
 def charge_or_die(self: Any, order_id: str, death: str) -> str:
     """Leave every attempt by what no worker survives."""
     begin(self, order_id)
@@ -121,7 +122,7 @@ def charge_or_die(self: Any, order_id: str, death: str) -> str:
     raise {"SystemExit": SystemExit(3), "CancelledError": CancelledError(), "GreenletExit": GreenletExit()}[death]
 
 
-@shared_task(**GUARDED, max_retries=2, idempotent=Policy(**QUICK, fingerprint="order_id"))
+@shared_task(**GUARDED, max_retries=2, idempotent=ShortDelays(**QUICK, fingerprint="order_id"))
 def charge_with_retries(self: Any, order_id: str, gate: str = "") -> int:
     """Fail if it was held at a gate; otherwise use up the two retries that its author allows."""
     perform(self, order_id, gate)
@@ -132,7 +133,7 @@ def charge_with_retries(self: Any, order_id: str, gate: str = "") -> int:
     return int(self.request.retries)
 
 
-@shared_task(**GUARDED, max_retries=2, idempotent=Policy(**QUICK))
+@shared_task(**GUARDED, max_retries=2, idempotent=ShortDelays(**QUICK))
 def charge_with_late_retries(self: Any, order_id: str) -> int:
     """Have the effect each time, and use up two retries, each a second later."""
     perform(self, order_id)
@@ -141,13 +142,13 @@ def charge_with_late_retries(self: Any, order_id: str) -> int:
     return int(self.request.retries)
 
 
-@shared_task(**GUARDED, idempotent=Policy(**{**QUICK, "backoff": 3, "backoff_max": 3}))
+@shared_task(**GUARDED, idempotent=ShortDelays(**{**QUICK, "backoff": 3}))
 def charge_and_back_off(self: Any, order_id: str, gate: str = "") -> str:
     """Have the effect; conflicts come back only after whole seconds, the unit of SQS."""
     return perform(self, order_id, gate)
 
 
-@shared_task(**GUARDED, idempotent=Policy(**{**QUICK, "lease": 60, "backoff": 8, "backoff_max": 16}))
+@shared_task(**GUARDED, idempotent=Policy(**{**QUICK, "lease": 60, "backoff": 8}))
 def charge_and_wait_for_long(self: Any, order_id: str, gate: str = "") -> str:
     """Have the effect; a conflict comes back after eight seconds at least."""
     return perform(self, order_id, gate)
@@ -170,7 +171,7 @@ GUARDS: dict[str, Callable[[Attempt, str], str]] = {
 }
 
 
-@shared_task(**GUARDED, idempotent=Policy(**QUICK))
+@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
 def charge_after_computing(self: Any, order_id: str, gate: str, guard: str) -> str:
     """Have the effect; the first attempt computes before, and yields to no greenlet until the test says so."""
     number = begin(self, order_id)
@@ -196,20 +197,20 @@ def fulfil(self: Any, order: dict[str, Any]) -> str:
     return f"{current_attempt().step('ship', lambda step: perform(self, step.key))} after {len(order)} facts"
 
 
-@shared_task(**GUARDED, idempotent=Policy(**QUICK))
+@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
 def falsy(self: Any, order_id: str) -> Any:
     """Return the falsy value of that name."""
     perform(self, order_id)
     return FALSY[order_id]
 
 
-@shared_task(**GUARDED, idempotent=Policy(**QUICK))
+@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
 def refund(self: Any, order_id: str, gate: str = "") -> str:
     """Another task with the same keys as `charge`."""
     return "refund of " + perform(self, order_id, gate)
 
 
-@shared_task(**GUARDED, idempotent=Policy(**QUICK))
+@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
 def ship(self: Any, order_id: str) -> list[str]:
     """Charge in its body, as a task of its own, and go on."""
     before = current_attempt().key

@@ -108,7 +108,7 @@ ledger = Ledger(f"{REDIS}/7")
 GUARDED: dict[str, Any] = {
     "base": IdempotentTask,
     "bind": True,
-    "idempotent": Policy(lease=5, backoff=0.1, backoff_max=0.5),
+    "idempotent": Policy(lease=5, backoff=0.1),
 }
 
 

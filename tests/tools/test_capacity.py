@@ -10,6 +10,7 @@ import pytest
 
 from celery_idempotent import Policy
 from lab.capacity import DOLLARS_PER_UNIT, LOADS, Load, Report, hot_keys, outage, plain, simulate, storm, told
+from lab.short_delays import ShortDelays
 
 loads = pytest.mark.parametrize("make", LOADS)
 Make = Callable[[int], Load]
@@ -103,7 +104,9 @@ def test_a_real_storm_had_these_figures() -> None:
 
 def test_delays_that_do_not_grow_cost_more() -> None:
     """As the control of the real storm shows."""
-    grow, stay = (simulate(storm(1, lease=1, backoff_max=most), 1) for most in (60, 1))
+    grows = storm(1, lease=1)
+    stays = replace(grows, policy=ShortDelays("operation", lease=1))
+    grow, stay = (simulate(load, 1) for load in (grows, stays))
     assert len(stay.requests) > 5 * len(grow.requests)
 
 

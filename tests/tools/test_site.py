@@ -24,7 +24,6 @@ LOADED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "sourc
 
 MODULES = {*PUBLIC, "celery_idempotent.testing"}
 OF_THE_ENGINE = {
-    "backoff_max_ms",
     "backoff_ms",
     "conflict_delay_ms",
     "deadline_ms",

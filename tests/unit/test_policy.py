@@ -27,7 +27,7 @@ def test_defaults_are_as_documented() -> None:
     policy = Policy()
 
     assert (policy.lease_ms, policy.grace_ms, policy.retain_ms) == (60_000, 1_000, 7 * 86_400_000)
-    assert (policy.backoff_ms, policy.backoff_max_ms) == (1_000, 60_000)
+    assert policy.backoff_ms == 1_000
     assert (policy.on_conflict, policy.on_takeover, policy.on_outage, policy.mode) == (
         "retry",
         "rerun",
@@ -62,7 +62,6 @@ def test_is_frozen_and_only_the_key_is_positional() -> None:
         {"retain": 60},
         {"retain": None},
         {"backoff": 0},
-        {"backoff": 5, "backoff_max": 4},
         {"version": 0},
         {"version": "2"},
         {"version": True},
@@ -141,12 +140,13 @@ def test_scope_is_the_tasks_name_unless_set() -> None:
 
 def test_backoff_doubles_up_to_its_bounds() -> None:
     """The bound of the delay doubles with every outage and never exceeds any cap."""
-    policy = Policy(backoff=1, backoff_max=60)
+    policy = Policy(backoff=1)
 
     bounds = [policy.outage_delay_ms(number, bounds=(), draw=1.0) for number in range(8)]
 
     assert bounds == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]
     assert policy.outage_delay_ms(10_000, bounds=(), draw=1.0) == 60_000
+    assert Policy(backoff=90).outage_delay_ms(10_000, bounds=(), draw=1.0) == 90_000
     assert policy.outage_delay_ms(7, bounds=(900_000, 250), draw=1.0) == 250
 
 

@@ -83,7 +83,7 @@ def test_a_message_of_no_known_queue_goes_back_to_the_broker(app: Celery) -> Non
 
     lost.push_request(id="x", args=[], kwargs={}, delivery_info={"exchange": "topics", "routing_key": "invoices"})
     with pytest.raises(Reject) as given_back:
-        conflict(lost, Policy(backoff=0.01, backoff_max=0.01), Conflict(InFlight("k", 0, "w"), "holder", 0))
+        conflict(lost, Policy(backoff=0.01), Conflict(InFlight("k", 0, "w"), "holder", 0))
     retry = lost.signature_from_request()
     lost.pop_request()
     assert (retry.options["exchange"], retry.options["routing_key"]) == ("topics", "invoices")
