@@ -42,6 +42,12 @@ if TYPE_CHECKING:
 _ITEM_LIMIT = 400 * 1024
 """Bytes an item may have (DynamoDB Developer Guide, "Quotas")."""
 
+_URL_OPTIONS = frozenset(
+    {"key_attr", "sort_key_attr", "sort_key_value", "ttl_attr", "unknown_index", "label_index"}
+    | {"transport", "region", "secure"}
+)
+"""What the query of a URL may say."""
+
 _VERIFY = "celery-idempotent:verify"
 
 _LOST = "ConditionalCheckFailedException"
@@ -168,17 +174,7 @@ class DynamoDBStore:
             raise _unusable(url, "host or port cannot be read; write dynamodb://@eu-west-1/table-name") from None
         table = unquote(parts.path.strip("/"))
         options: dict[str, Any] = dict(parse_qsl(query))
-        unknown = options.keys() - {
-            "key_attr",
-            "sort_key_attr",
-            "sort_key_value",
-            "ttl_attr",
-            "unknown_index",
-            "label_index",
-            "transport",
-            "region",
-            "secure",
-        }
+        unknown = options.keys() - _URL_OPTIONS
         if not table or not parts.hostname:
             raise _unusable(url, "write dynamodb://@eu-west-1/table-name")
         if unknown:
@@ -339,22 +335,20 @@ class DynamoDBStore:
         if own.get("Code") == _CONDITION_FAILED:
             return self._record_in(own)
         for position, reason in enumerate(others):
-            if reason.get("Code") not in {"None", *_CONTENTION}:
-                raise WriteFailed(position, _described(reason))
+            if (code := reason.get("Code")) not in {"None", *_CONTENTION}:
+                told = code if code == _CONDITION_FAILED else f"{code}: {reason.get('Message', '')}"
+                raise WriteFailed(position, told)
         raise StoreUnavailable(repr(self), "TransactWriteItems", "it conflicts with another transaction")
 
     def _impossible(self) -> dict[str, Any]:
-        return {
-            "ConditionExpression": "attribute_exists(#key) AND attribute_not_exists(#key)",
-            "ExpressionAttributeNames": {"#key": self._key_attr},
-        }
+        return self._of_key("attribute_exists(#key) AND attribute_not_exists(#key)")
+
+    def _of_key(self, condition: str) -> dict[str, Any]:
+        return {"ConditionExpression": condition, "ExpressionAttributeNames": {"#key": self._key_attr}}
 
     def _condition(self, expected: str | None) -> dict[str, Any]:
         if expected is None:
-            return {
-                "ConditionExpression": "attribute_not_exists(#key)",
-                "ExpressionAttributeNames": {"#key": self._key_attr},
-            }
+            return self._of_key("attribute_not_exists(#key)")
         return {
             "ConditionExpression": "#revision = :expected",
             "ExpressionAttributeNames": {"#revision": "revision"},
@@ -466,8 +460,3 @@ class DynamoDBStore:
 
 def _unusable(url: str, remedy: str) -> PolicyError:
     return PolicyError("idempotency_store", scheme_of(url), remedy)
-
-
-def _described(reason: Mapping[str, Any]) -> str:
-    code = str(reason.get("Code"))
-    return code if code == _CONDITION_FAILED else f"{code}: {reason.get('Message', '')}"
