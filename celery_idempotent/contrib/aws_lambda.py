@@ -109,7 +109,18 @@ def sqs_batch(
         named = name or name_of(function)
         with binding.named(named):
             consumer = _Consumer(function, Gate(named, policy, where), record, key)
-            return _handler(consumer, milliseconds(needs), milliseconds(reserve))
+
+        def handler(event: Mapping[str, Any], context: Any) -> dict[str, list[dict[str, str]]]:
+            messages = _messages(event)
+            invocation = _Invocation(context, milliseconds(needs), milliseconds(reserve))
+            returned = _return_unfinished(consumer, messages, invocation)
+            return {"batchItemFailures": [{"itemIdentifier": each} for each in returned]}
+
+        made: Any = handler
+        made.__module__, made.__doc__ = function.__module__, function.__doc__
+        consumer.gate.introduce(made, lambda **arguments: consumer.key_for(arguments))
+        found: BatchHandler = made
+        return found
 
     return decorated
 
@@ -128,7 +139,7 @@ class _Consumer:
         record: str | None,
         key: Callable[[_Message], str | None] | None,
     ) -> None:
-        self.function = function
+        self._function = function
         self.gate = gate
         self._record = record
         self._key = key
@@ -140,28 +151,33 @@ class _Consumer:
         if gate.declared is not None:
             check_policy(gate.declared, self._signature.signature)
 
-    def consume(self, message: _Message, gate: Gate) -> None:
-        """Have the message's effect happen, unless it has happened.
-
-        Raises:
-            InFlight: Another one is at it.
-            _Unusable: Its body has no arguments for the function.
-            Exception: As of ``Gate.passed``.
-        """
-        arguments = self._arguments(message)
-
-        def body(attempt: Attempt) -> Any:
-            given = {} if self._record is None else {self._record: message}
-            value = self.function(**arguments, **given)
-            binding.refuse_unfinished(value, gate.name)
-            return value
-
+    def consume(self, message: _Message, gate: Gate) -> bool:
+        """Have the message's effect happen, unless it has happened; False where the message is to come again."""
         try:
+            arguments = self._arguments(message)
+
+            def body(attempt: Attempt) -> Any:
+                given = {} if self._record is None else {self._record: message}
+                value = self._function(**arguments, **given)
+                binding.refuse_unfinished(value, gate.name)
+                return value
+
             found = gate.passed(partial(self._identity, message, arguments), body)
+            if isinstance(found, Conflict):
+                raise found.error
         except ResultLost:
-            return  # the effect has happened, and nobody asks for its result
-        if isinstance(found, Conflict):
-            raise found.error
+            return True  # the effect has happened, and nobody asks for its result
+        except InFlight as error:
+            _tell(logging.INFO, gate.name, message, error)
+        except (_Unusable, IdempotencyError) as error:
+            _tell(logging.ERROR, gate.name, message, error)
+        except Exception as error:  # noqa: BLE001 - the body's own: the others of the batch are none of its business
+            is_secret = gate.policy.private
+            reason = type(error).__name__ if is_secret else f"{type(error).__name__}: {error}"
+            _tell(logging.ERROR, gate.name, message, reason, exc_info=None if is_secret else error)
+        else:
+            return True
+        return False
 
     def key_for(self, arguments: Mapping[str, Any]) -> str:
         """The key of a message with these members, by the policy."""
@@ -210,67 +226,41 @@ class _Invocation:
             return None
         if left == inf:
             return gate
-        bounded = _bounded(gate.policy, left, self._reserve)
+        policy = gate.policy
+        longest = min(policy.deadline_ms, left)
+        bounded = replace(
+            policy,
+            lease=min(policy.lease_ms, longest) / 1000,
+            deadline=longest / 1000,
+            grace=max(policy.grace_ms, self._reserve) / 1000,  # until then something can be running
+        )
         return replace(gate, declared=bounded, until=clock.monotonic() + left / 1000)
 
 
-def _bounded(policy: Policy, left: float, reserve: float) -> Policy:
-    """``policy`` where ``left`` milliseconds are left, and ``reserve`` more until nothing can be running."""
-    longest = min(policy.deadline_ms, left)
-    return replace(
-        policy,
-        lease=min(policy.lease_ms, longest) / 1000,
-        deadline=longest / 1000,
-        grace=max(policy.grace_ms, reserve) / 1000,
-    )
-
-
-def _handler(consumer: _Consumer, needs: int, reserve: int) -> BatchHandler:
-    def handler(event: Mapping[str, Any], context: Any) -> dict[str, list[dict[str, str]]]:
-        messages = list(_messages(event))
-        invocation = _Invocation(context, needs, reserve)
-        return {"batchItemFailures": [{"itemIdentifier": each} for each in _returned(consumer, messages, invocation)]}
-
-    made: Any = handler
-    made.__module__, made.__doc__ = consumer.function.__module__, consumer.function.__doc__
-    consumer.gate.introduce(made, lambda **arguments: consumer.key_for(arguments))
-    found: BatchHandler = made
-    return found
-
-
-def _returned(consumer: _Consumer, messages: list[_Message], invocation: _Invocation) -> Iterator[str]:
+def _return_unfinished(consumer: _Consumer, messages: list[_Message], invocation: _Invocation) -> Iterator[str]:
     """Handle the messages; the ids of those that are to come again."""
     blocked: set[str] = set()
     for place, message in enumerate(messages):
         gate = invocation.gate(consumer.gate)
         if gate is None:
-            _tell_unstarted(consumer.gate.name, len(messages) - place, invocation.left)
+            left = f"{max(invocation.left, 0) / 1000:.1f} s are left"
+            say(
+                logger.warning,
+                "messages_unstarted",
+                task=consumer.gate.name,
+                messages=len(messages) - place,
+                reason=f"{left}; a smaller batch or a longer timeout of the function leaves more",
+            )
             yield from (each["messageId"] for each in messages[place:])
             return
         group = _group(message)
         if group in blocked:
-            _tell(logging.INFO, consumer.gate.name, message, "it comes after one of its group that comes again")
-        elif _is_consumed(consumer, message, gate):
+            _tell(logging.INFO, gate.name, message, "it comes after one of its group that comes again")
+        elif consumer.consume(message, gate):
             continue
         elif group is not None:
             blocked.add(group)
         yield message["messageId"]
-
-
-def _is_consumed(consumer: _Consumer, message: _Message, gate: Gate) -> bool:
-    try:
-        consumer.consume(message, gate)
-    except InFlight as error:
-        _tell(logging.INFO, gate.name, message, error)
-    except (_Unusable, IdempotencyError) as error:
-        _tell(logging.ERROR, gate.name, message, error)
-    except Exception as error:  # noqa: BLE001 - the body's own: the others of the batch are none of its business
-        is_secret = gate.policy.private
-        reason = type(error).__name__ if is_secret else f"{type(error).__name__}: {error}"
-        _tell(logging.ERROR, gate.name, message, reason, exc_info=None if is_secret else error)
-    else:
-        return True
-    return False
 
 
 def _tell(level: int, task: str, message: _Message, reason: object, exc_info: BaseException | None = None) -> None:
@@ -281,16 +271,6 @@ def _tell(level: int, task: str, message: _Message, reason: object, exc_info: Ba
         message_id=message["messageId"],
         received=message.get("attributes", {}).get("ApproximateReceiveCount"),
         reason=reason,
-    )
-
-
-def _tell_unstarted(task: str, messages: int, left: float) -> None:
-    say(
-        logger.warning,
-        "messages_unstarted",
-        task=task,
-        messages=messages,
-        reason=f"{max(left, 0) / 1000:.1f} s are left; a smaller batch or a longer timeout of the function leaves more",
     )
 
 
@@ -307,14 +287,14 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
     return parameters
 
 
-def _messages(event: Mapping[str, Any]) -> Iterator[_Message]:
+def _messages(event: Mapping[str, Any]) -> list[_Message]:
     records = event.get("Records") if isinstance(event, Mapping) else None
     if not isinstance(records, list):
         raise PolicyError("event", type(event).__name__, f"it has no Records; {_ONLY}")
     for each in records:
         if each.get("eventSource") != "aws:sqs":
             raise PolicyError("eventSource", repr(each.get("eventSource")), _ONLY)
-        yield each
+    return records
 
 
 _ONLY = "sqs_batch handles the batches of an SQS queue, and nothing else"
