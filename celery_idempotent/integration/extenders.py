@@ -243,7 +243,7 @@ def _surviving(channel: Any, method: Callable[..., Any]) -> Callable[..., Any]:
     return settle
 
 
-class Returned:
+class RejectedMessage:
     """A message on its way back to the broker. SQS would hide it for as long as a worker polls, 10 seconds.
 
     Args:
@@ -261,11 +261,11 @@ class Returned:
         """Whether Celery has acknowledged it or given it back; of other brokers, where that is no matter, always."""
         return self._receipt is None or bool(getattr(self._message, "acknowledged", True))
 
-    def can_come_at_once(self) -> bool:
+    def is_hidden(self) -> bool:
         """Whether it was given back to SQS."""
         return self._receipt is not None and getattr(self._message, "_state", None) == "REJECTED"
 
-    def come_at_once(self) -> None:
+    def make_visible(self) -> None:
         """Have SQS show it again."""
         channel = self._message.channel
         try:

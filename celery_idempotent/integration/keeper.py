@@ -149,7 +149,7 @@ class _Outage:
     ends_at: float
 
 
-class Holding:
+class HeldMessages:
     """The messages that a worker holds, and what becomes of them.
 
     Args:
@@ -300,7 +300,7 @@ def tell_of(missing: Missing) -> None:
     )
 
 
-_holdings: "WeakSet[Holding]" = WeakSet()
+_holdings: "WeakSet[HeldMessages]" = WeakSet()
 """Those of the workers of this process."""
 
 os.register_at_fork(after_in_child=_holdings.clear)  # a pool process holds nothing
@@ -317,7 +317,7 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
-        self._holding: Holding | None = None
+        self._holding: HeldMessages | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         super().__init__(parent, **kwargs)
@@ -346,7 +346,7 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
         if extender is None:
             return
         if self._holding is None:
-            self._holding = Holding(extender, everything=runtime_of(parent.app).hold_messages == "all")
+            self._holding = HeldMessages(extender, everything=runtime_of(parent.app).hold_messages == "all")
             _holdings.add(self._holding)
             task_received.connect(self._holding.receive, sender=parent, weak=False)
         else:
@@ -366,7 +366,7 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
         if self._thread is not None:
             self._thread.join(5)
 
-    def _run(self, holding: Holding, stopping: threading.Event) -> None:
+    def _run(self, holding: HeldMessages, stopping: threading.Event) -> None:
         seconds = 0.0
         while not stopping.wait(seconds):
             seconds = holding.look()

@@ -10,7 +10,7 @@ from celery import Celery, current_app
 
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.integration.settings import Opened, runtime_of
+from celery_idempotent.integration.settings import StoreHandle, runtime_of
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.store import Store
@@ -21,7 +21,7 @@ class Place(Protocol):
     """What a gate asks; an app's runtime is one."""
 
     @property
-    def opened(self) -> Opened:
+    def opened(self) -> StoreHandle:
         """The store, and its circuit breaker."""
 
     @property
@@ -42,7 +42,7 @@ class StoreAlone:
     store: str | Store = field(repr=False)  # a URL can hold a password
 
     @cached_property
-    def opened(self) -> Opened:
+    def opened(self) -> StoreHandle:
         """As a place's; one for each URL in a process."""
         return _opened(self.store)
 
@@ -79,10 +79,10 @@ def place_of(store: str | Store | None, app: Celery | None) -> Callable[[], Plac
 _JSON = Codec("json", frozenset({"application/json"}))
 
 _opening = threading.Lock()
-_by_url: dict[str, Opened] = {}
+_by_url: dict[str, StoreHandle] = {}
 
 
-def _opened(store: str | Store) -> Opened:
+def _opened(store: str | Store) -> StoreHandle:
     if not isinstance(store, str):
         return _with_breaker(open_store(store))
     with _opening:
@@ -92,5 +92,5 @@ def _opened(store: str | Store) -> Opened:
         return found
 
 
-def _with_breaker(store: Store) -> Opened:
-    return Opened(store, store, Breaker(repr(store)))
+def _with_breaker(store: Store) -> StoreHandle:
+    return StoreHandle(store, store, Breaker(repr(store)))

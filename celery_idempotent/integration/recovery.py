@@ -28,7 +28,7 @@ from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 
 from celery_idempotent.engine.claim import end_lease
 from celery_idempotent.engine.processes import is_gone
-from celery_idempotent.integration.extenders import Returned
+from celery_idempotent.integration.extenders import RejectedMessage
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Status, process_of
@@ -46,7 +46,7 @@ _DEATHS_EVERY = 0.2
 process can be waited for; where it comes too early, and that is often, it looks again after up to five seconds."""
 
 
-class Returns:
+class LostProcessHandler:
     """What the worker of one app does with messages of lost processes, each in steps."""
 
     def __init__(self) -> None:
@@ -99,12 +99,12 @@ class Returns:
 
 _END = object()
 
-_returns: "WeakKeyDictionary[Runtime, Returns]" = WeakKeyDictionary()
+_handlers: "WeakKeyDictionary[Runtime, LostProcessHandler]" = WeakKeyDictionary()
 
 
-def returns_of(app: Celery) -> Returns:
-    """Those of the worker of ``app``."""
-    return _returns.setdefault(runtime_of(app), Returns())
+def handler_of(app: Celery) -> LostProcessHandler:
+    """That of the worker of ``app``."""
+    return _handlers.setdefault(runtime_of(app), LostProcessHandler())
 
 
 class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
@@ -117,18 +117,18 @@ class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
 
     def start(self, parent: Any) -> None:
         """Begin to look; called again whenever the broker was away."""
-        loop = returns_of(parent.app).loop = parent.hub if parent.controller.use_eventloop else None
+        loop = handler_of(parent.app).loop = parent.hub if parent.controller.use_eventloop else None
         self._looking = loop.call_repeatedly(_DEATHS_EVERY, parent.pool.maintain_pool) if loop else None
 
     def stop(self, parent: Any) -> None:
         """Look no more, and end what the loop began: Celery before 5.6 has it forget that when the broker is lost."""
         if self._looking is not None:
             self._looking.cancel()
-        returns_of(parent.app).end_of_loop()
+        handler_of(parent.app).end_of_loop()
 
     def shutdown(self, parent: Any) -> None:
         """End what is under way."""
-        returns_of(parent.app).end()
+        handler_of(parent.app).end()
 
 
 class ColdShutdown(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
@@ -234,8 +234,8 @@ class RecoversLease:
         if not _is_lost(exc_info):
             go_on()
         else:
-            returned = Returned(getattr(self, "_message", None))
-            returns_of(self.task.app).begin(_recovered(self, go_on, returned))  # type: ignore[attr-defined]
+            returned = RejectedMessage(getattr(self, "_message", None))
+            handler_of(self.task.app).begin(_recovered(self, go_on, returned))  # type: ignore[attr-defined]
 
 
 def _unless_exited(on_success: Callable[..., Any]) -> Callable[..., Any]:
@@ -260,7 +260,7 @@ def _is_lost(exc_info: Any) -> bool:
     return isinstance(getattr(error, "exc", error), WorkerLostError | SystemExit | Terminated)
 
 
-def _recovered(request: Any, go_on: Callable[[], None], returned: Returned) -> Iterator[None]:
+def _recovered(request: Any, go_on: Callable[[], None], returned: RejectedMessage) -> Iterator[None]:
     """In steps, between which the worker's loop goes on for a moment."""
     ending = _in_thread(partial(_end_lease, request))
     give_up_at = time.monotonic() + _PATIENCE
@@ -269,8 +269,8 @@ def _recovered(request: Any, go_on: Callable[[], None], returned: Returned) -> I
     go_on()
     while not returned.is_settled() and time.monotonic() < give_up_at + _PATIENCE:
         yield
-    if returned.can_come_at_once():
-        _in_thread(returned.come_at_once)
+    if returned.is_hidden():
+        _in_thread(returned.make_visible)
 
 
 def _in_thread(act: Callable[[], None]) -> threading.Thread:

@@ -102,7 +102,7 @@ class Broker:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Opened:
+class StoreHandle:
     """A store, its circuit breaker, and the ``idempotency_store`` that it was opened by, which can hold a password."""
 
     setting: Any
@@ -138,7 +138,7 @@ class Runtime:
     def __init__(self, app: Celery) -> None:
         self._app: Celery = proxy(app)  # the app outlives its runtime, not the other way round
         self._opening = threading.Lock()
-        self._last_opened: Opened | None = None
+        self._last_opened: StoreHandle | None = None
         self._codecs: dict[bool, Codec] = {}
 
     def check(self) -> None:
@@ -158,7 +158,7 @@ class Runtime:
         return self.opened.breaker
 
     @property
-    def opened(self) -> Opened:
+    def opened(self) -> StoreHandle:
         """The store and its breaker, by one look at the settings."""
         setting = self._app.conf.get("idempotency_store")
         opened = self._last_opened
@@ -170,10 +170,10 @@ class Runtime:
                     opened = self._replace(opened)
         return opened
 
-    def _replace(self, before: Opened | None) -> Opened:
+    def _replace(self, before: StoreHandle | None) -> StoreHandle:
         setting = _steady(partial(self._app.conf.get, "idempotency_store"))
         store = self.around(_open(setting))
-        opened = self._last_opened = Opened(setting, store, Breaker(repr(store)))
+        opened = self._last_opened = StoreHandle(setting, store, Breaker(repr(store)))
         if before is not None and innermost(before.store) is not before.setting:
             before.store.close()  # attempts that began in it connect again
         return opened

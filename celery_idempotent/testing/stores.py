@@ -9,7 +9,7 @@ from celery import Celery
 
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.integration.places import StoreAlone
-from celery_idempotent.integration.settings import Opened, Runtime
+from celery_idempotent.integration.settings import Runtime, StoreHandle
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
@@ -86,7 +86,7 @@ def installed(store: Store, *apps: Celery) -> Iterator[None]:
 
     Behind every app, also one that is made in the block, and in place of a ``store=``. Large results are kept in it.
     """
-    opened = Opened(store, store, Breaker(repr(store)))
+    opened = StoreHandle(store, store, Breaker(repr(store)))
     with ExitStack() as stack:
         for place in (Runtime, StoreAlone):
             stack.enter_context(patch.object(place, "opened", property(lambda _: opened)))

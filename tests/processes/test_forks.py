@@ -21,7 +21,7 @@ from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.transaction import sent
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration import keeper, outbox
-from celery_idempotent.integration.keeper import Holding
+from celery_idempotent.integration.keeper import HeldMessages
 from celery_idempotent.integration.outbox import backlog
 from celery_idempotent.protocol.circuit import FAILURES
 from celery_idempotent.protocol.operation import Run
@@ -103,7 +103,7 @@ def test_child_asks_a_store_that_its_parent_holds_claims_back_from() -> None:
 
 def test_pool_process_measures_nothing_of_the_main_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Held messages and the outbox are the main process's; told by each child, they would be counted often."""
-    holding = Holding(cast(Any, SimpleNamespace(queues=())), everything=True)
+    holding = HeldMessages(cast(Any, SimpleNamespace(queues=())), everything=True)
     monkeypatch.setattr(backlog, "is_watched", True)
     backlog.look(lambda limit: [], lambda: 0)
     keeper._holdings.add(holding)

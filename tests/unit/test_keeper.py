@@ -16,7 +16,7 @@ from click import ClickException
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError
 from celery_idempotent.integration.extenders import Missing, Refused
-from celery_idempotent.integration.keeper import Holding, Keeper, check_celery, held
+from celery_idempotent.integration.keeper import HeldMessages, Keeper, check_celery, held
 from celery_idempotent.integration.settings import runtime_of
 from tests.support.deliveries import an_app
 from tests.support.links import unlinked
@@ -98,15 +98,15 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def holding(extender: FakeExtender, now: list[float]) -> Holding:
-    return Holding(extender, everything=False, clock=lambda: now[0])
+def holding(extender: FakeExtender, now: list[float]) -> HeldMessages:
+    return HeldMessages(extender, everything=False, clock=lambda: now[0])
 
 
 class TestHolding:
     """Look by look."""
 
     def test_a_message_is_extended_every_third_of_its_timeout(
-        self, holding: Holding, extender: FakeExtender, now: list[float], task: Any
+        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any
     ) -> None:
         """For as long as its worker has it, and no longer."""
         request = FakeRequest(task, "a")
@@ -121,7 +121,7 @@ class TestHolding:
         assert len(extender.extended) == 4
 
     def test_more_messages_than_a_request_takes_are_extended_in_several(
-        self, holding: Holding, extender: FakeExtender, now: list[float], task: Any
+        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any
     ) -> None:
         """Ten in each."""
         requests = [FakeRequest(task, str(number)) for number in range(23)]
@@ -132,7 +132,7 @@ class TestHolding:
         assert [len(each) for each in extender.extended] == [10, 10, 3]
 
     def test_a_request_that_celery_forgot_is_not_held(
-        self, holding: Holding, extender: FakeExtender, now: list[float], task: Any
+        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any
     ) -> None:
         """Nobody will ever acknowledge its message: only another delivery can bring it to its end."""
         request = FakeRequest(task, "a")
@@ -144,7 +144,7 @@ class TestHolding:
         assert extender.extended == []
 
     def test_a_task_that_ended_without_an_acknowledgement_is_not_held(
-        self, holding: Holding, extender: FakeExtender, now: list[float], task: Any
+        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any
     ) -> None:
         """As after a time limit under ``acks_on_failure_or_timeout=False``: its message is to come back."""
         request = FakeRequest(task, "a")
@@ -159,7 +159,7 @@ class TestHolding:
         assert len(extender.extended) == 1
 
     def test_a_body_that_outlasts_a_warm_shutdown_is_held(
-        self, holding: Holding, extender: FakeExtender, now: list[float], task: Any
+        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any
     ) -> None:
         """Celery before 5.7 has forgotten by then that it had reserved it, and still knows that it runs."""
         request = FakeRequest(task, "a")
@@ -187,7 +187,7 @@ class TestHolding:
         self, extender: FakeExtender, now: list[float], options: Any, everything: bool, is_held: bool
     ) -> None:
         """Nobody's semantics change by an import."""
-        holding = Holding(extender, everything=everything, clock=lambda: now[0])
+        holding = HeldMessages(extender, everything=everything, clock=lambda: now[0])
         request = FakeRequest(a_task(an_app(), **options), "a")
         holding.receive(request)
         now[0] += 20
@@ -195,7 +195,7 @@ class TestHolding:
         assert bool(extender.extended) is is_held
 
     def test_a_message_whose_body_is_past_its_deadline_is_let_go(
-        self, holding: Holding, extender: FakeExtender, now: list[float], caplog: pytest.LogCaptureFixture
+        self, holding: HeldMessages, extender: FakeExtender, now: list[float], caplog: pytest.LogCaptureFixture
     ) -> None:
         """Others may take over, so one of them is to get it. It waited for long before, which is no part of that."""
         request = FakeRequest(a_task(an_app(), base=IdempotentTask, idempotent=Policy(deadline=90)), "a")
@@ -222,7 +222,7 @@ class TestHolding:
         """Nobody may take over from it, or nothing is promised."""
         options = {"base": IdempotentTask, "idempotent": policy} if policy else {}
         request = FakeRequest(a_task(an_app(), **options), "a")
-        holding = Holding(extender, everything=True, clock=lambda: now[0])
+        holding = HeldMessages(extender, everything=True, clock=lambda: now[0])
         holding.receive(request)
         with patch.object(celery.worker.state, "active_requests", {request}):
             for second in range(0, 6000, 20):
@@ -231,7 +231,12 @@ class TestHolding:
         assert len(extender.extended) == 6000 / 20 - 1
 
     def test_a_message_that_is_gone_is_told_of_once(
-        self, holding: Holding, extender: FakeExtender, now: list[float], task: Any, caplog: pytest.LogCaptureFixture
+        self,
+        holding: HeldMessages,
+        extender: FakeExtender,
+        now: list[float],
+        task: Any,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """Somebody else may have it; nothing can be done about it here."""
         request = FakeRequest(task, "a")
@@ -247,7 +252,12 @@ class TestHolding:
         assert len(extender.extended) == 1
 
     def test_one_that_was_acknowledged_meanwhile_is_no_error(
-        self, holding: Holding, extender: FakeExtender, now: list[float], task: Any, caplog: pytest.LogCaptureFixture
+        self,
+        holding: HeldMessages,
+        extender: FakeExtender,
+        now: list[float],
+        task: Any,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """The acknowledgement was faster than the extension; or Celery has forgotten the request by now."""
         request, forgotten = FakeRequest(task, "a"), FakeRequest(task, "b")
@@ -268,7 +278,7 @@ class TestHolding:
         assert caplog.messages == []
 
     def test_a_look_that_another_one_overtakes_changes_nothing(
-        self, holding: Holding, extender: FakeExtender, now: list[float], task: Any
+        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any
     ) -> None:
         """A thread that hung in a connection that was lost comes back beside its successor."""
         request = FakeRequest(task, "a")
@@ -285,7 +295,12 @@ class TestHolding:
         assert holding._messages == {}
 
     def test_a_message_that_failed_is_asked_for_again_and_the_others_are_not(
-        self, holding: Holding, extender: FakeExtender, now: list[float], task: Any, caplog: pytest.LogCaptureFixture
+        self,
+        holding: HeldMessages,
+        extender: FakeExtender,
+        now: list[float],
+        task: Any,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """An outage is told once, with what it is about, and its end once."""
         requests = [FakeRequest(task, tag) for tag in "ab"]
@@ -310,7 +325,12 @@ class TestHolding:
         ]
 
     def test_whatever_the_broker_does_nothing_is_raised_and_it_is_asked_ever_more_seldom(
-        self, holding: Holding, extender: FakeExtender, now: list[float], task: Any, caplog: pytest.LogCaptureFixture
+        self,
+        holding: HeldMessages,
+        extender: FakeExtender,
+        now: list[float],
+        task: Any,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """One line in the log, however long it lasts."""
         request = FakeRequest(task, "a")
@@ -334,7 +354,7 @@ class TestHolding:
         ]
 
     def test_another_connection_is_asked_though_the_last_one_failed(
-        self, holding: Holding, extender: FakeExtender, task: Any
+        self, holding: HeldMessages, extender: FakeExtender, task: Any
     ) -> None:
         """The pause after a failure ends with the connection that failed."""
         request = FakeRequest(task, "a")
@@ -349,7 +369,12 @@ class TestHolding:
         asked.assert_called_once_with(QUEUE)
 
     def test_people_are_told_before_a_message_can_be_held_no_longer(
-        self, holding: Holding, extender: FakeExtender, now: list[float], task: Any, caplog: pytest.LogCaptureFixture
+        self,
+        holding: HeldMessages,
+        extender: FakeExtender,
+        now: list[float],
+        task: Any,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """Once, an hour before; the last extension ends with what SQS allows, and then it is let go."""
         request = FakeRequest(task, "a")
@@ -370,14 +395,19 @@ class TestHolding:
     ) -> None:
         """Every third of the timeout, where the broker has to be told."""
         extender.queues = ("",)
-        holding = Holding(extender, everything=False, clock=lambda: now[0])
+        holding = HeldMessages(extender, everything=False, clock=lambda: now[0])
         for _ in range(61):
             holding.look()
             now[0] += 1
         assert extender.restored == 3
 
     def test_a_message_that_does_not_tell_its_queue_ends_it_all(
-        self, holding: Holding, extender: FakeExtender, now: list[float], task: Any, caplog: pytest.LogCaptureFixture
+        self,
+        holding: HeldMessages,
+        extender: FakeExtender,
+        now: list[float],
+        task: Any,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """kombu has changed: said once, and nothing is held."""
         requests = [FakeRequest(task, tag, None) for tag in "ab"]

@@ -23,7 +23,7 @@ from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import OutcomeUnknown
 from celery_idempotent.integration import recovery
-from celery_idempotent.integration.extenders import Returned
+from celery_idempotent.integration.extenders import RejectedMessage
 from celery_idempotent.integration.recovery import mark
 from celery_idempotent.protocol.operation import Run
 from celery_idempotent.protocol.record import Record, Status
@@ -281,7 +281,7 @@ def test_worker_that_shuts_down_deals_with_it_first(app: Celery, parent: Any, st
     step.shutdown(parent)
     assert lost.rejected == [True]
     assert lost.was_over == [True]
-    assert not recovery.returns_of(app).under_way
+    assert not recovery.handler_of(app).under_way
 
 
 def test_worker_that_loses_its_broker_deals_with_it_first(
@@ -311,7 +311,7 @@ def test_worker_shuts_down_though_a_message_cannot_go_back(
     lost.tells(WorkerLostError("signal 9"))
     step.shutdown(parent)
     assert lost.rejected == [True]
-    assert not recovery.returns_of(app).under_way
+    assert not recovery.handler_of(app).under_way
     assert "message_not_returned" in caplog.text
 
 
@@ -574,7 +574,7 @@ def test_message_that_celery_never_settles_is_not_waited_for_without_end(
     lost.message.channel = channel
     lost.message.delivery_info = {"sqs_queue": "url", "sqs_message": {"ReceiptHandle": "r"}, "routing_key": "orders"}
     lost.fails_by(WorkerLostError("signal 9"))
-    wait_until(lambda: lost._goes_on() and not recovery.returns_of(app).under_way, "it is over")
+    wait_until(lambda: lost._goes_on() and not recovery.handler_of(app).under_way, "it is over")
     assert not channel.asked
 
 
@@ -583,10 +583,10 @@ def test_other_brokers_are_not_asked_to_show_a_message(
 ) -> None:
     """They do at once, and have no such request."""
     asked: list[object] = []
-    monkeypatch.setattr(Returned, "come_at_once", lambda returned: asked.append(returned))
+    monkeypatch.setattr(RejectedMessage, "make_visible", lambda returned: asked.append(returned))
     lost = _Lost(app, loop)
     lost.fails_by(WorkerLostError("signal 9"))
-    wait_until(lambda: lost._goes_on() and not recovery.returns_of(app).under_way, "it is over")
+    wait_until(lambda: lost._goes_on() and not recovery.handler_of(app).under_way, "it is over")
     assert not asked
 
 
