@@ -1,6 +1,7 @@
 """From a call to its idempotency key: pure, and the same for every way of writing the same call.
 
-A key is ``scope:version:SHA-256``. The hash covers the canonical form of what the policy selects.
+A key is ``scope:1:SHA-256``, where 1 is the generation of this form. The hash covers the canonical form of what the
+policy selects.
 """
 
 import inspect
@@ -51,7 +52,7 @@ def identify(
     """The identity of one call.
 
     Args:
-        scope: Namespace and generation of the key.
+        scope: What the key begins with.
         bound: The call's arguments by name.
         task: Task name, for messages.
         key: What selects the key.

@@ -26,6 +26,9 @@ Mode = Literal["enforce", "observe", "off"]
 MAX_KEY_BYTES = 2048
 """DynamoDB's limit for a partition key value (Developer Guide, "Quotas": 2048 bytes)."""
 
+_KEY_GENERATION = 1
+"""Of the form of keys: another form has another number, so that no old key is taken for a new one."""
+
 MIN_LEASE = 0.5
 """Seconds. A shorter lease is over before a heartbeat at a third of it can be answered."""
 
@@ -48,9 +51,8 @@ class Policy:
             the call raises :exc:`~celery_idempotent.errors.KeyMissing` and nothing runs. Default: all arguments, so two
             equal calls within ``retain`` are one operation. With this default each tick of beat is an operation of its
             own. (Celery's own beat marks its ticks since 5.7; before, use :mod:`celery_idempotent.beat`.)
-        scope: Namespace of the key. Set it to rename the task later, or to share keys between tasks. Default: the
-            task's name.
-        version: Generation of the key. A new version makes every operation new.
+        scope: Namespace of the key. Set it to rename the task later, to share keys between tasks, or, as in
+            ``"charge:2"``, to make every operation new. Default: the task's name.
         fingerprint: What must be equal under one key, in the same forms as ``key``; None compares nothing. Null is a
             value like any other. Default: all arguments, so after you add a parameter, duplicates of older calls raise
             :exc:`~celery_idempotent.errors.KeyReused`.
@@ -107,7 +109,6 @@ class Policy:
 
     key: Spec = field(default=WHOLE_CALL, kw_only=False)
     scope: str | None = None
-    version: int = 1
     fingerprint: Spec | None = WHOLE_CALL
     label: Spec | None = None
     lease: Duration = 60
@@ -150,7 +151,6 @@ class Policy:
             "must be longer than the lease, or 0 with publish='once' and on_takeover='rerun'",
         )
         self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
-        self._require("version", _is_count(self.version), "must be a whole number from 1")
         limit = self.max_takeovers
         self._require("max_takeovers", limit is None or _is_count(limit), "must be None or from 1")
         self._require(
@@ -295,11 +295,11 @@ class Policy:
         return "\n".join(lines)
 
     def scope_of(self, task: str) -> str:
-        """The namespace and generation of the keys of the task called ``task``."""
+        """What the keys of the task called ``task`` begin with: their scope, and the generation of their form."""
         scope = self.scope or task
         if not _is_scope(scope):
             raise PolicyError("scope", repr(scope), "the task's name is over 1900 bytes; set a shorter scope")
-        return f"{scope}:{self.version}"
+        return f"{scope}:{_KEY_GENERATION}"
 
 
 def _refuse_without_base(cls: type, app: object) -> None:
@@ -355,5 +355,5 @@ def _is_count(value: object) -> bool:
 
 
 def _is_scope(value: object) -> bool:
-    # Room for ":version:" and 64 hexadecimal digits within MAX_KEY_BYTES.
+    # Room for ":1:" and 64 hexadecimal digits within MAX_KEY_BYTES.
     return isinstance(value, str) and 1 <= len(value.encode()) <= MAX_KEY_BYTES - 148

@@ -306,7 +306,6 @@ def test_policy_table_is_the_policy() -> None:
     ("option", "worst", "good"),
     [
         ("lease", 0.4, 0.5),
-        ("version", 0, 1),
         ("backoff", 0, 0.1),
         ("retain", 60, 61),
         ("max_takeovers", 0, 1),

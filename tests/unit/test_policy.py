@@ -62,9 +62,8 @@ def test_is_frozen_and_only_the_key_is_positional() -> None:
         {"retain": 60},
         {"retain": None},
         {"backoff": 0},
-        {"version": 0},
-        {"version": "2"},
-        {"version": True},
+        {"max_takeovers": "2"},
+        {"max_takeovers": True},
         {"max_takeovers": 0},
         {"remember": ValueError},
         {"remember": [ValueError]},
@@ -131,9 +130,9 @@ def test_durations_are_seconds_or_timedeltas() -> None:
 
 
 def test_scope_is_the_tasks_name_unless_set() -> None:
-    """The scope survives a rename only if it is set; the version starts a new generation."""
+    """Keys survive a rename of the task only if the scope is set."""
     assert Policy().scope_of("orders.charge") == "orders.charge:1"
-    assert Policy(scope="billing", version=3).scope_of("orders.charge") == "billing:3"
+    assert Policy(scope="billing:3").scope_of("orders.charge") == "billing:3:1"
     with pytest.raises(PolicyError, match="scope"):
         Policy().scope_of("x" * 2000)
 

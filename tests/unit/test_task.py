@@ -183,11 +183,11 @@ def test_scope_shares_keys_between_tasks(app: Celery) -> None:
     assert runs == ["one"]
 
 
-def test_version_starts_every_operation_anew(app: Celery) -> None:
-    """A bumped version is a new generation of keys."""
+def test_new_scope_starts_every_operation_anew(app: Celery) -> None:
+    """What a key meant before counts no more."""
     charge, runs = _counter(app)
     deliver(charge, 1)
-    charge.idempotent = Policy(version=2)
+    charge.idempotent = Policy(scope="charge:2")
 
     deliver(charge, 1)
 
