@@ -212,11 +212,11 @@ class CommittingContract:
         """It is named by its position; the record and the other writes are as they were."""
         claimed, before = a_claim(store), writes.count()
 
-        refused = _failure_of(
+        refused = reply_of(
             lambda: store.swap_with(a_completion(claimed), claimed.revision, [writes.made(), writes.refused()])
         )
 
-        assert refused is not None, "a write was to be refused"
+        assert isinstance(refused, WriteFailed), f"a write was to be refused, and this came: {refused}"
         assert refused.position == 1
         assert (store.get(claimed.key), writes.count() - before) == (claimed, 0)
 
@@ -491,14 +491,6 @@ def _ask_again(ask: Callable[[], _T]) -> _T:
         except StoreUnavailable:
             continue  # in contention a store may give up; an attempt asks again, too
     return ask()
-
-
-def _failure_of(commit: Callable[[], object]) -> WriteFailed | None:
-    try:
-        commit()
-    except WriteFailed as error:
-        return error
-    return None
 
 
 def _message(task_id: str) -> OutboxMessage:

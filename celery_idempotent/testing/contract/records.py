@@ -7,7 +7,7 @@ from uuid import uuid4
 from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.store import Store
+from celery_idempotent.protocol.store import Store, WriteFailed
 
 LONG_AFTER = 4_000_000_000
 """An expiry in seconds, in the year 2096."""
@@ -61,8 +61,8 @@ def a_rival(record: Record) -> Record:
 
 
 def reply_of(call: Callable[[], object]) -> object:
-    """The ``StoreUnavailable`` that ``call`` raises, or else what it returns."""
+    """The ``StoreUnavailable`` or ``WriteFailed`` that ``call`` raises, or else what it returns."""
     try:
         return call()
-    except StoreUnavailable as error:
+    except (StoreUnavailable, WriteFailed) as error:
         return error
