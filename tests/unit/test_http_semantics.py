@@ -21,7 +21,7 @@ from celery_idempotent.contrib.http.semantics import (
     by_authorization,
     caller_of,
     key_of,
-    recorded,
+    record_of,
 )
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.troubleshooting import link
@@ -79,13 +79,13 @@ def test_one_line_is_all_that_is_allowed() -> None:
 def test_record_gives_the_response_back(status: int, headers: list[tuple[str, str]], body: bytes) -> None:
     """Through the serialiser, whatever the body holds."""
     given_answer = HttpAnswer(status, tuple(headers), body)
-    assert answer_of(BYTES.keep(recorded(given_answer)).value) == given_answer
+    assert answer_of(BYTES.keep(record_of(given_answer)).value) == given_answer
 
 
 @pytest.mark.parametrize("name", ["Set-Cookie", "Date", "Server", "Connection", "Transfer-Encoding", "Content-Length"])
 def test_what_is_about_one_message_is_not_recorded(name: str) -> None:
     """Cookies are one client's, and the rest is one connection's."""
-    assert answer_of(recorded(HttpAnswer(200, ((name, "x"), ("ETag", "1"))))).headers == (("ETag", "1"),)
+    assert answer_of(record_of(HttpAnswer(200, ((name, "x"), ("ETag", "1"))))).headers == (("ETag", "1"),)
 
 
 def test_answers_for_a_commit_are_built() -> None:
@@ -209,7 +209,7 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
 )
 def test_declared_length_is_checked(declared: str | None, problem: Problem | None) -> None:
     """Before anything is read."""
-    assert HttpRules(caller="anybody", max_request=10).sized(declared) is problem
+    assert HttpRules(caller="anybody", max_request=10).problem_of_length(declared) is problem
 
 
 def test_name_of_a_request_is_bounded() -> None:

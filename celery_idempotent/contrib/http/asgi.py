@@ -86,20 +86,20 @@ class IdempotencyMiddleware:
             await self._app(scope, receive, send)
             return
         rules = self._guard.rules
-        reading = _Reading(receive, rules)
-        facts = await self._facts(scope, reading)
+        request_body = _RequestBody(receive, rules)
+        facts = await self._facts(scope, request_body)
         if isinstance(facts, Problem) and rules.refuses:
             await _send_answer(rules.refusal(facts), send)
         elif isinstance(facts, RequestFacts):
             await self._answer(facts, scope, send)
-        elif not reading.is_left:
+        elif not request_body.is_disconnected:
             with self._guard.unprotected():
-                await self._app(scope, reading.receive, send)
+                await self._app(scope, request_body.receive, send)
 
-    async def _facts(self, scope: Scope, reading: "_Reading") -> RequestFacts | Problem | None:
+    async def _facts(self, scope: Scope, request_body: "_RequestBody") -> RequestFacts | Problem | None:
         """What a request is about, or why it is refused; None where it runs unprotected, or its client is gone."""
         guard = self._guard
-        key = guard.rules.admitted(scope["method"], _lines(scope, b"idempotency-key"))
+        key = guard.rules.key_of(scope["method"], _lines(scope, b"idempotency-key"))
         if not isinstance(key, str):
             return key
         found = guard.caller(scope, _line(scope, b"authorization"), _line(scope, b"cookie"))
@@ -107,7 +107,7 @@ class IdempotencyMiddleware:
         if isinstance(caller, Problem):
             return caller
         # Not before: whoever may not come must not have a body kept here.
-        body = await reading.whole(_line(scope, b"content-length"))
+        body = await request_body.read(_line(scope, b"content-length"))
         if not isinstance(body, bytes):
             return body
         return RequestFacts(
@@ -124,20 +124,20 @@ class IdempotencyMiddleware:
     async def _answer(self, facts: RequestFacts, scope: Scope, send: Send) -> None:
         guard = self._guard
 
-        async def make() -> Response[_Buffered]:
-            response = _Buffered(facts.body, guard.rules.max_response)
+        async def make() -> Response[_Recorder]:
+            recorder = _Recorder(facts.body, guard.rules.max_response)
             # Without extensions: by them a server would send what nobody has recorded.
-            await self._app({**scope, "extensions": {}}, response.receive, response.send)
-            return response.made()
+            await self._app({**scope, "extensions": {}}, recorder.receive, recorder.send)
+            return recorder.response()
 
         response = await guard.call_on_loop(facts, make)
         if isinstance(response, HttpAnswer):
             await _send_answer(response, send)
         else:
-            await response.sent_by(send)
+            await response.send_to(send)
 
 
-class _Reading:
+class _RequestBody:
     """The body of a request, read in advance; who reads it afterwards gets all of it."""
 
     def __init__(self, receive: Receive, rules: HttpRules) -> None:
@@ -146,17 +146,17 @@ class _Reading:
         self._body = bytearray()
         self._has_more = True
         self._is_given = True
-        self.is_left = False
+        self.is_disconnected = False
 
-    async def whole(self, declared: str | None) -> bytes | Problem | None:
+    async def read(self, declared: str | None) -> bytes | Problem | None:
         """All of it, or what is wrong with it; None where the client is gone."""
-        if problem := self._rules.sized(declared):
+        if problem := self._rules.problem_of_length(declared):
             return problem
         self._is_given = False
         while self._has_more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                self.is_left = True
+                self.is_disconnected = True
                 return None
             self._body += message.get("body", b"")
             self._has_more = message.get("more_body", False)
@@ -172,7 +172,7 @@ class _Reading:
         return {"type": "http.request", "body": bytes(self._body), "more_body": self._has_more}
 
 
-class _Buffered:
+class _Recorder:
     """What an application reads and sends in place of the server's."""
 
     def __init__(self, body: bytes, limit: int) -> None:
@@ -198,14 +198,14 @@ class _Buffered:
             if not message.get("more_body", False):
                 self._is_complete.set()
 
-    def made(self) -> "Response[_Buffered]":
+    def response(self) -> "Response[_Recorder]":
         """The response."""
         if self._start is None or not self._is_complete.is_set():
             raise RuntimeError("the application returned without a complete response")
         headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in self._start.get("headers", ()))
         return Response(self, self._start["status"], headers, self._buffer)
 
-    async def sent_by(self, send: Send) -> None:
+    async def send_to(self, send: Send) -> None:
         """Send it."""
         assert self._start is not None
         await send(self._start)

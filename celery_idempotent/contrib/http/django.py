@@ -173,7 +173,7 @@ class _ViewGuard(HttpGuard):
     def _key_of(self, request: HttpRequest) -> str | Problem | None:
         """The key, or why the request is refused before its body is read; None where it runs unprotected."""
         line = request.headers.get("Idempotency-Key")
-        key = self.rules.admitted(request.method or "", [] if line is None else [line])
+        key = self.rules.key_of(request.method or "", [] if line is None else [line])
         if isinstance(key, str) and self.rules.refuses:
             _refuse_transaction()
         return key
@@ -193,7 +193,7 @@ class _ViewGuard(HttpGuard):
         caller = caller_of(named)
         if isinstance(caller, Problem):
             return caller
-        if problem := self.rules.sized(request.META.get("CONTENT_LENGTH")):
+        if problem := self.rules.problem_of_length(request.META.get("CONTENT_LENGTH")):
             return problem
         try:
             body = request.body

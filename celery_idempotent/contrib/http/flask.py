@@ -65,7 +65,7 @@ def idempotent_view(
 
 def _facts(guard: HttpGuard) -> RequestFacts | Problem | None:
     """What a request is about, or why it is refused; None where it runs unprotected."""
-    key = guard.rules.admitted(request.method, request.headers.getlist("Idempotency-Key"))
+    key = guard.rules.key_of(request.method, request.headers.getlist("Idempotency-Key"))
     if not isinstance(key, str):
         return key
     caller = caller_of(guard.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie")))
@@ -88,7 +88,7 @@ def _facts(guard: HttpGuard) -> RequestFacts | Problem | None:
 
 def _body(guard: HttpGuard) -> bytes | Problem:
     limit = guard.rules.max_request
-    if problem := guard.rules.sized(request.environ.get("CONTENT_LENGTH")):
+    if problem := guard.rules.problem_of_length(request.environ.get("CONTENT_LENGTH")):
         return problem
     # Werkzeug cuts a body in chunks at its limit, and says nothing: one byte more tells.
     request.max_content_length = min(limit + 1, request.max_content_length or limit + 1)

@@ -111,7 +111,7 @@ class Response(Generic[R]):
         """What is recorded of it."""
         if len(self.body) > rules.max_response:
             return _Unkept(len(self.body), rules.max_response)
-        return rules.kept(HttpAnswer(self.status, tuple(self.headers), bytes(self.body)))
+        return rules.record_of(HttpAnswer(self.status, tuple(self.headers), bytes(self.body)))
 
 
 class HttpGuard:
@@ -201,7 +201,7 @@ class _RequestCall(Generic[R]):
             self.answered = self._response.native
         else:
             kept = answer_of(found.value)
-            self.answered = kept if self.has_run else kept.replayed()
+            self.answered = kept if self.has_run else kept.as_replay()
 
     def __enter__(self) -> None:
         pass

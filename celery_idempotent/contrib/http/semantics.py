@@ -120,7 +120,7 @@ class HttpAnswer:
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
 
-    def replayed(self) -> "HttpAnswer":
+    def as_replay(self) -> "HttpAnswer":
         """The same, marked as recorded by an earlier request."""
         return replace(self, headers=(*self.headers, REPLAYED))
 
@@ -164,10 +164,10 @@ def answer(status: int, content: Any = None, headers: Mapping[str, str] | None =
             raise PolicyError("headers", f"{name}: {value!r}", about)
     named = {name.lower() for name in given}
     first = (("content-type", kind),) if kind and "content-type" not in named else ()
-    return recorded(HttpAnswer(status, (*first, *given.items()), body))
+    return record_of(HttpAnswer(status, (*first, *given.items()), body))
 
 
-def recorded(given: HttpAnswer) -> dict[str, Any]:
+def record_of(given: HttpAnswer) -> dict[str, Any]:
     """The response as every serialiser can keep it."""
     headers = [list(each) for each in given.headers if each[0].lower() not in _NEVER_KEPT]
     try:
@@ -338,21 +338,21 @@ class HttpRules:
         url = self.documentation
         is_url = url is None or (isinstance(url, str) and _URL.fullmatch(url) is not None)
         self._require("documentation", is_url, "must be an absolute URL in ASCII, without fragment")
-        self._settle("methods", self._names("methods", str.upper))
+        self._set("methods", self._names("methods", str.upper))
         self._require("methods", bool(self.methods), "must name at least one")
         safe = sorted(_SAFE.intersection(self.methods))
         self._require("methods", not safe, f"{', '.join(safe)} has no effect to protect; leave it out")
         if self.headers is not None:
-            self._settle("headers", self._names("headers", str.lower))
+            self._set("headers", self._names("headers", str.lower))
             never = sorted(_NEVER_KEPT.intersection(self.headers))
             self._require("headers", not never, f"{', '.join(never)} is never kept; leave it out")
-        self._settle("policy", self._adapted())
+        self._set("policy", self._adapted())
 
     def _require(self, option: str, holds: bool, remedy: str) -> None:
         if not holds:
             raise PolicyError(option, repr(getattr(self, option)), remedy)
 
-    def _settle(self, option: str, value: Any) -> None:
+    def _set(self, option: str, value: Any) -> None:
         object.__setattr__(self, option, value)
 
     def _names(self, option: str, spelt: Callable[[str], str]) -> frozenset[str]:
@@ -378,14 +378,14 @@ class HttpRules:
         """Whether what is wrong with a request is refused; a policy that is tried out, or off, lets it run."""
         return self.policy.mode == "enforce"
 
-    def admitted(self, method: str, lines: Sequence[str]) -> str | Problem | None:
+    def key_of(self, method: str, lines: Sequence[str]) -> str | Problem | None:
         """The key of a request, or why it is refused; None where it runs unprotected."""
         if method not in frozenset(self.methods):
             return None
         key = key_of(lines)
         return None if key is Problem.KEY_MISSING and not self.required else key
 
-    def sized(self, declared: str | None) -> Problem | None:
+    def problem_of_length(self, declared: str | None) -> Problem | None:
         """What is wrong with a request of that ``Content-Length``."""
         if declared is None or declared == "":
             return None
@@ -401,11 +401,11 @@ class HttpRules:
             return bool(self.outcomes(status))
         return self.policy.on_takeover == "refuse" or (status < 500 and status not in _NOT_APPLIED)
 
-    def kept(self, given: HttpAnswer) -> dict[str, Any]:
+    def record_of(self, given: HttpAnswer) -> dict[str, Any]:
         """A response of the application's as it is recorded."""
         chosen = None if self.headers is None else frozenset(self.headers)
         headers = tuple(each for each in given.headers if chosen is None or each[0].lower() in chosen)
-        return recorded(replace(given, headers=headers))
+        return record_of(replace(given, headers=headers))
 
     def refusal(self, problem: Problem, retry_after: float | None = None) -> HttpAnswer:
         """The response that tells a problem, as RFC 9457 has it."""
