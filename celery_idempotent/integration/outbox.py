@@ -236,7 +236,7 @@ class Relay(Periodic):
     """
 
     work = "relay"
-    rarely = 15.0
+    longest_pause = 15.0
 
     def include_if(self, parent: Any) -> bool:
         """Only where there is an outbox, and relaying is not switched off."""
@@ -252,16 +252,16 @@ class Relay(Periodic):
         backlog.look(outbox_of(app).waiting, runtime_of(app).store.now)
         return bool(published)
 
-    def is_over(self, pause: float, every: float) -> bool:
+    def wait(self, pause: float, every: float) -> bool:
         """Return early where something is sent meanwhile; workers must not all ask at one moment."""
         left = pause * random.uniform(0.5, 1)  # noqa: S311 - it keeps no secret
-        while left > every and not (sent[0] or super().is_over(every, every)):
+        while left > every and not (sent[0] or super().wait(every, every)):
             left -= every
         if sent[0]:
             sent[0], self.pause = 0, 0.0
-        return super().is_over(min(left, every), every)
+        return super().wait(min(left, every), every)
 
-    def failed(self, reason: str | None) -> None:
+    def log_failure(self, reason: str | None) -> None:
         """The messages wait on disk."""
         if reason is None:
             say(logger.exception, "relay_failed")

@@ -40,7 +40,7 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     work: ClassVar[str]
     """What it does, in the name of its thread."""
 
-    rarely: ClassVar[float] = 0.0
+    longest_pause: ClassVar[float] = 0.0
     """Seconds between two looks at most, to which the pause grows while there is nothing to do."""
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
@@ -64,7 +64,7 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         """Do what there is to do; whether to look again at once."""
 
     @abstractmethod
-    def failed(self, reason: str | None) -> None:
+    def log_failure(self, reason: str | None) -> None:
         """Log that a look failed, and why; without a ``reason``, by the exception at hand."""
 
     def start(self, parent: Any) -> None:
@@ -86,15 +86,15 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         """The same."""
         self.stop(parent)
 
-    def is_over(self, pause: float, every: float) -> bool:
+    def wait(self, pause: float, every: float) -> bool:
         """Whether the worker ends within that many seconds; returns when the next look is due."""
         return self._stopping.wait(pause)
 
     def _run(self, app: Celery, every: float) -> None:
         self.pause = self.first_pause(every)
-        while not self.is_over(self.pause, every):
+        while not self.wait(self.pause, every):
             more = self._look(app)
-            self.pause = 0.0 if more else min(max(2 * self.pause, every), max(self.rarely, every))
+            self.pause = 0.0 if more else min(max(2 * self.pause, every), max(self.longest_pause, every))
 
     def _look(self, app: Celery) -> bool:
         """Whether to look again at once. An outage is told when it begins and when it is over."""
@@ -103,11 +103,11 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
                 more = self.look(app)
         except (StoreUnavailable, OperationalError) as error:
             if not self._is_away:
-                self.failed(describe(error))
+                self.log_failure(describe(error))
             self._is_away = True
             return False
         except Exception:  # noqa: BLE001 - it is logged whole
-            self.failed(None)
+            self.log_failure(None)
             return False
         if self._is_away:
             say(logger.info, f"{self.work}_resumed")

@@ -79,7 +79,7 @@ class Purge(Periodic):
             )
         return any(count == _BATCH for count in done.values())
 
-    def failed(self, reason: str | None) -> None:
+    def log_failure(self, reason: str | None) -> None:
         """What is left is there for the next look."""
         if reason is None:
             say(logger.exception, "purge_failed")

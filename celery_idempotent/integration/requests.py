@@ -16,10 +16,10 @@ class IdempotentRequestMixin(RecoversLease):
     def __init__(self, message: Any, *args: Any, **options: Any) -> None:
         super().__init__(message, *args, **options)  # type: ignore[call-arg]  # of the class that this is mixed into
         mark(self.id, is_stopped=False)  # type: ignore[attr-defined]  # the same id may have been stopped before
-        told: dict[str, Any] = self._request_dict  # type: ignore[attr-defined]  # Celery's
-        if "headers" in told:
-            told["headers"] = whole_headers(told)
-        told[CONTENT_TYPE] = message.content_type
+        fields: dict[str, Any] = self._request_dict  # type: ignore[attr-defined]  # Celery's
+        if "headers" in fields:
+            fields["headers"] = whole_headers(fields)
+        fields[CONTENT_TYPE] = message.content_type
 
 
 class IdempotentRequest(IdempotentRequestMixin, Request):  # type: ignore[misc]  # Celery has no types
