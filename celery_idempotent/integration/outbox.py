@@ -209,13 +209,10 @@ class Backlog:
     @property
     def age(self) -> float | None:
         """Seconds for which the oldest has waited; 0 if none waits, None if nobody has counted."""
-        match self._count:
-            case None:
-                return None
-            case _Count(messages=0):
-                return 0.0
-            case counted:
-                return counted.oldest + self._clock() - counted.counted_at
+        if self._count is None:
+            return None
+        waited = self._count.oldest + self._clock() - self._count.counted_at
+        return waited if self._count.messages else 0.0
 
     def forget(self) -> None:
         """Have no count: somebody else counts from now on."""
@@ -261,12 +258,9 @@ class Relay(Periodic):
             sent[0], self.pause = 0, 0.0
         return super().wait(min(left, every), every)
 
-    def log_failure(self, reason: str | None) -> None:
+    def log_failure(self, log: Callable[..., None], reason: str | None) -> None:
         """The messages wait on disk."""
-        if reason is None:
-            say(logger.exception, "relay_failed")
-        else:
-            say(logger.warning, "relay_failed", reason=reason)
+        say(log, "relay_failed", reason=reason)
 
     def stop(self, parent: Any) -> None:
         """Stop after the messages at hand."""

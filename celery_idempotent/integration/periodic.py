@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import cache
 from typing import Any, ClassVar
 
@@ -64,8 +65,8 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         """Do what there is to do; whether to look again at once."""
 
     @abstractmethod
-    def log_failure(self, reason: str | None) -> None:
-        """Log that a look failed, and why; without a ``reason``, by the exception at hand."""
+    def log_failure(self, log: Callable[..., None], reason: str | None) -> None:
+        """Have ``log`` say that a look failed, and why; without a ``reason``, it adds the exception at hand."""
 
     def start(self, parent: Any) -> None:
         """Begin to look."""
@@ -103,11 +104,11 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
                 more = self.look(app)
         except (StoreUnavailable, OperationalError) as error:
             if not self._is_away:
-                self.log_failure(describe(error))
+                self.log_failure(logger.warning, describe(error))
             self._is_away = True
             return False
         except Exception:  # noqa: BLE001 - it is logged whole
-            self.log_failure(None)
+            self.log_failure(logger.exception, None)
             return False
         if self._is_away:
             say(logger.info, f"{self.work}_resumed")

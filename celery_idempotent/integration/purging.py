@@ -3,6 +3,7 @@
 import logging
 import random
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -79,9 +80,6 @@ class Purge(Periodic):
             )
         return any(count == _BATCH for count in done.values())
 
-    def log_failure(self, reason: str | None) -> None:
+    def log_failure(self, log: Callable[..., None], reason: str | None) -> None:
         """What is left is there for the next look."""
-        if reason is None:
-            say(logger.exception, "purge_failed")
-        else:
-            say(logger.warning, "purge_failed", reason=reason)
+        say(log, "purge_failed", reason=reason)

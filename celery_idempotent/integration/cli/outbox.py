@@ -36,12 +36,14 @@ def relay(context: click.Context, once: bool, every: float, as_json: bool) -> No
             except OperationalError as error:
                 raise click.ClickException(f"the broker did not answer: {error}") from error
             total += published
-            if published and not (once and as_json):
-                echo_json({"published": published}, indent=None) if as_json else click.echo(f"published {published}")
-            elif not published and once:
-                break
-            elif not published:
+            if not published:
+                if once:
+                    break
                 time.sleep(every)
+            elif not as_json:
+                click.echo(f"published {published}")
+            elif not once:
+                echo_json({"published": published}, indent=None)
         left = len(waiting.waiting(MOST_COUNTED))  # messages that could not be published, or are taken
     if as_json:
         echo_json({"published": total, "waiting": left})
