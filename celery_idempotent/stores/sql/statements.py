@@ -163,9 +163,8 @@ class Statements:
         parameters["key"] = self._as_compared(new.key)
         if expected is not None:
             parameters["expected"] = self._as_compared(expected)
-        swap_once = self._swap_in_one if self._answers_at_once else self._swap_in_two
         for _ in range(_STALE_ANSWERS):
-            stored = swap_once(execute, new, expected, parameters)
+            stored = self._swap_once(execute, new, expected, parameters)
             # Had there been what was expected, the swap would have won: what was seen is of before somebody
             # else's write, and the swap came after it.
             if (stored.revision if stored else None) != expected:
@@ -293,19 +292,15 @@ class Statements:
         found = answer.outerjoin(self._table, and_(self._key == bindparam("key"), ~won))
         return select(*self._clock, won.label(_WON), self._table).select_from(found)
 
-    def _swap_in_one(
-        self, execute: Execute, new: Record, expected: str | None, parameters: Parameters
-    ) -> Record | None:
-        (row,) = execute(self._claim if expected is None else self._replace, parameters).rows
-        if row[_WON]:
-            return new
-        return None if row[KEY] is None else record_of(row, store=self._store)
-
-    def _swap_in_two(
-        self, execute: Execute, new: Record, expected: str | None, parameters: Parameters
-    ) -> Record | None:
+    def _swap_once(self, execute: Execute, new: Record, expected: str | None, parameters: Parameters) -> Record | None:
+        write = self._claim if expected is None else self._replace
+        if self._answers_at_once:
+            (row,) = execute(write, parameters).rows
+            if row[_WON]:
+                return new
+            return None if row[KEY] is None else record_of(row, store=self._store)
         try:
-            if execute(self._claim if expected is None else self._replace, parameters).written == 1:
+            if execute(write, parameters).written == 1:
                 return new
         except DuplicateKey:
             pass
