@@ -75,7 +75,7 @@ def test_commands_find_and_judge_what_is_asked_for(app: Celery) -> None:
     why = ("--yes", "--by", "ann", "--reason", "PAY-1")
     judged = _run(app, "resolve", "--label", "acme/*", "--rerun", *why)
     assert sorted(each["key"] for each in judged["judged"]) == ["a", "b"]
-    assert _run(app, "show", "a")["history"][0]["reason"] == "PAY-1"
+    assert _run(app, "show", "a")["verdict"]["reason"] == "PAY-1"
     assert len(_run(app, "forget", "--label", "acme/*", *why)["judged"]) == 3
     assert keys("--label", "acme/*") == ""
     assert keys("--status", "released") == "d"

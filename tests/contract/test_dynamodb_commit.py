@@ -10,11 +10,13 @@ import pytest
 
 from celery_idempotent.protocol.store import CommittingStore, RecordTooLarge, WriteFailed
 from celery_idempotent.stores import open_store
+from celery_idempotent.stores.around import innermost
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb.items import typed
 from celery_idempotent.testing import CommittingContract
 from celery_idempotent.testing.contract import a_claim, a_completion
 from tests.support.dynamodb import count_requests
+from tests.support.objects import sealed
 
 
 @pytest.fixture(scope="module", params=["direct", "boto3"])
@@ -86,6 +88,18 @@ class TestCommits(CommittingContract):
     @pytest.fixture
     def writes(self, store: DynamoDBStore) -> _Notes:
         return _Notes(store)
+
+
+class TestSealedCommits(CommittingContract):
+    """They are the same where records are encrypted."""
+
+    @pytest.fixture(name="store")
+    def sealed_store(self, store: DynamoDBStore) -> Any:
+        return sealed(store)
+
+    @pytest.fixture
+    def writes(self, store: Any) -> _Notes:
+        return _Notes(innermost(store))
 
 
 @pytest.fixture

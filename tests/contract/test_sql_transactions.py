@@ -38,6 +38,7 @@ from celery_idempotent.stores.sql.store import SQLTransaction
 from celery_idempotent.testing import OutboxContract, TransactionalContract
 from celery_idempotent.testing.contract import a_claim, a_completion, a_record
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
+from tests.support.objects import sealed
 from tests.support.sql_databases import Database
 
 
@@ -92,6 +93,14 @@ class TestTransactions(TransactionalContract, OutboxContract):
     @pytest.fixture
     def rows(self, place: _Place) -> _Place:
         return place
+
+
+class TestSealedTransactions(TestTransactions):
+    """They are the same where records are encrypted."""
+
+    @pytest.fixture
+    def store(self, place: _Place) -> Any:
+        return sealed(place.store)
 
 
 def test_connection_lost_where_a_transaction_begins_is_an_outage(

@@ -3,12 +3,17 @@
 from collections import deque
 from collections.abc import Callable
 
+from cryptography.fernet import Fernet
+
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.contents import Pointer, Slot, pointer_in
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores.keyring import KeyRing
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.objects import LargeResults, ObjectMissing
 from celery_idempotent.stores.offloading import Offloading
+from celery_idempotent.stores.sealed import Sealed
 
 NO_ANSWER = StoreUnavailable("memory", "put", "no answer")
 REFUSED = StoreMisconfigured("memory", "put", "AccessDenied")
@@ -65,3 +70,8 @@ def pointed(encoded: Encoded, key: str = "k", prefix: str = "p/") -> Pointer:
     pointer = pointer_in(packed.encoded)
     assert pointer is not None
     return pointer
+
+
+def sealed(store: Store) -> Sealed:
+    """``store`` as the settings open it where results are encrypted, and large ones are objects."""
+    return Sealed(Offloading(store, LargeResults(MemoryObjects(), 1_000)), KeyRing(Fernet.generate_key()))
