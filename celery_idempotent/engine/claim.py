@@ -41,7 +41,7 @@ from celery_idempotent.protocol.operation import (
     renewed,
     settle,
 )
-from celery_idempotent.protocol.record import Record, Status, damaged
+from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, Finished, from_plain, to_plain
 from celery_idempotent.protocol.store import CommittingStore, RecordTooLarge, Store, Transaction, WriteFailed
 
@@ -281,10 +281,7 @@ class Claim:
 
     def step_state(self, name: str) -> Begun | Finished | None:
         """What is recorded of the step called ``name``, by this attempt or an earlier one."""
-        try:
-            return from_plain(self._record.steps.get(name))
-        except ValueError as error:
-            raise damaged(self.key, error, store=repr(self.store)) from error
+        return from_plain(self._record.steps.get(name))  # no damaged one was claimed
 
     def begin_step(self, name: str) -> None:
         """Record that the call of a step is about to be made. Only then may it be; after an error, make no call."""

@@ -25,13 +25,14 @@ from botocore.stub import Stubber
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 from click.testing import CliRunner
+from moto.core.models import botocore_stubber
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import RecordTooLarge
-from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.dynamodb import DynamoDBStore, direct
 from celery_idempotent.testing.contract import a_record
 from tests.support.certificates import new_certificates
 from tests.support.scripted_http import CLOSE, SILENCE, Asked, ScriptedServer, answer, refusal
@@ -558,6 +559,21 @@ def test_who_answers_in_the_servers_place_still_does(server: ScriptedServer) -> 
     assert server.asked == []
     _, claim, completion = seen  # the first was the look for such hooks, which changes nothing
     assert (claim["Item"]["revision"], completion["Item"]["revision"]) == ({"S": RECORD.revision}, {"S": "b"})
+
+
+def test_requests_are_shown_to_nobody_where_nobody_looks(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make one as hooks know it takes longer than to send it."""
+    store = opened(server, "direct")
+    events = store._connected().meta.events
+    events.unregister("before-send", botocore_stubber)  # moto hooks every client of a process that has imported it
+    shown: list[Any] = []
+    monkeypatch.setattr(direct, "prepared", lambda *request: shown.append(request))
+
+    store.swap(RECORD, None)
+
+    assert (len(server.asked), shown) == (1, [])
 
 
 def test_who_looks_at_requests_still_does(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:

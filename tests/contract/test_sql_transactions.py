@@ -194,6 +194,22 @@ def test_rollback_of_a_dead_connection_is_no_error(place: _Place) -> None:
     assert (place.count(), place.store.get(record.key)) == (0, record)
 
 
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_connection_that_died_in_the_pool_is_replaced(place: _Place) -> None:
+    """A server that was restarted has closed all; nothing was sent on it, so nobody need hear of it."""
+    before = place.store.begin()
+    pid = before.connection.connection.dbapi_connection.info.backend_pid  # type: ignore[union-attr]
+    before.rollback()
+    with place.engine.connect() as connection:
+        connection.exec_driver_sql(f"SELECT pg_terminate_backend({pid}, 10000)")
+
+    transaction = place.store.begin()
+    place.insert(transaction.connection)
+    transaction.commit()
+
+    assert place.count() == 1
+
+
 @pytest.mark.parametrize("strike", [None, SoftTimeLimitExceeded])
 def test_connection_lost_after_the_commit_costs_no_place_in_the_pool(
     mariadb: EmbeddedMariaDB, strike: type[BaseException] | None

@@ -233,6 +233,13 @@ class TestRoom:
         assert scene.finish() == LARGE
         assert (scene.record.status, scene.record.error) == (Status.COMPLETED, "400 KB")
 
+    def test_nor_is_there_room_for_the_pointer_of_a_small_one(self) -> None:
+        """It is tried as an object before it is given up."""
+        scene = _LargeScene(over=1_000)
+        scene.room_for(10)
+        assert scene.finish() == LARGE
+        assert (scene.record.status, scene.record.error, len(scene.objects.puts)) == (Status.COMPLETED, "400 KB", 1)
+
     def test_a_record_without_room_for_anything_says_so(self, scene: _LargeScene) -> None:
         """What is left is not the result's size."""
 
@@ -645,6 +652,35 @@ class TestPointers:
         pointer = pointed(Encoded("1", "application/json"))
         with pytest.raises(Exception, match="application/vnd.celery-idempotent.object"):
             codec.decode(pointer.to_encoded())
+
+
+def test_a_result_that_a_verdict_brings_is_an_object_first() -> None:
+    """Before the record points to it, as any other; duplicates get it."""
+    scene = _LargeScene()
+    scene.store.swap(a_record().but(key="k", status=Status.UNKNOWN), None)
+    at_swap: list[int] = []
+    scene.store.before_swap = lambda record: at_swap.append(len(scene.objects.objects))
+
+    judged = judge(scene.around, "k", Action.COMPLETED, result=Encoded(json.dumps(LARGE), "application/json"), retain=1)
+
+    assert (judged.content_type, at_swap) == (OBJECT, [1])
+    assert judged.result is not None
+    assert unpack(scene.around, Encoded(judged.result, OBJECT), SLOT).data == json.dumps(LARGE)
+
+
+def test_the_check_of_a_worker_asks_the_store_and_its_objects() -> None:
+    """Either may be misconfigured."""
+    asked: list[str] = []
+
+    class Checked(MemoryStore):
+        def verify(self) -> None:
+            asked.append("store")
+
+    objects = MemoryObjects()
+    Offloading(Checked(), LargeResults(objects, 100)).verify()
+
+    assert asked == ["store"]
+    assert objects.puts == ["celery-idempotent-check"]
 
 
 def test_a_conflict_reads_no_object(scene: _LargeScene) -> None:
