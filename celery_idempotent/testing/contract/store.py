@@ -88,8 +88,9 @@ class StoreContract(RacesContract):
                         if (found.revision if found else None) == wanted:
                             register[new.key] = new
                         _assert_same(store.swap(new, wanted), register.get(new.key), f"run {seed}, step {step}")
-                for each in keys:
-                    _assert_same(store.get(each), register.get(each), f"run {seed}, step {step}")
+                _assert_same(store.get(key), register.get(key), f"run {seed}, step {step}")
+            for key in keys:
+                _assert_same(store.get(key), register.get(key), f"run {seed}")
 
     def test_keeps_keys_apart(self, store: Store) -> None:
         """Keys that differ only in case, spaces, accents, normal form or their 2048th byte are different keys."""
