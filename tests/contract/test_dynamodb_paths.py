@@ -567,7 +567,9 @@ def test_requests_are_shown_to_nobody_where_nobody_looks(
     """To make one as hooks know it takes longer than to send it."""
     store = opened(server, "direct")
     events = store._connected().meta.events
-    events.unregister("before-send", botocore_stubber)  # moto hooks every client of a process that has imported it
+    events.unregister(
+        "before-send", cast(Any, botocore_stubber)
+    )  # moto hooks every client of a process that has imported it
     shown: list[Any] = []
     monkeypatch.setattr(direct, "prepared", lambda *request: shown.append(request))
 
