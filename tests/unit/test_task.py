@@ -6,6 +6,7 @@ from asyncio import CancelledError
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any
+from weakref import WeakSet
 
 import pydantic
 import pytest
@@ -1023,6 +1024,7 @@ def test_policy_that_does_not_fit_the_broker_is_warned_about() -> None:
 def test_shared_tasks_are_bound_to_every_app(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reusable library's task works in the app that finalizes it."""
     monkeypatch.setattr("celery._state._on_app_finalizers", set())  # of no other test's apps
+    monkeypatch.setattr("celery._state._apps", WeakSet())  # nor for those of tests that left one alive
     runs = []
 
     @shared_task(
