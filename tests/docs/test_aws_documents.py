@@ -297,7 +297,7 @@ def test_every_call_of_the_store_is_granted_to_somebody() -> None:
     granted = {action for name in DOCUMENTS for action in _actions_of(name)}
     (folder,) = dynamodb.__path__
     sources = "".join(each.read_text() for each in Path(folder).glob("*.py"))
-    asked = set(re.findall(r'_ask\(\s*"(\w+)"', sources))
+    asked = set(re.findall(r'ask\(\s*"(\w+)"', sources))
     assert len(asked) == 13
     assert asked - granted == {"TransactWriteItems"}
 
