@@ -23,9 +23,9 @@ from celery_idempotent.errors import (
     StoreUnavailable,
     WriteRefused,
 )
-from celery_idempotent.integration.functions import idempotent
-from celery_idempotent.integration.task import IdempotentMixin, IdempotentTask
-from celery_idempotent.integration.verdicts import forget, release, resolve
+from celery_idempotent.integration.operating.verdicts import forget, release, resolve
+from celery_idempotent.integration.task.functions import idempotent
+from celery_idempotent.integration.task.task import IdempotentMixin, IdempotentTask
 from celery_idempotent.protocol.effects import AtLeastOnce, AtMostOnce, Committed, Fenced, Keyed
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status

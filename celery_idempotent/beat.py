@@ -15,6 +15,6 @@ Every beat sends every tick, with its name: the entry's name and the due time. T
 identity from it, so the first message runs and the others get its result.
 """
 
-from celery_idempotent.integration.ticks import PersistentScheduler, SchedulerMixin
+from celery_idempotent.integration.messages.ticks import PersistentScheduler, SchedulerMixin
 
 __all__ = ["PersistentScheduler", "SchedulerMixin"]

@@ -13,6 +13,6 @@ an outbox relays, in a thread; ``celery -A your_app idempotency relay`` does so 
 the commit to the moment the broker has taken it, also while the broker is away.
 """
 
-from celery_idempotent.integration.outbox import relay, send
+from celery_idempotent.integration.messages.outbox import relay, send
 
 __all__ = ["relay", "send"]

@@ -16,9 +16,9 @@ from celery_idempotent.engine.claim import waiting
 from celery_idempotent.engine.events import EventName
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.timing import Timed, listen
+from celery_idempotent.integration.broker.holding import held
 from celery_idempotent.integration.events import SIGNALS, read_trace_by
-from celery_idempotent.integration.keeper import held
-from celery_idempotent.integration.outbox import backlog
+from celery_idempotent.integration.messages.outbox import backlog
 from celery_idempotent.integration.settings import runtime_of
 
 __all__ = ["instrument", "uninstrument"]

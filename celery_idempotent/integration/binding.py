@@ -10,7 +10,6 @@ from types import CellType, FunctionType
 from typing import Any
 
 from celery import Celery, Task
-from celery.utils.imports import symbol_by_name
 
 from celery_idempotent.engine.outcomes import is_unfinished
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
@@ -162,19 +161,6 @@ def refuse_unknown_settings(app: Celery) -> None:
                 raise OptionUnknown(str(found), "...", f"nothing reads this setting; write it in Policy({field}=...)")
             known = ", ".join(f"{prefix}{each}".upper() if prefix else each for each in SETTINGS)
             raise OptionUnknown(str(found), "...", f"nothing reads this setting; there are {known}")
-
-
-def request_class(cls: type[Task]) -> Any:
-    """The class that a worker makes of a message of the task: its own, with what ``IdempotentRequestMixin`` adds."""
-    if cls.Request == Task.Request:
-        # By name: publishers need nothing of Celery's worker.
-        return "celery_idempotent.integration.requests:IdempotentRequest"
-    own = symbol_by_name(cls.Request)
-    if hasattr(own, "is_received"):
-        return cls.Request
-    from celery_idempotent.integration.requests import IdempotentRequestMixin
-
-    return type(own.__name__, (IdempotentRequestMixin, own), {})
 
 
 def refuse_unsupported_body(cls: type) -> None:

@@ -10,7 +10,7 @@ from celery import Celery, Task
 from celery.utils.dispatch import Signal
 
 from celery_idempotent.engine.events import Event, EventName
-from celery_idempotent.integration.messages import waiting_since
+from celery_idempotent.integration.headers import waiting_since
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Record, bounded, trace_of
 from celery_idempotent.stores import reading

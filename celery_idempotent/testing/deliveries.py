@@ -17,7 +17,7 @@ from celery import Task
 from celery.app.trace import build_tracer
 from celery.backends.base import DisabledBackend
 
-from celery_idempotent.integration.messages import KEY_HEADER, wire_form
+from celery_idempotent.integration.headers import KEY_HEADER, wire_form
 
 
 class WorkerDied(BaseException):

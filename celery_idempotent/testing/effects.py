@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from celery import Task
 
 from celery_idempotent.errors import IdempotencyError, OutcomeUnknown
-from celery_idempotent.integration.task import IdempotentMixin
+from celery_idempotent.integration.task.task import IdempotentMixin
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.testing.deliveries import Deliveries, DeliveryResult
 from celery_idempotent.testing.scenarios import Row, Scenarios, ScenarioStore

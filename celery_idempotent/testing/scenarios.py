@@ -16,7 +16,7 @@ from unittest.mock import patch
 from uuid import uuid4
 
 from celery_idempotent.errors import PolicyError, StoreUnavailable
-from celery_idempotent.integration.task import IdempotentMixin
+from celery_idempotent.integration.task.task import IdempotentMixin
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, from_plain

@@ -24,7 +24,7 @@ from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, ControlFlow, Delivery, Outcome
 from celery_idempotent.errors import KeyReused, LeaseLost, OutcomeUnknown, PolicyError, StoreMisconfigured
 from celery_idempotent.errors import StoreUnavailable as NoAnswer
-from celery_idempotent.integration.arrivals import note_delivery
+from celery_idempotent.integration.context import note_delivery
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import AtMostOnce, Keyed
 from celery_idempotent.protocol.effects import Effect as Declared

@@ -23,7 +23,7 @@ from celery.signals import (
 )
 
 from celery_idempotent import IdempotentTask, current_attempt, signals
-from celery_idempotent.integration.messages import tick_in
+from celery_idempotent.integration.headers import tick_in
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore

@@ -17,7 +17,7 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer
 
-from celery_idempotent.integration.extenders import Extender, extender_of, survive_expired_receipts
+from celery_idempotent.integration.broker.extenders import Extender, extender_of, survive_expired_receipts
 from lab.embedded import EmbeddedRedis
 from tests.support.redis_servers import GROUP, EmbeddedSentinel
 from tests.support.waiting import wait_until

@@ -28,8 +28,8 @@ from click.testing import CliRunner
 
 from celery_idempotent import Policy, Status, current_attempt
 from celery_idempotent.contrib.aws_lambda import sqs_batch
-from celery_idempotent.integration import places
 from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.integration.task import places
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing import FakeStore
 from tests.docs.test_aws_documents import _Template

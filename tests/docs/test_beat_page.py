@@ -9,7 +9,7 @@ import pytest
 from celery import Celery, beat
 
 from celery_idempotent.beat import PersistentScheduler, SchedulerMixin
-from celery_idempotent.integration.ticks import OnGrid
+from celery_idempotent.integration.messages.ticks import OnGrid
 from tests.support.deliveries import an_app
 from tests.support.documents import DOCS, code, execute_block
 from tests.support.packages import needs

@@ -25,8 +25,8 @@ from celery_idempotent import (
     current_attempt,
 )
 from celery_idempotent.engine.delivery import Delivery
-from celery_idempotent.integration import task as task_module
-from celery_idempotent.integration.recovery import mark
+from celery_idempotent.integration.broker.recovery import mark
+from celery_idempotent.integration.task import task as task_module
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
@@ -213,7 +213,7 @@ def _limit_strikes(scene: Scene) -> None:
 
 def _no_thread(scene: Scene) -> None:
     error = StoreUnavailable("memory", "heartbeat", "can't start new thread")
-    with patch("celery_idempotent.integration.task.heartbeat.start", side_effect=error):
+    with patch("celery_idempotent.integration.task.task.heartbeat.start", side_effect=error):
         assert _state(scene.deliver()) == "RETRY"
     assert scene.status is Status.RELEASED
 

@@ -43,7 +43,7 @@ from celery_idempotent import (
 from celery_idempotent.engine.events import EventName
 from celery_idempotent.integration import settings
 from celery_idempotent.integration.cli import idempotency
-from celery_idempotent.integration.messages import HEADERS, KEY_HEADER
+from celery_idempotent.integration.headers import HEADERS, KEY_HEADER
 from celery_idempotent.protocol.canonical import canonical
 from celery_idempotent.protocol.effects import AtMostOnce, Effect
 from celery_idempotent.protocol.record import Record, Status

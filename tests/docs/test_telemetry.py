@@ -27,9 +27,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from celery_idempotent import signals
 from celery_idempotent.contrib import otel
 from celery_idempotent.engine.timing import Timed
-from celery_idempotent.integration import keeper
+from celery_idempotent.integration.broker import holding
 from celery_idempotent.integration.events import SIGNALS
-from celery_idempotent.integration.outbox import backlog
+from celery_idempotent.integration.messages.outbox import backlog
 from lab.embedded import EmbeddedRedis
 from tests.support.deliveries import an_app
 from tests.support.documents import DOCS, code, table
@@ -72,7 +72,7 @@ class _Sender:
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Samples]:
     """What the exporter of Prometheus makes of every instrument, once each has something to tell; and the page's."""
     registry = CollectorRegistry()
-    monkeypatch.setattr(keeper, "_holdings", [SimpleNamespace(count=2)])
+    monkeypatch.setattr(holding, "_holdings", [SimpleNamespace(count=2)])
     otel.instrument(MeterProvider([PrometheusMetricReader(registry=registry)]))
     backlog.look(lambda limit: [], lambda: 0)
     assert otel._current is not None

@@ -11,7 +11,7 @@ from celery import Celery, beat, current_task
 
 from celery_idempotent import IdempotentTask, Policy, signals
 from celery_idempotent.beat import PersistentScheduler, SchedulerMixin
-from celery_idempotent.integration.messages import TICK_HEADER
+from celery_idempotent.integration.headers import TICK_HEADER
 from tests.support.ledger import record
 
 KIND, FOLDER, REDIS = (os.environ[each] for each in ("BEATS", "BEATS_FOLDER", "BEATS_REDIS"))

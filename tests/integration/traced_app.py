@@ -86,7 +86,7 @@ traced = _TRACERS[TRACER]()  # before Celery is imported, as each tracer asks fo
 from celery import Celery, chord, current_task, signals  # noqa: E402
 
 from celery_idempotent import IdempotentTask, Policy, current_attempt  # noqa: E402
-from celery_idempotent.integration.messages import TICK_HEADER  # noqa: E402
+from celery_idempotent.integration.headers import TICK_HEADER  # noqa: E402
 from celery_idempotent.signals import conflicted, replayed  # noqa: E402
 from tests.support.ledger import Ledger, Row  # noqa: E402
 

@@ -9,7 +9,7 @@ from typing import Any
 from celery.signals import task_success
 
 from celery_idempotent.integration.events import SIGNALS
-from celery_idempotent.integration.messages import deliveries
+from celery_idempotent.integration.headers import deliveries
 from tests.support.ledger import record
 
 logger = logging.getLogger("celery_idempotent.tests")

@@ -20,9 +20,10 @@ from celery_idempotent.engine.claim import Claim, claim, new_nonce
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.transaction import sent
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.integration import keeper, outbox
-from celery_idempotent.integration.keeper import HeldMessages
-from celery_idempotent.integration.outbox import backlog
+from celery_idempotent.integration.broker import holding
+from celery_idempotent.integration.broker.holding import HeldMessages
+from celery_idempotent.integration.messages import outbox
+from celery_idempotent.integration.messages.outbox import backlog
 from celery_idempotent.protocol.circuit import FAILURES
 from celery_idempotent.protocol.operation import Run
 from celery_idempotent.stores.memory import MemoryStore
@@ -103,17 +104,17 @@ def test_child_asks_a_store_that_its_parent_holds_claims_back_from() -> None:
 
 def test_pool_process_measures_nothing_of_the_main_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Held messages and the outbox are the main process's; told by each child, they would be counted often."""
-    holding = HeldMessages(cast(Any, SimpleNamespace(queues=())), everything=True)
+    messages = HeldMessages(cast(Any, SimpleNamespace(queues=())), everything=True)
     monkeypatch.setattr(backlog, "is_watched", True)
     backlog.look(lambda limit: [], lambda: 0)
-    keeper._holdings.add(holding)
+    holding._holdings.add(messages)
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if (keeper.held(), backlog.messages, backlog.age) == (None, None, None) else 1)
+        os._exit(0 if (holding.held(), backlog.messages, backlog.age) == (None, None, None) else 1)
 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert (keeper.held(), backlog.messages, backlog.age) == (0, 0, 0.0)
-    keeper._holdings.discard(holding)
+    assert (holding.held(), backlog.messages, backlog.age) == (0, 0, 0.0)
+    holding._holdings.discard(messages)
     backlog.forget()
 
 

@@ -231,7 +231,7 @@ def test_settings_with_a_namespace_are_covered_and_restored(suite: Suite) -> Non
     result = suite(
         """
         from celery import Celery
-        from celery_idempotent.integration.task import runtime_of
+        from celery_idempotent.integration.task.task import runtime_of
 
         class Settings:
             CELERY_IDEMPOTENCY_STORE = "memory://"

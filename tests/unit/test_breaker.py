@@ -214,7 +214,7 @@ class TestBreaker:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """For how long deliveries were kept that got no answer."""
     pauses: list[float] = []
-    monkeypatch.setattr("celery_idempotent.integration.postpone.time.sleep", pauses.append)
+    monkeypatch.setattr("celery_idempotent.integration.messages.postpone.time.sleep", pauses.append)
     return pauses
 
 
@@ -316,7 +316,7 @@ def test_soft_time_limit_that_strikes_in_the_pause_ends_it(monkeypatch: pytest.M
     def strike(seconds: float) -> None:
         raise SoftTimeLimitExceeded
 
-    monkeypatch.setattr("celery_idempotent.integration.postpone.time.sleep", strike)
+    monkeypatch.setattr("celery_idempotent.integration.messages.postpone.time.sleep", strike)
     shop = Shop()
     shop.is_away = True
 

@@ -28,10 +28,10 @@ from celery_idempotent import (
     current_attempt,
 )
 from celery_idempotent.engine.execution import _Innermost
-from celery_idempotent.integration.arrivals import arrival_of, note_list
-from celery_idempotent.integration.messages import KEY_HEADER
-from celery_idempotent.integration.requests import IdempotentRequest
-from celery_idempotent.integration.startup import StoreCheck, check
+from celery_idempotent.integration.context import arrival_of, note_list
+from celery_idempotent.integration.headers import KEY_HEADER
+from celery_idempotent.integration.operating.startup import StoreCheck, check
+from celery_idempotent.integration.task.requests import IdempotentRequest
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
@@ -624,7 +624,7 @@ def test_request_class_of_the_users_is_kept(app: Celery) -> None:
     own = app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False, Request=MyRequest)(send)
     telling = app.task(name=_name(), shared=False, base=IdempotentTask, lazy=False, Request=IdempotentRequest)(send)
 
-    assert plain.Request == "celery_idempotent.integration.requests:IdempotentRequest"
+    assert plain.Request == "celery_idempotent.integration.task.requests:IdempotentRequest"
     assert issubclass(own.Request, MyRequest)
     assert telling.Request is IdempotentRequest
     own.apply_async(("o-1",))

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from celery_idempotent import IdempotentTask, Policy, Record, Status
 from celery_idempotent.integration.cli import idempotency
-from celery_idempotent.integration.display import iso
+from celery_idempotent.integration.operating.display import iso
 from celery_idempotent.protocol.verdicts import counts_until
 from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import an_app

@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_idempotent import AtMostOnce, IdempotentTask, Keyed, Policy, Record, Status, current_attempt
 from celery_idempotent.engine.claim import effect_key
-from celery_idempotent.integration.display import iso
+from celery_idempotent.integration.operating.display import iso
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.contents import OBJECT
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain

@@ -13,7 +13,7 @@ from celery import Celery
 
 from celery_idempotent import Record, Status, StoreUnavailable
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.display import duration
+from celery_idempotent.integration.operating.display import duration
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore

@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask, Policy, Record, Status, StoreUnavailable, signals
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.verdicts import this_user
+from celery_idempotent.integration.operating.verdicts import this_user
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_record

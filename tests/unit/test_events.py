@@ -19,8 +19,9 @@ from celery_idempotent import (
     current_attempt,
     idempotent,
 )
-from celery_idempotent.integration import events, postpone
+from celery_idempotent.integration import events
 from celery_idempotent.integration.events import SIGNALS
+from celery_idempotent.integration.messages import postpone
 from celery_idempotent.protocol.record import Record, damaged
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores import readable

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.integration.extenders import (
+from celery_idempotent.integration.broker.extenders import (
     Missing,
     RedisExtender,
     Refused,
@@ -189,7 +189,7 @@ class TestSqs:
     def test_the_timeout_is_that_of_the_queue(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Not that of the transport, which kombu sets only on queues that it creates; asked for now and then."""
         channel, now = SqsChannel(), [1000.0]
-        monkeypatch.setattr("celery_idempotent.integration.extenders.local_clock.monotonic", lambda: now[0])
+        monkeypatch.setattr("celery_idempotent.integration.broker.extenders.local_clock.monotonic", lambda: now[0])
         extender = SqsExtender(channel)
         assert [extender.visibility(URL), extender.visibility(URL)] == [30, 30]
         assert channel.client.asked == [URL]

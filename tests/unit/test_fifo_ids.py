@@ -7,7 +7,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, Policy
-from celery_idempotent.integration.messages import CONFLICTS_HEADER, OUTAGES_HEADER
+from celery_idempotent.integration.headers import CONFLICTS_HEADER, OUTAGES_HEADER
 
 
 @pytest.fixture

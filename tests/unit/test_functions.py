@@ -31,7 +31,7 @@ from celery_idempotent import (
     signals,
 )
 from celery_idempotent.engine.processes import this_process
-from celery_idempotent.integration.task import IdempotentTask
+from celery_idempotent.integration.task.task import IdempotentTask
 from celery_idempotent.protocol.record import Record, Status, process_of, trace_of
 from celery_idempotent.protocol.steps import Step
 from celery_idempotent.stores.memory import MemoryStore
@@ -419,8 +419,8 @@ def test_wait_asks_ever_more_seldom_and_ends_when_it_is_over(monkeypatch: pytest
     _die_in_the_body(shop, Policy("order"))
     pauses: list[float] = []
     shop.clock.on_sleep = pauses.append
-    monkeypatch.setattr("celery_idempotent.integration.functions.clock", shop.clock)
-    monkeypatch.setattr("celery_idempotent.integration.gates.random", SimpleNamespace(random=lambda: 0.0))
+    monkeypatch.setattr("celery_idempotent.integration.task.functions.clock", shop.clock)
+    monkeypatch.setattr("celery_idempotent.integration.task.gates.random", SimpleNamespace(random=lambda: 0.0))
 
     with pytest.raises(InFlight):
         shop.charge(Policy("order", backoff=1), wait=3)("o-1")
@@ -482,7 +482,7 @@ def test_current_app_counts_when_the_function_is_called(monkeypatch: pytest.Monk
         return "charged"
 
     app = an_app()
-    monkeypatch.setattr("celery_idempotent.integration.places.current_app", app)
+    monkeypatch.setattr("celery_idempotent.integration.task.places.current_app", app)
 
     assert charge("o-1") == "charged"
     (record,) = app.conf.idempotency_store.scan()

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from kombu.entity import Exchange, Queue
 
 from celery_idempotent import IdempotencyWarning, IdempotentTask, Policy, StoreUnavailable
-from celery_idempotent.integration import startup
+from celery_idempotent.integration.broker.hints import Hint, hints
 from celery_idempotent.integration.cli import idempotency
-from celery_idempotent.integration.hints import Hint, hints
+from celery_idempotent.integration.operating import startup
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.deliveries import an_app, published

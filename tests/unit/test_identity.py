@@ -12,7 +12,7 @@ from celery.utils.imports import symbol_by_name
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, Policy, StoreUnavailable, current_attempt
-from celery_idempotent.integration.messages import DELIVERIES_HEADER, IDENTITY_HEADER, KEY_HEADER, OUTAGES_HEADER
+from celery_idempotent.integration.headers import DELIVERIES_HEADER, IDENTITY_HEADER, KEY_HEADER, OUTAGES_HEADER
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
@@ -539,7 +539,7 @@ def test_message_that_cannot_be_published_again_goes_back_without_a_hot_loop(
 ) -> None:
     """The broker delivers it at once, so what lies in the message waits a moment first."""
     slept: list[float] = []
-    monkeypatch.setattr("celery_idempotent.integration.postpone.time.sleep", slept.append)
+    monkeypatch.setattr("celery_idempotent.integration.messages.postpone.time.sleep", slept.append)
     task = _task(app, lambda self, order_id: order_id)
     app.conf.idempotency_store = FaultyStore(store, "request lost", "request lost")
 

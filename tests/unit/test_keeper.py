@@ -15,8 +15,8 @@ from celery.signals import task_received
 from click import ClickException
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError
-from celery_idempotent.integration.extenders import Missing, Refused
-from celery_idempotent.integration.keeper import HeldMessages, Keeper, check_celery, held
+from celery_idempotent.integration.broker.extenders import Missing, Refused
+from celery_idempotent.integration.broker.holding import HeldMessages, Keeper, check_celery, held
 from celery_idempotent.integration.settings import runtime_of
 from tests.support.deliveries import an_app
 from tests.support.links import unlinked

@@ -23,6 +23,10 @@ MAY_USE: dict[str, set[str]] = {
 }
 """The rooms from the ground up, and the rooms below each that it may import from."""
 
+FLOORS = ("broker", "operating", "messages", "task", "cli")
+"""Within ``integration``, from the ground up: each room may import from those before it and from the modules beside
+them, which import from no room."""
+
 FACES = {
     "__init__": {"protocol", "engine", "stores", "integration"},
     "signals": {"integration"},
@@ -110,6 +114,11 @@ def _room(name: str) -> str:
     return name.split(".")[0]
 
 
+def _floor(name: str) -> str:
+    """The folder or module within its room."""
+    return name.split(".")[1]
+
+
 def _own(imports: set[str]) -> set[str]:
     return {
         each.removeprefix("celery_idempotent").lstrip(".")
@@ -163,6 +172,13 @@ def test_every_module_has_a_room() -> None:
 def test_imports_point_downwards(name: str) -> None:
     """A module imports from its own room and from those below, and never from the package's face."""
     assert not _refused(name, _imports_of(name))
+
+
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if _room(name) == "integration"))
+def test_rooms_of_the_integration_have_floors(name: str) -> None:
+    """What a broker does is known to tasks, and never the other way round."""
+    above = FLOORS[FLOORS.index(_floor(name)) + 1 :] if _floor(name) in FLOORS else FLOORS
+    assert not {each for each in modules_used(name) if _room(each) == "integration" and _floor(each) in above}
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
@@ -225,9 +241,8 @@ def test_an_import_cannot_hide(name: str, source: str) -> None:
 
 def test_a_name_cannot_hide() -> None:
     """Neither a module's name for ``import_module``, nor one with an attribute behind it."""
-    source = (
-        "import_module('celery_idempotent.engine.claim')\nby_name('celery_idempotent.integration.task:IdempotentTask')"
-    )
+    names = ("celery_idempotent.engine.claim", "celery_idempotent.integration.task.task:IdempotentTask")
+    source = f"import_module('{names[0]}')\nby_name('{names[1]}')"
     assert len(_refused("stores.memory", _named(source))) == 2
 
 

@@ -7,7 +7,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, KeyMissing, Policy
-from celery_idempotent.integration.messages import (
+from celery_idempotent.integration.headers import (
     CONFLICTS_HEADER,
     IDENTITY_HEADER,
     TICK_HEADER,
@@ -17,7 +17,7 @@ from celery_idempotent.integration.messages import (
     tick_header,
     tick_in,
 )
-from celery_idempotent.integration.postpone import _postpone
+from celery_idempotent.integration.messages.postpone import _postpone
 from celery_idempotent.protocol.keys import Identity
 
 

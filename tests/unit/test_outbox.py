@@ -21,8 +21,8 @@ from sqlalchemy.orm import Session
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError, StoreUnavailable, current_attempt
 from celery_idempotent.engine.transaction import sent
-from celery_idempotent.integration import outbox
 from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.integration.messages import outbox
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.sql import SQLStore
@@ -282,7 +282,7 @@ def test_look_ends_before_others_can_take_what_it_has(
     publish = outbox._publish
     monkeypatch.setattr(outbox, "_HOLD", 60_000)
     clock = [0.0]
-    monkeypatch.setattr("celery_idempotent.integration.outbox.clock.monotonic", lambda: clock[0])
+    monkeypatch.setattr("celery_idempotent.integration.messages.outbox.clock.monotonic", lambda: clock[0])
 
     def slow(*arguments: Any) -> None:
         clock[0] += 31

@@ -84,7 +84,7 @@ def test_rabbitmqs_death_headers_stay_behind(app: Celery) -> None:
 
 def test_delay_is_bounded_by_lease_backoff_and_broker(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """The holder has just begun: the shortest delay, within the lease, the backoff and half the visibility."""
-    monkeypatch.setattr("celery_idempotent.integration.postpone.random.random", lambda: 1.0)
+    monkeypatch.setattr("celery_idempotent.integration.messages.postpone.random.random", lambda: 1.0)
     for policy, visibility, expected in (
         (Policy(lease=60, backoff=5), None, 5.0),
         (Policy(lease=20, grace=0, backoff=25), None, 45.0),
@@ -111,7 +111,7 @@ def test_a_worker_that_holds_messages_of_redis_keeps_them_for_longer_than_the_vi
     monkeypatch: pytest.MonkeyPatch, broker: str, held: Any, expected: float
 ) -> None:
     """Nobody else gets them meanwhile; on SQS a message group would wait with them."""
-    monkeypatch.setattr("celery_idempotent.integration.postpone.random.random", lambda: 1.0)
+    monkeypatch.setattr("celery_idempotent.integration.messages.postpone.random.random", lambda: 1.0)
     monkeypatch.setattr("celery.canvas.Signature.apply_async", lambda *args, **options: None)
     app = an_app(idempotency_hold_messages=held)
     app.conf.broker_url = broker

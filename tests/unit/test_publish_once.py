@@ -32,7 +32,7 @@ from celery_idempotent import (
 from celery_idempotent.engine.claim import claim
 from celery_idempotent.engine.verdicts import judge
 from celery_idempotent.errors import LeaseLost, PolicyError, SafeToRetry, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.integration import outbox
+from celery_idempotent.integration.messages import outbox
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.operation import Operation, Run
@@ -357,7 +357,7 @@ def test_publisher_that_dies_unconfirmed_holds_the_others_up_for_a_lease_at_most
     with monkeypatch.context() as patch:
         if dies == "before the message":
             patch.setattr(Celery, "send_task", lambda *args, **options: None)
-        patch.setattr("celery_idempotent.integration.publishing.confirm", lambda *given: None)
+        patch.setattr("celery_idempotent.integration.messages.publishing.confirm", lambda *given: None)
         first = shop.charge.delay("o")
     sent = shop.sent()
     assert len(sent) == (dies == "after it")
@@ -447,7 +447,7 @@ def test_what_strikes_while_a_message_is_confirmed_surfaces(shop: Shop, monkeypa
         raise Struck
 
     with monkeypatch.context() as patch:
-        patch.setattr("celery_idempotent.integration.publishing.confirm", strike)
+        patch.setattr("celery_idempotent.integration.messages.publishing.confirm", strike)
         with pytest.raises(Struck):
             shop.charge.delay("o")
 

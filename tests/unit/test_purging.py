@@ -16,8 +16,8 @@ from kombu.exceptions import OperationalError
 from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.engine.sweeping import IN_DOUBT, Fate, fate_of, sweep_abandoned, sweep_released
 from celery_idempotent.errors import PolicyError, StoreUnavailable
-from celery_idempotent.integration import purging
 from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.integration.operating import purging
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store

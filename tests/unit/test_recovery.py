@@ -22,9 +22,9 @@ from celery_idempotent.engine.claim import Claim, claim, end_lease, new_nonce
 from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import OutcomeUnknown
-from celery_idempotent.integration import recovery
-from celery_idempotent.integration.extenders import RejectedMessage
-from celery_idempotent.integration.recovery import mark
+from celery_idempotent.integration.broker import recovery
+from celery_idempotent.integration.broker.extenders import RejectedMessage
+from celery_idempotent.integration.broker.recovery import mark
 from celery_idempotent.protocol.operation import Run
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore

@@ -27,7 +27,7 @@ from celery_idempotent import (
     signals,
 )
 from celery_idempotent.engine.search import Filter, found, looked_up
-from celery_idempotent.integration import startup
+from celery_idempotent.integration.operating import startup
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.contents import ENCRYPTED, OBJECT, Slot, reveal, unpack

@@ -20,7 +20,7 @@ from celery_idempotent.contrib.sns import By, Route, consume
 from celery_idempotent.contrib.sns import consumer as module
 from celery_idempotent.contrib.sns.consumer import Subscriber, Subscribers
 from celery_idempotent.integration import settings
-from celery_idempotent.integration.periodic import looking
+from celery_idempotent.integration.operating.periodic import looking
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.deliveries import an_app, published
 from tests.support.waiting import wait_until

@@ -16,7 +16,7 @@ from celery_idempotent.errors import (
     SafeToRetry,
     StoreUnavailable,
 )
-from celery_idempotent.integration.arrivals import at_once
+from celery_idempotent.integration.context import at_once
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.record import Record, Status

@@ -38,8 +38,8 @@ from celery_idempotent import (
     current_attempt,
     signals,
 )
+from celery_idempotent.integration.broker.recovery import mark
 from celery_idempotent.integration.events import SIGNALS
-from celery_idempotent.integration.recovery import mark
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 from tests.support.celeries import since_celery

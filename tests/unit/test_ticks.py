@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError
 from celery_idempotent.beat import PersistentScheduler, SchedulerMixin
-from celery_idempotent.integration import messages
-from celery_idempotent.integration.ticks import OnGrid, on_grid, tick_at
+from celery_idempotent.integration.headers import TICK_HEADER, tick_in
+from celery_idempotent.integration.messages.ticks import OnGrid, on_grid, tick_at
 from tests.support.celeries import since_celery
 from tests.support.deliveries import an_app, deliver, published, redeliver
 from tests.support.packages import needs
@@ -65,7 +65,7 @@ class Recorder(SchedulerMixin, beat.Scheduler):
     def send_task(self, name: str, *_: Any, headers: Mapping[str, Any], task_id: str, **kwargs: Any) -> None:
         if self.is_killed_in_sending:
             raise Killed
-        self.sent.append(messages.tick_in(headers, name, task_id))
+        self.sent.append(tick_in(headers, name, task_id))
 
 
 def _clock() -> Clock:
@@ -564,7 +564,7 @@ def test_a_tick_that_is_retried_with_other_arguments_is_the_same_tick(app: Celer
     first, second = _sent(app)
     redeliver(app, first)
     (retry,) = published(app)
-    assert retry.headers[messages.TICK_HEADER] == first.headers[messages.TICK_HEADER]
+    assert retry.headers[TICK_HEADER] == first.headers[TICK_HEADER]
     redeliver(app, retry)
     assert redeliver(app, second).value == 2
     assert runs == [1, 2]
@@ -599,14 +599,14 @@ def test_a_task_id_cannot_be_taken_for_a_tick(app: Celery) -> None:
 
     message, _ = _sent(app)
     redeliver(app, message)
-    written = message.headers[messages.TICK_HEADER]
+    written = message.headers[TICK_HEADER]
     tick = written.partition(":")[2]
     for task_id in (tick, written):
         deliver(report, task_id=task_id, request={"headers": {"celery_beat_task": True}})
     for forged in (tick, written, f":{tick}", 7, None, ""):
-        deliver(report, request={"headers": {"celery_beat_task": True, messages.TICK_HEADER: forged}})
+        deliver(report, request={"headers": {"celery_beat_task": True, TICK_HEADER: forged}})
     assert len(runs) == 9
-    deliver(report, request={"headers": {messages.TICK_HEADER: written}})
+    deliver(report, request={"headers": {TICK_HEADER: written}})
     deliver(report)
     assert len(runs) == 10
 
@@ -640,9 +640,9 @@ def test_options_of_an_entry_are_kept(app: Celery) -> None:
     message, _ = _sent(app, {"options": own})
 
     assert (message.headers["trace"], message.headers["id"], message.properties["priority"]) == ("t-1", "mine", 3)
-    assert messages.tick_in(message.headers, "report", "mine") == "report@2026-03-04T12:00:00+00:00"
+    assert tick_in(message.headers, "report", "mine") == "report@2026-03-04T12:00:00+00:00"
     assert message.headers["celery_beat_task"] is True
-    assert messages.TICK_HEADER not in own["headers"]  # type: ignore[operator]
+    assert TICK_HEADER not in own["headers"]  # type: ignore[operator]
 
 
 def test_a_plain_task_is_sent_as_before(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
@@ -654,7 +654,7 @@ def test_a_plain_task_is_sent_as_before(app: Celery, caplog: pytest.LogCaptureFi
     sent = _sent(app)
 
     assert len(sent) == 2
-    assert all(messages.TICK_HEADER not in each.headers for each in sent)
+    assert all(TICK_HEADER not in each.headers for each in sent)
     assert [each.levelno for each in caplog.records if "idempotency.tick" in each.message] == [logging.WARNING] * 2
 
 

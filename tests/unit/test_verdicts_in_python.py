@@ -9,8 +9,8 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError, Record, Status, forget, release, resolve, signals
+from celery_idempotent.integration.operating.verdicts import judge_each, this_user
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.integration.verdicts import judge_each, this_user
 from celery_idempotent.protocol.verdicts import Action, kept_until
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock

@@ -2,8 +2,8 @@
 
 import pytest
 
-from celery_idempotent.integration.extenders import code_of, effective, is_expired_receipt, is_gone
-from celery_idempotent.integration.keeper import Held, due, ends_soon, extension, pause, pause_after
+from celery_idempotent.integration.broker.extenders import code_of, effective, is_expired_receipt, is_gone
+from celery_idempotent.integration.broker.holding import Held, due, ends_soon, extension, pause, pause_after
 
 HOURS = 3600.0
 

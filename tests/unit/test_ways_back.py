@@ -11,7 +11,7 @@ from kombu.entity import Exchange, Queue, binding
 
 from celery_idempotent import IdempotentTask, InFlight, Policy
 from celery_idempotent.engine.delivery import Conflict
-from celery_idempotent.integration.postpone import conflict, way_back
+from celery_idempotent.integration.messages.postpone import conflict, way_back
 from tests.support.deliveries import an_app, published
 
 TOPIC, DIRECT, FANOUT = Exchange("topics", "topic"), Exchange("work"), Exchange("news", "fanout")

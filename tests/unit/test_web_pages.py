@@ -17,7 +17,7 @@ from celery_idempotent.contrib.web import pages
 from celery_idempotent.contrib.web.overview import MOST_NAMED, Overview, counted
 from celery_idempotent.contrib.web.records import PAGE, ago, timeline
 from celery_idempotent.engine.claim import effect_key
-from celery_idempotent.integration import display
+from celery_idempotent.integration.operating import display
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.record import Record, Status

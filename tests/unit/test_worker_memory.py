@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery.app.task import Context
 
-from celery_idempotent.integration.messages import headers_of
+from celery_idempotent.integration.headers import headers_of
 
 MESSAGES = 20
 ROOM = 50_000

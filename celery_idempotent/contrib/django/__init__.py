@@ -5,7 +5,7 @@
 
 from celery.contrib.django.task import DjangoTask
 
-from celery_idempotent.integration.task import IdempotentMixin
+from celery_idempotent.integration.task.task import IdempotentMixin
 
 __all__ = ["IdempotentTask"]
 

@@ -27,7 +27,7 @@ from celery_idempotent.contrib.django.forms import ForgetForm, ReleaseForm, Reso
 from celery_idempotent.contrib.django.models import IdempotencyRecord
 from celery_idempotent.engine.verdicts import fitting
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.integration import display, verdicts
+from celery_idempotent.integration.operating import display, verdicts
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.verdicts import Action, counts_until

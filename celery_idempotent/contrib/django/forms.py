@@ -4,7 +4,7 @@ from typing import Any
 
 from django import forms
 
-from celery_idempotent.integration.verdicts import json_of
+from celery_idempotent.integration.operating.verdicts import json_of
 
 
 class VerdictForm(forms.Form):

@@ -11,7 +11,8 @@ from django.db import DEFAULT_DB_ALIAS
 
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.integration import binding, verdicts
+from celery_idempotent.integration import binding
+from celery_idempotent.integration.operating import verdicts
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.protocol.contents import reveal
 from celery_idempotent.protocol.policy import Policy

@@ -27,8 +27,8 @@ from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.engine.execution import executed_by, execution
 from celery_idempotent.errors import IdempotencyWarning, SafeToRetry
-from celery_idempotent.integration.gates import Gate
-from celery_idempotent.integration.places import Place, place_of
+from celery_idempotent.integration.task.gates import Gate
+from celery_idempotent.integration.task.places import Place, place_of
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.store import Store
 

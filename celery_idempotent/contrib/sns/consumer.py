@@ -21,10 +21,10 @@ from celery_idempotent import clock
 from celery_idempotent.contrib.sns.routing import Notification, NotRouted, Route, call_of, unwrap
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.binding import body_signature, is_enforced
-from celery_idempotent.integration.messages import KEY_HEADER, wire_form
-from celery_idempotent.integration.periodic import fork_between_looks, looking
+from celery_idempotent.integration.headers import KEY_HEADER, wire_form
+from celery_idempotent.integration.operating.periodic import fork_between_looks, looking
+from celery_idempotent.integration.operating.startup import StoreCheck
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.integration.startup import StoreCheck
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe
 from celery_idempotent.troubleshooting import with_link

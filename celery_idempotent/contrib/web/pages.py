@@ -34,9 +34,10 @@ from celery_idempotent.contrib.web.records import (
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.engine.verdicts import fitting
 from celery_idempotent.errors import IdempotencyError, StoreUnavailable
-from celery_idempotent.integration import binding, display
+from celery_idempotent.integration import binding
+from celery_idempotent.integration.operating import display
+from celery_idempotent.integration.operating.verdicts import Judged, judge_each
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.integration.verdicts import Judged, judge_each
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.contents import reveal
 from celery_idempotent.protocol.record import Record

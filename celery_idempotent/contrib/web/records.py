@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from celery_idempotent.engine.search import FORGOTTEN, Filter, found
-from celery_idempotent.integration import display, verdicts
+from celery_idempotent.integration.operating import display, verdicts
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, Finished

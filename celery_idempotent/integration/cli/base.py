@@ -14,8 +14,8 @@ from celery.utils.imports import symbol_by_name
 from celery_idempotent.engine.events import EventName
 from celery_idempotent.errors import IdempotencyError, IdempotencyWarning
 from celery_idempotent.integration.cli import screen
+from celery_idempotent.integration.operating.verdicts import json_of
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.integration.verdicts import json_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.store import Store
 

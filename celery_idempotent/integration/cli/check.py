@@ -12,11 +12,11 @@ from celery import Celery
 from celery.concurrency import ALIASES
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.integration import startup
 from celery_idempotent.integration.binding import is_builtin, is_enforced, is_idempotent, problems_of_delivery
+from celery_idempotent.integration.broker.hints import Hint
 from celery_idempotent.integration.cli.base import advise, as_json, echo_json, idempotency, warned_in
 from celery_idempotent.integration.cli.options import seconds
-from celery_idempotent.integration.hints import Hint
+from celery_idempotent.integration.operating import startup
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.codec import describe

@@ -5,12 +5,12 @@ import time
 import click
 from kombu.exceptions import OperationalError
 
-from celery_idempotent.integration import outbox
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
 from celery_idempotent.integration.cli.options import limit, seconds
 from celery_idempotent.integration.cli.screen import Column
-from celery_idempotent.integration.display import duration, iso
+from celery_idempotent.integration.messages import outbox
+from celery_idempotent.integration.operating.display import duration, iso
 
 MOST_COUNTED = 100_000
 """Messages that wait; where there are more, nobody needs to know how many."""

@@ -11,7 +11,6 @@ import click
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.engine.search import Filter, found, looked_up
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.integration import display
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.base import (
     advise,
@@ -24,9 +23,10 @@ from celery_idempotent.integration.cli.base import (
 )
 from celery_idempotent.integration.cli.options import advise_on, filters, limit, of_task
 from celery_idempotent.integration.cli.screen import Column
-from celery_idempotent.integration.display import beginning, duration, iso, names_of_effects, status
+from celery_idempotent.integration.operating import display
+from celery_idempotent.integration.operating.display import beginning, duration, iso, names_of_effects, status
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.integration.task import IdempotentMixin
+from celery_idempotent.integration.task.task import IdempotentMixin
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.contents import pointer_in

@@ -13,7 +13,7 @@ from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, i
 from celery_idempotent.integration.cli.options import seconds
 from celery_idempotent.integration.cli.outbox import MOST_COUNTED
 from celery_idempotent.integration.cli.screen import Column
-from celery_idempotent.integration.display import duration, iso
+from celery_idempotent.integration.operating.display import duration, iso
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Outbox

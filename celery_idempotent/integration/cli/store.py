@@ -16,7 +16,7 @@ from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
 from celery_idempotent.integration.cli.options import Amount
 from celery_idempotent.integration.events import SIGNALS
-from celery_idempotent.integration.purging import policies_of
+from celery_idempotent.integration.operating.purging import policies_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.record import Record, Status

@@ -10,12 +10,12 @@ import click
 from celery_idempotent.engine.search import Filter, found, looked_up
 from celery_idempotent.engine.verdicts import require
 from celery_idempotent.errors import PolicyError, StoreUnavailable
-from celery_idempotent.integration import verdicts
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, json_value, readable_errors
 from celery_idempotent.integration.cli.options import advise_on, filters
 from celery_idempotent.integration.cli.records import print_records, summary
-from celery_idempotent.integration.display import status
+from celery_idempotent.integration.operating import verdicts
+from celery_idempotent.integration.operating.display import status
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status

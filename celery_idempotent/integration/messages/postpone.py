@@ -31,8 +31,8 @@ from kombu.transport.virtual.exchange import TopicExchange
 
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.integration.arrivals import DeliveryContext, arrival_of
-from celery_idempotent.integration.messages import (
+from celery_idempotent.integration.context import DeliveryContext, arrival_of
+from celery_idempotent.integration.headers import (
     CONFLICTS_HEADER,
     DELIVERIES_HEADER,
     OUTAGES_HEADER,

@@ -21,9 +21,9 @@ from celery_idempotent.engine.outcomes import failure_of, load, result_of
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.engine.publisher import announce, confirm, withdraw
 from celery_idempotent.errors import ResultLost, StoreUnavailable
-from celery_idempotent.integration import messages
 from celery_idempotent.integration.binding import is_builtin
 from celery_idempotent.integration.events import report
+from celery_idempotent.integration.headers import identity_in, is_awaited, wire_form
 from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.printable import say
@@ -45,7 +45,7 @@ def starts_operation(task: Task, options: Mapping[str, Any], scope: str, task_id
     """
     if options.get("retries") or task.app.conf.task_always_eager:
         return False
-    return messages.identity_in(options.get("headers") or {}, scope, task_id) is None and not is_builtin(type(task))
+    return identity_in(options.get("headers") or {}, scope, task_id) is None and not is_builtin(type(task))
 
 
 def publish_once(
@@ -109,7 +109,7 @@ def _report(task: Task, outgoing: Outgoing, problem: str, error: Exception) -> N
 
 
 def _outgoing(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> Outgoing:
-    received = messages.wire_form(task, args, kwargs, options.get("serializer"))
+    received = wire_form(task, args, kwargs, options.get("serializer"))
     headers = options.get("headers") or {}
     identity = task.idempotency_identity(*received, headers=headers, task_id=task_id)
     operation = Operation(
@@ -125,7 +125,7 @@ def _outgoing(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], ta
         operation=operation,
         queued_for=_queued_for(task, options),
         comes_back=comes_back_from_lost_worker(task),
-        awaited=messages.is_awaited(options),
+        awaited=is_awaited(options),
     )
 
 

@@ -22,7 +22,7 @@ from celery.signals import task_received
 from celery_idempotent import clock as local_clock
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.binding import idempotent_tasks, is_enforced, is_protected
-from celery_idempotent.integration.extenders import (
+from celery_idempotent.integration.broker.extenders import (
     Extender,
     Missing,
     SqsExtender,

@@ -26,10 +26,10 @@ from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.integration import binding
-from celery_idempotent.integration.arrivals import at_once
+from celery_idempotent.integration.context import at_once
 from celery_idempotent.integration.events import Named, current_trace, report
-from celery_idempotent.integration.places import Place
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN
+from celery_idempotent.integration.task.places import Place
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.keys import Identity, identify
 from celery_idempotent.protocol.operation import Operation

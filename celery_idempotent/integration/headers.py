@@ -25,7 +25,7 @@ from kombu import serialization
 
 from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.integration import versions
-from celery_idempotent.integration.arrivals import CONTENT_TYPE, unnested
+from celery_idempotent.integration.context import CONTENT_TYPE, unnested
 from celery_idempotent.integration.settings import OptionUnknown, runtime_of
 from celery_idempotent.protocol.keys import Identity
 

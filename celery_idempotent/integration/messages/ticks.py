@@ -17,8 +17,8 @@ from celery.utils.time import maybe_make_aware
 from kombu.utils.uuid import uuid
 
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.integration import messages
 from celery_idempotent.integration.binding import is_idempotent
+from celery_idempotent.integration.headers import KEY_HEADER, TICK_HEADER, tick_header
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.selector import WHOLE_CALL
 
@@ -129,7 +129,7 @@ class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no 
         # Celery marks what beat sends since 5.7.
         headers = {**(entry.options.get("headers") or {}), "celery_beat_task": True}
         if tick is not None:
-            headers[messages.TICK_HEADER] = messages.tick_header(f"{entry.name}@{tick}", entry.task, task_id)
+            headers[TICK_HEADER] = tick_header(f"{entry.name}@{tick}", entry.task, task_id)
         return _copy(entry, options={**entry.options, "task_id": task_id, "headers": headers})
 
     def _check_tick(self, entry: ScheduleEntry, now: datetime) -> str | None:
@@ -162,7 +162,7 @@ def _problem(entry: ScheduleEntry, task: Any, tick: str | None) -> str | None:
         return f"mode is {policy.mode!r}, so the task runs once for each beat"
     values = *(entry.args or ()), *(entry.kwargs or {}).values()
     given = {**entry.options, **(entry.options.get("headers") or {})}
-    has_key = policy.key != WHOLE_CALL or messages.KEY_HEADER in given
+    has_key = policy.key != WHOLE_CALL or KEY_HEADER in given
     if has_key and not any(isinstance(each, BeatLazyFunc) for each in values):
         return (
             "the key is the same at every tick, so the task runs once while its outcome is retained "

@@ -28,7 +28,7 @@ from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 
 from celery_idempotent.engine.claim import end_lease
 from celery_idempotent.engine.processes import is_gone
-from celery_idempotent.integration.extenders import RejectedMessage
+from celery_idempotent.integration.broker.extenders import RejectedMessage
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Status, process_of

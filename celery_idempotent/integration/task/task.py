@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from celery import Celery, Task, current_task
 from celery.app.task import Context
 from celery.exceptions import Retry
+from celery.utils.imports import symbol_by_name
 from kombu.utils.uuid import uuid
 
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
@@ -24,8 +25,16 @@ from celery_idempotent.engine.execution import Execution, executed_by, execution
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, LeaseLost, PolicyError, StoreUnavailable
-from celery_idempotent.integration import binding, messages, postpone, publishing
-from celery_idempotent.integration.arrivals import (
+from celery_idempotent.integration import binding
+from celery_idempotent.integration.broker.holding import Keeper
+from celery_idempotent.integration.broker.recovery import (
+    ColdShutdown,
+    Recovery,
+    is_death,
+    is_out_of_time,
+    return_if_killed,
+)
+from celery_idempotent.integration.context import (
     DeliveryContext,
     RequestStack,
     arrival_of,
@@ -34,13 +43,25 @@ from celery_idempotent.integration.arrivals import (
     note_list,
 )
 from celery_idempotent.integration.events import current_trace, report
-from celery_idempotent.integration.handlers import tell_of_bodies_only
-from celery_idempotent.integration.keeper import Keeper
-from celery_idempotent.integration.outbox import Relay
-from celery_idempotent.integration.purging import Purge
-from celery_idempotent.integration.recovery import ColdShutdown, Recovery, is_death, is_out_of_time, return_if_killed
+from celery_idempotent.integration.headers import (
+    KEY_HEADER,
+    eager_options,
+    explicit_key,
+    headers_of,
+    identity_header,
+    identity_in,
+    publish_options,
+    republish_options,
+    tick_in,
+    waiting_since,
+    wire_form,
+)
+from celery_idempotent.integration.messages import postpone, publishing
+from celery_idempotent.integration.messages.outbox import Relay
+from celery_idempotent.integration.operating.purging import Purge
+from celery_idempotent.integration.operating.startup import StoreCheck
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, cipher_of, runtime_of
-from celery_idempotent.integration.startup import StoreCheck
+from celery_idempotent.integration.task.handlers import tell_of_bodies_only
 from celery_idempotent.integration.versions import KeepsRequest
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import own_failure
@@ -117,7 +138,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         cls._refusal = None
         tell_of_bodies_only(cls)  # annotations can bring handlers, and a __call__
         _guard_calls(cls)
-        cls.Request = binding.request_class(cls)
+        cls.Request = _request_class(cls)
         if not isinstance(vars(cls).get("request_stack"), RequestStack):  # a subclass of a bound class has that one's
             cls.request_stack = RequestStack(lambda: cls._app._tasks.get(cls.name))
         for blueprint, steps in _STEPS.items():
@@ -154,7 +175,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             PolicyError: An argument has no canonical form.
             TypeError: The arguments do not fit the task.
         """
-        return self.idempotency_identity(*messages.wire_form(self, args, kwargs), headers={}, task_id="").key
+        return self.idempotency_identity(*wire_form(self, args, kwargs), headers={}, task_id="").key
 
     def idempotency_identity(self, args: Any, kwargs: Any, *, headers: Mapping[str, Any], task_id: str) -> Identity:
         """The identity of a delivery with these arguments, as they came off the wire.
@@ -162,7 +183,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         Raises as :meth:`idempotency_key_for` does.
         """
         policy, scope = self.idempotency_policy, self._scope
-        carried = messages.identity_in(headers, scope, task_id)
+        carried = identity_in(headers, scope, task_id)
         if carried is not None:
             # The header has no label: it is clear text, and the arguments tell it again.
             label = label_of(policy.label_selector, partial(self._signature().bind, args, kwargs))
@@ -177,14 +198,14 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             key=policy.key_selector,
             fingerprint=policy.fingerprint_selector,
             label=policy.label_selector,
-            explicit=messages.explicit_key(headers, self.name),
-            tick=messages.tick_in(headers, self.name, task_id) if is_whole_call else None,
+            explicit=explicit_key(headers, self.name),
+            tick=tick_in(headers, self.name, task_id) if is_whole_call else None,
             occurrence=task_id if is_sent_by_beat else None,
         )
 
     def idempotency_identity_of(self, request: Context) -> Identity:
         """The identity of the delivery of ``request``; raises as above."""
-        headers = messages.headers_of(request, self.name)
+        headers = headers_of(request, self.name)
         return self.idempotency_identity(request.args, request.kwargs, headers=headers, task_id=request.id or "")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -260,11 +281,11 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         self, map_of: Task, items: DeliveryContext, layer: type, call: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         """An item of ``map``, ``starmap`` or ``chunks``: an operation of its own, as if it had been sent by itself."""
-        given = messages.headers_of(map_of.request, map_of.name)
-        if messages.KEY_HEADER in given:
+        given = headers_of(map_of.request, map_of.name)
+        if KEY_HEADER in given:
             raise PolicyError(
                 "idempotency_key",
-                repr(given[messages.KEY_HEADER]),
+                repr(given[KEY_HEADER]),
                 f"{map_of.name}: each item is an operation of its own; publish a group of signatures with keys",
             )
         identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
@@ -341,9 +362,9 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         task_id = task_id or uuid()  # Celery would make it too late: FIFO's deduplication id may contain it
         # By name: a base of the author's may take no more by position than arguments.
         options.update(zip(_POSITIONAL, positional, strict=False))
-        options = messages.publish_options(self, args, kwargs, options, task_id)
+        options = publish_options(self, args, kwargs, options, task_id)
         policy, publish = self.idempotency_policy, super().apply_async
-        if messages.waiting_since(options.get("headers") or {}) is not None:
+        if waiting_since(options.get("headers") or {}) is not None:
             publish = partial(Task.apply_async, self)  # a base such as celery-singleton's would take it for a duplicate
         if policy.publish == "always" or policy.mode == "off":
             return publish(args, kwargs, task_id=task_id, **options)
@@ -354,7 +375,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
     def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, plus ``idempotency_key``; guarded like a delivery, and a conflict raises ``InFlight``."""
-        return super().apply(args, kwargs, *positional, **messages.eager_options(self, options))
+        return super().apply(args, kwargs, *positional, **eager_options(self, options))
 
     def retry(self, *args: Any, **options: Any) -> Any:
         """As Celery's. The retry is the same operation, whatever its arguments; it releases the claim.
@@ -368,7 +389,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
     def signature_from_request(self, request: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, and keeps what Celery drops: identity, serialiser, SQS's message group, its queue."""
         request = self.request if request is None else request
-        options = messages.republish_options(request, options, self._identity_header(request))
+        options = republish_options(request, options, self._identity_header(request))
         signature = super().signature_from_request(request, *positional, **options)
         is_rabbitmq = runtime_of(self.app).broker.is_rabbitmq
         signature.options.update(postpone.way_back(self.app, request, signature.options, is_rabbitmq=is_rabbitmq))
@@ -380,7 +401,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             return None
 
         def header() -> str:
-            return messages.identity_header(arrival.identity(), self._scope, request.id or "")
+            return identity_header(arrival.identity(), self._scope, request.id or "")
 
         try:
             return header()
@@ -471,3 +492,16 @@ def _report(task: IdempotentMixin, request: Context, observed: bool, event: Even
     if arrival is not None and event.name in _ANSWERS and not observed:
         arrival.is_answered = True
     report(task, request.id, event, observed=observed, headers=request.headers or {})
+
+
+def _request_class(cls: type[Task]) -> Any:
+    """The class that a worker makes of a message of the task: its own, with what ``IdempotentRequestMixin`` adds."""
+    if cls.Request == Task.Request:
+        # By name: publishers need nothing of Celery's worker.
+        return "celery_idempotent.integration.task.requests:IdempotentRequest"
+    own = symbol_by_name(cls.Request)
+    if hasattr(own, "is_received"):
+        return cls.Request
+    from celery_idempotent.integration.task.requests import IdempotentRequestMixin
+
+    return type(own.__name__, (IdempotentRequestMixin, own), {})

@@ -27,7 +27,7 @@ from celery_idempotent.integration.binding import (
     is_enforced,
     is_protected,
 )
-from celery_idempotent.integration.hints import Hint, hints
+from celery_idempotent.integration.broker.hints import Hint, hints
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.policy import Policy

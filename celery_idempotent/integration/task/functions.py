@@ -14,8 +14,8 @@ from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration import binding
-from celery_idempotent.integration.gates import Gate, check_policy
-from celery_idempotent.integration.places import place_of
+from celery_idempotent.integration.task.gates import Gate, check_policy
+from celery_idempotent.integration.task.places import place_of
 from celery_idempotent.protocol.durations import Duration, is_duration, milliseconds
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.policy import Policy

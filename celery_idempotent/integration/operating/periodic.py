@@ -12,8 +12,8 @@ from celery import Celery, bootsteps
 from kombu.exceptions import OperationalError
 
 from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.integration.operating.startup import StoreCheck
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.integration.startup import StoreCheck
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe
 

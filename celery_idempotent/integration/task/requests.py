@@ -4,8 +4,8 @@ from typing import Any
 
 from celery.worker.request import Request
 
-from celery_idempotent.integration.arrivals import CONTENT_TYPE, whole_headers
-from celery_idempotent.integration.recovery import RecoversLease, mark
+from celery_idempotent.integration.broker.recovery import RecoversLease, mark
+from celery_idempotent.integration.context import CONTENT_TYPE, whole_headers
 
 
 class IdempotentRequestMixin(RecoversLease):

@@ -20,7 +20,7 @@ from typing import Any
 from celery import Task
 from celery.states import FAILURE
 
-from celery_idempotent.integration.arrivals import DeliveryContext, arrival_of
+from celery_idempotent.integration.context import DeliveryContext, arrival_of
 
 
 def _not_answered(arrival: DeliveryContext, *args: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery
 
 from celery_idempotent.engine.sweeping import Fate, PolicyOf, sweep_abandoned, sweep_released
-from celery_idempotent.integration.periodic import Periodic
+from celery_idempotent.integration.operating.periodic import Periodic
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.policy import Policy

@@ -1,0 +1,1 @@
+"""Messages that go out: postponed, published once, by a schedule, from an outbox."""

@@ -1,0 +1,1 @@
+"""What runs once: tasks, functions, and all else that passes a gate."""
