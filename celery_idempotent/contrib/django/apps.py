@@ -1,6 +1,7 @@
 """The app's configuration."""
 
 from django.apps import AppConfig
+from django.core.checks import register
 
 
 class IdempotencyConfig(AppConfig):
@@ -12,4 +13,6 @@ class IdempotencyConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system check."""
-        from celery_idempotent.contrib.django import project  # noqa: F401 - importing registers them
+        from celery_idempotent.contrib.django.project import check_admin_page
+
+        register(check_admin_page)

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import Celery, current_app
 from django.apps import AppConfig, apps
-from django.core.checks import CheckMessage, Warning, register  # noqa: A004 - Django's own name
+from django.core.checks import CheckMessage, Warning  # noqa: A004 - Django's own name
 from django.db import DEFAULT_DB_ALIAS
 
 from celery_idempotent.contrib.django.store import DjangoStore
@@ -50,7 +50,6 @@ def why_records_are_elsewhere() -> str | None:
     return None if _is_ours(store) else f"they write to {store!r}"
 
 
-@register()
 def check_admin_page(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Warn where the admin page would show another table than workers write; an empty page alone tells nobody."""
     reason = why_records_are_elsewhere() if apps.is_installed("django.contrib.admin") else None
