@@ -78,18 +78,15 @@ class _Resident:
         self._begun.set()
         try:
             while True:
-                self._go_on()
+                try:
+                    self._step()
+                except BaseException as error:  # noqa: BLE001 - it is logged whole
+                    # A KeyboardInterrupt or GreenletExit, too, would leave every running attempt without renewals.
+                    with suppress(Exception):
+                        say(logger.exception, "heartbeat_failed", reason=_described(error))
+                    time.sleep(_PAUSE_AFTER_ERROR)
         finally:
             self.is_alive = False
-
-    def _go_on(self) -> None:
-        try:
-            self._step()
-        except BaseException as error:  # noqa: BLE001 - it is logged whole
-            # A KeyboardInterrupt or GreenletExit, too, would leave every running attempt without renewals.
-            with suppress(Exception):
-                say(logger.exception, "heartbeat_failed", reason=_described(error))
-            time.sleep(_PAUSE_AFTER_ERROR)
 
 
 class Heartbeat:
@@ -119,7 +116,7 @@ class Heartbeat:
         now = self._clock.monotonic()
         beat = _Beat(claim, min(now + claim.lease / _RENEWALS_PER_LEASE, claim.late_at))
         if not (self._coordinator.is_alive and self._reserve.is_alive):
-            self._staff(claim)
+            self._start_threads(claim)
         with self._lock:
             self._beats[claim] = beat
             if not now < self._sleeps_until <= beat.due:
@@ -137,57 +134,47 @@ class Heartbeat:
         with self._lock:
             return sum(claim.is_underway() for claim in self._beats)
 
-    def _staff(self, claim: Claim) -> None:
+    def _start_threads(self, claim: Claim) -> None:
         with self._staffing:
-            for resident in (self._coordinator, self._reserve):
-                if not resident.is_alive:
-                    self._engage(resident, claim)
-
-    def _engage(self, resident: _Resident, claim: Claim) -> None:
-        try:
-            resident.start()
-        except NO_THREAD as error:
-            raise StoreUnavailable(
-                repr(claim.store),
-                "heartbeat",
-                f"no thread can be started to renew the lease: {_described(error)}; "
-                "give the worker more threads (ulimit -u, pids.max) or memory, or lower its concurrency",
-            ) from error
+            try:
+                for resident in (self._coordinator, self._reserve):
+                    if not resident.is_alive:
+                        resident.start()
+            except NO_THREAD as error:
+                raise StoreUnavailable(
+                    repr(claim.store),
+                    "heartbeat",
+                    f"no thread can be started to renew the lease: {_described(error)}; "
+                    "give the worker more threads (ulimit -u, pids.max) or memory, or lower its concurrency",
+                ) from error
 
     def _hand_over_due(self) -> None:
         for beat in self._wait_for_due():
             try:
                 _thread.start_new_thread(self._renew, (beat,))
             except NO_THREAD as error:
-                self._leave(beat, _described(error))
+                with self._lock:
+                    if beat.is_handed_over:  # and not taken meanwhile, by a thread that was started earlier and is slow
+                        beat.left = _described(error)
+                        self._any_left.notify()
 
     def _wait_for_due(self) -> list[_Beat]:
         with self._lock:
-            while not (due := self._due_now()):
-                self._sleeps_until = self._next_look()
+            while True:
+                now = self._clock.monotonic()
+                if due := [beat for beat in self._beats.values() if beat.due <= now]:
+                    for beat in due:
+                        beat.is_handed_over = True
+                        beat.due = now + beat.claim.lease / _RETRIES_PER_LEASE
+                    return due
+                if self._beats:
+                    self._sleeps_until = min(beat.due for beat in self._beats.values())
+                elif self._sleeps_until <= now:
+                    # Else the attempt that rang is over already, and so may the next one be. Looking when that one's
+                    # renewal would have been due serves them all; a thread that is woken for each costs more than the
+                    # rest of a short task.
+                    self._sleeps_until = inf
                 self._changed.wait(min(self._sleeps_until - self._clock.monotonic(), _LONGEST_SLEEP))
-            return due
-
-    def _next_look(self) -> float:
-        if self._beats:
-            return min(beat.due for beat in self._beats.values())
-        # The attempt that rang may be over already, and so would the next one be. Looking when that one's renewal would
-        # have been due serves them all; a thread that is woken for each costs more than the rest of a short task.
-        return self._sleeps_until if self._sleeps_until > self._clock.monotonic() else inf
-
-    def _due_now(self) -> list[_Beat]:
-        now = self._clock.monotonic()
-        due = [beat for beat in self._beats.values() if beat.due <= now]
-        for beat in due:
-            beat.is_handed_over = True
-            beat.due = now + beat.claim.lease / _RETRIES_PER_LEASE
-        return due
-
-    def _leave(self, beat: _Beat, reason: str) -> None:
-        with self._lock:
-            if beat.is_handed_over:  # and not taken meanwhile, by a thread that was started earlier and is slow
-                beat.left = reason
-                self._any_left.notify()
 
     def _renew_left(self) -> None:
         with self._lock:
@@ -211,7 +198,13 @@ class Heartbeat:
         finally:
             # A lease runs from when it was asked for; a store that fails is given a pause.
             again = self._clock.monotonic() + lease / _RETRIES_PER_LEASE
-            self._put_back(beat, asked_at + lease / _RENEWALS_PER_LEASE if is_renewed else again)
+            due = asked_at + lease / _RENEWALS_PER_LEASE if is_renewed else again
+            with self._lock:
+                if beat.claim.is_over:
+                    self.stop(beat.claim)
+                beat.due = min(due, beat.claim.late_at)
+                if beat.due < self._sleeps_until:
+                    self._changed.notify()
 
     def _take(self, beat: _Beat) -> bool:
         """Whether the renewal is the caller's to make, and needed at all."""
@@ -224,14 +217,6 @@ class Heartbeat:
                 return False
             beat.due, beat.is_handed_over, beat.left = inf, False, ""
             return True
-
-    def _put_back(self, beat: _Beat, due: float) -> None:
-        with self._lock:
-            if beat.claim.is_over:
-                self.stop(beat.claim)
-            beat.due = min(due, beat.claim.late_at)
-            if beat.due < self._sleeps_until:
-                self._changed.notify()
 
 
 def _is_renewed(claim: Claim) -> bool:

@@ -357,7 +357,8 @@ class TestHeartbeat:
         (beat,) = beats._beats.values()
         assert beat.due - start == pytest.approx(1200)
         clock.advance(3_600_000)
-        beats._put_back(beat, start + 4800)
+        beat.is_handed_over = True
+        beats._renew(beat)
         assert beat.due - start == pytest.approx(3700)
         beats.start(attempt)
         (beat,) = beats._beats.values()

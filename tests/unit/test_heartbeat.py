@@ -125,13 +125,13 @@ def test_shorter_lease_that_comes_later_is_renewed_in_time(store: FaultyStore, b
 def test_short_attempts_wake_nobody(store: FaultyStore, beats: Heartbeat, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would cost a switch of threads, which takes longer than all else that a short task pays for."""
     looks = Counter[str]()
-    look = beats._due_now
+    wait = beats._changed.wait
 
-    def counted() -> list[_Beat]:
+    def counted(seconds: float) -> bool:
         looks["made"] += 1
-        return look()
+        return wait(seconds)
 
-    monkeypatch.setattr(beats, "_due_now", counted)
+    monkeypatch.setattr(beats._changed, "wait", counted)
     attempt = _attempt(store, lease=600_000)
     for _ in range(20):
         beats.start(attempt)
