@@ -137,45 +137,36 @@ class Delivery:
         """
         with self._underway:
             try:
-                return self._run(body)
+                try:
+                    decision = self._claimed(self._operation)
+                except StoreUnavailable as error:
+                    self._emit(event_of(error), None, str(error), is_one_of_many=self._breaker.is_open)
+                    # Where somebody must mend something there is an answer, perhaps an outcome that cannot be read.
+                    if self._policy.on_outage == "run" and not isinstance(error, StoreMisconfigured):
+                        return Outcome(body(None))
+                    raise
+                return self._execute(decision, body) if isinstance(decision, Claim) else self._answer(decision)
             finally:
                 self._stop_heartbeat()
-
-    def _run(self, body: Body) -> Outcome | Conflict:
-        try:
-            decision = self._claimed(self._operation)
-        except StoreUnavailable as error:
-            self._emit(event_of(error), None, str(error), is_one_of_many=self._breaker.is_open)
-            # Where somebody must mend something there is an answer, and it may be an outcome that cannot be read.
-            if self._policy.on_outage == "run" and not isinstance(error, StoreMisconfigured):
-                return Outcome(body(None))
-            raise
-        if isinstance(decision, Claim):
-            return self._execute(decision, body)
-        return self._answer(decision)
 
     def observe(self, body: Body) -> Any:
         """Run ``body`` in any case, report what :meth:`run` would have suppressed, and return its value untouched."""
         with self._underway:
             try:
-                return self._observe(body)
+                claimed = self._observed()
+                if claimed is None:
+                    return body(None)
+                try:
+                    self._tell_of_claim(claimed)
+                    value = body(claimed)
+                except BaseException:
+                    self._quietly(claimed, partial(self._try, claimed, claimed.release))
+                    raise
+                claimed.patience = 0  # to wait for a store that is away would change when the task ends
+                self._quietly(claimed, lambda: self._complete(claimed, value))
+                return value
             finally:
                 self._stop_heartbeat()
-
-    def _observe(self, body: Body) -> Any:
-        claimed = self._observed()
-        if claimed is None:
-            return body(None)
-        try:
-            self._tell_of_claim(claimed)
-            value = body(claimed)
-        except BaseException:
-            self._quietly(claimed, partial(self._try, claimed, claimed.release))
-            raise
-        else:
-            claimed.patience = 0  # to wait for a store that is away would change when the task ends
-            self._quietly(claimed, lambda: self._complete(claimed, value))
-            return value
 
     def _stop_heartbeat(self) -> None:
         if self._beating is not None:

@@ -21,7 +21,7 @@ from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, Delivery
 from celery_idempotent.engine.events import Event, EventName
-from celery_idempotent.engine.execution import Execution, executed_by, execution, passing
+from celery_idempotent.engine.execution import executed_by, execution, passing
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, LeaseLost, PolicyError, StoreUnavailable
@@ -210,12 +210,12 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body, or answer with its recorded outcome; Celery's worker calls this for every delivery."""
-        return self._passed(IdempotentMixin, super().__call__, args, kwargs)
+        return self._guarded(IdempotentMixin, super().__call__, args, kwargs)
 
     __call__._is_gate = __call__  # type: ignore[attr-defined]
 
-    def _passed(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Come by the ``__call__`` of ``layer``: the outermost is the gate, the others are on the way to the body."""
+    def _guarded(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Come by the ``__call__`` of ``layer``: the outermost is guarded, the others are on the way to the body."""
         around = execution()
         if around is not None and around.is_of(self.name, arrival_of(self.request)):
             order = type(self).__mro__
@@ -224,62 +224,53 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
                     return call(*args, **kwargs)
         if binding.is_builtin(type(self)):
             return call(*args, **kwargs)
-        return self._gate(around, layer, call, args, kwargs)
-
-    def _gate(self, around: Execution | None, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self._refusal is not None:
             raise self._refusal
         request = self.request  # asking is dear: Celery keeps it by thread and greenlet
-        map_of = _map_around() if request.called_directly else None
-        if map_of is not None:
-            items = note_list(map_of.request)
-            if around is None or around.item_of is not items:
-                return self._item(map_of, items, layer, call, args, kwargs)
         if request.called_directly:
-            return self._function(layer, call, args, kwargs)
+            map_of = _map_around()
+            if map_of is not None:
+                items = note_list(map_of.request)
+                if around is None or around.item_of is not items:
+                    identity, body = self._item(map_of, items, layer, call, args, kwargs)
+                    return self._deliver(map_of, map_of.request, identity, body)
+            return self._call_as_function(layer, call, args, kwargs)
         arrival = note_delivery(self, request)
         if around is not None and around.is_around(self.name, arrival):
-            return self._function(layer, call, args, kwargs)
-        return self._arrived(request, arrival, layer, call, args, kwargs)
+            return self._call_as_function(layer, call, args, kwargs)
+        return self._deliver(self, request, arrival.identity, self._body(request, arrival, layer, call, args, kwargs))
 
-    def _function(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _call_as_function(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A direct call, or a body that calls itself: a function call, which no claim protects."""
         identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
         with executed_by(self._attempt(None, identity), self.name, arrival_of(self.request), layer):
             return call(*args, **kwargs)
 
-    def _arrived(
+    def _body(
         self, request: Context, arrival: DeliveryContext, layer: type, call: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+    ) -> Body:
         def body(claim: Claim | None) -> Any:
+            given = args, kwargs
             arrival.body_began = True
             with executed_by(self._attempt(claim, arrival.identity), self.name, arrival, layer):
                 try:
-                    value = self._begun(request, call, args, kwargs)
+                    if type(self).before_start is not Task.before_start:
+                        self.before_start(request.id, request.args, request.kwargs)
+                        given = request.args, request.kwargs  # it may have changed them, as under Celery
+                    value = call(*given[0], **given[1])
                 except BaseException as error:
                     if claim is not None and arrival.is_retried:
                         claim.excused = error  # the retry is on its way, and shall not meet this as an outcome
                     raise
             if claim is not None and arrival.is_retried:
                 raise _Retried(value)
-            return value
+            return self._finished(claim, value)
 
-        try:
-            value = self._as_policy_says(self, request, arrival.identity, body)
-        except _Retried as retried:
-            return retried.value
-        arrival.is_completed = self.idempotency_policy.mode == "enforce"
-        return value
-
-    def _begun(self, request: Context, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if type(self).before_start is Task.before_start:
-            return call(*args, **kwargs)
-        self.before_start(request.id, request.args, request.kwargs)
-        return call(*request.args, **request.kwargs)  # it may have changed them, as under Celery
+        return body
 
     def _item(
         self, map_of: Task, items: DeliveryContext, layer: type, call: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+    ) -> tuple[Callable[[], Identity], Body]:
         """An item of ``map``, ``starmap`` or ``chunks``: an operation of its own, as if it had been sent by itself."""
         given = headers_of(map_of.request, map_of.name)
         if KEY_HEADER in given:
@@ -292,60 +283,53 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
         def body(claim: Claim | None) -> Any:
             with executed_by(self._attempt(claim, identity), self.name, None, layer, items):
-                return call(*args, **kwargs)
+                value = call(*args, **kwargs)
+            return self._finished(claim, value)
 
-        return self._as_policy_says(map_of, map_of.request, identity, body)
+        return identity, body
 
-    def _as_policy_says(self, executed: Task, request: Context, identity: Callable[[], Identity], body: Body) -> Any:
+    def _finished(self, claim: Claim | None, value: Any) -> Any:
+        if claim is not None and self.idempotency_policy.mode == "enforce":
+            binding.refuse_unfinished(value, self.name)
+        return value
+
+    def _deliver(self, executed: Task, request: Context, identity: Callable[[], Identity], body: Body) -> Any:
+        """Do with a body what the mode of the policy says; ``executed`` is what Celery executes, which may be a map."""
         policy = self.idempotency_policy
-        match policy.mode:
-            case "enforce":
-                known = self._identified(request, identity, observed=False)
-                try:
-                    return self._enforced(executed, request, policy, known, body)
-                except BaseException as error:
-                    return_if_killed(error, request)
-                    raise
-            case "observe":
-                return self._observed(executed, request, identity, body)
-            case _:
-                return body(None)
-
-    def _identified(self, request: Context, identity: Callable[[], Identity], *, observed: bool) -> Identity:
+        if policy.mode == "off":
+            return body(None)
+        if policy.mode == "observe":
+            return self._observe(executed, request, identity, body)
         try:
-            return identity()
-        except KeyMissing as error:
-            _report(self, request, observed, Event(EventName.KEY_MISSING, "", None, str(error)))
+            try:
+                outcome = self._delivery(executed, request, identity, observed=False).run(body)
+            except (LeaseLost, StoreUnavailable) as error:
+                postpone.outage(executed, policy, error)
+            if isinstance(outcome, Conflict):
+                met = policy if executed is self else replace(policy, on_conflict="retry")
+                postpone.conflict(executed, met, outcome)
+        except _Retried as retried:
+            return retried.value
+        except BaseException as error:
+            return_if_killed(error, request)
             raise
-
-    def _enforced(self, executed: Task, request: Context, policy: Policy, identity: Identity, body: Body) -> Any:
-        def finished(claim: Claim | None) -> Any:
-            value = body(claim)
-            if claim is not None:
-                binding.refuse_unfinished(value, self.name)
-            return value
-
-        try:
-            outcome = self._delivery_of(executed, request, identity, observed=False).run(finished)
-        except (LeaseLost, StoreUnavailable) as error:
-            postpone.outage(executed, policy, error)
-        if isinstance(outcome, Conflict):
-            postpone.conflict(executed, policy if executed is self else replace(policy, on_conflict="retry"), outcome)
+        if executed is self and (arrival := arrival_of(request)) is not None:
+            arrival.is_completed = True
         return outcome.value
 
-    def _observed(self, executed: Task, request: Context, identity: Callable[[], Identity], body: Body) -> Any:
-        def prepared() -> Delivery:
-            known = self._identified(request, identity, observed=True)
-            return self._delivery_of(executed, request, known, observed=True)
-
+    def _observe(self, executed: Task, request: Context, identity: Callable[[], Identity], body: Body) -> Any:
+        prepare = partial(self._delivery, executed, request, identity, observed=True)
         try:
-            delivery = prepared()
+            delivery = prepare()
         except Exception as first:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
-            error = first if isinstance(first, KeyMissing) else own_failure(prepared, first)
+            error = first if isinstance(first, KeyMissing) else own_failure(prepare, first)
             reason = type(error).__name__ if self.idempotency_policy.private else repr(error)
             say(logger.warning, "not_observed", task=self.name, task_id=request.id, reason=reason)
             return body(None)
-        return delivery.observe(body)
+        try:
+            return delivery.observe(body)
+        except _Retried as retried:
+            return retried.value
 
     def apply_async(
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, *positional: Any, **options: Any
@@ -426,10 +410,17 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         runtime, policy = runtime_of(self.app), self.idempotency_policy
         return ProtectedAttempt(claim, runtime.codec_of(policy), NOTHING_BEGUN, policy.effects)
 
-    def _delivery_of(self, executed: Task, request: Context, identity: Identity, *, observed: bool) -> Delivery:
+    def _delivery(
+        self, executed: Task, request: Context, identity: Callable[[], Identity], *, observed: bool
+    ) -> Delivery:
         runtime, policy = runtime_of(self.app), self.idempotency_policy
+        try:
+            known = identity()
+        except KeyMissing as error:
+            _report(self, request, observed, Event(EventName.KEY_MISSING, "", None, str(error)))
+            raise
         operation = Operation(
-            identity=identity,
+            identity=known,
             policy=policy,
             task=self.name,
             task_id=(request.id or "") if executed is self else f"{request.id}{ITEM}",
@@ -458,7 +449,7 @@ def _behind_the_gate(cls: type) -> Callable[..., Any]:
 
     @wraps(own)
     def gate(self: IdempotentMixin, *args: Any, **kwargs: Any) -> Any:
-        return self._passed(cls, partial(own, self), args, kwargs)
+        return self._guarded(cls, partial(own, self), args, kwargs)
 
     gate._is_gate = gate  # type: ignore[attr-defined]
     return gate
