@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from inspect import isawaitable
 from typing import Any, Unpack
 
 from celery import Celery
@@ -15,7 +14,6 @@ from celery_idempotent.contrib.http.semantics import (
     HttpRules,
     Problem,
     RequestFacts,
-    caller_of,
     require_function,
 )
 from celery_idempotent.protocol.store import Store
@@ -85,86 +83,80 @@ class IdempotencyMiddleware:
         if scope["type"] != "http" or (self._only is not None and not self._only(scope)):
             await self._app(scope, receive, send)
             return
-        rules = self._guard.rules
-        request_body = _RequestBody(receive, rules)
-        facts = await self._facts(scope, request_body)
-        if isinstance(facts, Problem) and rules.refuses:
-            await _send_answer(rules.refusal(facts), send)
-        elif isinstance(facts, RequestFacts):
-            await self._answer(facts, scope, send)
-        elif not request_body.is_disconnected:
-            with self._guard.unprotected():
-                await self._app(scope, request_body.receive, send)
-
-    async def _facts(self, scope: Scope, request_body: "_RequestBody") -> RequestFacts | Problem | None:
-        """What a request is about, or why it is refused; None where it runs unprotected, or its client is gone."""
-        guard = self._guard
-        key = guard.rules.key_of(scope["method"], _lines(scope, b"idempotency-key"))
-        if not isinstance(key, str):
-            return key
-        found = guard.caller(scope, _line(scope, b"authorization"), _line(scope, b"cookie"))
-        caller = caller_of(await found if isawaitable(found) else found)
-        if isinstance(caller, Problem):
-            return caller
-        # Not before: whoever may not come must not have a body kept here.
-        body = await request_body.read(_line(scope, b"content-length"))
-        if not isinstance(body, bytes):
-            return body
-        return RequestFacts(
-            method=scope["method"],
-            path=scope["path"],
-            query=scope.get("query_string", b"").decode("latin-1"),
-            content_type=_line(scope, b"content-type") or "",
-            body=body,
-            key=key,
-            caller=caller,
-            route=self._route(scope),
-        )
-
-    async def _answer(self, facts: RequestFacts, scope: Scope, send: Send) -> None:
-        guard = self._guard
-
-        async def make() -> Response[_Recorder]:
-            recorder = _Recorder(facts.body, guard.rules.max_response)
-            # Without extensions: by them a server would send what nobody has recorded.
-            await self._app({**scope, "extensions": {}}, recorder.receive, recorder.send)
-            return recorder.response()
-
-        response = await guard.call_on_loop(facts, make)
-        if isinstance(response, HttpAnswer):
-            await _send_answer(response, send)
-        else:
-            await response.send_to(send)
+        answered = await self._guard.answer(_Exchange(self._app, scope, receive, send, self._route))
+        if isinstance(answered, HttpAnswer):
+            headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answered.headers]
+            if answered.status != 204:
+                headers.append((b"content-length", str(len(answered.body)).encode()))
+            await send({"type": "http.response.start", "status": answered.status, "headers": headers})
+            await send({"type": "http.response.body", "body": answered.body, "more_body": False})
+        elif answered is not None:
+            await send(answered.start)
+            for chunk in answered.buffer.chunks():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class _RequestBody:
-    """The body of a request, read in advance; who reads it afterwards gets all of it."""
+class _Exchange:
+    """A request; who reads its body after it was read gets all of it."""
 
-    def __init__(self, receive: Receive, rules: HttpRules) -> None:
+    is_async = True
+
+    def __init__(
+        self, app: App, scope: Scope, receive: Receive, send: Send, route: Callable[[Scope], str | None]
+    ) -> None:
+        self._app = app
+        self.native = scope
+        self.method = scope["method"]
         self._receive = receive
-        self._rules = rules
+        self._send = send
+        self._route = route
         self._body = bytearray()
         self._has_more = True
         self._is_given = True
-        self.is_disconnected = False
+        self._is_disconnected = False
 
-    async def read(self, declared: str | None) -> bytes | Problem | None:
-        """All of it, or what is wrong with it; None where the client is gone."""
-        if problem := self._rules.problem_of_length(declared):
-            return problem
+    def lines(self, name: str) -> list[str]:
+        wanted = name.lower().encode()
+        return [value.decode("latin-1") for each, value in self.native["headers"] if each.lower() == wanted]
+
+    async def read(self, rules: HttpRules) -> bytes | Problem | None:
         self._is_given = False
         while self._has_more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                self.is_disconnected = True
+                self._is_disconnected = True
                 return None
             self._body += message.get("body", b"")
             self._has_more = message.get("more_body", False)
-            if len(self._body) > self._rules.max_request:
+            if len(self._body) > rules.max_request:
                 return Problem.BODY_TOO_LARGE
+        declared = next(iter(self.lines("Content-Length")), "")
         return Problem.BODY_MALFORMED if declared and int(declared) != len(self._body) else bytes(self._body)
 
-    async def receive(self) -> Message:
+    def facts(self, body: bytes, key: str, caller: str) -> RequestFacts:
+        return RequestFacts(
+            method=self.method,
+            path=self.native["path"],
+            query=self.native.get("query_string", b"").decode("latin-1"),
+            content_type=next(iter(self.lines("Content-Type")), ""),
+            body=body,
+            key=key,
+            caller=caller,
+            route=self._route(self.native),
+        )
+
+    async def respond(self, body: bytes, limit: int) -> "Response[_Recorder | None]":
+        recorder = _Recorder(body, limit)
+        # Without extensions: by them a server would send what nobody has recorded.
+        await self._app({**self.native, "extensions": {}}, recorder.receive, recorder.send)
+        return recorder.response()
+
+    async def pass_on(self) -> None:
+        if not self._is_disconnected:
+            await self._app(self.native, self._give, self._send)
+
+    async def _give(self) -> Message:
         """What was read, and then what comes."""
         if self._is_given:
             return await self._receive()
@@ -177,8 +169,8 @@ class _Recorder:
 
     def __init__(self, body: bytes, limit: int) -> None:
         self._request: Message | None = {"type": "http.request", "body": body, "more_body": False}
-        self._start: Message | None = None
-        self._buffer = Buffer(limit)
+        self.start: Message = {}
+        self.buffer = Buffer(limit)
         self._is_complete = asyncio.Event()
 
     async def receive(self) -> Message:
@@ -192,39 +184,15 @@ class _Recorder:
     async def send(self, message: Message) -> None:
         """Keep a part of the response."""
         if message["type"] == "http.response.start":
-            self._start = message
+            self.start = message
         elif message["type"] == "http.response.body" and not self._is_complete.is_set():
-            self._buffer.write(message.get("body", b""))
+            self.buffer.write(message.get("body", b""))
             if not message.get("more_body", False):
                 self._is_complete.set()
 
-    def response(self) -> "Response[_Recorder]":
+    def response(self) -> "Response[_Recorder | None]":
         """The response."""
-        if self._start is None or not self._is_complete.is_set():
+        if not self.start or not self._is_complete.is_set():
             raise RuntimeError("the application returned without a complete response")
-        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in self._start.get("headers", ()))
-        return Response(self, self._start["status"], headers, self._buffer)
-
-    async def send_to(self, send: Send) -> None:
-        """Send it."""
-        assert self._start is not None
-        await send(self._start)
-        for chunk in self._buffer.chunks():
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _send_answer(answer: HttpAnswer, send: Send) -> None:
-    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
-    if answer.status != 204:
-        headers.append((b"content-length", str(len(answer.body)).encode()))
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body, "more_body": False})
-
-
-def _line(scope: Scope, name: bytes) -> str | None:
-    return next(iter(_lines(scope, name)), None)
-
-
-def _lines(scope: Scope, name: bytes) -> list[str]:
-    return [value.decode("latin-1") for each, value in scope["headers"] if each.lower() == name]
+        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in self.start.get("headers", ()))
+        return Response(self, self.start["status"], headers, self.buffer)

@@ -1,9 +1,9 @@
 """A decorator for Django's views, sync and async, and middleware for all of them."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial, wraps
-from inspect import isawaitable
 from typing import Any, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -17,14 +17,12 @@ from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve
 from django.utils.module_loading import import_string
 
-from celery_idempotent.contrib.http.guard import Buffer, HttpGuard, Response
+from celery_idempotent.contrib.http.guard import Buffer, HttpGuard, Response, finish
 from celery_idempotent.contrib.http.semantics import (
     Caller,
-    HttpAnswer,
     HttpOptions,
-    Problem,
+    HttpRules,
     RequestFacts,
-    caller_of,
     require_function,
 )
 from celery_idempotent.errors import PolicyError
@@ -33,7 +31,6 @@ from celery_idempotent.protocol.store import Store
 __all__ = ["IdempotentViewMiddleware", "idempotent_view"]
 
 View = Callable[..., Any]
-Route = Callable[[HttpRequest], str | None]
 
 _RESPONSES = (Http404, PermissionDenied, BadRequest, SuspiciousOperation)
 """What a view raises in place of returning a response."""
@@ -64,34 +61,35 @@ def idempotent_view(
     Raises:
         PolicyError: An option cannot work.
     """
-    guard = _ViewGuard(caller, store, celery, options)
+    guard = HttpGuard(caller, store, celery, options)
 
     def decorated(view: View) -> View:
-        if iscoroutinefunction(view):
+        is_async = iscoroutinefunction(view)
 
-            @wraps(view)
-            async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-                async def respond() -> HttpResponseBase:
-                    try:
-                        return await _rendered_on_loop(await view(request, *args, **kwargs))
-                    except _RESPONSES as error:
-                        return await sync_to_async(response_for_exception)(request, error)
+        async def respond(request: HttpRequest, args: Any, kwargs: Any) -> HttpResponseBase:
+            try:
+                found = view(request, *args, **kwargs)
+                response: HttpResponseBase = await found if is_async else found
+                if not isinstance(response, HttpResponseBase):
+                    raise TypeError(f"a view returned {type(response).__name__}, which is no response")
+                render = getattr(response, "render", None)  # of a template; later is too late
+                return await _run(is_async, render) if callable(render) else response
+            except _RESPONSES as error:
+                answer: HttpResponseBase = await _run(is_async, response_for_exception, request, error)
+                return answer
 
-                return await guard.answer_on_loop(request, respond, _route_of)
-
-            return awaited
+        def answering(request: HttpRequest, args: Any, kwargs: Any) -> Coroutine[Any, Any, HttpResponseBase]:
+            return _answer(guard, _Exchange(request, partial(respond, request, args, kwargs), _route_of, is_async))
 
         @wraps(view)
         def called(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            def respond() -> HttpResponseBase:
-                try:
-                    return _rendered(view(request, *args, **kwargs))
-                except _RESPONSES as error:
-                    return response_for_exception(request, error)
+            return finish(answering(request, args, kwargs))
 
-            return guard.answer(request, respond, _route_of)
+        @wraps(view)
+        async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            return await answering(request, args, kwargs)
 
-        return called
+        return awaited if is_async else called
 
     return decorated
 
@@ -118,7 +116,7 @@ class IdempotentViewMiddleware:
         self._only = options.pop("only", None)
         require_function("only", self._only)
         caller, store, celery = (options.pop(name, None) for name in ("caller", "store", "celery"))
-        self._guard = _ViewGuard(caller, store, celery, cast(HttpOptions, options))
+        self._guard = HttpGuard(caller, store, celery, cast(HttpOptions, options))
         self._get_response = get_response
         self._is_async = iscoroutinefunction(get_response)
         if self._is_async:
@@ -128,119 +126,77 @@ class IdempotentViewMiddleware:
         """Answer one request."""
         if self._only is not None and not self._only(request):
             return self._get_response(request)
-        answer = self._guard.answer_on_loop if self._is_async else self._guard.answer
-        return answer(request, partial(self._get_response, request), _resolved)
+
+        async def respond() -> HttpResponseBase:
+            found = self._get_response(request)
+            response: HttpResponseBase = await found if self._is_async else found
+            return response
+
+        answering = _answer(self._guard, _Exchange(request, respond, _resolved, self._is_async))
+        return answering if self._is_async else finish(answering)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> None:
         """Note what the view raised: the gate is to see it, and not only the page that Django makes of it."""
         request._idempotent_raised = error  # type: ignore[attr-defined]
 
 
-class _ViewGuard(HttpGuard):
-    """What decorator and middleware share."""
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    native: HttpRequest
+    pass_on: Callable[[], Coroutine[Any, Any, HttpResponseBase]]
+    route: Callable[[HttpRequest], str | None]
+    is_async: bool
 
-    def answer(self, request: HttpRequest, respond: Callable[[], HttpResponseBase], route: Route) -> HttpResponseBase:
-        """The response to a request."""
-        key = self._key_of(request)
-        facts = self._facts(request, key, self._caller_of(request, key), route)
-        if isinstance(facts, Problem) and self.rules.refuses:
-            return _response(self.rules.refusal(facts))
-        if not isinstance(facts, RequestFacts):
-            with self.unprotected():
-                return respond()
-        answered = self.call(facts, lambda: self._whole(request, respond()))
-        return _response(answered)
+    @property
+    def method(self) -> str:
+        return self.native.method or ""
 
-    async def answer_on_loop(
-        self, request: HttpRequest, respond: Callable[[], Awaitable[HttpResponseBase]], route: Route
-    ) -> HttpResponseBase:
-        """As :meth:`answer`, awaited."""
-        key = self._key_of(request)
-        caller = self._caller_of(request, key)
-        facts = self._facts(request, key, await caller if isawaitable(caller) else caller, route)
-        if isinstance(facts, Problem) and self.rules.refuses:
-            return _response(self.rules.refusal(facts))
-        if not isinstance(facts, RequestFacts):
-            with self.unprotected():
-                return await respond()
+    def lines(self, name: str) -> list[str]:
+        line = self.native.headers.get(name)
+        return [] if line is None else [line]
 
-        async def make() -> Response[HttpResponseBase]:
-            return await self._whole_on_loop(request, await respond())
-
-        answered = await self.call_on_loop(facts, make)
-        return _response(answered)
-
-    def _key_of(self, request: HttpRequest) -> str | Problem | None:
-        """The key, or why the request is refused before its body is read; None where it runs unprotected."""
-        line = request.headers.get("Idempotency-Key")
-        key = self.rules.key_of(request.method or "", [] if line is None else [line])
-        if isinstance(key, str) and self.rules.refuses:
+    async def read(self, rules: HttpRules) -> bytes | None:
+        if rules.refuses:
             _refuse_transaction()
-        return key
-
-    def _caller_of(self, request: HttpRequest, key: str | Problem | None) -> Any:
-        """What the author says about who calls, or what has to be awaited for that; None where nobody asks."""
-        if not isinstance(key, str):
-            return None
-        return self.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie"))
-
-    def _facts(
-        self, request: HttpRequest, key: str | Problem | None, named: Any, route: Route
-    ) -> RequestFacts | Problem | None:
-        """What a request is about, or why it is refused; None where it runs unprotected."""
-        if not isinstance(key, str):
-            return key
-        caller = caller_of(named)
-        if isinstance(caller, Problem):
-            return caller
-        if problem := self.rules.problem_of_length(request.META.get("CONTENT_LENGTH")):
-            return problem
         try:
-            body = request.body
+            return self.native.body
         except RawPostDataException:
-            if self.rules.refuses:
+            if rules.refuses:
                 raise
             return None
-        if len(body) > self.rules.max_request:
-            return Problem.BODY_TOO_LARGE
+
+    def facts(self, body: bytes, key: str, caller: str) -> RequestFacts:
         return RequestFacts(
-            method=request.method or "",
-            path=request.path,
-            query=request.META.get("QUERY_STRING", ""),
-            content_type=request.content_type or "",
+            method=self.method,
+            path=self.native.path,
+            query=self.native.META.get("QUERY_STRING", ""),
+            content_type=self.native.content_type or "",
             body=body,
             key=key,
             caller=caller,
-            route=route(request),
+            route=self.route(self.native),
         )
 
-    def _whole(self, request: HttpRequest, response: HttpResponseBase) -> Response[HttpResponseBase]:
-        """The response with all of its body."""
+    async def respond(self, body: bytes, limit: int) -> Response[HttpResponseBase]:
+        response = await self.pass_on()
+        raised = getattr(self.native, _RAISED, None) if response.status_code >= 500 else None
         if not isinstance(response, StreamingHttpResponse):
-            return _response_to(request, response, cast(HttpResponse, response).content)
-        buffer = Buffer(self.rules.max_response).fill(cast(Iterator[bytes], response))
-        _close_sources(response)
-        response.streaming_content = buffer.chunks()
-        return _response_to(request, response, buffer)
-
-    async def _whole_on_loop(self, request: HttpRequest, response: HttpResponseBase) -> Response[HttpResponseBase]:
-        """As :meth:`_whole`, awaited."""
-        if not isinstance(response, StreamingHttpResponse):
-            return self._whole(request, response)
-        buffer = Buffer(self.rules.max_response)
-        if response.is_async:
+            content = cast(HttpResponse, response).content
+            return Response(response, response.status_code, response.items(), content, raised)
+        buffer = Buffer(limit)
+        if self.is_async and response.is_async:
             async for chunk in cast(AsyncIterator[bytes], response.streaming_content):
                 buffer.write(chunk)
         else:
-            await sync_to_async(buffer.fill)(cast(Iterator[bytes], response.streaming_content))
-        await sync_to_async(_close_sources)(response)
-        response.streaming_content = _awaited(buffer.chunks())
-        return _response_to(request, response, buffer)
+            await _run(self.is_async, buffer.fill, response.streaming_content if self.is_async else response)
+        await _run(self.is_async, _close_sources, response)
+        response.streaming_content = _awaited(buffer.chunks()) if self.is_async else buffer.chunks()
+        return Response(response, response.status_code, response.items(), buffer, raised)
 
 
-def _response_to(request: HttpRequest, response: HttpResponseBase, body: bytes | Buffer) -> Response[HttpResponseBase]:
-    raised = getattr(request, _RAISED, None) if response.status_code >= 500 else None
-    return Response(response, response.status_code, response.items(), body, raised)
+async def _run(is_async: bool, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call what may block: in a thread where there is an event loop."""
+    return await sync_to_async(function)(*arguments) if is_async else function(*arguments)
 
 
 def _close_sources(response: HttpResponseBase) -> None:
@@ -257,18 +213,6 @@ _RAISED = "_idempotent_raised"
 async def _awaited(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     for each in chunks:
         yield each
-
-
-def _rendered(response: Any) -> HttpResponseBase:
-    """What a view returned; a response of a template is rendered, as later is too late."""
-    if not isinstance(response, HttpResponseBase):
-        raise TypeError(f"a view returned {type(response).__name__}, which is no response")
-    render = getattr(response, "render", None)
-    return render() if callable(render) else response
-
-
-async def _rendered_on_loop(response: Any) -> HttpResponseBase:
-    return await sync_to_async(_rendered)(response) if hasattr(response, "render") else _rendered(response)
 
 
 def _refuse_transaction() -> None:
@@ -297,7 +241,8 @@ def _resolved(request: HttpRequest) -> str | None:
         return None
 
 
-def _response(answer: HttpResponseBase | HttpAnswer) -> HttpResponseBase:
+async def _answer(guard: HttpGuard, exchange: _Exchange) -> HttpResponseBase:
+    answer = await guard.answer(exchange)
     if isinstance(answer, HttpResponseBase):
         return answer
     response = HttpResponse(answer.body, status=answer.status)

@@ -9,8 +9,8 @@ from flask import Response as FlaskResponse
 from flask import current_app, make_response, request
 from werkzeug.exceptions import HTTPException
 
-from celery_idempotent.contrib.http.guard import Buffer, HttpGuard, Response
-from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, HttpOptions, Problem, RequestFacts, caller_of
+from celery_idempotent.contrib.http.guard import Buffer, HttpGuard, Response, finish
+from celery_idempotent.contrib.http.semantics import Caller, HttpAnswer, HttpOptions, HttpRules, RequestFacts
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.store import Store
 
@@ -48,82 +48,74 @@ def idempotent_view(
     def decorated(view: View) -> View:
         @wraps(view)
         def protected(*args: Any, **kwargs: Any) -> Any:
-            rules = guard.rules
-            facts = _facts(guard)
-            if isinstance(facts, Problem) and rules.refuses:
-                return _response(rules.refusal(facts))
-            if not isinstance(facts, RequestFacts):
-                with guard.unprotected():
-                    return current_app.ensure_sync(view)(*args, **kwargs)
-            answered = guard.call(facts, lambda: _response_of(view, args, kwargs, rules.max_response))
-            return _response(answered)
+            answered = finish(guard.answer(_Exchange(lambda: current_app.ensure_sync(view)(*args, **kwargs))))
+            return _response(answered) if isinstance(answered, HttpAnswer) else answered
 
         return protected
 
     return decorated
 
 
-def _facts(guard: HttpGuard) -> RequestFacts | Problem | None:
-    """What a request is about, or why it is refused; None where it runs unprotected."""
-    key = guard.rules.key_of(request.method, request.headers.getlist("Idempotency-Key"))
-    if not isinstance(key, str):
-        return key
-    caller = caller_of(guard.caller(request, request.headers.get("Authorization"), request.headers.get("Cookie")))
-    if isinstance(caller, Problem):
-        return caller
-    body = _body(guard)
-    if isinstance(body, Problem):
+class _Exchange:
+    is_async = False
+
+    def __init__(self, view: Callable[[], Any]) -> None:
+        self._view = view
+        self.native = request
+        self.method = request.method
+
+    def lines(self, name: str) -> list[str]:
+        return request.headers.getlist(name)
+
+    async def read(self, rules: HttpRules) -> bytes:
+        # Werkzeug cuts a body in chunks at its limit, and says nothing: one byte more tells.
+        limit = rules.max_request + 1
+        request.max_content_length = min(limit, request.max_content_length or limit)
+        body = request.get_data()
+        # Somebody, such as a check against CSRF, may have made a form of it.
+        is_consumed = "form" in vars(request) and bool(request.form or request.files)
+        if not body and rules.refuses and is_consumed:
+            raise PolicyError(
+                "request.form",
+                "read before the view",
+                "of its body nothing is left to tell two requests apart; call request.get_data() before, which keeps "
+                "it",
+            )
         return body
-    return RequestFacts(
-        method=request.method,
-        path=request.root_path + request.path,
-        query=request.query_string.decode("latin-1"),
-        content_type=request.content_type or "",
-        body=body,
-        key=key,
-        caller=caller,
-        route=None if request.url_rule is None else request.url_rule.rule,
-    )
 
-
-def _body(guard: HttpGuard) -> bytes | Problem:
-    limit = guard.rules.max_request
-    if problem := guard.rules.problem_of_length(request.environ.get("CONTENT_LENGTH")):
-        return problem
-    # Werkzeug cuts a body in chunks at its limit, and says nothing: one byte more tells.
-    request.max_content_length = min(limit + 1, request.max_content_length or limit + 1)
-    body = request.get_data()
-    # Somebody, such as a check against CSRF, may have made a form of it.
-    is_consumed = "form" in vars(request) and bool(request.form or request.files)
-    if not body and guard.rules.refuses and is_consumed:
-        raise PolicyError(
-            "request.form",
-            "read before the view",
-            "of its body nothing is left to tell two requests apart; call request.get_data() before, which keeps it",
+    def facts(self, body: bytes, key: str, caller: str) -> RequestFacts:
+        return RequestFacts(
+            method=request.method,
+            path=request.root_path + request.path,
+            query=request.query_string.decode("latin-1"),
+            content_type=request.content_type or "",
+            body=body,
+            key=key,
+            caller=caller,
+            route=None if request.url_rule is None else request.url_rule.rule,
         )
-    return Problem.BODY_TOO_LARGE if len(body) > limit else body
+
+    async def respond(self, body: bytes, limit: int) -> Response[Any]:
+        try:
+            returned = self._view()
+        except HTTPException as error:
+            returned = current_app.handle_http_exception(error)
+        response = make_response(returned)
+        if not (response.is_streamed or response.direct_passthrough):
+            return Response(response, response.status_code, response.headers.items(), response.get_data())
+        buffer = Buffer(limit).fill(response.iter_encoded())
+        close = getattr(response.response, "close", None)
+        if close is not None:
+            close()  # it, and not the response: what the view calls on close is called at the end, once
+        response.direct_passthrough = False
+        response.response = buffer.chunks()
+        return Response(response, response.status_code, response.headers.items(), buffer)
+
+    async def pass_on(self) -> Any:
+        return self._view()
 
 
-def _response_of(view: View, args: Any, kwargs: Any, limit: int) -> Response[FlaskResponse]:
-    try:
-        returned = current_app.ensure_sync(view)(*args, **kwargs)
-    except HTTPException as error:
-        returned = current_app.handle_http_exception(error)
-    response = make_response(returned)
-    if not (response.is_streamed or response.direct_passthrough):
-        return Response(response, response.status_code, response.headers.items(), response.get_data())
-    buffer = Buffer(limit).fill(response.iter_encoded())
-    close = getattr(response.response, "close", None)
-    if close is not None:
-        close()  # it, and not the response: what the view calls on close is called at the end, once
-    response.direct_passthrough = False
-    response.response = buffer.chunks()
-    return Response(response, response.status_code, response.headers.items(), buffer)
-
-
-def _response(answer: FlaskResponse | HttpAnswer) -> FlaskResponse:
-    if isinstance(answer, FlaskResponse):
-        return answer
+def _response(answer: HttpAnswer) -> FlaskResponse:
     response = FlaskResponse(answer.body, answer.status)
     del response.headers["Content-Type"]
     for name, value in answer.headers:

@@ -1,12 +1,13 @@
 """The guard of requests: what all frameworks have in common beside the rules."""
 
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from inspect import isawaitable
 from tempfile import SpooledTemporaryFile
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from uuid import uuid4
 from weakref import finalize
 
@@ -22,17 +23,19 @@ from celery_idempotent.contrib.http.semantics import (
     RequestFacts,
     answer_of,
     by_authorization,
+    caller_of,
 )
 from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.delivery import Conflict, Outcome
+from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.engine.execution import executed_by, execution
 from celery_idempotent.errors import IdempotencyWarning, SafeToRetry
 from celery_idempotent.integration.task.gates import Gate
-from celery_idempotent.integration.task.places import Place, place_of
+from celery_idempotent.integration.task.places import place_of
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.store import Store
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 _CHUNK = 65_536
 
@@ -114,6 +117,37 @@ class Response(Generic[R]):
         return rules.record_of(HttpAnswer(self.status, tuple(self.headers), bytes(self.body)))
 
 
+class Exchange(Protocol[R]):
+    """A request of one framework's, and how its response comes about. Nothing waits where it is not ``is_async``."""
+
+    @property
+    def native(self) -> Any:
+        """The request, as functions of the author's take it."""
+
+    @property
+    def method(self) -> str:
+        """Its method."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether an event loop serves it."""
+
+    def lines(self, name: str) -> list[str]:
+        """The header lines of this name."""
+
+    async def read(self, rules: HttpRules) -> bytes | Problem | None:
+        """The body, or what is wrong with it; None where none can be had, and the request runs unprotected."""
+
+    def facts(self, body: bytes, key: str, caller: str) -> RequestFacts:
+        """What the request is about."""
+
+    async def respond(self, body: bytes, limit: int) -> Response[R]:
+        """The application's whole response, up to ``limit`` bytes of it in memory."""
+
+    async def pass_on(self) -> R:
+        """The application's response as it is, unprotected."""
+
+
 class HttpGuard:
     """What guards the requests of one application: the rules, and the store."""
 
@@ -125,96 +159,104 @@ class HttpGuard:
         self.rules = HttpRules(caller=caller, **options)
         self._where = place_of(store, celery)
 
-    def unprotected(self) -> AbstractContextManager[Any]:
-        """Within the block, the current attempt protects nothing, unless one around it does."""
-        if execution() is not None:
-            return nullcontext()
-        identity = Identity(f"{self.rules.policy.scope_of('http')}:{uuid4()}", None)
-        return executed_by(Attempt(lambda: identity), "http", None, HttpGuard)
+    async def answer(self, exchange: Exchange[R]) -> R | HttpAnswer:
+        """What to send: the application's response, or one in its place."""
+        facts = await self._facts(exchange)
+        if isinstance(facts, RequestFacts):
+            return await self._call(facts, exchange)
+        if facts is not None and self.rules.refuses:
+            return self.rules.refusal(facts)
+        with self._unprotected():
+            return await exchange.pass_on()
 
-    def caller(self, request: Any, authorization: str | None, cookie: str | None) -> Any:
+    async def _facts(self, exchange: Exchange[R]) -> RequestFacts | Problem | None:
+        """What a request is about, or why it is refused; None where it runs unprotected."""
+        key = self.rules.key_of(exchange.method, exchange.lines("Idempotency-Key"))
+        if not isinstance(key, str):
+            return key
+        named = self._caller(exchange)
+        caller = caller_of(await named if exchange.is_async and isawaitable(named) else named)
+        if isinstance(caller, Problem):
+            return caller
+        if problem := self.rules.problem_of_length(_line(exchange, "Content-Length")):
+            return problem
+        # Not before: whoever may not come must not have a body kept here.
+        body = await exchange.read(self.rules)
+        if not isinstance(body, bytes):
+            return body
+        return Problem.BODY_TOO_LARGE if len(body) > self.rules.max_request else exchange.facts(body, key, caller)
+
+    def _caller(self, exchange: Exchange[R]) -> Any:
         """What the author says about who calls; where he says nothing, a cookie may be somebody's session."""
+        authorization = _line(exchange, "Authorization")
         match self.rules.caller:
             case "anybody" as everybody:
                 return everybody
             case "authorization":
                 return by_authorization(authorization)
             case None:
-                return by_authorization(authorization) or (None if cookie else "anybody")
+                return by_authorization(authorization) or (None if _line(exchange, "Cookie") else "anybody")
             case function:
-                return function(request)
+                return function(exchange.native)
 
-    def call(self, facts: RequestFacts, make: Callable[[], Response[R]]) -> R | HttpAnswer:
-        """What to send: the response that ``make`` makes, or one in its place."""
-        request_call: _RequestCall[R] = _RequestCall(self.rules, self._where, facts)
+    def _unprotected(self) -> AbstractContextManager[Any]:
+        """Within the block, the current attempt protects nothing, unless one around it does."""
+        if execution() is not None:
+            return nullcontext()
+        identity = Identity(f"{self.rules.policy.scope_of('http')}:{uuid4()}", None)
+        return executed_by(Attempt(lambda: identity), "http", None, HttpGuard)
 
-        def body(attempt: Attempt) -> Any:
-            request_call.has_run = True
-            return request_call.record(make())
-
-        with request_call:
-            request_call.answer(request_call.gate.passed(request_call.identity, body))
-        return request_call.answered
-
-    async def call_on_loop(self, facts: RequestFacts, make: Callable[[], Awaitable[Response[R]]]) -> R | HttpAnswer:
-        """As :meth:`call`, without blocking the event loop."""
-        request_call: _RequestCall[R] = _RequestCall(self.rules, self._where, facts)
+    async def _call(self, facts: RequestFacts, exchange: Exchange[R]) -> R | HttpAnswer:
+        rules = self.rules
+        gate = Gate(facts.name, rules.policy, self._where)
+        identity = partial(gate.identity, SIGNATURE, (), facts.arguments())
+        has_run = False
+        response: list[Response[R]] = []
+        value: Any = object()  # equal to nothing that is recorded
 
         async def body(attempt: Attempt) -> Any:
-            request_call.has_run = True
-            return request_call.record(await make())
+            nonlocal has_run, value
+            has_run = True
+            response.append(await exchange.respond(facts.body, rules.max_response))
+            if response[0].raised is not None:
+                raise response[0].raised
+            if not rules.is_outcome(response[0].status):
+                raise NotAnOutcome(f"status {response[0].status}")
+            value = response[0].value(rules)
+            return value
 
-        with request_call:
-            request_call.answer(await request_call.gate.passed_on_loop(request_call.identity, body))
-        return request_call.answered
-
-
-class _RequestCall(Generic[R]):
-    """One request, and what has become of it; an error in its block becomes ``answered``, unless it is the body's."""
-
-    answered: R | HttpAnswer
-
-    def __init__(self, rules: HttpRules, where: Callable[[], Place], facts: RequestFacts) -> None:
-        self._rules = rules
-        self.gate = Gate(facts.name, rules.policy, where)
-        self.identity: Callable[[], Identity] = partial(self.gate.identity, SIGNATURE, (), facts.arguments())
-        self.has_run = False
-        self._response: Response[R] | None = None
-        self._value: Any = object()  # equal to nothing that is recorded
-
-    def record(self, response: Response[R]) -> Any:
-        """What is recorded of the application's response; raises what is to be recorded, or ``NotAnOutcome``."""
-        self._response = response
-        if response.raised is not None:
-            raise response.raised
-        if not self._rules.is_outcome(response.status):
-            raise NotAnOutcome(f"status {response.status}")
-        self._value = response.value(self._rules)
-        return self._value
-
-    def answer(self, found: Outcome | Conflict) -> None:
-        """Settle what to send where the gate has answered."""
-        if isinstance(found, Conflict):
-            self.answered = self._rules.refusal(Problem.IN_FLIGHT, self.gate.pause_after(found, 0))
-        # What else is recorded was committed by the view, or by an attempt that took over, and it is what counts.
-        elif self._response is not None and found.value == self._value:
-            self.answered = self._response.native
-        else:
+        try:
+            if exchange.is_async:
+                found = await gate.passed_on_loop(identity, body)
+            else:
+                found = gate.passed(identity, lambda attempt: finish(body(attempt)))
+            if isinstance(found, Conflict):
+                return rules.refusal(Problem.IN_FLIGHT, gate.pause_after(found, 0))
+            # What else is recorded was committed by the view, or by an attempt that took over, and it is what counts.
+            if response and found.value == value:
+                return response[0].native
             kept = answer_of(found.value)
-            self.answered = kept if self.has_run else kept.as_replay()
+            return kept if has_run else kept.as_replay()
+        except Exception as error:
+            if response and isinstance(error, NotAnOutcome):
+                return response[0].native
+            refusal = rules.refusal_of(error, identity().key, has_run=has_run)
+            if refusal is not None:
+                return refusal
+            if response and error is response[0].raised:
+                return response[0].native
+            raise
 
-    def __enter__(self) -> None:
-        pass
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        instead = self._instead_of(error) if isinstance(error, Exception) else None
-        if instead is not None:
-            self.answered = instead
-        return instead is not None
+def finish(answering: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        answering.send(None)
+    except StopIteration as over:
+        result: T = over.value
+        return result
+    raise RuntimeError("a request that no event loop serves has waited for one")
 
-    def _instead_of(self, error: Exception) -> R | HttpAnswer | None:
-        response = self._response
-        if response is not None and isinstance(error, NotAnOutcome):
-            return response.native
-        refusal = self._rules.refusal_of(error, self.identity().key, has_run=self.has_run)
-        return response.native if refusal is None and response is not None and error is response.raised else refusal
+
+def _line(exchange: Exchange[Any], name: str) -> str | None:
+    return next(iter(exchange.lines(name)), None)
