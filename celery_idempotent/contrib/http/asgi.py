@@ -83,7 +83,7 @@ class IdempotencyMiddleware:
         if scope["type"] != "http" or (self._only is not None and not self._only(scope)):
             await self._app(scope, receive, send)
             return
-        answered = await self._guard.answer(_Exchange(self._app, scope, receive, send, self._route))
+        answered = await self._guard.answer(_AsgiExchange(self._app, scope, receive, send, self._route))
         if isinstance(answered, HttpAnswer):
             headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answered.headers]
             if answered.status != 204:
@@ -97,7 +97,7 @@ class IdempotencyMiddleware:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class _Exchange:
+class _AsgiExchange:
     """A request; who reads its body after it was read gets all of it."""
 
     is_async = True

@@ -79,7 +79,9 @@ def idempotent_view(
                 return answer
 
         def answering(request: HttpRequest, args: Any, kwargs: Any) -> Coroutine[Any, Any, HttpResponseBase]:
-            return _answer(guard, _Exchange(request, partial(respond, request, args, kwargs), _route_of, is_async))
+            return _answer(
+                guard, _DjangoExchange(request, partial(respond, request, args, kwargs), _route_of, is_async)
+            )
 
         @wraps(view)
         def called(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -132,7 +134,7 @@ class IdempotentViewMiddleware:
             response: HttpResponseBase = await found if self._is_async else found
             return response
 
-        answering = _answer(self._guard, _Exchange(request, respond, _resolved, self._is_async))
+        answering = _answer(self._guard, _DjangoExchange(request, respond, _resolved, self._is_async))
         return answering if self._is_async else finish(answering)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> None:
@@ -141,7 +143,7 @@ class IdempotentViewMiddleware:
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchange:
+class _DjangoExchange:
     native: HttpRequest
     pass_on: Callable[[], Coroutine[Any, Any, HttpResponseBase]]
     route: Callable[[HttpRequest], str | None]
@@ -241,7 +243,7 @@ def _resolved(request: HttpRequest) -> str | None:
         return None
 
 
-async def _answer(guard: HttpGuard, exchange: _Exchange) -> HttpResponseBase:
+async def _answer(guard: HttpGuard, exchange: _DjangoExchange) -> HttpResponseBase:
     answer = await guard.answer(exchange)
     if isinstance(answer, HttpResponseBase):
         return answer

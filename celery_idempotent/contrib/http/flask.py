@@ -48,7 +48,7 @@ def idempotent_view(
     def decorated(view: View) -> View:
         @wraps(view)
         def protected(*args: Any, **kwargs: Any) -> Any:
-            answered = finish(guard.answer(_Exchange(lambda: current_app.ensure_sync(view)(*args, **kwargs))))
+            answered = finish(guard.answer(_FlaskExchange(lambda: current_app.ensure_sync(view)(*args, **kwargs))))
             return _response(answered) if isinstance(answered, HttpAnswer) else answered
 
         return protected
@@ -56,7 +56,7 @@ def idempotent_view(
     return decorated
 
 
-class _Exchange:
+class _FlaskExchange:
     is_async = False
 
     def __init__(self, view: Callable[[], Any]) -> None:
