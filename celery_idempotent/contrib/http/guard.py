@@ -117,7 +117,7 @@ class Response(Generic[R]):
         return rules.record_of(HttpAnswer(self.status, tuple(self.headers), bytes(self.body)))
 
 
-class Exchange(Protocol[R]):
+class HttpExchange(Protocol[R]):
     """A request of one framework's, and how its response comes about. Nothing waits where it is not ``is_async``."""
 
     @property
@@ -159,7 +159,7 @@ class HttpGuard:
         self.rules = HttpRules(caller=caller, **options)
         self._where = place_of(store, celery)
 
-    async def answer(self, exchange: Exchange[R]) -> R | HttpAnswer:
+    async def answer(self, exchange: HttpExchange[R]) -> R | HttpAnswer:
         """What to send: the application's response, or one in its place."""
         facts = await self._facts(exchange)
         if isinstance(facts, RequestFacts):
@@ -169,7 +169,7 @@ class HttpGuard:
         with self._unprotected():
             return await exchange.pass_on()
 
-    async def _facts(self, exchange: Exchange[R]) -> RequestFacts | Problem | None:
+    async def _facts(self, exchange: HttpExchange[R]) -> RequestFacts | Problem | None:
         """What a request is about, or why it is refused; None where it runs unprotected."""
         key = self.rules.key_of(exchange.method, exchange.lines("Idempotency-Key"))
         if not isinstance(key, str):
@@ -186,7 +186,7 @@ class HttpGuard:
             return body
         return Problem.BODY_TOO_LARGE if len(body) > self.rules.max_request else exchange.facts(body, key, caller)
 
-    def _caller(self, exchange: Exchange[R]) -> Any:
+    def _caller(self, exchange: HttpExchange[R]) -> Any:
         """What the author says about who calls; where he says nothing, a cookie may be somebody's session."""
         authorization = _line(exchange, "Authorization")
         match self.rules.caller:
@@ -206,7 +206,7 @@ class HttpGuard:
         identity = Identity(f"{self.rules.policy.scope_of('http')}:{uuid4()}", None)
         return executed_by(Attempt(lambda: identity), "http", None, HttpGuard)
 
-    async def _call(self, facts: RequestFacts, exchange: Exchange[R]) -> R | HttpAnswer:
+    async def _call(self, facts: RequestFacts, exchange: HttpExchange[R]) -> R | HttpAnswer:
         rules = self.rules
         gate = Gate(facts.name, rules.policy, self._where)
         identity = partial(gate.identity, SIGNATURE, (), facts.arguments())
@@ -258,5 +258,5 @@ def finish(answering: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a request that no event loop serves has waited for one")
 
 
-def _line(exchange: Exchange[Any], name: str) -> str | None:
+def _line(exchange: HttpExchange[Any], name: str) -> str | None:
     return next(iter(exchange.lines(name)), None)
