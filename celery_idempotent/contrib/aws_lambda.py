@@ -24,7 +24,7 @@ from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import IdempotencyError, InFlight, KeyMissing, PolicyError, ResultLost
 from celery_idempotent.integration import binding
 from celery_idempotent.integration.task.functions import is_async, is_method, name_of, refuse_what_is_no_function
-from celery_idempotent.integration.task.gates import Gate, check_policy
+from celery_idempotent.integration.task.gates import Guard, check_policy
 from celery_idempotent.integration.task.places import place_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.durations import Duration, is_duration, milliseconds
@@ -108,7 +108,7 @@ def sqs_batch(
         refuse_what_is_no_function(function)
         named = name or name_of(function)
         with binding.named(named):
-            consumer = _Consumer(function, Gate(named, policy, where), record, key)
+            consumer = _Consumer(function, Guard(named, policy, where), record, key)
 
         def handler(event: Mapping[str, Any], context: Any) -> dict[str, list[dict[str, str]]]:
             messages = _messages(event)
@@ -135,7 +135,7 @@ class _Consumer:
     def __init__(
         self,
         function: Callable[..., Any],
-        gate: Gate,
+        gate: Guard,
         record: str | None,
         key: Callable[[_Message], str | None] | None,
     ) -> None:
@@ -151,7 +151,7 @@ class _Consumer:
         if gate.declared is not None:
             check_policy(gate.declared, self._signature.signature)
 
-    def consume(self, message: _Message, gate: Gate) -> bool:
+    def consume(self, message: _Message, gate: Guard) -> bool:
         """Have the message's effect happen, unless it has happened; False where the message is to come again."""
         try:
             arguments = self._arguments(message)
@@ -162,7 +162,7 @@ class _Consumer:
                 binding.refuse_unfinished(value, gate.name)
                 return value
 
-            found = gate.passed(partial(self._identity, message, arguments), body)
+            found = gate.call(partial(self._identity, message, arguments), body)
             if isinstance(found, Conflict):
                 raise found.error
         except ResultLost:
@@ -219,7 +219,7 @@ class _Invocation:
         """Without the reserve."""
         return self._remaining() - self._reserve
 
-    def gate(self, gate: Gate) -> Gate | None:
+    def gate(self, gate: Guard) -> Guard | None:
         """``gate`` for an operation that has to end in time; None where too little is left to begin one."""
         left = self.left
         if left < self._least:

@@ -29,7 +29,7 @@ from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.engine.execution import executed_by, execution
 from celery_idempotent.errors import IdempotencyWarning, SafeToRetry
-from celery_idempotent.integration.task.gates import Gate
+from celery_idempotent.integration.task.gates import Guard
 from celery_idempotent.integration.task.places import place_of
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.store import Store
@@ -208,7 +208,7 @@ class HttpGuard:
 
     async def _call(self, facts: RequestFacts, exchange: HttpExchange[R]) -> R | HttpAnswer:
         rules = self.rules
-        gate = Gate(facts.name, rules.policy, self._where)
+        gate = Guard(facts.name, rules.policy, self._where)
         identity = partial(gate.identity, SIGNATURE, (), facts.arguments())
         has_run = False
         response: list[Response[R]] = []
@@ -227,9 +227,9 @@ class HttpGuard:
 
         try:
             if exchange.is_async:
-                found = await gate.passed_on_loop(identity, body)
+                found = await gate.call_on_loop(identity, body)
             else:
-                found = gate.passed(identity, lambda attempt: finish(body(attempt)))
+                found = gate.call(identity, lambda attempt: finish(body(attempt)))
             if isinstance(found, Conflict):
                 return rules.refusal(Problem.IN_FLIGHT, gate.pause_after(found, 0))
             # What else is recorded was committed by the view, or by an attempt that took over, and it is what counts.

@@ -104,7 +104,7 @@ class Denied(Exception):
         self.status = status
 
 
-class Guard:
+class PageAccess:
     """Lets a request through to ``app`` if it may come; the form of one that writes is in its ``state``.
 
     Args:

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from celery_idempotent.contrib.web.guard import Denied, Guard, Sessions, set_cookie, with_headers
+from celery_idempotent.contrib.web.guard import Denied, PageAccess, Sessions, set_cookie, with_headers
 from celery_idempotent.contrib.web.overview import OPEN, Overview, exposed
 from celery_idempotent.contrib.web.records import (
     AGES,
@@ -61,7 +61,7 @@ _WHO = "idempotency_who"
 def served(app: Celery, token: str, *, write: bool) -> ASGIApp:
     """The ASGI app: files that everybody may have, and pages behind a guard."""
     pages = _Pages(app, write)
-    guard = Middleware(Guard, sessions=Sessions(token), refuse=pages.refused)
+    guard = Middleware(PageAccess, sessions=Sessions(token), refuse=pages.refused)
     views = [
         Route("/", pages.overview),
         Route("/records", pages.records),

@@ -14,7 +14,7 @@ from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration import binding
-from celery_idempotent.integration.task.gates import Gate, check_policy
+from celery_idempotent.integration.task.gates import Guard, check_policy
 from celery_idempotent.integration.task.places import place_of
 from celery_idempotent.protocol.durations import Duration, is_duration, milliseconds
 from celery_idempotent.protocol.keys import Identity
@@ -78,7 +78,7 @@ def idempotent(
     def decorated(function: F) -> F:
         refuse_what_is_no_function(function)
         named = name or name_of(function)
-        caller = _Caller(function, Gate(named, policy, where), milliseconds(wait) / 1000)
+        caller = _Caller(function, Guard(named, policy, where), milliseconds(wait) / 1000)
         with binding.named(named):
             caller.check()
         return cast(F, caller.wrapper())
@@ -89,7 +89,7 @@ def idempotent(
 class _Caller:
     """What the wrapper of one function does, whether that is awaited or not."""
 
-    def __init__(self, function: Callable[..., Any], gate: Gate, wait: float) -> None:
+    def __init__(self, function: Callable[..., Any], gate: Guard, wait: float) -> None:
         self._function = function
         self._gate = gate
         self._wait = wait
@@ -125,7 +125,7 @@ class _Caller:
                 return value
 
             waiting = _Waiting(self._gate, self._wait)
-            while isinstance(found := self._gate.passed(self._identity_of_call(args, kwargs), body), Conflict):
+            while isinstance(found := self._gate.call(self._identity_of_call(args, kwargs), body), Conflict):
                 clock.sleep(waiting.pause_after(found))
             return found.value
 
@@ -142,7 +142,7 @@ class _Caller:
 
             waiting = _Waiting(self._gate, self._wait)
             while isinstance(
-                found := await self._gate.passed_on_loop(self._identity_of_call(args, kwargs), body), Conflict
+                found := await self._gate.call_on_loop(self._identity_of_call(args, kwargs), body), Conflict
             ):
                 await asyncio.sleep(waiting.pause_after(found))
             return found.value
@@ -159,7 +159,7 @@ class _Caller:
 class _Waiting:
     """One caller's wait for another's body."""
 
-    def __init__(self, gate: Gate, seconds: float) -> None:
+    def __init__(self, gate: Guard, seconds: float) -> None:
         self._gate = gate
         self._until = clock.monotonic() + seconds
         self._conflicts = 0

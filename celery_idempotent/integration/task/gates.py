@@ -10,7 +10,6 @@ import os
 import platform
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -21,7 +20,7 @@ from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, Delivery, Outcome
 from celery_idempotent.engine.events import Event, EventName
-from celery_idempotent.engine.execution import Execution, executed_by, execution
+from celery_idempotent.engine.execution import executed_by, execution
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, PolicyError
@@ -54,14 +53,14 @@ def check_policy(policy: Policy, signature: inspect.Signature) -> None:
 
 
 @dataclass(eq=False)  # it sends signals, and who does must have a hash
-class Gate:
+class Guard:
     """Lets each operation called ``name`` through once.
 
     Args:
         name: In records, logs and, where the policy has no scope, keys.
         declared: The policy of its operations; None for that of the place.
         where: Tells the place; asked at the first call.
-        sender: Of its signals; default: the gate itself.
+        sender: Of its signals; default: the guard itself.
         until: By the local clock, when this process ends.
     """
 
@@ -104,33 +103,33 @@ class Gate:
             explicit=explicit,
         )
 
-    def passed(self, identity: Callable[[], Identity], body: Callable[[Attempt], Any]) -> Outcome | Conflict:
+    def call(self, identity: Callable[[], Identity], body: Callable[[Attempt], Any]) -> Outcome | Conflict:
         """Run ``body``, or tell what is recorded; raises as ``identity`` and :meth:`Delivery.run` do."""
         identity = at_once(identity)  # the body may change what it follows from
         known = self._known(identity)
 
-        def call(claim: Claim | None) -> Any:
-            with self._executed(identity, claim) as executed:
+        def execute(claim: Claim | None) -> Any:
+            with executed_by(self._attempt(identity, claim), self.name, None, Guard) as executed:
                 return body(executed.attempt)
 
-        return self._delivered(known, call)
+        return self._deliverer(known)(execute)
 
-    async def passed_on_loop(
+    async def call_on_loop(
         self, identity: Callable[[], Identity], body: Callable[[Attempt], Awaitable[Any]]
     ) -> Outcome | Conflict:
-        """As :meth:`passed`, for a body that is awaited; the event loop is not blocked."""
+        """As :meth:`call`, for a body that is awaited; the event loop is not blocked."""
         from celery_idempotent.engine.loops import awaited  # a process without an event loop imports none
 
         identity = at_once(identity)
         known = self._known(identity)
 
-        async def call(claim: Claim | None) -> Any:
-            with self._executed(identity, claim) as executed:
+        async def execute(claim: Claim | None) -> Any:
+            with executed_by(self._attempt(identity, claim), self.name, None, Guard) as executed:
                 return await body(executed.attempt)
 
         if known is None:
-            return Outcome(await call(None))
-        return await awaited(partial(self._delivered, known), call)
+            return Outcome(await execute(None))
+        return await awaited(lambda body: self._deliverer(known)(body), execute)  # to open a store may take long, too
 
     def pause_after(self, conflict: Conflict, conflicts: int) -> float:
         """Seconds after which to ask again, for somebody who has met that many conflicts before."""
@@ -158,15 +157,12 @@ class Gate:
         around = execution()
         return None if around is not None and around.holds(known.key) else known
 
-    def _delivered(self, known: Identity | None, body: Body) -> Outcome | Conflict:
+    def _deliverer(self, known: Identity | None) -> Callable[[Body], Outcome | Conflict]:
         if known is None:
-            return Outcome(body(None))
-        if self.policy.mode == "observe":
-            return Outcome(self._delivery(known, is_observed=True).observe(body))
-        return self._delivery(known, is_observed=False).run(body)
-
-    def _executed(self, identity: Callable[[], Identity], claim: Claim | None) -> AbstractContextManager[Execution]:
-        return executed_by(self._attempt(identity, claim), self.name, None, Gate)
+            return lambda body: Outcome(body(None))
+        is_observed = self.policy.mode == "observe"
+        delivery = self._delivery(known, is_observed=is_observed)
+        return (lambda body: Outcome(delivery.observe(body))) if is_observed else delivery.run
 
     def _attempt(self, identity: Callable[[], Identity], claim: Claim | None) -> Attempt:
         if claim is None:
