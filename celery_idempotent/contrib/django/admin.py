@@ -5,7 +5,7 @@ its change.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -111,12 +111,7 @@ def _column(
 
 def _on_one_line(field: str) -> Callable[..., Any]:
     """The value of ``field``, which somebody else has chosen."""
-
-    def value(row: IdempotencyRecord) -> str | None:
-        found = getattr(row, field)
-        return found and one_line(found)
-
-    return _column(field.replace("_", " "), value, field)
+    return _column(field.replace("_", " "), lambda row: one_line(getattr(row, field) or "") or None, field)
 
 
 def _in_clear(field: str) -> Callable[..., Any]:
@@ -129,13 +124,13 @@ def _in_clear(field: str) -> Callable[..., Any]:
     return _column(field, value, field)
 
 
-def _in_utc(field: str, description: str) -> Callable[..., Any]:
-    return _column(description, lambda row: display.utc(getattr(row, field)))
-
-
 def _of_whole(description: str, value: Callable[[Record], str | None]) -> Callable[..., Any]:
     """What is made of all of a record, decrypted."""
     return _column(description, lambda row: "not shown" if row.unreadable else value(project.revealed(row.record)))
+
+
+def _verbatim(text: str) -> str:
+    return format_html("<pre>{}</pre>", text)
 
 
 def _state(row: IdempotencyRecord) -> str:
@@ -163,14 +158,22 @@ def _moment(milliseconds: int) -> str:
     return format_html_join(" ", '<span class="nowrap">{}</span>', pieces)
 
 
-def _result(record: Record) -> str:
-    if record.result is None:
-        return "none"
-    return format_html("<pre>{}</pre>", display.outcome(record.result, record.content_type))
-
-
-def _steps(record: Record) -> str:
-    return format_html("<pre>{}</pre>", display.json_text(json.dumps(dict(record.steps))))
+def _about(row: IdempotencyRecord) -> dict[str, Any]:
+    """What a person is told of a record that waits for a verdict."""
+    record = project.revealed(row.record)
+    policy = project.policy_of(record)
+    return {
+        "record": row,
+        "label": one_line(record.label),
+        "error": one_line(record.error or ""),
+        "policy": policy,
+        "created": display.utc(row.created_at),
+        "updated": display.utc(row.updated_at),
+        "updated_short": _moment(row.updated_at),
+        "short_key": _short_key(row),
+        "steps": [(name, display.step_state(plain)) for name, plain in record.steps.items()],
+        "retained": display.duration(policy.retain_ms),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +230,7 @@ def _action(kind: _Kind) -> Callable[..., HttpResponse | None]:
 class IdempotencyRecordAdmin(_Admin):
     """Records for people: those who may view look, those who may change give verdicts, nobody edits."""
 
-    list_display = (
-        *("state", "shown_task", "shown_label", "short_key", "attempts"),
-        *("updated_utc", "forgotten_utc"),
-    )
+    list_display = ("state", "shown_task", "shown_label", "short_key", "attempts", "updated_utc", "forgotten_utc")
     list_display_links = ("short_key",)
     list_filter = (_StatusFilter, _TaskFilter)
     search_fields = ("key", "label", "task_id")
@@ -247,28 +247,19 @@ class IdempotencyRecordAdmin(_Admin):
     actions = tuple(map(_action, _KINDS))
     change_list_template = "celery_idempotent/admin/record_list.html"
     change_form_template = "celery_idempotent/admin/record.html"
-    fieldsets = (
-        (
-            None,
-            {
-                "fields": (
-                    *("state", "meaning", "shown_label", "shown_key", "shown_task", "shown_task_id"),
-                    *("shown_worker", "shown_app", "attempts", "shown_error"),
-                )
-            },
-        ),
-        ("Outcome", {"fields": ("shown_result", "result_size", "content_type", "forgotten")}),
-        ("Steps", {"fields": ("shown_steps",)}),
-        ("Verdict", {"fields": ("shown_verdict",)}),
-        (
-            "Claim",
-            {
-                "fields": (
-                    *("leased", "updated", "created", "takeovers", "fencing_token"),
-                    *("owner", "revision", "fingerprint", "trace", "schema_version"),
-                )
-            },
-        ),
+    fieldsets = tuple(
+        (heading, {"fields": tuple(fields.split())})
+        for heading, fields in (
+            (
+                None,
+                "state meaning shown_label shown_key shown_task shown_task_id shown_worker shown_app attempts "
+                "shown_error",
+            ),
+            ("Outcome", "shown_result result_size content_type forgotten"),
+            ("Steps", "shown_steps"),
+            ("Verdict", "shown_verdict"),
+            ("Claim", "leased updated created takeovers fencing_token owner revision fingerprint trace schema_version"),
+        )
     )
 
     # -- what is shown
@@ -280,9 +271,9 @@ class IdempotencyRecordAdmin(_Admin):
     shown_worker = _on_one_line("worker")
     shown_app = _on_one_line("app")
     shown_error = _in_clear("error")
-    updated = _in_utc("updated_at", "updated")
-    created = _in_utc("created_at", "created")
-    leased = _in_utc("lease_until", "lease until")
+    updated = _column("updated", lambda row: display.utc(row.updated_at))
+    created = _column("created", lambda row: display.utc(row.created_at))
+    leased = _column("lease until", lambda row: display.utc(row.lease_until))
     updated_utc = _column("updated (UTC)", lambda row: _moment(row.updated_at), "updated_at")
     forgotten_utc = _column("forgotten (UTC)", lambda row: _forgotten(row, _moment), "expires_at")
     forgotten = _column("forgotten after", lambda row: _forgotten(row, display.utc))
@@ -292,8 +283,13 @@ class IdempotencyRecordAdmin(_Admin):
     result_size = _column(
         "result size", lambda row: "unknown" if row.unreadable else f"{display.size(row.record.result)} bytes"
     )
-    shown_result = _of_whole("result", _result)
-    shown_steps = _of_whole("steps", _steps)
+    shown_result = _of_whole(
+        "result",
+        lambda record: (
+            "none" if record.result is None else _verbatim(display.outcome(record.result, record.content_type))
+        ),
+    )
+    shown_steps = _of_whole("steps", lambda record: _verbatim(display.json_text(json.dumps(dict(record.steps)))))
     shown_verdict = _of_whole("verdict", lambda record: display.verdict(record.verdict) if record.verdict else None)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -338,17 +334,11 @@ class IdempotencyRecordAdmin(_Admin):
 
     # -- who may do what
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """Nobody: records are made by claims."""
+    def has_add_permission(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> bool:
+        """Nobody: records are made by claims, nobody edits, and what is forgotten can happen again."""
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> bool:
-        """Nobody edits; who has the permission gives verdicts."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> bool:
-        """Nobody: what is forgotten can happen again."""
-        return False
+    has_change_permission = has_delete_permission = has_add_permission
 
     def has_verdict_permission(self, request: HttpRequest) -> bool:
         """Whether the person may release and resolve: by the model's permission to change."""
@@ -387,26 +377,21 @@ class IdempotencyRecordAdmin(_Admin):
         if not form.is_valid():
             return self._judge_page(request, kind, rows, form)
         for row in rows:
-            self._give(request, row, kind, seen[row.key], form.cleaned_data)
+            action = Action(form.cleaned_data.get("verdict", kind.action))
+            reason = form.cleaned_data["reason"]
+            proof = {"result": form.cleaned_data.get("value"), "by": request.user.get_username(), "reason": reason}
+            try:
+                project.judge(action, row.key, seen_revision=seen[row.key], **proof)
+            except verdicts.REFUSED as error:
+                answer, level = f"Nothing was changed: {verdicts.refusal(error)}.", messages.ERROR
+            except StoreUnavailable as error:
+                answer, level = f"It is not certain what was written; look again ({error}).", messages.ERROR
+            else:
+                answer, level = _DONE[action], messages.SUCCESS
+                self.log_change(request, row, f"{answer} Reason: {reason}")
+            # The key comes last: Django begins a message with a capital letter, and a key must be shown as it is.
+            self.message_user(request, f"{answer} Key: {row}", level)
         return HttpResponseRedirect(self._url("change", rows[0].key) if len(rows) == 1 else self._url("changelist"))
-
-    def _give(
-        self, request: HttpRequest, row: IdempotencyRecord, kind: _Kind, revision: str, given: Mapping[str, Any]
-    ) -> None:
-        """Give a verdict; tell the person, the log, and whoever listens, what became of it."""
-        # The key comes last: Django begins a message with a capital letter, and a key must be shown as it is.
-        action = Action(given.get("verdict", kind.action))
-        proof = {"result": given.get("value"), "by": request.user.get_username(), "reason": given["reason"]}
-        try:
-            project.judge(action, row.key, seen_revision=revision, **proof)
-        except verdicts.REFUSED as error:
-            answer, level = f"Nothing was changed: {verdicts.refusal(error)}.", messages.ERROR
-        except StoreUnavailable as error:
-            answer, level = f"It is not certain what was written; look again ({error}).", messages.ERROR
-        else:
-            answer, level = _DONE[action], messages.SUCCESS
-            self.log_change(request, row, f"{answer} Reason: {given['reason']}")
-        self.message_user(request, f"{answer} Key: {row}", level)
 
     def _judge_page(
         self, request: HttpRequest, kind: _Kind, rows: Sequence[IdempotencyRecord], form: VerdictForm | None = None
@@ -417,7 +402,7 @@ class IdempotencyRecordAdmin(_Admin):
             "opts": self.opts,
             "title": kind.heading,
             "kind": kind,
-            "fitting": [self._about(each) for each in fitting],
+            "fitting": [_about(each) for each in fitting],
             "others": [{"key": each.key, "state": _state(each)} for each in rows if each not in fitting],
             "now": display.utc(project.store_of_admin().now()),
             "form": form or kind.form(),
@@ -425,23 +410,6 @@ class IdempotencyRecordAdmin(_Admin):
             "back": self._url("changelist"),
         }
         return TemplateResponse(request, f"celery_idempotent/admin/{kind.name}.html", context)
-
-    def _about(self, row: IdempotencyRecord) -> dict[str, Any]:
-        """What a person is told of a record that waits for the verdict."""
-        record = project.revealed(row.record)
-        policy = project.policy_of(record)
-        return {
-            "record": row,
-            "label": one_line(record.label),
-            "error": one_line(record.error or ""),
-            "policy": policy,
-            "created": display.utc(row.created_at),
-            "updated": display.utc(row.updated_at),
-            "updated_short": _moment(row.updated_at),
-            "short_key": _short_key(row),
-            "steps": [(name, display.step_state(plain)) for name, plain in record.steps.items()],
-            "retained": display.duration(policy.retain_ms),
-        }
 
     def _url(self, page: str, *key: str) -> str:
         name = f"admin:celery_idempotent_idempotencyrecord_{page}"

@@ -17,7 +17,6 @@ from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.protocol.contents import reveal
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
-from celery_idempotent.protocol.store import Store
 from celery_idempotent.protocol.verdicts import Action
 from celery_idempotent.stores.around import innermost
 
@@ -38,7 +37,7 @@ def store_of_admin() -> Any:
         store = runtime().store
     except PolicyError:
         return DjangoStore(DEFAULT_DB_ALIAS)
-    return store if _is_ours(store) else runtime().around(DjangoStore(DEFAULT_DB_ALIAS))
+    return store if isinstance(innermost(store), DjangoStore) else runtime().around(DjangoStore(DEFAULT_DB_ALIAS))
 
 
 def why_records_are_elsewhere() -> str | None:
@@ -47,7 +46,7 @@ def why_records_are_elsewhere() -> str | None:
         store = runtime().store
     except PolicyError as error:
         return str(error)
-    return None if _is_ours(store) else f"they write to {store!r}"
+    return None if isinstance(innermost(store), DjangoStore) else f"they write to {store!r}"
 
 
 def check_admin_page(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
@@ -63,10 +62,6 @@ def check_admin_page(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> 
             id="celery_idempotent.W001",
         )
     ]
-
-
-def _is_ours(store: Store) -> bool:
-    return isinstance(innermost(store), DjangoStore)
 
 
 def idempotent_tasks() -> list[str]:
