@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
@@ -23,7 +24,6 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 
 from celery_idempotent.contrib.django import project
-from celery_idempotent.contrib.django.forms import ForgetForm, ReleaseForm, ResolveForm, VerdictForm
 from celery_idempotent.contrib.django.models import IdempotencyRecord
 from celery_idempotent.engine.verdicts import fitting
 from celery_idempotent.errors import StoreUnavailable
@@ -174,6 +174,62 @@ def _about(row: IdempotencyRecord) -> dict[str, Any]:
         "steps": [(name, display.step_state(plain)) for name, plain in record.steps.items()],
         "retained": display.duration(policy.retain_ms),
     }
+
+
+class VerdictForm(forms.Form):
+    """What every verdict says."""
+
+    reason = forms.CharField(
+        label="Why",
+        max_length=2000,
+        widget=forms.TextInput(attrs={"size": 60}),
+        help_text="What the receiver told you, or the number of a ticket. It is kept with your name.",
+    )
+
+
+class ResolveForm(VerdictForm):
+    """The verdict on UNKNOWN outcomes."""
+
+    verdict = forms.ChoiceField(
+        label="What the receiver says",
+        widget=forms.RadioSelect,
+        choices=[
+            ("completed", "It happened. Answer every later delivery with the result below."),
+            ("rerun", "It did not happen. The next delivery runs the task."),
+        ],
+    )
+    result = forms.CharField(
+        label="Result to replay, as JSON",
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 4, "cols": 60, "spellcheck": "false"}),
+        help_text='What the task would have returned, such as "ch_1" with its quotes; null if nobody uses it. '
+        "Only where it happened.",
+    )
+    checked = forms.BooleanField(label="I checked the receiver, and this is what happened.")
+
+    def clean(self) -> dict[str, Any]:
+        """Decode the result where there must be one."""
+        cleaned = super().clean() or self.cleaned_data
+        if cleaned.get("verdict") == "completed":
+            try:
+                cleaned["value"] = verdicts.json_of(cleaned.get("result", ""))
+            except ValueError:
+                self.add_error("result", 'Write JSON: "ch_1" with its quotes, 7, {"id": 7} or null.')
+        return cleaned
+
+
+class ReleaseForm(VerdictForm):
+    """The confirmation before claims are given back."""
+
+    checked = forms.BooleanField(
+        label="I have checked the receiver: the effects of these attempts did not happen, or may happen again."
+    )
+
+
+class ForgetForm(VerdictForm):
+    """The confirmation before outcomes are forgotten."""
+
+    checked = forms.BooleanField(label="I want the next delivery of each of these to run as if it were the first.")
 
 
 @dataclass(frozen=True, slots=True)
