@@ -20,7 +20,7 @@ def _decline() -> None:
 def _of_a_task() -> Callable[[], object]:
     app = Celery("frames", set_as_current=False)
     app.conf.update(idempotency_store="memory://", task_acks_late=True, task_reject_on_worker_lost=True)
-    task = app.task(base=IdempotentTask, name="charge", idempotent=Policy(scope="frames"))(_decline)
+    task = app.task(shared=False, base=IdempotentTask, name="charge", idempotent=Policy(scope="frames"))(_decline)
     return lambda: task.apply(throw=True)
 
 
