@@ -420,7 +420,7 @@ def test_wait_asks_ever_more_seldom_and_ends_when_it_is_over(monkeypatch: pytest
     pauses: list[float] = []
     shop.clock.on_sleep = pauses.append
     monkeypatch.setattr("celery_idempotent.integration.task.functions.clock", shop.clock)
-    monkeypatch.setattr("celery_idempotent.integration.task.gates.random", SimpleNamespace(random=lambda: 0.0))
+    monkeypatch.setattr("celery_idempotent.integration.task.guard.random", SimpleNamespace(random=lambda: 0.0))
 
     with pytest.raises(InFlight):
         shop.charge(Policy("order", backoff=1), wait=3)("o-1")

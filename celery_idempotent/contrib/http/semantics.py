@@ -25,7 +25,7 @@ from celery_idempotent.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
-from celery_idempotent.integration.task.gates import check_policy
+from celery_idempotent.integration.task.guard import check_policy
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import bounded
 from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature

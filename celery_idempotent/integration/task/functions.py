@@ -14,7 +14,7 @@ from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration import binding
-from celery_idempotent.integration.task.gates import Guard, check_policy
+from celery_idempotent.integration.task.guard import Guard, check_policy
 from celery_idempotent.integration.task.places import place_of
 from celery_idempotent.protocol.durations import Duration, is_duration, milliseconds
 from celery_idempotent.protocol.keys import Identity
