@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from http import HTTPStatus
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode
 
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,6 +37,8 @@ _SESSION = 12 * 3600
 
 _LONGEST_QUERY = 8192
 """Bytes; a key has up to 2048, each of which may be written as three."""
+
+_STRANGER = "A session lasts twelve hours, and then asks again."
 
 _LARGEST_BODY = 2**20
 _LARGEST_LOGIN = 2**13
@@ -96,37 +99,20 @@ def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
 
 
-class Denied(Exception):
+class Denied(HTTPException):
     """The request is answered with an error, and a sentence that says why."""
-
-    def __init__(self, status: HTTPStatus, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 class PageAccess:
-    """Lets a request through to ``app`` if it may come; the form of one that writes is in its ``state``.
+    """Lets a request through to ``app`` if it may come; the form of one that writes is in its ``state``."""
 
-    Args:
-        app: What is guarded.
-        sessions: Who may come.
-        refuse: Makes the answer to everybody else.
-    """
-
-    def __init__(self, app: ASGIApp, sessions: Sessions, refuse: Callable[[Request, Denied], Response]) -> None:
+    def __init__(self, app: ASGIApp, sessions: Sessions) -> None:
         self._app = app
         self._sessions = sessions
-        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request, or hand it on."""
-        answer: ASGIApp | None = None  # of what is no request the app knows nothing, and closes it
-        if scope["type"] == "http":
-            request = Request(scope, receive)
-            try:
-                answer = await self._admit(request)
-            except Denied as refused:
-                answer = self._refuse(request, refused)
+        """Answer the request, or hand it on; of what is no request the app knows nothing, and closes it."""
+        answer = await self._admit(Request(scope, receive)) if scope["type"] == "http" else None
         await (answer or self._app)(scope, receive, send)
 
     async def _admit(self, request: Request) -> Response | None:
@@ -144,7 +130,7 @@ class PageAccess:
         if "token" in form:
             return self._enter(request, form["token"][-1], f"{request.scope['root_path']}/", [])
         if form_token is None:
-            raise _stranger()
+            raise Denied(HTTPStatus.UNAUTHORIZED, _STRANGER)
         request.state.form, request.state.form_token = form, form_token
         given = form.get("form_token", [""])[-1]
         if is_post and not hmac.compare_digest(_bytes(given), _bytes(form_token)):
@@ -184,21 +170,13 @@ async def _form_of(request: Request, *, is_known: bool) -> Mapping[str, list[str
     async for chunk in request.stream():
         body += chunk
         if not is_known and len(body) > _LARGEST_LOGIN:
-            raise _stranger()
+            raise Denied(HTTPStatus.UNAUTHORIZED, _STRANGER)
         if len(body) > _LARGEST_BODY:
             raise Denied(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
     try:
-        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+        return parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
     except ValueError as error:
         raise Denied(HTTPStatus.BAD_REQUEST, "The form cannot be read.") from error
-    form: dict[str, list[str]] = {}
-    for name, value in pairs:
-        form.setdefault(name, []).append(value)
-    return form
-
-
-def _stranger() -> Denied:
-    return Denied(HTTPStatus.UNAUTHORIZED, "A session lasts twelve hours, and then asks again.")
 
 
 def set_cookie(request: Request, answer: Response, name: str, value: str) -> None:

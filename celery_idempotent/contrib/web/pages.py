@@ -61,7 +61,7 @@ _WHO = "idempotency_who"
 def served(app: Celery, token: str, *, write: bool) -> ASGIApp:
     """The ASGI app: files that everybody may have, and pages behind a guard."""
     pages = _Pages(app, write)
-    guard = Middleware(PageAccess, sessions=Sessions(token), refuse=pages.refused)
+    guard = Middleware(PageAccess, sessions=Sessions(token))
     views = [
         Route("/", pages.overview),
         Route("/records", pages.records),
@@ -70,7 +70,7 @@ def served(app: Celery, token: str, *, write: bool) -> ASGIApp:
         Route("/metrics", pages.metrics),
     ]
     static = [Route(f"/static/{name}", partial(_file, name, kind)) for name, kind in _STATIC.items()]
-    handlers: Any = {HTTPException: pages.not_found, IdempotencyError: pages.failed}
+    handlers: Any = {Denied: pages.refused, HTTPException: pages.not_found, IdempotencyError: pages.failed}
     guarded = Mount("", routes=views, middleware=[guard])
     return with_headers(Starlette(routes=[*static, guarded], exception_handlers=handlers))
 
@@ -225,18 +225,18 @@ class _Pages:
 
     def refused(self, request: Request, refused: Denied) -> Response:
         """The page for whoever may not come in, or not so; to whom the token is unknown, the form for it."""
-        if refused.status is not HTTPStatus.UNAUTHORIZED:
-            return self._message(request, refused.status, "Refused", str(refused))
+        status = HTTPStatus(refused.status_code)
+        if status is not HTTPStatus.UNAUTHORIZED:
+            return self._message(request, status, "Refused", refused.detail)
         is_link = request.method == "GET" and "token" not in request.query_params
         # Browsers bring no cookie where another site's link leads here; on this page's own link they do.
         again = f"?{request.url.query}" if is_link else None
-        answer = self._message(request, refused.status, "Log in", str(refused), login=True, again=again)
+        answer = self._message(request, status, "Log in", refused.detail, login=True, again=again)
         answer.headers["WWW-Authenticate"] = "Bearer"
         return answer
 
-    def not_found(self, request: Request, error: Exception) -> Response:
+    def not_found(self, request: Request, error: HTTPException) -> Response:
         """The page for an address that leads nowhere."""
-        assert isinstance(error, HTTPException)
         return self._message(request, HTTPStatus(error.status_code), "There is no such page", "Start at the overview.")
 
     def failed(self, request: Request, error: Exception) -> Response:

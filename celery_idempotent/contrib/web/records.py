@@ -169,17 +169,23 @@ class Moment:
 
 def timeline(record: Record, now: int) -> list[Moment]:
     """The moments of ``record``, the oldest first; a step whose end has no time stands behind the last claim."""
+    claims = list(_claims(record))
     steps = [_step(name, plain) for name, plain in record.steps.items()]
+    ended = [each for each in steps if each.at is None]
     timed = [*_verdict(record.verdict), *(each for each in steps if each.at is not None)]
-    claims, ended = list(_claims(record)), [each for each in steps if each.at is None]
     # Sorting keeps the order of what has one time.
-    keyed = [(each.at or claims[-1].at or 0, each) for each in [*claims, *ended, *timed]]
-    ordered = [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
+    moments = sorted([*claims, *ended, *timed], key=lambda each: each.at or claims[-1].at or 0)
     is_announced = record.status is Status.RELEASED and not record.attempts
     if not (is_announced or is_erased(record)):  # which is told already
         error = (record.error,) if record.error else ()
-        ordered.append(Moment(record.updated_at, str(record.status), _TITLES[record.status], error))
-    return [*ordered, *_expected(record, now)]
+        moments.append(Moment(record.updated_at, str(record.status), _TITLES[record.status], error))
+    if record.status is Status.IN_PROGRESS:
+        title = "The lease was over" if record.lease_until <= now else "The lease ends, unless renewed"
+        moments.append(Moment(record.lease_until, "later", title))
+    until = counts_until(record)
+    if until is not None:
+        moments.append(Moment(until, "later", "Forgotten" if until <= now else "The outcome will be forgotten"))
+    return moments
 
 
 def _claims(record: Record) -> Iterator[Moment]:
@@ -239,15 +245,6 @@ _TITLES = {
     Status.UNKNOWN: "Nobody can tell whether the effect happened",
 }
 """Where the operation stands since the last write."""
-
-
-def _expected(record: Record, now: int) -> Iterator[Moment]:
-    if record.status is Status.IN_PROGRESS:
-        over = record.lease_until <= now
-        yield Moment(record.lease_until, "later", "The lease was over" if over else "The lease ends, unless renewed")
-    until = counts_until(record)
-    if until is not None:
-        yield Moment(until, "later", "Forgotten" if until <= now else "The outcome will be forgotten")
 
 
 def ago(at: int, now: int) -> str:
