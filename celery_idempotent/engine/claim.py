@@ -481,34 +481,32 @@ class Claim:
         if isinstance(settlement, Lost):
             raise LeaseLost(self.key, self.fencing_token)
         if waited is not None and isinstance(settlement, Written):
-            self.unstruck(partial(self._tell_recorded, waited))
+            told = {"key": self.key, "label": self.label or None, "seconds": round(waited, 1)}
+            self.unstruck(partial(say, logger.warning, "result_recorded", **told))
         return settlement
 
     def _patiently(self, act: Callable[[], T]) -> tuple[T, float | None]:
         """``act()``, again while it gets no answer; and for how many seconds, if people were told of it."""
-        try:
-            return self._until_answered(act)
-        finally:
-            waiting.discard(self)  # also after giving up: an exception's traceback keeps the claim for a while
-
-    def _until_answered(self, act: Callable[[], T]) -> tuple[T, float | None]:
         asked_at = self._clock.monotonic()
         patience = min(self.patience, max(self._until - asked_at, 0.0))
         pause, is_told = _FIRST_PAUSE, False
-        while True:
-            try:
-                done = self.unstruck(act)
-                return done, self._clock.monotonic() - asked_at if is_told else None
-            except StoreMisconfigured:
-                raise
-            except StoreUnavailable as error:
-                if self._clock.monotonic() >= asked_at + patience or self._is_stopped():
+        try:
+            while True:
+                try:
+                    done = self.unstruck(act)
+                    return done, self._clock.monotonic() - asked_at if is_told else None
+                except StoreMisconfigured:
                     raise
-                if not is_told:
-                    self.unstruck(partial(self._tell_waiting, error, patience))
-                is_told = True
-            self.unstruck(partial(self._clock.sleep, pause))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+                except StoreUnavailable as error:
+                    if self._clock.monotonic() >= asked_at + patience or self._is_stopped():
+                        raise
+                    if not is_told:
+                        self.unstruck(partial(self._tell_waiting, error, patience))
+                    is_told = True
+                self.unstruck(partial(self._clock.sleep, pause))
+                pause = min(pause * 2, _LONGEST_PAUSE)
+        finally:
+            waiting.discard(self)  # also after giving up: an exception's traceback keeps the claim for a while
 
     def _tell_waiting(self, error: StoreUnavailable, patience: float) -> None:
         """Say, once for each write, that what has happened is not recorded yet: until it is, nobody may be told."""
@@ -516,9 +514,6 @@ class Claim:
         self._on_waiting(self, error)
         label = self.label or None
         say(logger.warning, "result_waits", key=self.key, label=label, seconds=round(patience, 1), reason=error)
-
-    def _tell_recorded(self, seconds: float) -> None:
-        say(logger.warning, "result_recorded", key=self.key, label=self.label or None, seconds=round(seconds, 1))
 
     def unstruck(self, act: Callable[[], T]) -> T:
         """``act()``, again when a signal or a timeout of somebody else's strikes in it.

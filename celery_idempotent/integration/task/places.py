@@ -4,35 +4,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 from celery import Celery, current_app
 
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.integration.settings import StoreHandle, runtime_of
+from celery_idempotent.integration.settings import Runtime, StoreHandle, runtime_of
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
-
-
-class Place(Protocol):
-    """What a gate asks; an app's runtime is one."""
-
-    @property
-    def opened(self) -> StoreHandle:
-        """The store, and its circuit breaker."""
-
-    @property
-    def default_policy(self) -> Policy:
-        """The policy where none is declared."""
-
-    def codec_of(self, policy: Policy) -> Codec:
-        """How results are kept under ``policy``."""
-
-    def scope_of(self, policy: Policy, task: str) -> str:
-        """What stands before the hash in every key."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +24,25 @@ class StoreAlone:
 
     @cached_property
     def opened(self) -> StoreHandle:
-        """As a place's; one for each URL in a process."""
+        """The store, and its circuit breaker; one for each URL in a process."""
         return _opened(self.store)
 
     @property
     def default_policy(self) -> Policy:
-        """As a place's."""
+        """The policy where none is declared."""
         return Policy()
 
     def codec_of(self, policy: Policy) -> Codec:
-        """As a place's."""
+        """How results are kept under ``policy``."""
         return _JSON.under(policy)
 
     def scope_of(self, policy: Policy, task: str) -> str:
-        """As a place's."""
+        """What stands before the hash in every key."""
         return policy.scope_of(task)
+
+
+Place = Runtime | StoreAlone
+"""What a guard asks."""
 
 
 def place_of(store: str | Store | None, app: Celery | None) -> Callable[[], Place]:
