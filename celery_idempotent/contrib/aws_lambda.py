@@ -112,8 +112,9 @@ def sqs_batch(
 
         def handler(event: Mapping[str, Any], context: Any) -> dict[str, list[dict[str, str]]]:
             messages = _messages(event)
-            invocation = _Invocation(context, milliseconds(needs), milliseconds(reserve))
-            returned = _return_unfinished(consumer, messages, invocation)
+            remaining: Callable[[], float] = context.get_remaining_time_in_millis if context else lambda: inf
+            least = max(milliseconds(needs), MIN_LEASE * 1000)
+            returned = consumer.unfinished(messages, remaining, least, milliseconds(reserve))
             return {"batchItemFailures": [{"itemIdentifier": each} for each in returned]}
 
         made: Any = handler
@@ -143,7 +144,16 @@ class _Consumer:
         self.gate = gate
         self._record = record
         self._key = key
-        parameters = dict(_parameters(function))
+        if is_async(function):
+            remedy = "Lambda awaits nothing; write def, and asyncio.run(...) in the body"
+            raise PolicyError("function", "async def", remedy)
+        if is_method(function):
+            raise PolicyError("function", "a method", "Lambda calls a function of a module")
+        parameters = dict(inspect.signature(function).parameters)
+        for each in parameters.values():
+            if each.kind in {each.POSITIONAL_ONLY, each.VAR_POSITIONAL}:
+                remedy = "arguments are given by name; this parameter can get none"
+                raise PolicyError("function", str(each), remedy)
         if record is not None and parameters.pop(record, None) is None:
             raise PolicyError("record", repr(record), f"the function has no such parameter: {list(parameters)}")
         self._signature = CallSignature(inspect.Signature(list(parameters.values())))
@@ -151,7 +161,33 @@ class _Consumer:
         if gate.declared is not None:
             check_policy(gate.declared, self._signature.signature)
 
-    def consume(self, message: _Message, gate: Guard) -> bool:
+    def unfinished(
+        self, messages: list[_Message], remaining: Callable[[], float], least: float, reserve: int
+    ) -> Iterator[str]:
+        """Handle the messages; the ids of those that are to come again. All times are milliseconds."""
+        blocked: set[str] = set()
+        for place, message in enumerate(messages):
+            left = remaining() - reserve
+            if left < least:
+                advice = "a smaller batch or a longer timeout of the function leaves more"
+                reason = f"{max(left, 0) / 1000:.1f} s are left; {advice}"
+                unstarted = len(messages) - place
+                say(logger.warning, "messages_unstarted", task=self.gate.name, messages=unstarted, reason=reason)
+                yield from (each["messageId"] for each in messages[place:])
+                return
+            # Within a group order counts. A standard queue has groups, too, for fairness, and no order.
+            is_ordered = message.get("eventSourceARN", "").endswith(".fifo")
+            group = message.get("attributes", {}).get("MessageGroupId") if is_ordered else None
+            if group in blocked:
+                reason = "it comes after one of its group that comes again"
+                _tell(logging.INFO, self.gate.name, message, reason)
+            elif self._consume(message, _bound(self.gate, left, reserve)):
+                continue
+            elif group is not None:
+                blocked.add(group)
+            yield message["messageId"]
+
+    def _consume(self, message: _Message, gate: Guard) -> bool:
         """Have the message's effect happen, unless it has happened; False where the message is to come again."""
         try:
             arguments = self._arguments(message)
@@ -190,7 +226,17 @@ class _Consumer:
         return self.gate.identity(self._signature, (), arguments, explicit=explicit)
 
     def _arguments(self, message: _Message) -> dict[str, Any]:
-        arguments = self._known(_members(message["body"]))
+        body = message["body"]
+        notification = unwrap(body)
+        if notification is not None and notification.kind != "Notification":
+            raise _Unusable(f"nobody published it: it is a {notification.kind} of SNS")
+        try:
+            members = json.loads(notification.text if notification else body, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise _Unusable(f"the body is no JSON: {error}") from None
+        if not isinstance(members, dict):
+            raise _Unusable(f"the body is no JSON object, but a {type(members).__name__}")
+        arguments = self._known(members)
         try:
             self._signature.bind((), arguments)
         except TypeError as error:
@@ -206,61 +252,19 @@ class _Consumer:
         }
 
 
-class _Invocation:
-    """How long it lasts, and what may be begun in it; all in milliseconds."""
-
-    def __init__(self, context: Any, needs: int, reserve: int) -> None:
-        self._remaining: Callable[[], float] = context.get_remaining_time_in_millis if context else lambda: inf
-        self._least = max(needs, MIN_LEASE * 1000)
-        self._reserve = reserve
-
-    @property
-    def left(self) -> float:
-        """Without the reserve."""
-        return self._remaining() - self._reserve
-
-    def gate(self, gate: Guard) -> Guard | None:
-        """``gate`` for an operation that has to end in time; None where too little is left to begin one."""
-        left = self.left
-        if left < self._least:
-            return None
-        if left == inf:
-            return gate
-        policy = gate.policy
-        longest = min(policy.deadline_ms, left)
-        bounded = replace(
-            policy,
-            lease=min(policy.lease_ms, longest) / 1000,
-            deadline=longest / 1000,
-            grace=max(policy.grace_ms, self._reserve) / 1000,  # until then something can be running
-        )
-        return replace(gate, declared=bounded, until=clock.monotonic() + left / 1000)
-
-
-def _return_unfinished(consumer: _Consumer, messages: list[_Message], invocation: _Invocation) -> Iterator[str]:
-    """Handle the messages; the ids of those that are to come again."""
-    blocked: set[str] = set()
-    for place, message in enumerate(messages):
-        gate = invocation.gate(consumer.gate)
-        if gate is None:
-            left = f"{max(invocation.left, 0) / 1000:.1f} s are left"
-            say(
-                logger.warning,
-                "messages_unstarted",
-                task=consumer.gate.name,
-                messages=len(messages) - place,
-                reason=f"{left}; a smaller batch or a longer timeout of the function leaves more",
-            )
-            yield from (each["messageId"] for each in messages[place:])
-            return
-        group = _group(message)
-        if group in blocked:
-            _tell(logging.INFO, gate.name, message, "it comes after one of its group that comes again")
-        elif consumer.consume(message, gate):
-            continue
-        elif group is not None:
-            blocked.add(group)
-        yield message["messageId"]
+def _bound(gate: Guard, left: float, reserve: int) -> Guard:
+    """``gate`` for an operation that has to end within ``left`` milliseconds."""
+    if left == inf:
+        return gate
+    policy = gate.policy
+    longest = min(policy.deadline_ms, left)
+    bounded = replace(
+        policy,
+        lease=min(policy.lease_ms, longest) / 1000,
+        deadline=longest / 1000,
+        grace=max(policy.grace_ms, reserve) / 1000,  # until then something can be running
+    )
+    return replace(gate, declared=bounded, until=clock.monotonic() + left / 1000)
 
 
 def _tell(level: int, task: str, message: _Message, reason: object, exc_info: BaseException | None = None) -> None:
@@ -274,17 +278,7 @@ def _tell(level: int, task: str, message: _Message, reason: object, exc_info: Ba
     )
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Those that a message's members can be given to."""
-    if is_async(function):
-        raise PolicyError("function", "async def", "Lambda awaits nothing; write def, and asyncio.run(...) in the body")
-    if is_method(function):
-        raise PolicyError("function", "a method", "Lambda calls a function of a module")
-    parameters = inspect.signature(function).parameters
-    for each in parameters.values():
-        if each.kind in {each.POSITIONAL_ONLY, each.VAR_POSITIONAL}:
-            raise PolicyError("function", str(each), "arguments are given by name; this parameter can get none")
-    return parameters
+_ONLY = "sqs_batch handles the batches of an SQS queue, and nothing else"
 
 
 def _messages(event: Mapping[str, Any]) -> list[_Message]:
@@ -295,28 +289,6 @@ def _messages(event: Mapping[str, Any]) -> list[_Message]:
         if each.get("eventSource") != "aws:sqs":
             raise PolicyError("eventSource", repr(each.get("eventSource")), _ONLY)
     return records
-
-
-_ONLY = "sqs_batch handles the batches of an SQS queue, and nothing else"
-
-
-def _group(message: _Message) -> str | None:
-    """Within what order counts. A standard queue has groups, too, for fairness, and no order."""
-    is_ordered = message.get("eventSourceARN", "").endswith(".fifo")
-    return message.get("attributes", {}).get("MessageGroupId") if is_ordered else None
-
-
-def _members(body: str) -> Mapping[str, Any]:
-    notification = unwrap(body)
-    if notification is not None and notification.kind != "Notification":
-        raise _Unusable(f"nobody published it: it is a {notification.kind} of SNS")
-    try:
-        found = json.loads(notification.text if notification else body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise _Unusable(f"the body is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise _Unusable(f"the body is no JSON object, but a {type(found).__name__}")
-    return found
 
 
 def _refuse_constant(name: str) -> NoReturn:

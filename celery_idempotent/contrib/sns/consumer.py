@@ -75,10 +75,17 @@ class Subscribers(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has 
     def create(self, parent: Any) -> None:
         """Refuse to start a worker for a task that would run more than once, or one that cannot ask SQS."""
         for route, client in getattr(parent.app, _CONSUMED):
-            try:
-                check_task(parent.app, route.task_name)
-            except PolicyError as error:
-                raise click.ClickException(f"celery-idempotent: {error}") from error
+            name, tasks = route.task_name, parent.app.tasks
+            remedy = ""
+            if name not in tasks:
+                remedy = "the app has no such task; import it, or name another"
+            elif not is_enforced(tasks[name]):  # SNS and SQS deliver at least once
+                remedy = (
+                    "it is not idempotent, and a notification can come more than once; write base=IdempotentTask, "
+                    'without mode="off" or "observe"'
+                )
+            if remedy:
+                raise click.ClickException(f"celery-idempotent: {PolicyError('task', repr(name), remedy)}")
             if client is None and find_spec("boto3") is None:
                 message = 'boto3 is not installed; run: pip install "celery-idempotent[sns]"'
                 raise click.ClickException(with_link(message, "errors#package-missing"))
@@ -105,24 +112,6 @@ class Subscribers(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has 
     def terminate(self, parent: Any) -> None:
         """Wait for nothing: what a request brings now comes again."""
         self._stopping.set()
-
-
-def check_task(app: Celery, name: str) -> None:
-    """Refuse a task that is not idempotent: SNS and SQS deliver at least once.
-
-    Raises:
-        PolicyError: There is no such task, or it is not protected.
-    """
-    if name not in app.tasks:
-        remedy = "the app has no such task; import it, or name another"
-    elif not is_enforced(app.tasks[name]):
-        remedy = (
-            "it is not idempotent, and a notification can come more than once; write base=IdempotentTask, "
-            'without mode="off" or "observe"'
-        )
-    else:
-        return
-    raise PolicyError("task", repr(name), remedy)
 
 
 def _boto3_client() -> "SQSClient":
@@ -226,14 +215,11 @@ class Subscriber:
             held_groups.add(notification.group_id)
             # Those behind it were taken for nothing, and each time counts on their own way to the dead letter queue.
             self._careful_until = clock.monotonic() + 2 * VISIBILITY
-        say(
-            logger.error,
-            "sns_stays",
-            queue=self._queue,
-            message_id=notification.message_id or message["MessageId"],
-            deliveries=int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1)),
-            reason=reason,
-        )
+        about = {
+            "message_id": notification.message_id or message["MessageId"],
+            "deliveries": int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1)),
+        }
+        say(logger.error, "sns_stays", queue=self._queue, **about, reason=reason)
         return False
 
     def _ask_broker(self) -> None:

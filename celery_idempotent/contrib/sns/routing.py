@@ -163,9 +163,8 @@ class Route:
         if self.selector is not None:
             found = {name: getattr(notification, name) or None for name in _NAMES}
             found["attributes"] = dict(notification.attributes)
-            bound = (
-                _OF_A_FUNCTION.bind(notification) if callable(self.key) else inspect.BoundArguments(_OF_A_PATH, found)
-            )
+            of_a_path = inspect.BoundArguments(_OF_A_PATH, found)
+            bound = _OF_A_FUNCTION.bind(notification) if callable(self.key) else of_a_path
             form = self.selector.canonical(bound, self.task_name)
             # Of a text, the text: whoever gives apply_async the same key means the same operation.
             return form.partition(":")[2] if form.startswith("s") else form
