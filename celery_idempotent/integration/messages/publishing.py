@@ -30,7 +30,7 @@ from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe
 from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure
 from celery_idempotent.protocol.publishing import Announce, Known, Outgoing, Underway
-from celery_idempotent.protocol.store import RecordTooLarge, Store
+from celery_idempotent.protocol.store import RecordTooLarge
 
 logger = logging.getLogger(__name__)
 
@@ -78,24 +78,19 @@ def publish_once(
     except (StoreUnavailable, RecordTooLarge) as error:
         _report(task, outgoing, "published all the same", error)
         return send()
-    if isinstance(decision, Announce):
-        return _send_announced(task, store, outgoing, decision, send)
-    answer = _answer(task, decision, options) if isinstance(decision, Known) else None
-    return send() if answer is None else answer
-
-
-def _send_announced(task: Task, store: Store, outgoing: Outgoing, announced: Announce, send: Callable[[], Any]) -> Any:
-    """``send``, and record that it was done; what could not be sent is not announced any more."""
+    if not isinstance(decision, Announce):
+        answer = _answer(task, decision, options) if isinstance(decision, Known) else None
+        return send() if answer is None else answer
     try:
         sent = send()
     except BaseException:
         try:
-            withdraw(store, announced)
+            withdraw(store, decision)
         except Exception as error:  # noqa: BLE001 - nothing may hide the broker's error; the record is soon in doubt
             _report(task, outgoing, "the announcement of a message that was not sent stays", error)
         raise
     try:
-        confirm(store, announced, outgoing)
+        confirm(store, decision, outgoing)
     except (StoreUnavailable, RecordTooLarge) as error:
         _report(task, outgoing, "sent, and not confirmed, so it counts as queued for a lease", error)
     return sent
@@ -121,20 +116,15 @@ def _outgoing(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], ta
         app=task.app.main or "",
         process=this_process(),
     )
+    due = max(_seconds(task, options.get("countdown")), _seconds(task, options.get("eta")))
+    expires = options.get("expires", task.expires)
+    queued_for = due * 1000 + runtime_of(task.app).queued_for  # from when it is due
     return Outgoing(
         operation=operation,
-        queued_for=_queued_for(task, options),
+        queued_for=int(queued_for if expires is None else min(queued_for, _seconds(task, expires) * 1000)),
         comes_back=comes_back_from_lost_worker(task),
         awaited=is_awaited(options),
     )
-
-
-def _queued_for(task: Task, options: Mapping[str, Any]) -> int:
-    """Milliseconds for which a message that was sent counts as queued: as the setting says, from when it is due."""
-    due = max(_seconds(task, options.get("countdown")), _seconds(task, options.get("eta")))
-    expires = options.get("expires", task.expires)
-    waits = due * 1000 + runtime_of(task.app).queued_for
-    return int(waits if expires is None else min(waits, _seconds(task, expires) * 1000))
 
 
 def _seconds(task: Task, value: Any) -> float:
