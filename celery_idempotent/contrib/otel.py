@@ -5,6 +5,7 @@ Importing this module changes nothing: :func:`instrument` does. Counters and lin
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from opentelemetry import metrics, trace
@@ -57,20 +58,19 @@ class _Instruments:
                 (Timed.RENEWAL, "How long the store takes to extend a lease"),
             )
         }
-        self._gauge(meter, "in_flight", "{attempt}", "Attempts under way", lambda: heartbeat.in_flight)
-        self._gauge(meter, "outcomes.waiting", "{outcome}", "Outcomes that wait for the store", lambda: len(waiting))
-        self._gauge(meter, "messages.held", "{message}", "Messages that a worker holds of its broker", held)
-        self._gauge(meter, "outbox.messages", "{message}", "Messages in the outbox", lambda: backlog.messages)
-        self._gauge(meter, "outbox.age", "s", "Age of the oldest message in the outbox", lambda: backlog.age)
+        for name, unit, description, read in (
+            ("in_flight", "{attempt}", "Attempts under way", lambda: heartbeat.in_flight),
+            ("outcomes.waiting", "{outcome}", "Outcomes that wait for the store", lambda: len(waiting)),
+            ("messages.held", "{message}", "Messages that a worker holds of its broker", held),
+            ("outbox.messages", "{message}", "Messages in the outbox", lambda: backlog.messages),
+            ("outbox.age", "s", "Age of the oldest message in the outbox", lambda: backlog.age),
+        ):
+            observe = partial(self._observe, read)
+            meter.create_observable_gauge(f"{_PREFIX}.{name}", [observe], unit=unit, description=description)
 
-    def _gauge(
-        self, meter: metrics.Meter, name: str, unit: str, description: str, read: Callable[[], float | None]
-    ) -> None:
-        def observe(options: CallbackOptions) -> Iterable[Observation]:
-            value = read() if _current is self else None
-            return () if value is None else (Observation(value),)
-
-        meter.create_observable_gauge(f"{_PREFIX}.{name}", [observe], unit=unit, description=description)
+    def _observe(self, read: Callable[[], float | None], options: CallbackOptions) -> Iterable[Observation]:
+        value = read() if _current is self else None
+        return () if value is None else (Observation(value),)
 
     def receive(self, signal: Any, sender: Any, waited: float | None = None, **about: Any) -> None:
         """Count an event and the wait that it ends, and link the delivery's span to the trace that did the work."""

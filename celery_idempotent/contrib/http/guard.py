@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import isawaitable
 from tempfile import SpooledTemporaryFile
@@ -14,6 +14,7 @@ from weakref import finalize
 from celery import Celery
 
 from celery_idempotent.contrib.http.semantics import (
+    REPLAYED,
     SIGNATURE,
     Caller,
     HttpAnswer,
@@ -24,6 +25,8 @@ from celery_idempotent.contrib.http.semantics import (
     answer_of,
     by_authorization,
     caller_of,
+    key_of,
+    record_of,
 )
 from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict
@@ -114,7 +117,7 @@ class Response(Generic[R]):
         """What is recorded of it."""
         if len(self.body) > rules.max_response:
             return _Unkept(len(self.body), rules.max_response)
-        return rules.record_of(HttpAnswer(self.status, tuple(self.headers), bytes(self.body)))
+        return record_of(HttpAnswer(self.status, tuple(self.headers), bytes(self.body)), rules.headers)
 
 
 class HttpExchange(Protocol[R]):
@@ -171,9 +174,11 @@ class HttpGuard:
 
     async def _facts(self, exchange: HttpExchange[R]) -> RequestFacts | Problem | None:
         """What a request is about, or why it is refused; None where it runs unprotected."""
-        key = self.rules.key_of(exchange.method, exchange.lines("Idempotency-Key"))
-        if not isinstance(key, str):
-            return key
+        if exchange.method not in self.rules.methods:
+            return None
+        key = key_of(exchange.lines("Idempotency-Key"))
+        if isinstance(key, Problem):
+            return None if key is Problem.KEY_MISSING and not self.rules.required else key
         named = self._caller(exchange)
         caller = caller_of(await named if exchange.is_async and isawaitable(named) else named)
         if isinstance(caller, Problem):
@@ -236,7 +241,7 @@ class HttpGuard:
             if response and found.value == value:
                 return response[0].native
             kept = answer_of(found.value)
-            return kept if has_run else kept.as_replay()
+            return kept if has_run else replace(kept, headers=(*kept.headers, REPLAYED))
         except Exception as error:
             if response and isinstance(error, NotAnOutcome):
                 return response[0].native

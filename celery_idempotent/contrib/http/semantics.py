@@ -120,10 +120,6 @@ class HttpAnswer:
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
 
-    def as_replay(self) -> "HttpAnswer":
-        """The same, marked as recorded by an earlier request."""
-        return replace(self, headers=(*self.headers, REPLAYED))
-
 
 def answer(status: int, content: Any = None, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
     """A response as it is recorded, for a view that commits its outcome itself::
@@ -167,9 +163,10 @@ def answer(status: int, content: Any = None, headers: Mapping[str, str] | None =
     return record_of(HttpAnswer(status, (*first, *given.items()), body))
 
 
-def record_of(given: HttpAnswer) -> dict[str, Any]:
-    """The response as every serialiser can keep it."""
-    headers = [list(each) for each in given.headers if each[0].lower() not in _NEVER_KEPT]
+def record_of(given: HttpAnswer, chosen: Iterable[str] | None = None) -> dict[str, Any]:
+    """The response as every serialiser can keep it, with the ``chosen`` headers; default: all that can be kept."""
+    named = [(each, each[0].lower()) for each in given.headers]
+    headers = [list(each) for each, name in named if name not in _NEVER_KEPT and (chosen is None or name in chosen)]
     try:
         body = {"text": given.body.decode()}
     except UnicodeDecodeError:
@@ -262,13 +259,11 @@ class RequestFacts:
         }
 
 
-def _request(
-    method: str, path: str, caller: str, key: str, query: str, content_type: str, digest: str, body: Any
-) -> None:
-    """What a request is to a policy."""
-
-
-SIGNATURE = CallSignature(inspect.signature(_request))
+_NAMES = ("method", "path", "caller", "key", "query", "content_type", "digest", "body")
+SIGNATURE = CallSignature(
+    inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in _NAMES])
+)
+"""What a request is to a policy."""
 
 Caller = Callable[..., Any] | Literal["authorization", "anybody"]
 
@@ -346,7 +341,14 @@ class HttpRules:
             self._set("headers", self._names("headers", str.lower))
             never = sorted(_NEVER_KEPT.intersection(self.headers))
             self._require("headers", not never, f"{', '.join(never)} is never kept; leave it out")
-        self._set("policy", self._adapted())
+        policy = self.policy
+        self._require("policy", isinstance(policy, Policy), "must be a Policy(...)")
+        if policy.key != WHOLE_CALL:
+            raise PolicyError("key", repr(policy.key), "it is method, path, caller and Idempotency-Key; leave it out")
+        fingerprint = ("query", "content_type", "digest") if policy.fingerprint == WHOLE_CALL else policy.fingerprint
+        key = ("method", "path", "caller", "key")
+        self._set("policy", replace(policy, key=key, fingerprint=fingerprint, scope=policy.scope or "http"))
+        check_policy(self.policy, SIGNATURE.signature)
 
     def _require(self, option: str, holds: bool, remedy: str) -> None:
         if not holds:
@@ -362,28 +364,10 @@ class HttpRules:
         self._require(option, fits and all(isinstance(each, str) for each in names), "must be a tuple of names")
         return frozenset(map(spelt, names))
 
-    def _adapted(self) -> Policy:
-        policy = self.policy
-        self._require("policy", isinstance(policy, Policy), "must be a Policy(...)")
-        if policy.key != WHOLE_CALL:
-            raise PolicyError("key", repr(policy.key), "it is method, path, caller and Idempotency-Key; leave it out")
-        fingerprint = ("query", "content_type", "digest") if policy.fingerprint == WHOLE_CALL else policy.fingerprint
-        key = ("method", "path", "caller", "key")
-        adapted = replace(policy, key=key, fingerprint=fingerprint, scope=policy.scope or "http")
-        check_policy(adapted, SIGNATURE.signature)
-        return adapted
-
     @property
     def refuses(self) -> bool:
         """Whether what is wrong with a request is refused; a policy that is tried out, or off, lets it run."""
         return self.policy.mode == "enforce"
-
-    def key_of(self, method: str, lines: Sequence[str]) -> str | Problem | None:
-        """The key of a request, or why it is refused; None where it runs unprotected."""
-        if method not in frozenset(self.methods):
-            return None
-        key = key_of(lines)
-        return None if key is Problem.KEY_MISSING and not self.required else key
 
     def problem_of_length(self, declared: str | None) -> Problem | None:
         """What is wrong with a request of that ``Content-Length``."""
@@ -400,12 +384,6 @@ class HttpRules:
         if self.outcomes is not None:
             return bool(self.outcomes(status))
         return self.policy.on_takeover == "refuse" or (status < 500 and status not in _NOT_APPLIED)
-
-    def record_of(self, given: HttpAnswer) -> dict[str, Any]:
-        """A response of the application's as it is recorded."""
-        chosen = None if self.headers is None else frozenset(self.headers)
-        headers = tuple(each for each in given.headers if chosen is None or each[0].lower() in chosen)
-        return record_of(replace(given, headers=headers))
 
     def refusal(self, problem: Problem, retry_after: float | None = None) -> HttpAnswer:
         """The response that tells a problem, as RFC 9457 has it."""
