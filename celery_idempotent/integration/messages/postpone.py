@@ -31,7 +31,7 @@ from kombu.transport.virtual.exchange import TopicExchange
 
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.integration.context import DeliveryContext, arrival_of
+from celery_idempotent.integration.context import arrival_of
 from celery_idempotent.integration.headers import (
     CONFLICTS_HEADER,
     DELIVERIES_HEADER,
@@ -124,7 +124,21 @@ def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> N
     request, arrival = task.request, arrival_of(task.request)
     options = _delay_options(task.app, request, delay)
     try:
-        signature = _message_again(task, arrival, header, _count(request, header) + 1, options)
+        # The same message: its arguments as they came, whatever the body has done to them.
+        args, kwargs = arrival.arguments(request) if arrival else (request.args, request.kwargs)
+        counters = {
+            header: _count(request, header) + 1,
+            DELIVERIES_HEADER: deliveries(request),
+            WAITING_HEADER: waiting_since(request.headers or {}) or round(time.time() * 1000),
+        }
+        signature = task.signature_from_request(
+            request,
+            args,
+            kwargs,
+            retries=request.retries,
+            headers={**headers_again(request), **counters},
+            **options,
+        )
         exchange, key = signature.options.get("exchange"), signature.options.get("routing_key")
         # The message could be dropped; RabbitMQ knows its exchanges, a process need not.
         if exchange and not runtime_of(task.app).broker.is_rabbitmq:
@@ -139,24 +153,6 @@ def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> N
     if arrival is not None:
         arrival.is_answered = True
     raise Retry(str(error), exc=error, when=delay / 1000, sig=signature)
-
-
-def _message_again(
-    task: Task, arrival: DeliveryContext | None, header: str, count: int, options: dict[str, Any]
-) -> Any:
-    """The signature of the same message: its arguments as they came, whatever the body has done to them."""
-    request = task.request
-    args, kwargs = arrival.arguments(request) if arrival else (request.args, request.kwargs)
-    since = waiting_since(request.headers or {}) or round(time.time() * 1000)
-    counters = {header: count, DELIVERIES_HEADER: deliveries(request), WAITING_HEADER: since}
-    return task.signature_from_request(
-        request,
-        args,
-        kwargs,
-        retries=request.retries,
-        headers={**headers_again(request), **counters},
-        **options,
-    )
 
 
 def _bounds(task: Task) -> tuple[int, ...]:
