@@ -79,9 +79,7 @@ def idempotent_view(
                 return answer
 
         def answering(request: HttpRequest, args: Any, kwargs: Any) -> Coroutine[Any, Any, HttpResponseBase]:
-            return _answer(
-                guard, _DjangoExchange(request, partial(respond, request, args, kwargs), _route_of, is_async)
-            )
+            return _answer(guard, _DjangoExchange(request, partial(respond, request, args, kwargs), is_async))
 
         @wraps(view)
         def called(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -134,7 +132,7 @@ class IdempotentViewMiddleware:
             response: HttpResponseBase = await found if self._is_async else found
             return response
 
-        answering = _answer(self._guard, _DjangoExchange(request, respond, _resolved, self._is_async))
+        answering = _answer(self._guard, _DjangoExchange(request, respond, self._is_async))
         return answering if self._is_async else finish(answering)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> None:
@@ -146,7 +144,6 @@ class IdempotentViewMiddleware:
 class _DjangoExchange:
     native: HttpRequest
     pass_on: Callable[[], Coroutine[Any, Any, HttpResponseBase]]
-    route: Callable[[HttpRequest], str | None]
     is_async: bool
 
     @property
@@ -176,7 +173,7 @@ class _DjangoExchange:
             body=body,
             key=key,
             caller=caller,
-            route=self.route(self.native),
+            route=_route_of(self.native),
         )
 
     async def respond(self, body: bytes, limit: int) -> Response[HttpResponseBase]:
@@ -231,16 +228,12 @@ def _refuse_transaction() -> None:
 
 
 def _route_of(request: HttpRequest) -> str | None:
-    match = request.resolver_match
-    return None if match is None else f"/{match.route}"
-
-
-def _resolved(request: HttpRequest) -> str | None:
-    """The route before Django has looked for it."""
+    """The route, also before Django has looked for it."""
     try:
-        return f"/{resolve(request.path_info, getattr(request, 'urlconf', None)).route}"
+        match = request.resolver_match or resolve(request.path_info, getattr(request, "urlconf", None))
     except Resolver404:
         return None
+    return f"/{match.route}"
 
 
 async def _answer(guard: HttpGuard, exchange: _DjangoExchange) -> HttpResponseBase:

@@ -135,9 +135,8 @@ class _Pages:
         """All that is known of one operation."""
         record = self._store.get(request.query_params.get("key", ""))
         if record is None:
-            return self._message(
-                request, HTTPStatus.NOT_FOUND, "Nothing is recorded here", "It may have been forgotten, and deleted."
-            )
+            text = "It may have been forgotten, and deleted."
+            return self._message(request, HTTPStatus.NOT_FOUND, "Nothing is recorded here", text)
         record = reveal(self._store, record)
         policy, now = self._runtime.policy_of(record), self._store.now()
         return self._page(
@@ -165,22 +164,30 @@ class _Pages:
     def judge(self, request: Request) -> Response:
         """Ask for a verdict on what was chosen; once it is complete, give it."""
         if not self._write:
-            return self._message(
-                request, HTTPStatus.FORBIDDEN, "This page only shows", "No verdicts can be given here; see --write."
-            )
+            text = "No verdicts can be given here; see --write."
+            return self._message(request, HTTPStatus.FORBIDDEN, "This page only shows", text)
         sent: Mapping[str, list[str]] = request.state.form
         seen = _read(sent.get("seen", []))
         if not 0 < len(seen) <= PAGE:
-            return self._message(
-                request, HTTPStatus.BAD_REQUEST, "No verdict", f"Choose at least one record, and at most {PAGE}."
-            )
+            text = f"Choose at least one record, and at most {PAGE}."
+            return self._message(request, HTTPStatus.BAD_REQUEST, "No verdict", text)
         found = [self._store.get(key) for key in seen]
         records = [each for each in found if each and each.revision == seen[each.key]]
         left_out = [key for key in seen if key not in {each.key for each in records}]
         form = Form.of(sent) if "by" in sent else None
         if form is None or form.errors:
             form = form or Form(by=unquote(request.cookies.get(_WHO, "")))
-            return self._asked(request, form, records, left_out)
+            now = self._store.now()
+            fits = [action for each in records for action in self._fitting(each, now)]
+            return self._page(
+                request,
+                "judge.html",
+                HTTPStatus.UNPROCESSABLE_ENTITY if form.errors else HTTPStatus.OK,
+                records=records,
+                left_out=left_out,
+                choices=[(action, *texts, fits.count(action)) for action, texts in CHOICES.items() if action in fits],
+                form=form,
+            )
         assert form.action is not None
         proof = {"result": form.result, "by": form.by, "reason": form.reason, "app": self._app}
         judged: list[Judged] = []
@@ -204,19 +211,6 @@ class _Pages:
         )
         set_cookie(request, page, _WHO, quote(form.by))
         return page
-
-    def _asked(self, request: Request, form: Form, records: Sequence[Record], left_out: Sequence[str]) -> Response:
-        now = self._store.now()
-        fits = [action for each in records for action in self._fitting(each, now)]
-        return self._page(
-            request,
-            "judge.html",
-            HTTPStatus.UNPROCESSABLE_ENTITY if form.errors else HTTPStatus.OK,
-            records=records,
-            left_out=left_out,
-            choices=[(action, *texts, fits.count(action)) for action, texts in CHOICES.items() if action in fits],
-            form=form,
-        )
 
     def _fitting(self, record: Record, now: int) -> list[Action]:
         return fitting(record, grace=self._runtime.policy_of(record).grace_ms, now=now)

@@ -60,16 +60,6 @@ class Search:
         asked = {"label": self.label, "key": self.key, "task": self.task, "status": self.status, "older": self.older}
         return {name: value for name, value in {**asked, "page": self.page, **changes}.items() if value}
 
-    def filter(self) -> Filter:
-        """Which records are meant."""
-        return Filter(
-            status=self.status or None,
-            task=self.task or None,
-            label=self.label or None,
-            key=self.key or None,
-            older_than=None if self.older is None else self.older * 1000,
-        )
-
 
 def _number(name: str, text: str, most: int) -> int | None:
     text = text.strip()
@@ -85,7 +75,13 @@ def answer(store: Store, search: Search) -> tuple[list[Record], bool]:
 
     Reads up to the end of the page and no further. A whole key is one request.
     """
-    wanted = search.filter()
+    wanted = Filter(
+        status=search.status or None,
+        task=search.task or None,
+        label=search.label or None,
+        key=search.key or None,
+        older_than=None if search.older is None else search.older * 1000,
+    )
     record = store.get(search.key) if search.key else None
     if record is not None:
         return [record] if wanted.matches(record, store.now()) else [], False
