@@ -15,8 +15,8 @@ from celery_idempotent.engine.outcomes import is_unfinished
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
 from celery_idempotent.integration.settings import SETTINGS, OptionUnknown, refuse_control_flow, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
+from celery_idempotent.protocol.keys import Conversion
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.protocol.selector import Conversion
 from celery_idempotent.stores.objects import check_setting
 
 

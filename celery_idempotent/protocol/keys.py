@@ -1,18 +1,290 @@
 """From a call to its idempotency key: pure, and the same for every way of writing the same call.
 
 A key is ``scope:1:SHA-256``, where 1 is the generation of this form. The hash covers the canonical form of what the
-policy selects.
+policy selects: ``key``, ``fingerprint`` and ``label``, however the call was written.
 """
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
+from typing import Any
+from uuid import UUID
 
-from celery_idempotent.errors import IdempotencyError, PolicyError
-from celery_idempotent.protocol.canonical import NotCanonical, text_form
+from celery_idempotent.errors import IdempotencyError, KeyMissing, PolicyError
+from celery_idempotent.protocol.canonical import NotCanonical, canonical, list_form, pairs_form, text_form
 from celery_idempotent.protocol.record import ENCRYPTED_TEXT, bounded, keepable
-from celery_idempotent.protocol.selector import Selector
+
+Spec = str | tuple[str, ...] | Callable[..., Any]
+"""How a policy names what it selects: a path, several, or a function with the task's own signature."""
+
+Conversion = Callable[[Iterable[Any], Mapping[str, Any]], tuple[Iterable[Any], Mapping[str, Any]]]
+"""From the arguments of a call, by position and by name, to those that its body gets."""
+
+WHOLE_CALL = "*"
+"""All arguments of the call."""
+
+_NAME = re.compile(r"""[^\s,|&!?*@=<>`'"()\[\]{}]+""")
+"""A part of a path: no brackets, quotes or operators, as an expression would have."""
+
+FORMS = (
+    "an argument's name, a path such as 'order.id', a tuple of these, or a function of the arguments for what is "
+    "chosen from a list or computed: lambda order: order['lines'][0]['sku']"
+)
+
+
+def _unshared(value: Any) -> Any:
+    """``value`` with a copy of each of its dicts, lists and sets, so that whoever gets it cannot change it."""
+    try:
+        return _copied(value)
+    except RecursionError:
+        return value  # it has no canonical form either
+
+
+def _copied(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return {key: _copied(each) for key, each in value.items()}
+    if kind is list or kind is tuple or kind is set:
+        return kind(map(_copied, value))
+    return value
+
+
+@dataclass(frozen=True)
+class CallSignature:
+    """Binds the arguments of a call to names, defaults included, however the call was written.
+
+    Args:
+        signature: The signature of the task's body, without ``self``.
+        convert: What turns a call's arguments into those that the body gets; None where they are the same.
+    """
+
+    signature: inspect.Signature
+    convert: Conversion | None = None
+
+    @cached_property
+    def _defaults(self) -> Mapping[str, Any] | None:
+        """By name, the default of each argument; None where an argument is not both positional and named."""
+        parameters = self.signature.parameters
+        if any(each.kind is not each.POSITIONAL_OR_KEYWORD for each in parameters.values()):
+            return None
+        return {name: each.default for name, each in parameters.items()}
+
+    def bind(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        """The call's arguments by name, as the body gets them.
+
+        Raises:
+            TypeError: The arguments do not fit the task, as calling it would say.
+            Exception: What the conversion raises, as calling the task would.
+        """
+        if self.convert is not None:
+            args, kwargs = self.convert(_unshared(tuple(args)), _unshared(dict(kwargs)))
+        args = tuple(args)
+        bound = self._bound(args, kwargs)
+        if bound is None:  # unusual, or wrong: inspect is slower, and says what is wrong
+            bound = self.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+        return bound
+
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
+        defaults = self._defaults
+        if defaults is None or len(args) > len(defaults):
+            return None
+        by_position = dict(zip(defaults, args, strict=False))
+        arguments: Any = {**defaults, **by_position, **kwargs}
+        is_wrong = (
+            len(arguments) > len(defaults)
+            or not by_position.keys().isdisjoint(kwargs)
+            or any(each is inspect.Parameter.empty for each in arguments.values())
+        )
+        return None if is_wrong else inspect.BoundArguments(self.signature, arguments)
+
+
+class Selector:
+    """What a policy's ``key``, ``fingerprint`` or ``label`` selects from the bound arguments of a call.
+
+    Args:
+        option: Name of the option, for messages.
+        spec: A path, a tuple of them, or a function with the task's own signature.
+        nulls: Whether null is a value like any other. In what identifies something, a part that is null is missing.
+
+    Raises:
+        PolicyError: It is none of these.
+    """
+
+    def __init__(self, option: str, spec: Spec, *, nulls: bool = False) -> None:
+        self.option = option
+        self.spec = spec
+        self._nulls = nulls
+        self._paths: tuple[str, ...] = ()
+        if callable(spec):
+            if inspect.iscoroutinefunction(spec) or inspect.isgeneratorfunction(spec):
+                raise PolicyError(option, repr(spec), "must be a plain function that returns the value")
+        elif spec != WHOLE_CALL:
+            paths = spec if isinstance(spec, tuple) else (spec,)
+            if not paths or not all(is_path(each) for each in paths):
+                raise PolicyError(option, repr(spec), f"must be {FORMS}")
+            self._paths = paths
+
+    def __str__(self) -> str:
+        """What is selected, for people."""
+        if callable(self.spec):
+            return f"what {getattr(self.spec, '__qualname__', self.spec)} returns"
+        return ", ".join(self._paths)
+
+    def check(self, signature: inspect.Signature) -> None:
+        """Refuse, before any call, a selector that can never select anything from this signature.
+
+        Raises:
+            PolicyError: A path starts with a name that is not an argument, or the function takes others.
+        """
+        parameters = signature.parameters
+        if callable(self.spec):
+            example = signature.bind_partial()
+            example.arguments |= {name: _EXAMPLES.get(each.kind) for name, each in parameters.items()}
+            try:
+                inspect.signature(self.spec).bind(*example.args, **example.kwargs)
+            except TypeError as error:
+                raise PolicyError(
+                    self.option, repr(self.spec), f"must take the task's arguments {signature}: {error}"
+                ) from error
+            except ValueError:
+                pass  # a function of C's may not tell its signature; the first call will
+        for path in self._paths:
+            name = path.partition(".")[0]
+            if name not in parameters:
+                others = [each.name for each in parameters.values() if each.kind is each.VAR_KEYWORD]
+                among_others = f"; write {f'{others[0]}.{path}'!r}" if others else ""
+                raise PolicyError(
+                    self.option,
+                    repr(path),
+                    f"there is no argument {name!r}; the signature is {signature}{among_others}",
+                )
+
+    def canonical(self, bound: inspect.BoundArguments, task: str) -> str:
+        """The canonical form of what is selected; a tuple of paths gives that of a list.
+
+        Raises:
+            KeyMissing: What is selected, or a part of it that counts, is missing or null.
+            PolicyError: A path leads into a list, or what is selected cannot be computed.
+            NotCanonical: A selected value has no canonical form.
+        """
+        if self.spec == WHOLE_CALL:
+            return pairs_form({text_form(name): canonical(value, name) for name, value in bound.arguments.items()})
+        if callable(self.spec):
+            return canonical(self._returned(self.spec, bound, task), self.option)
+        forms = [canonical(self._found(path, bound.arguments, task), path) for path in self._paths]
+        return list_form(forms) if isinstance(self.spec, tuple) else forms[0]
+
+    def text(self, bind: Callable[[], inspect.BoundArguments]) -> str:
+        """What is selected, for people: texts and numbers as they are, joined by a slash; empty if one is missing.
+
+        It never raises: no effect is given up for a name to show. Where none can be had, the text says why.
+        """
+        try:
+            found = self._parts(bind())
+            unfit = [type(each).__name__ for each in found if not isinstance(each, str | int | UUID | None)]
+            if unfit:
+                return f"(no {self.option}: a {unfit[0]} is neither text nor number)"
+            return "" if None in found else "/".join(map(str, found))
+        except Exception as error:  # noqa: BLE001 - see above; an author's function may raise or return anything
+            return f"(no {self.option}: {type(error).__name__})"
+
+    def _parts(self, bound: inspect.BoundArguments) -> Sequence[Any]:
+        if callable(self.spec):
+            value = self.spec(*_unshared(bound.args), **_unshared(bound.kwargs))
+            return value if isinstance(value, tuple) else (value,)
+        return [look_up(path, bound.arguments) for path in self._paths]
+
+    def _returned(self, function: Callable[..., Any], bound: inspect.BoundArguments, task: str) -> Any:
+        try:
+            value = function(*_unshared(bound.args), **_unshared(bound.kwargs))
+        except IdempotencyError:
+            raise
+        except Exception as error:
+            raise self._failed(function, error, task) from error
+        if value is None and self._nulls:
+            raise PolicyError(self.option, repr(function), f"{task}: it returned None; return what is to be compared")
+        if not self._nulls:
+            # What it has put together, it has chosen part by part; what lies deeper is data, and may hold nulls.
+            parts = value if isinstance(value, list | tuple | set | frozenset) else ()
+            if value is None or any(each is None for each in parts):
+                raise KeyMissing(task, f"{'what' if value is None else 'a part of what'} key={function!r} returned")
+        return value
+
+    def _found(self, path: str, arguments: Mapping[str, Any], task: str) -> Any:
+        try:
+            value = look_up(path, arguments)
+            if value is None and not self._nulls:
+                missing = _first_missing(path, arguments)
+                raise KeyMissing(task, f"{'' if missing == path else f'{missing!r} of '}{self.option}={path!r}")
+        except IntoList as error:
+            raise PolicyError(
+                self.option,
+                repr(path),
+                f"{task}: a path cannot choose {error}; write a function of the arguments: "
+                "lambda order: order['lines'][0]['sku']",
+            ) from None
+        except IdempotencyError:
+            raise
+        except Exception as error:
+            raise self._failed(path, error, task) from error
+        return value
+
+    def _failed(self, source: object, error: Exception, task: str) -> PolicyError:
+        return PolicyError(
+            self.option, repr(source), f"{task}: it raised {type(error).__name__} for these arguments{_text_of(error)}"
+        )
+
+
+def is_path(spec: object) -> bool:
+    """Whether it is names joined by dots."""
+    return isinstance(spec, str) and all(map(_NAME.fullmatch, spec.split(".")))
+
+
+class IntoList(Exception):
+    """A path leads into a list, which has no named parts."""
+
+
+def look_up(path: str, arguments: Mapping[str, Any]) -> Any:
+    """What a path leads to: members of mappings, attributes of anything else; None where a part of it is missing.
+
+    Raises:
+        IntoList: It would have to choose from a list.
+        Exception: What a property of the author's raises.
+    """
+    found: Any = arguments
+    for name in path.split("."):
+        found = _member(found, name)
+    return found
+
+
+def _member(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(name)
+    if isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "_fields"):  # which namedtuples have
+        raise IntoList(f"{name!r} of a {type(value).__name__}")
+    if getattr(type(value), "__pydantic_root_model__", False):
+        return _member(value.root, name)
+    return getattr(value, name, None)
+
+
+def _first_missing(path: str, arguments: Mapping[str, Any]) -> str:
+    names = path.split(".")
+    beginnings = (".".join(names[: count + 1]) for count in range(len(names)))
+    return next(each for each in beginnings if look_up(each, arguments) is None)
+
+
+_EXAMPLES: Mapping[Any, Any] = {inspect.Parameter.VAR_POSITIONAL: (), inspect.Parameter.VAR_KEYWORD: {}}
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return f": {error}"
+    except Exception:  # noqa: BLE001 - its text may hold the very value that it is about
+        return ""
 
 
 class ArgumentNotCanonical(PolicyError):

@@ -16,7 +16,7 @@ from celery_idempotent.protocol.effects import (
     check_effects,
     promise,
 )
-from celery_idempotent.protocol.selector import WHOLE_CALL, Selector, Spec
+from celery_idempotent.protocol.keys import WHOLE_CALL, Selector, Spec
 
 OnConflict = Literal["retry", "raise", "skip"]
 OnOutage = Literal["retry", "run"]

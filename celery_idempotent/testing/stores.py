@@ -9,7 +9,7 @@ from celery import Celery
 
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.integration.settings import Runtime, StoreHandle
-from celery_idempotent.integration.task.places import StoreAlone
+from celery_idempotent.integration.task.guard import StoreAlone
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore

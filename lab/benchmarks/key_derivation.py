@@ -11,7 +11,7 @@ from aws_lambda_powertools.utilities.idempotency import DynamoDBPersistenceLayer
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, Policy
-from celery_idempotent.protocol.selector import Spec
+from celery_idempotent.protocol.keys import Spec
 from celery_idempotent.stores.memory import MemoryStore
 from lab.benchmarks.contenders import make_app
 from lab.benchmarks.environment import Servers

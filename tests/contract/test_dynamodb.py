@@ -16,11 +16,10 @@ from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim, new_nonce
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.effects import AtMostOnce
-from celery_idempotent.protocol.keys import Identity, label_of
+from celery_idempotent.protocol.keys import Identity, Selector, label_of
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status, bounded
-from celery_idempotent.protocol.selector import Selector
 from celery_idempotent.protocol.store import RecordTooLarge, Store, VerifiableStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore

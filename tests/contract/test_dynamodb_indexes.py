@@ -14,7 +14,7 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.dynamodb.indexes import ATTENTION
+from celery_idempotent.stores.dynamodb.provisioning import ATTENTION
 from celery_idempotent.testing import StoreContract
 from celery_idempotent.testing.contract import a_record
 from tests.support.dynamodb import count_requests
@@ -190,7 +190,7 @@ def test_pages_and_what_a_busy_table_leaves_out_are_asked_for_again(
         return {"Responses": {store.table: [store._item(first)]}, "UnprocessedKeys": rest}
 
     pauses: list[float] = []
-    monkeypatch.setattr("celery_idempotent.stores.dynamodb.indexes.time.sleep", pauses.append)
+    monkeypatch.setattr("celery_idempotent.stores.dynamodb.provisioning.time.sleep", pauses.append)
     monkeypatch.setattr(store._indexes, "_ask", answer)
 
     assert list(store.scan(status=Status.UNKNOWN)) == [one, two]

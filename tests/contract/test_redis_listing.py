@@ -11,7 +11,7 @@ from redis.exceptions import AskError, MovedError
 
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.stores.redis import RedisStore, listing
+from celery_idempotent.stores.redis import RedisStore, hashes
 from celery_idempotent.stores.redis.url import read_url
 from celery_idempotent.testing.contract import a_record
 from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
@@ -41,14 +41,14 @@ def _kept(store: RedisStore, **values: Any) -> Record:
 
 def _changes_between(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     """Let ``change`` happen after the fields of a page are known, and before its records are read."""
-    asked = listing._asked
+    asked = hashes._asked
 
     def then_changed(*arguments: Any) -> Any:
         replies = asked(*arguments)
         change()
         return replies
 
-    monkeypatch.setattr(listing, "_asked", then_changed)
+    monkeypatch.setattr(hashes, "_asked", then_changed)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_only_what_is_meant_is_read(store: RedisStore, wanted: Any, monkeypatch:
     _kept(store, **dict(list(wanted.items())[1:]))
     meant = _kept(store, **wanted)
     read: list[bytes] = []
-    whole = listing._read
+    whole = hashes._read
 
     def noted(client: Any, names: Sequence[bytes]) -> Any:
         read.extend(names)
         return whole(client, names)
 
-    monkeypatch.setattr(listing, "_read", noted)
+    monkeypatch.setattr(hashes, "_read", noted)
 
     assert list(store.scan(**wanted)) == [meant]
     assert read == [store._redis_key(meant.key)]
@@ -101,14 +101,14 @@ def test_what_moves_meanwhile_is_followed(store: RedisStore, monkeypatch: pytest
     meant = _kept(store, status=Status.UNKNOWN)
     _kept(store)
     for answer in (MovedError("1 127.0.0.1:1"), AskError("1 127.0.0.1:1")):
-        monkeypatch.setattr(listing, "_asked", lambda server, names, fields, answer=answer: [answer] * len(names))
+        monkeypatch.setattr(hashes, "_asked", lambda server, names, fields, answer=answer: [answer] * len(names))
         assert list(store.scan(status=Status.UNKNOWN)) == [meant]
 
 
 def test_refusal_is_no_empty_list(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error about the server is one of the scan, not of a record."""
     _kept(store, status=Status.UNKNOWN)
-    monkeypatch.setattr(listing, "_asked", lambda *_: [redis.ResponseError("BUSY Redis is busy")])
+    monkeypatch.setattr(hashes, "_asked", lambda *_: [redis.ResponseError("BUSY Redis is busy")])
 
     with pytest.raises(StoreUnavailable, match="BUSY"):
         list(store.scan(status=Status.UNKNOWN))

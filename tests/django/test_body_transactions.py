@@ -19,8 +19,8 @@ from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.outbox import relay
 from celery_idempotent.protocol.canonical import canonical
+from celery_idempotent.protocol.keys import Selector
 from celery_idempotent.protocol.record import Status
-from celery_idempotent.protocol.selector import Selector
 from celery_idempotent.protocol.store import Outbox, OutboxMessage
 from celery_idempotent.testing import OutboxContract, TransactionalContract, assert_effect_once
 from celery_idempotent.testing.contract import a_claim, a_completion, a_record

@@ -29,7 +29,7 @@ from click.testing import CliRunner
 from celery_idempotent import Policy, Status, current_attempt
 from celery_idempotent.contrib.aws_lambda import sqs_batch
 from celery_idempotent.integration.cli import idempotency
-from celery_idempotent.integration.task import places
+from celery_idempotent.integration.task import guard
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing import FakeStore
 from tests.docs.test_aws_documents import _Template
@@ -70,7 +70,7 @@ class Gateway:
 @pytest.mark.usefixtures("_aws", "unchanged_celery")
 def test_the_example_charges_an_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """On DynamoDB, as it stands: messages of SQS, an event, and a notification of SNS."""
-    monkeypatch.setattr(places, "_by_url", {})
+    monkeypatch.setattr(guard, "_by_url", {})
     store = DynamoDBStore("idempotency", region="eu-west-1")
     store.provision()
     gateway = Gateway()

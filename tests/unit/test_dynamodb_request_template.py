@@ -10,7 +10,7 @@ import pytest
 from botocore.config import Config
 
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.dynamodb.request_template import RequestTemplate
+from celery_idempotent.stores.dynamodb.direct import RequestTemplate
 
 ARN = "arn:aws:dynamodb:eu-west-1:123456789012:table/orders"
 

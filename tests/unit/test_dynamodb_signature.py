@@ -10,7 +10,7 @@ from botocore.credentials import ReadOnlyCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent.stores.dynamodb.request_template import Signature
+from celery_idempotent.stores.dynamodb.direct import Signature
 
 _WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
 _URLS = st.one_of(
@@ -61,7 +61,7 @@ def test_signature_is_botocores(
     for at, body in bodies:
         with pytest.MonkeyPatch.context() as patched:
             now = time.gmtime(at)
-            patched.setattr("celery_idempotent.stores.dynamodb.request_template.time.gmtime", lambda now=now: now)
+            patched.setattr("celery_idempotent.stores.dynamodb.direct.time.gmtime", lambda now=now: now)
             date, authorization = signature.headers(body).values()
 
         sent = AWSRequest("POST", url, {**headers, **signature.token, "X-Amz-Date": date}, body)

@@ -482,7 +482,7 @@ def test_current_app_counts_when_the_function_is_called(monkeypatch: pytest.Monk
         return "charged"
 
     app = an_app()
-    monkeypatch.setattr("celery_idempotent.integration.task.places.current_app", app)
+    monkeypatch.setattr("celery_idempotent.integration.task.guard.current_app", app)
 
     assert charge("o-1") == "charged"
     (record,) = app.conf.idempotency_store.scan()

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 
 from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.protocol.canonical import NotCanonical, canonical
-from celery_idempotent.protocol.keys import identify
-from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature, Selector, Spec
+from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature, Selector, Spec, identify
 
 GOLDEN = Path(__file__).with_name("golden_keys.json")
 

@@ -9,7 +9,7 @@ from celery_idempotent import PolicyError, open_store
 from celery_idempotent.contrib.http.guard import HttpGuard
 from celery_idempotent.contrib.web.guard import Sessions
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.integration.task.places import StoreAlone
+from celery_idempotent.integration.task.guard import StoreAlone
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.objects import address_of

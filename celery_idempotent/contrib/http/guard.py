@@ -32,8 +32,7 @@ from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.engine.execution import executed_by, execution
 from celery_idempotent.errors import IdempotencyWarning, SafeToRetry
-from celery_idempotent.integration.task.guard import Guard
-from celery_idempotent.integration.task.places import place_of
+from celery_idempotent.integration.task.guard import Guard, place_of
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.store import Store
 

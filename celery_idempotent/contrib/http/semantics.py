@@ -26,9 +26,9 @@ from celery_idempotent.errors import (
     StoreUnavailable,
 )
 from celery_idempotent.integration.task.guard import check_policy
+from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import bounded
-from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature
 from celery_idempotent.troubleshooting import link
 
 REPLAYED = ("Idempotent-Replayed", "true")

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.protocol.selector import Selector, Spec
+from celery_idempotent.protocol.keys import Selector, Spec
 
 
 @dataclass(frozen=True, kw_only=True)

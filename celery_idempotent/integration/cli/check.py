@@ -13,8 +13,7 @@ from celery.concurrency import ALIASES
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.integration.binding import is_builtin, is_enforced, is_idempotent, problems_of_delivery
-from celery_idempotent.integration.cli.base import advise, as_json, echo_json, idempotency, warned_in
-from celery_idempotent.integration.cli.options import seconds
+from celery_idempotent.integration.cli.base import advise, as_json, echo_json, idempotency, seconds, warned_in
 from celery_idempotent.integration.operating import startup
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line

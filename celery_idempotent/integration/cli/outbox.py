@@ -6,8 +6,16 @@ import click
 from kombu.exceptions import OperationalError
 
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
-from celery_idempotent.integration.cli.options import limit, seconds
+from celery_idempotent.integration.cli.base import (
+    app_of,
+    as_json,
+    echo_json,
+    idempotency,
+    limit,
+    readable_errors,
+    seconds,
+    store_of,
+)
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.messages import outbox
 from celery_idempotent.integration.operating.display import duration, iso

@@ -14,14 +14,17 @@ from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.base import (
     advise,
+    advise_on,
     app_of,
     as_json,
     echo_json,
+    filters,
     idempotency,
     json_value,
+    limit,
+    of_task,
     readable_errors,
 )
-from celery_idempotent.integration.cli.options import advise_on, filters, limit, of_task
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.operating import display
 from celery_idempotent.integration.operating.display import beginning, duration, iso, names_of_effects, status

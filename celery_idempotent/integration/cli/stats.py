@@ -9,8 +9,7 @@ from celery import Celery
 from celery_idempotent.engine.search import Summary, summary
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors
-from celery_idempotent.integration.cli.options import seconds
+from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, seconds
 from celery_idempotent.integration.cli.outbox import MOST_COUNTED
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.operating.display import duration, iso

@@ -13,8 +13,15 @@ from celery_idempotent.engine.events import EventName
 from celery_idempotent.engine.sweeping import Fate, sweep_abandoned, sweep_released
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, store_of
-from celery_idempotent.integration.cli.options import Amount
+from celery_idempotent.integration.cli.base import (
+    Amount,
+    app_of,
+    as_json,
+    echo_json,
+    idempotency,
+    readable_errors,
+    store_of,
+)
 from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.operating.purging import policies_of
 from celery_idempotent.printable import one_line

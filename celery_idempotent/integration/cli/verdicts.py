@@ -11,8 +11,16 @@ from celery_idempotent.engine.search import Filter, found, looked_up
 from celery_idempotent.engine.verdicts import require
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, json_value, readable_errors
-from celery_idempotent.integration.cli.options import advise_on, filters
+from celery_idempotent.integration.cli.base import (
+    advise_on,
+    app_of,
+    as_json,
+    echo_json,
+    filters,
+    idempotency,
+    json_value,
+    readable_errors,
+)
 from celery_idempotent.integration.cli.records import print_records, summary
 from celery_idempotent.integration.operating import verdicts
 from celery_idempotent.integration.operating.display import status

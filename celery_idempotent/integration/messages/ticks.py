@@ -20,7 +20,7 @@ from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.binding import is_idempotent
 from celery_idempotent.integration.headers import KEY_HEADER, TICK_HEADER, tick_header
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.selector import WHOLE_CALL
+from celery_idempotent.protocol.keys import WHOLE_CALL
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,10 @@ from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration import binding
-from celery_idempotent.integration.task.guard import Guard, check_policy
-from celery_idempotent.integration.task.places import place_of
+from celery_idempotent.integration.task.guard import Guard, check_policy, place_of
 from celery_idempotent.protocol.durations import Duration, is_duration, milliseconds
-from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature, Identity
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.protocol.selector import WHOLE_CALL, CallSignature
 from celery_idempotent.protocol.store import Store
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -1,7 +1,7 @@
-"""The gate of an operation that no task makes: of a function, a request, a record of a batch.
+"""The guard of an operation that no task makes: of a function, a request, a record of a batch.
 
-It takes an identity and a body, and does what a task's gate does; only conflicts and outages are the caller's to meet,
-as there is no message to postpone.
+It takes an identity and a body, and does what a task's class does; only conflicts and outages are the caller's to meet,
+as there is no message to postpone. It records by an app's settings, or in a store alone.
 """
 
 import inspect
@@ -9,14 +9,18 @@ import logging
 import os
 import platform
 import random
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from math import inf
 from typing import Any
 from uuid import uuid4
 
+from celery import Celery, current_app
+
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
+from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, Delivery, Outcome
 from celery_idempotent.engine.events import Event, EventName
@@ -27,13 +31,80 @@ from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.integration import binding
 from celery_idempotent.integration.context import at_once
 from celery_idempotent.integration.events import Named, current_trace, report
-from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN
-from celery_idempotent.integration.task.places import Place
+from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, Runtime, StoreHandle, runtime_of
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.keys import Identity, identify
+from celery_idempotent.protocol.codec import Codec
+from celery_idempotent.protocol.keys import CallSignature, Identity, identify
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.protocol.selector import CallSignature
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores import open_store
+
+
+@dataclass(frozen=True)
+class StoreAlone:
+    """A store without an app: results are JSON, and nothing else is read."""
+
+    store: str | Store = field(repr=False)  # a URL can hold a password
+
+    @cached_property
+    def opened(self) -> StoreHandle:
+        """The store, and its circuit breaker; one for each URL in a process."""
+        return _opened(self.store)
+
+    @property
+    def default_policy(self) -> Policy:
+        """The policy where none is declared."""
+        return Policy()
+
+    def codec_of(self, policy: Policy) -> Codec:
+        """How results are kept under ``policy``."""
+        return _JSON.under(policy)
+
+    def scope_of(self, policy: Policy, task: str) -> str:
+        """What stands before the hash in every key."""
+        return policy.scope_of(task)
+
+
+Place = Runtime | StoreAlone
+"""What a guard asks."""
+
+
+def place_of(store: str | Store | None, app: Celery | None) -> Callable[[], Place]:
+    """Tells the place that an author named by ``store`` or ``app``; by neither, it is the current app, when asked.
+
+    Raises:
+        PolicyError: Both are given, or something that is no app.
+    """
+    if app is not None and not isinstance(app, Celery):
+        raise PolicyError("app", repr(app), "must be a Celery app")
+    if store is None:
+        return lambda: runtime_of(app or current_app)
+    if app is not None:
+        raise PolicyError("store", "beside an app", "an app has a store, by idempotency_store; give one of the two")
+    alone = StoreAlone(store)
+    return lambda: alone
+
+
+_JSON = Codec("json", frozenset({"application/json"}))
+
+_opening = threading.Lock()
+_by_url: dict[str, StoreHandle] = {}
+
+
+def _opened(store: str | Store) -> StoreHandle:
+    if not isinstance(store, str):
+        return _with_breaker(open_store(store))
+    with _opening:
+        found = _by_url.get(store)
+        if found is None:
+            found = _by_url[store] = _with_breaker(open_store(store))
+        return found
+
+
+def _with_breaker(store: Store) -> StoreHandle:
+    return StoreHandle(store, store, Breaker(repr(store)))
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,129 @@
-"""What makes and completes a table: on demand, with its indexes, TTL and point-in-time recovery."""
+"""What makes and completes a table: on demand, with its indexes, TTL and point-in-time recovery.
 
+Two optional indexes find few records among many without reading the table. Both are sparse: an item is in one only if
+it has the attribute that is the index's key. Of those in doubt, that is an attribute of its own, which no write on the
+way of an operation that ends has; of labels, it is the label. An index follows its table a moment later. So it gives
+keys alone, and what they stand for is read from the table.
+"""
+
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.stores.dynamodb.errors import OTHER_KEY, refusal_of
-from celery_idempotent.stores.dynamodb.indexes import ATTENTION, Ask, Index, Indexes
+from celery_idempotent.printable import say
+from celery_idempotent.protocol.record import Status
+from celery_idempotent.stores.dynamodb.errors import OTHER_KEY, refusal_of, text_of
+
+logger = logging.getLogger(__name__)
+
+ATTENTION = "attention"
+"""Attribute of the items that need a person."""
+
+_LABEL = "label"
+_MISSING = "ValidationException"
+"""How DynamoDB answers where there is no such index, or it is still being filled."""
+
+_NOT_GRANTED = ("AccessDeniedException", "AccessDenied")
+_BATCH = 100
+"""Items that BatchGetItem reads (DynamoDB Developer Guide, "Quotas")."""
+
+_PAUSE = 0.5
+Ask = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index of one attribute.
+
+    Args:
+        name: Its name.
+        attribute: Its partition key, a string.
+    """
+
+    name: str
+    attribute: str
+
+    def definition(self) -> Mapping[str, Any]:
+        """What creates it."""
+        return {
+            "IndexName": self.name,
+            "KeySchema": [{"AttributeName": self.attribute, "KeyType": "HASH"}],
+            "Projection": {"ProjectionType": "KEYS_ONLY"},
+        }
+
+    def type(self) -> Mapping[str, str]:
+        """What tells the type of its attribute."""
+        return {"AttributeName": self.attribute, "AttributeType": "S"}
+
+
+class Indexes:
+    """The indexes that a table has, as far as they are configured.
+
+    Args:
+        table: Its name.
+        unknown: Name of the index of records in doubt, if there is one.
+        label: Name of the index of labels, likewise.
+        ask: Asks DynamoDB, as the store does.
+    """
+
+    def __init__(self, table: str, unknown: str | None, label: str | None, ask: Ask) -> None:
+        self._table = table
+        self._ask = ask
+        named = ((unknown, ATTENTION), (label, _LABEL))
+        self.all: Sequence[Index] = [Index(name, attribute) for name, attribute in named if name]
+        #: What marks an item that needs a person; nothing, if nobody looks for it.
+        self.mark: Mapping[str, Any] = {ATTENTION: {"S": str(Status.UNKNOWN)}} if unknown else {}
+
+    def keys(self, status: Status | None, label: str | None) -> Iterator[Mapping[str, Any]] | None:
+        """The keys of the items that may be meant; None if no index tells, which is logged where one should."""
+        values = {ATTENTION: str(Status.UNKNOWN) if status == Status.UNKNOWN else "", _LABEL: label or ""}
+        index = next((each for each in self.all if values[each.attribute]), None)
+        if index is None:
+            return None
+        question = self._question(index, values[index.attribute])
+        first = self._ask("Query", _MISSING, **question)
+        if refusal_of(first):
+            say(logger.warning, "index_missing", table=self._table, index=index.name, reason=text_of(first))
+            return None
+        return self._pages(question, first)
+
+    def items(self, keys: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """The items of these keys, as the table has them now; those that are gone are left out."""
+        for first in range(0, len(keys), _BATCH):
+            rest: Any = {self._table: {"Keys": keys[first : first + _BATCH], "ConsistentRead": True}}
+            while rest:
+                reply = self._ask("BatchGetItem", RequestItems=rest)
+                for items in reply["Responses"].values():
+                    yield from items
+                rest = reply.get("UnprocessedKeys")
+                if rest:
+                    time.sleep(_PAUSE)
+
+    def missing(self) -> Iterator[str]:
+        """Of the configured indexes, those that cannot be asked; whoever may not ask is told nothing."""
+        for index in self.all:
+            reply = self._ask("Query", _MISSING, *_NOT_GRANTED, **self._question(index, "-"), Limit=1)
+            if refusal_of(reply) == _MISSING:
+                yield index.name
+
+    def _pages(self, question: Mapping[str, Any], page: Any) -> Iterator[Mapping[str, Any]]:
+        yield from page["Items"]
+        while "LastEvaluatedKey" in page:
+            page = self._ask("Query", **question, ExclusiveStartKey=page["LastEvaluatedKey"])
+            yield from page["Items"]
+
+    def _question(self, index: Index, value: str) -> dict[str, Any]:
+        return {
+            "TableName": self._table,
+            "IndexName": index.name,
+            "KeyConditionExpression": "#i = :i",
+            "ExpressionAttributeNames": {"#i": index.attribute},
+            "ExpressionAttributeValues": {":i": {"S": value}},
+        }
+
 
 _NOT_OFFERED = frozenset({"UnknownOperationException", "UnknownOperation", "InvalidAction", "NotImplemented"})
 """How servers that imitate DynamoDB say that they lack an operation."""

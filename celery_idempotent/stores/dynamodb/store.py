@@ -27,12 +27,10 @@ from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisco
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
-from celery_idempotent.stores.dynamodb.direct import DirectPath
+from celery_idempotent.stores.dynamodb.direct import DirectPath, Unfit
 from celery_idempotent.stores.dynamodb.errors import DRIVER_ERRORS, explained, refusal_of, text_of
-from celery_idempotent.stores.dynamodb.indexes import ATTENTION, Indexes
 from celery_idempotent.stores.dynamodb.items import ATTRIBUTES, attribute_of, typed, value_of
-from celery_idempotent.stores.dynamodb.provisioning import Provisioning
-from celery_idempotent.stores.dynamodb.request_template import Unfit
+from celery_idempotent.stores.dynamodb.provisioning import ATTENTION, Indexes, Provisioning
 from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.reading import readable
 

@@ -33,8 +33,7 @@ from celery_idempotent.stores.reading import readable
 from celery_idempotent.stores.redis.checks import exposure_of, losses_of, prove_permissions, raised
 from celery_idempotent.stores.redis.direct import DirectClient
 from celery_idempotent.stores.redis.errors import DRIVER_ERRORS, READ_ONLY, quotable, trouble_of
-from celery_idempotent.stores.redis.hashes import encoded, fields_of, legible, record_of
-from celery_idempotent.stores.redis.listing import Source, sources
+from celery_idempotent.stores.redis.hashes import Source, encoded, fields_of, legible, record_of, sources
 from celery_idempotent.stores.redis.url import WAIT_TIMEOUT, Client, read_url
 
 logger = logging.getLogger(__name__)
