@@ -1,11 +1,12 @@
 """What the whole store holds, counted beside the views: a count reads every record, and a view must not wait for it."""
 
 import time
+from bisect import insort
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from heapq import heappush, heappushpop
 from itertools import chain
+from operator import attrgetter
 from threading import Event, Lock, Thread
 
 from celery_idempotent.engine import search
@@ -23,28 +24,21 @@ _FRESH_FOR_EACH_SECOND = 10
 
 @dataclass(slots=True)
 class Oldest:
-    """How many records there are of a kind, and those that were not written for longest."""
+    """How many records there are of a kind, and those that were not written for longest, the oldest first."""
 
     count: int = 0
-    heap: list[tuple[int, str, Record]] = field(default_factory=list)
-
-    @property
-    def records(self) -> list[Record]:
-        """The oldest first."""
-        return [each for *_, each in sorted(self.heap, reverse=True)]
+    records: list[Record] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
         """Count ``record``; it is kept if it is among the oldest."""
         self.count += 1
-        entry = (-record.updated_at, record.key, record)
-        if len(self.heap) < MOST_NAMED or entry > self.heap[0]:
-            put = heappush if len(self.heap) < MOST_NAMED else heappushpop
-            put(self.heap, entry)
+        insort(self.records, record, key=attrgetter("updated_at"))
+        del self.records[MOST_NAMED:]
 
     def without(self, keys: Collection[str]) -> "Oldest":
         """Apart from those under ``keys``."""
-        left = [each for each in self.heap if each[1] not in keys]
-        return Oldest(self.count - len(self.heap) + len(left), left)
+        left = [each for each in self.records if each.key not in keys]
+        return Oldest(self.count - len(self.records) + len(left), left)
 
 
 @dataclass(frozen=True, slots=True)
