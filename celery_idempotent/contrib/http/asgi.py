@@ -150,7 +150,11 @@ class _AsgiExchange:
         recorder = _Recorder(body, limit)
         # Without extensions: by them a server would send what nobody has recorded.
         await self._app({**self.native, "extensions": {}}, recorder.receive, recorder.send)
-        return recorder.response()
+        if not (recorder.start and recorder.is_complete.is_set()):
+            raise RuntimeError("the application returned without a complete response")
+        lines = recorder.start.get("headers", ())
+        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in lines)
+        return Response(recorder, recorder.start["status"], headers, recorder.buffer)
 
     async def pass_on(self) -> None:
         if not self._is_disconnected:
@@ -171,28 +175,21 @@ class _Recorder:
         self._request: Message | None = {"type": "http.request", "body": body, "more_body": False}
         self.start: Message = {}
         self.buffer = Buffer(limit)
-        self._is_complete = asyncio.Event()
+        self.is_complete = asyncio.Event()
 
     async def receive(self) -> Message:
         """The whole request; then, once the response is complete, that the client is gone."""
         if self._request is not None:
             request, self._request = self._request, None
             return request
-        await self._is_complete.wait()
+        await self.is_complete.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
         """Keep a part of the response."""
         if message["type"] == "http.response.start":
             self.start = message
-        elif message["type"] == "http.response.body" and not self._is_complete.is_set():
+        elif message["type"] == "http.response.body" and not self.is_complete.is_set():
             self.buffer.write(message.get("body", b""))
             if not message.get("more_body", False):
-                self._is_complete.set()
-
-    def response(self) -> "Response[_Recorder | None]":
-        """The response."""
-        if not self.start or not self._is_complete.is_set():
-            raise RuntimeError("the application returned without a complete response")
-        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in self.start.get("headers", ()))
-        return Response(self, self.start["status"], headers, self.buffer)
+                self.is_complete.set()
