@@ -124,25 +124,22 @@ class Form:
         def value(name: str) -> str:
             return sent.get(name, [""])[-1].strip()
 
-        errors = {}
         action = next((each for each in Action if each == value("action")), None)
-        if action is None:
-            errors["action"] = "Choose a verdict."
         by, reason = (one_line(" ".join(value(name).split())) for name in ("by", "reason"))
-        if not by:
-            errors["by"] = "Say who you are."
-        if not reason:
-            errors["reason"] = "Say why, such as what the receiver told you, or the number of a ticket."
+        text, checked = value("result"), value("checked") == "yes"
+        errors = {
+            "action": "" if action else "Choose a verdict.",
+            "by": "" if by else "Say who you are.",
+            "reason": "" if reason else "Say why, such as what the receiver told you, or the number of a ticket.",
+        }
         result = None
         if action is Action.COMPLETED:
             try:
-                result = verdicts.json_of(value("result"))
+                result = verdicts.json_of(text)
             except ValueError:
                 errors["result"] = 'Write JSON: "ch_1" with its quotes, 7, {"id": 7} or null.'
-        checked = value("checked") == "yes"
-        if not checked:
-            errors["checked"] = "Check the receiver first; then say so."
-        text = value("result")
+        errors["checked"] = "" if checked else "Check the receiver first; then say so."
+        errors = {name: each for name, each in errors.items() if each}
         return cls(action=action, by=by, reason=reason, text=text, result=result, checked=checked, errors=errors)
 
 
