@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -87,11 +88,13 @@ _shared: set[str] = set()
 """Tasks of which that has been said in this process."""
 
 
-def _send(task: Named | None, task_id: str | None, event: Event, observed: bool, headers: Mapping[str, Any]) -> None:
+def _send(
+    sender: Named | None, task_id: str | None, event: Event, observed: bool, headers: Mapping[str, Any], **more: Any
+) -> None:
     signal = SIGNALS[event.name]
     if signal.receivers:
         signal.send(
-            sender=task,
+            sender=sender,
             key=event.key,
             label=event.label,
             fencing_token=event.fencing_token,
@@ -102,6 +105,7 @@ def _send(task: Named | None, task_id: str | None, event: Event, observed: bool,
             done_by=event.done_by,
             trace=event.trace,
             waited=_waited(event, headers),
+            **more,
         )
 
 
@@ -130,22 +134,10 @@ def report_verdict(app: Celery, record: Record) -> None:
         by=by,
         reason=reason,
     )
-    SIGNALS[EventName.VERDICT_GIVEN].send(
-        sender=app.tasks.get(record.task),
-        key=record.key,
-        label=record.label,
-        fencing_token=record.fencing_token,
-        task_id=record.task_id,
-        reason=reason,
-        observed=False,
-        attempt=record.attempts,
-        done_by=record.task_id,
-        trace=trace_of(record),
-        waited=None,
-        action=action,
-        by=by,
-        task=record.task,
-    )
+    event = Event(EventName.VERDICT_GIVEN, record.key, record.fencing_token, reason, record.label)
+    event = replace(event, attempt=record.attempts, done_by=record.task_id, trace=trace_of(record))
+    more = {"action": action, "by": by, "task": record.task}
+    _send(app.tasks.get(record.task), record.task_id, event, observed=False, headers={}, **more)
 
 
 def _pass_over(key: str, error: Exception) -> None:

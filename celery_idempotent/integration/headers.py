@@ -73,7 +73,10 @@ def publish_options(task: Task, args: Any, kwargs: Any, options: Mapping[str, An
     merged = with_key_in_headers(task, options)
     if KEY_HEADER in (merged.get("headers") or {}):
         _refuse_shared_key(task)
-    _refuse_shared_key_later(task, options)
+    for name in ("link", "chord", "chain"):
+        for canvas in maybe_list(options.get(name)) or ():
+            if isinstance(canvas, group | chord):  # a worker would refuse its key when the first task has run
+                _refuse_key_among(task, canvas.options)
     if (
         runtime_of(task.app).broker.is_sqs
         and "MessageDeduplicationId" not in merged
@@ -138,14 +141,6 @@ def _refuse_shared_key(task: Task) -> None:
         if isinstance(canvas, group | chord):
             _refuse_key_among(task, {**canvas.options, **(frame.f_locals.get("options") or {})})
         frame = frame.f_back
-
-
-def _refuse_shared_key_later(task: Task, options: Mapping[str, Any]) -> None:
-    """Refuse it of a group that is to follow the message: a worker would refuse it when the first task has run."""
-    for name in ("link", "chord", "chain"):
-        for canvas in maybe_list(options.get(name)) or ():
-            if isinstance(canvas, group | chord):
-                _refuse_key_among(task, canvas.options)
 
 
 def _refuse_key_among(task: Task, options: Mapping[str, Any]) -> None:
