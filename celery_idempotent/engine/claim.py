@@ -481,8 +481,8 @@ class Claim:
         if isinstance(settlement, Lost):
             raise LeaseLost(self.key, self.fencing_token)
         if waited is not None and isinstance(settlement, Written):
-            told = {"key": self.key, "label": self.label or None, "seconds": round(waited, 1)}
-            self.unstruck(partial(say, logger.warning, "result_recorded", **told))
+            label, seconds = self.label or None, round(waited, 1)
+            self.unstruck(lambda: say(logger.warning, "result_recorded", key=self.key, label=label, seconds=seconds))
         return settlement
 
     def _patiently(self, act: Callable[[], T]) -> tuple[T, float | None]:

@@ -156,6 +156,8 @@ def test_the_walk_leads_from_publishing_to_a_store_and_back() -> None:
 def _module(row: dict[str, str]) -> str:
     """The module of a row's file, by its name in the package."""
     module = _word(row["file"]).removesuffix(".py").replace("/", ".")
+    if f"integration.{module}" in MODULES:
+        module = f"integration.{module}"
     return f"{module}.__init__" if f"{module}.__init__" in MODULES else module
 
 
