@@ -1,16 +1,17 @@
 """Callers at once, as threads and as forked processes."""
 
+import multiprocessing
 import os
-import pickle
-import signal
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, NoReturn, TypeVar
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
 
 _CHILD_ANSWERS_WITHIN = 60
 """Seconds. A driver that crossed a fork does not fail, it hangs."""
@@ -52,54 +53,39 @@ def in_children(works: Sequence[Callable[[], _T]]) -> list[_T]:
 
     A work that raises, or whose child hangs for a minute, fails the assertion.
     """
-    gate, opener = os.pipe()
-    children = [_fork(partial(_behind, gate, opener, work)) for work in works]
-    os.close(gate)
-    os.close(opener)
-    answers = [_answer(*each) for each in children]  # all of them, so that no child is left behind
+    forking = multiprocessing.get_context("fork")
+    gate = forking.Barrier(len(works))
+
+    def be_child(work: Callable[[], _T], sending: Connection) -> None:
+        gate.wait(_RACERS_COME_WITHIN)
+        try:
+            sending.send((True, work()))
+        except BaseException as error:  # noqa: BLE001 - the parent reports it
+            sending.send((False, repr(error)))
+        finally:
+            os._exit(0)  # what the parent does at its exit is the parent's
+
+    pipes = [forking.Pipe(duplex=False) for _ in works]
+    children = [forking.Process(target=be_child, args=(work, pipe[1])) for work, pipe in zip(works, pipes, strict=True)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns where threads run; Celery forks there
+        for child in children:
+            child.start()
+    answers = [_answer(*each) for each in zip(children, pipes, strict=True)]  # all, so that no child is left behind
     for is_answer, answer in answers:
         assert is_answer, f"in a forked child: {answer}"
     return [answer for _, answer in answers]
 
 
-def _behind(gate: int, opener: int, work: Callable[[], _T]) -> _T:
-    os.close(opener)
-    os.read(gate, 1)  # ends when nobody can write any more, so when all children are there
-    return work()
-
-
-def _fork(work: Callable[[], object]) -> tuple[int, int]:
-    receiving, sending = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns where threads run; Celery forks there
-        pid = os.fork()
-    if not pid:
-        _be_child(work, sending)
-    os.close(sending)
-    return pid, receiving
-
-
-def _be_child(work: Callable[[], object], sending: int) -> NoReturn:
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(_CHILD_ANSWERS_WITHIN)
-        try:
-            answer: tuple[bool, object] = (True, work())
-        except BaseException as error:  # noqa: BLE001 - the parent reports it
-            answer = (False, repr(error))
-        with os.fdopen(sending, "wb") as pipe:
-            pickle.dump(answer, pipe)
-    finally:
-        os._exit(0)
-
-
-def _answer(pid: int, receiving: int) -> tuple[bool, Any]:
-    with os.fdopen(receiving, "rb") as pipe:
-        content = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    if not content:
-        return False, f"it hung or died (status {status}) with what it inherited"
-    answer: tuple[bool, Any] = pickle.loads(content)  # noqa: S301 - our own child's
+def _answer(child: BaseProcess, pipe: tuple[Connection, Connection]) -> tuple[bool, Any]:
+    receiving, sending = pipe
+    sending.close()
+    answer: tuple[bool, Any] = False, "it hung or died with what it inherited"
+    with receiving, suppress(EOFError):
+        if receiving.poll(_CHILD_ANSWERS_WITHIN):
+            answer = receiving.recv()
+    child.kill()
+    child.join()
     return answer
 
 
