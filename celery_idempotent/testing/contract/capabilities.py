@@ -48,24 +48,19 @@ _CLOCK_ERROR = 60_000
 """Milliseconds by which a store's clock may be corrected, and then some; far less than the hold."""
 
 
-class _Purgeable(Store, PurgeableStore, Protocol):
-    pass
+class _Purgeable(Store, PurgeableStore, Protocol): ...
 
 
-class _Verifiable(Store, VerifiableStore, Protocol):
-    pass
+class _Verifiable(Store, VerifiableStore, Protocol): ...
 
 
-class _Committing(Store, CommittingStore, Protocol):
-    pass
+class _Committing(Store, CommittingStore, Protocol): ...
 
 
-class _Transactional(Store, TransactionalStore, Protocol):
-    pass
+class _Transactional(Store, TransactionalStore, Protocol): ...
 
 
-class _WithOutbox(Store, TransactionalStore, Outbox, Protocol):
-    pass
+class _WithOutbox(Store, TransactionalStore, Outbox, Protocol): ...
 
 
 class UsersWrites(Protocol):

@@ -46,37 +46,22 @@ def is_linearizable(calls: Sequence[Exchange]) -> bool:
         first_end = min(calls[index].ended for index in waiting)
         for index in waiting:
             call = calls[index]
-            if call.started <= first_end and _reply(call, stored) == call.reply:
-                configurations.append((done | 1 << index, _stored_after(call, stored)))
+            changes = call.kind != "get" and stored == call.expected
+            after = call.new if changes else stored
+            if call.started <= first_end and call.reply == (changes if call.kind == "delete" else after):
+                configurations.append((done | 1 << index, after))
     return False
-
-
-def _reply(call: Exchange, stored: str | None) -> str | bool | None:
-    if call.kind == "delete":
-        return stored == call.expected
-    return _stored_after(call, stored)
-
-
-def _stored_after(call: Exchange, stored: str | None) -> str | None:
-    if call.kind == "get" or stored != call.expected:
-        return stored
-    return call.new
 
 
 def shown(calls: Sequence[Exchange]) -> str:
     """The calls in order of their starts, one a line, for the message of a failed test."""
     origin = min((call.started for call in calls), default=0)
+    asked = {"get": "get", "swap": "swap {0.expected} by {0.new}", "delete": "delete {0.expected}"}
     return "\n".join(
-        f"{(call.started - origin) / 1e6:9.3f} to {(call.ended - origin) / 1e6:9.3f} ms  {_asked(call)} -> {call.reply}"
+        f"{(call.started - origin) / 1e6:9.3f} to {(call.ended - origin) / 1e6:9.3f} ms  "
+        f"{asked[call.kind].format(call)} -> {call.reply}"
         for call in sorted(calls, key=lambda call: call.started)
     )
-
-
-def _asked(call: Exchange) -> str:
-    if call.kind == "get":
-        return "get"
-    change = f"{call.expected} by {call.new}" if call.kind == "swap" else call.expected
-    return f"{call.kind} {change}"
 
 
 class RecordedKey:

@@ -5,13 +5,14 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from itertools import cycle, pairwise
 from typing import Any, ClassVar
+from unittest.mock import patch
 from uuid import uuid4
 
 from celery_idempotent.engine.claim import new_nonce
@@ -24,10 +25,39 @@ from celery_idempotent.testing.contract.records import LONG_AFTER, a_claim, a_re
 
 _RACERS = 8
 _ROUNDS = 20
+_RUNS, _STEPS = 10, 30
+
+_DEEP: Any = "bottom"
+for _ in range(20):
+    _DEEP = {"": [_DEEP]}
+
+_TEXTS = (
+    "",
+    " ",
+    " padded ",
+    "CaSe",
+    "\r\n\t",
+    "'; --\"\\%_{}$1:x?",
+    "été e\u0301t\u00e9",
+    "💥🏦\U0010ffff",
+    "العربية",
+)
+_NUMBERS = (0, 1, 2**31, 2**53 + 1, 2**62 + 1)
+_RESULTS = (None, "", b"", "\\x00", b"\\x00", b"plain", b"\xc3\xa9", bytes(range(256)), "b'x'", "bytes:eA==", *_TEXTS)
+_STEPS_OF_AN_ATTEMPT: tuple[dict[str, Any], ...] = (
+    {},
+    {"über 💥": {"result": None, "done": True, "off": False, "n": 2**53 + 1, "f": 0.1}, "nul": "a\x00b"},
+    {"empty": {"list": [], "mapping": {}, "text": "", "zero": 0}, "quotes": "\"'\\", "deep": _DEEP},
+)
+"""JSON of any depth; what its texts contain is the author's business, NUL included."""
+
+_CLOCK_ERROR = 2_000
+"""Milliseconds by which a store's clock may be corrected in one go: the ``Date`` header that DynamoDB's store
+has to make do with counts whole seconds."""
 
 
-class RacesContract:
-    """Of many callers one wins, and nobody sees anything but one history."""
+class StoreContract:
+    """Tests that any store must pass; needs a fixture ``store`` that gives a provisioned one."""
 
     shared_by_processes: ClassVar[bool] = True
     """Whether processes see each other's records. False only for records in one process's memory."""
@@ -204,88 +234,6 @@ class RacesContract:
         else:
             assert answers == contenders
 
-
-def _filled(task: str, key: str) -> Record:
-    """A record of several packets, whose every field says which write it comes from."""
-    tag = new_nonce()
-    text = tag * 200
-    return replace(
-        a_record(),
-        key=key,
-        task=task,
-        revision=tag,
-        owner=tag,
-        task_id=tag,
-        worker=tag,
-        fencing_token=int(tag[:12], 16),
-        steps={tag: text},
-        result=text,
-        content_type=tag,
-        error=text,
-    )
-
-
-def _acts(recorded: RecordedKey, chance: random.Random) -> None:
-    """What one participant of a mixed race does: moves from what it saw last, some of them late or twice."""
-    seen: Record | None = None
-    sent: tuple[Record, str | None] | None = None
-    for _ in range(6):
-        match chance.choice(("look", "move", "move", "move", "resend", "delete")):
-            case "look":
-                seen = recorded.get()
-            case "resend" if sent is not None:
-                seen = recorded.swap(*sent)
-            case "delete" if seen is not None:
-                recorded.delete(seen.revision)
-            case _:
-                status = chance.choice(list(Status))
-                expiry = LONG_AFTER if status in (Status.COMPLETED, Status.FAILED) else None
-                new = replace(a_record(), key=recorded.key, status=status, expires_at=expiry)
-                sent = (new, seen.revision if seen else None)
-                seen = recorded.swap(*sent)
-
-
-def _one_winner(contenders: list[Record], answers: Sequence[Record | None]) -> Record:
-    winners = [each for each, answer in zip(contenders, answers, strict=True) if answer == each]
-    assert len(winners) == 1, f"{len(winners)} of {len(contenders)} racers were told that they won"
-    assert list(answers) == winners * len(contenders), "a loser was not told who won"
-    return winners[0]
-
-
-_RUNS, _STEPS = 10, 30
-
-_DEEP: Any = "bottom"
-for _ in range(20):
-    _DEEP = {"": [_DEEP]}
-
-_TEXTS = (
-    "",
-    " ",
-    " padded ",
-    "CaSe",
-    "\r\n\t",
-    "'; --\"\\%_{}$1:x?",
-    "été e\u0301t\u00e9",
-    "💥🏦\U0010ffff",
-    "العربية",
-)
-_NUMBERS = (0, 1, 2**31, 2**53 + 1, 2**62 + 1)
-_RESULTS = (None, "", b"", "\\x00", b"\\x00", b"plain", b"\xc3\xa9", bytes(range(256)), "b'x'", "bytes:eA==", *_TEXTS)
-_STEPS_OF_AN_ATTEMPT: tuple[dict[str, Any], ...] = (
-    {},
-    {"über 💥": {"result": None, "done": True, "off": False, "n": 2**53 + 1, "f": 0.1}, "nul": "a\x00b"},
-    {"empty": {"list": [], "mapping": {}, "text": "", "zero": 0}, "quotes": "\"'\\", "deep": _DEEP},
-)
-"""JSON of any depth; what its texts contain is the author's business, NUL included."""
-
-_CLOCK_ERROR = 2_000
-"""Milliseconds by which a store's clock may be corrected in one go: the ``Date`` header that DynamoDB's store
-has to make do with counts whole seconds."""
-
-
-class StoreContract(RacesContract):
-    """Tests that any store must pass; needs a fixture ``store`` that gives a provisioned one."""
-
     def test_answers_as_a_register_does(self, store: Store) -> None:
         """Whatever is asked in whatever order, resends and late requests included, beside a dict that does the same.
 
@@ -438,10 +386,10 @@ class StoreContract(RacesContract):
         for each in written:
             store.swap(each, None)
 
-        assert _keys(store.scan()) >= _keys(written)
+        assert {each.key for each in store.scan()} >= {each.key for each in written}
         for name in (*names, *(f"{mark}{pattern}" for pattern in "_%*?"), "", "%", "*"):
             of_task = [each for each in written if each.task == name]
-            assert _keys(store.scan(task=name)) == _keys(of_task)
+            assert {each.key for each in store.scan(task=name)} == {each.key for each in of_task}
             assert list(store.scan(task=name, status=Status.UNKNOWN)) == of_task[:1]
             assert list(store.scan(task=name, status=Status.FAILED)) == []
             if name:
@@ -475,17 +423,12 @@ class StoreContract(RacesContract):
         passed = store.now() - before
         assert (asked_again - answered) * 1000 - 25 <= passed <= (time.monotonic() - asked) * 1000 + 25
 
-        zone = os.environ.get("TZ")
-        try:
-            readings = []
-            for there in ("UTC", "EAST-12", "WEST+12"):
-                os.environ["TZ"] = there
+        readings = []
+        for there in ("UTC", "EAST-12", "WEST+12"):
+            with patch.dict(os.environ, TZ=there):
                 time.tzset()
                 readings.append(store.now())
-        finally:
-            os.environ.pop("TZ")
-            os.environ |= {"TZ": zone} if zone is not None else {}
-            time.tzset()
+        time.tzset()
         assert max(readings) - min(readings) < 3_600_000
 
         record = a_record()
@@ -493,6 +436,53 @@ class StoreContract(RacesContract):
         for _ in range(10):
             store.swap(record, None)
             assert abs(store.now() - start - (time.monotonic() - started) * 1000) <= _CLOCK_ERROR
+
+
+def _filled(task: str, key: str) -> Record:
+    """A record of several packets, whose every field says which write it comes from."""
+    tag = new_nonce()
+    text = tag * 200
+    return replace(
+        a_record(),
+        key=key,
+        task=task,
+        revision=tag,
+        owner=tag,
+        task_id=tag,
+        worker=tag,
+        fencing_token=int(tag[:12], 16),
+        steps={tag: text},
+        result=text,
+        content_type=tag,
+        error=text,
+    )
+
+
+def _acts(recorded: RecordedKey, chance: random.Random) -> None:
+    """What one participant of a mixed race does: moves from what it saw last, some of them late or twice."""
+    seen: Record | None = None
+    sent: tuple[Record, str | None] | None = None
+    for _ in range(6):
+        match chance.choice(("look", "move", "move", "move", "resend", "delete")):
+            case "look":
+                seen = recorded.get()
+            case "resend" if sent is not None:
+                seen = recorded.swap(*sent)
+            case "delete" if seen is not None:
+                recorded.delete(seen.revision)
+            case _:
+                status = chance.choice(list(Status))
+                expiry = LONG_AFTER if status in (Status.COMPLETED, Status.FAILED) else None
+                new = replace(a_record(), key=recorded.key, status=status, expires_at=expiry)
+                sent = (new, seen.revision if seen else None)
+                seen = recorded.swap(*sent)
+
+
+def _one_winner(contenders: list[Record], answers: Sequence[Record | None]) -> Record:
+    winners = [each for each, answer in zip(contenders, answers, strict=True) if answer == each]
+    assert len(winners) == 1, f"{len(winners)} of {len(contenders)} racers were told that they won"
+    assert list(answers) == winners * len(contenders), "a loser was not told who won"
+    return winners[0]
 
 
 def _anything(chance: random.Random, key: str, stored: Record | None) -> Record:
@@ -542,7 +532,3 @@ def _assert_same(stored: Record | None, told: Record | None, where: str) -> None
             assert json.dumps(found, sort_keys=True) == json.dumps(right, sort_keys=True), f"{where}: {each.name}"
         else:
             assert type(found) is type(right), f"{where}: {each.name} is of type {type(found).__name__}"
-
-
-def _keys(records: Iterable[Record]) -> set[str]:
-    return {each.key for each in records}
