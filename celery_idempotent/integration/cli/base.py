@@ -118,6 +118,12 @@ COMMANDS: Mapping[str, str] = {"web": "celery_idempotent.contrib.web:web"}
 
 
 class _Commands(click.Group):
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except IdempotencyError as error:  # one line on the terminal
+            raise click.ClickException(str(error)) from error
+
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted([*self.commands, *COMMANDS])
 
@@ -205,21 +211,10 @@ def json_value(option: str, text: str, wanted: type = object) -> Any:
 
 def app_of(context: click.Context) -> Celery:
     """The app, with all its modules imported."""
-    with readable_errors():
-        context.obj.app.loader.import_default_modules()
+    context.obj.app.loader.import_default_modules()
     return context.obj.app
 
 
 def store_of(context: click.Context) -> Store:
     """The store of the app."""
-    with readable_errors():
-        return runtime_of(app_of(context)).store
-
-
-@contextmanager
-def readable_errors() -> Iterator[None]:
-    """Within the block, what this library raises is one line on the terminal."""
-    try:
-        yield
-    except IdempotencyError as error:
-        raise click.ClickException(str(error)) from error
+    return runtime_of(app_of(context)).store

@@ -12,7 +12,6 @@ from celery_idempotent.integration.cli.base import (
     echo_json,
     idempotency,
     limit,
-    readable_errors,
     seconds,
     store_of,
 )
@@ -36,23 +35,22 @@ def relay(context: click.Context, once: bool, every: float, as_json: bool) -> No
     """
     app = app_of(context)
     total = 0
-    with readable_errors():
-        waiting = outbox.outbox_of(app)
-        while True:
-            try:
-                published = outbox.relay(app)
-            except OperationalError as error:
-                raise click.ClickException(f"the broker did not answer: {error}") from error
-            total += published
-            if not published:
-                if once:
-                    break
-                time.sleep(every)
-            elif not as_json:
-                click.echo(f"published {published}")
-            elif not once:
-                echo_json({"published": published}, indent=None)
-        left = len(waiting.waiting(MOST_COUNTED))  # messages that could not be published, or are taken
+    waiting = outbox.outbox_of(app)
+    while True:
+        try:
+            published = outbox.relay(app)
+        except OperationalError as error:
+            raise click.ClickException(f"the broker did not answer: {error}") from error
+        total += published
+        if not published:
+            if once:
+                break
+            time.sleep(every)
+        elif not as_json:
+            click.echo(f"published {published}")
+        elif not once:
+            echo_json({"published": published}, indent=None)
+    left = len(waiting.waiting(MOST_COUNTED))  # messages that could not be published, or are taken
     if as_json:
         echo_json({"published": total, "waiting": left})
     elif left:
@@ -71,8 +69,7 @@ def list_outbox(context: click.Context, limit: int, as_json: bool) -> None:
     How often and why they failed, and when they are tried next.
     """
     store = store_of(context)
-    with readable_errors():
-        waiting = outbox.outbox_of(app_of(context)).waiting(limit)
+    waiting = outbox.outbox_of(app_of(context)).waiting(limit)
     now = store.now()
     if as_json:
         echo_json(

@@ -23,7 +23,6 @@ from celery_idempotent.integration.cli.base import (
     json_value,
     limit,
     of_task,
-    readable_errors,
 )
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.operating import display
@@ -53,11 +52,10 @@ def key(context: click.Context, task: str, arguments: str, keywords: str, as_jso
         raise click.BadParameter(f"this app has no task {task}; it has: {', '.join(sorted(app.tasks))}")
     if not isinstance(app.tasks[task], IdempotentMixin):
         raise click.BadParameter(f"{task} is not idempotent: its base is not IdempotentTask")
-    with readable_errors():
-        try:
-            derived = app.tasks[task].idempotency_key_for(*args, **kwargs)
-        except TypeError as error:
-            raise click.UsageError(f"{task} does not take these arguments: {error}") from error
+    try:
+        derived = app.tasks[task].idempotency_key_for(*args, **kwargs)
+    except TypeError as error:
+        raise click.UsageError(f"{task} does not take these arguments: {error}") from error
     echo_json({"task": task, "key": derived}) if as_json else click.echo(derived)
 
 
@@ -73,10 +71,9 @@ def show(context: click.Context, key: str, task: str | None, as_json: bool) -> N
     Where it fits several, --task says which is meant.
     """
     runtime = runtime_of(app_of(context))
-    with readable_errors():
-        record = looked_up(runtime.store, key, task=task)
-        now, policy = runtime.store.now(), runtime.policy_of(record)
-        echo_json(_whole(record, now, policy)) if as_json else screen.lines(_everything(record, now, policy))
+    record = looked_up(runtime.store, key, task=task)
+    now, policy = runtime.store.now(), runtime.policy_of(record)
+    echo_json(_whole(record, now, policy)) if as_json else screen.lines(_everything(record, now, policy))
 
 
 @idempotency.command("effect-key")
@@ -92,17 +89,16 @@ def print_effect_key(context: click.Context, key: str, name: str, task: str | No
     recorded any more.
     """
     runtime = runtime_of(app_of(context))
-    with readable_errors():
-        try:
-            record = looked_up(runtime.store, key, task=task)
-        except PolicyError:
-            if re.fullmatch(".+:[0-9a-f]{64}", key, re.DOTALL) is None:  # what every derived key looks like
-                raise
-        else:
-            key = record.key
-            known = names_of_effects(record, runtime.policy_of(record))
-            if known and name not in known:
-                advise(f"nothing is known of an effect called {name}; known are: {', '.join(known)}")
+    try:
+        record = looked_up(runtime.store, key, task=task)
+    except PolicyError:
+        if re.fullmatch(".+:[0-9a-f]{64}", key, re.DOTALL) is None:  # what every derived key looks like
+            raise
+    else:
+        key = record.key
+        known = names_of_effects(record, runtime.policy_of(record))
+        if known and name not in known:
+            advise(f"nothing is known of an effect called {name}; known are: {', '.join(known)}")
     made = effect_key(key, name)
     echo_json({"key": key, "name": name, "effect_key": made}) if as_json else click.echo(made)
 
@@ -120,10 +116,9 @@ def list_records(context: click.Context, wanted: Filter, limit: int, as_json: bo
     """
     app = app_of(context)
     runtime = runtime_of(app)
-    with readable_errors():
-        records = screen.counted("reading", found(runtime.store, wanted))
-        oldest = nsmallest(limit + 1, records, key=lambda record: record.updated_at)
-        listed, now = oldest[:limit], runtime.store.now()
+    records = screen.counted("reading", found(runtime.store, wanted))
+    oldest = nsmallest(limit + 1, records, key=lambda record: record.updated_at)
+    listed, now = oldest[:limit], runtime.store.now()
     echo_json([_brief(each, now) for each in listed]) if as_json else print_records(listed, now)
     if len(oldest) > limit:
         click.echo(f"Warning: there are more than these {limit}; ask for fewer, or give --limit", err=True)

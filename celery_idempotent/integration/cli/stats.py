@@ -9,7 +9,7 @@ from celery import Celery
 from celery_idempotent.engine.search import Summary, summary
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, readable_errors, seconds
+from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, seconds
 from celery_idempotent.integration.cli.outbox import MOST_COUNTED
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.operating.display import duration, iso
@@ -26,8 +26,7 @@ def stats(context: click.Context, as_json: bool) -> None:
 
     With the age of the oldest, what waits in the outbox, and how far the store's clock is ahead of this machine's.
     """
-    with readable_errors():
-        numbers = _count(app_of(context))
+    numbers = _count(app_of(context))
     numbers.echo_json(indent=2) if as_json else numbers.print()
 
 
@@ -41,10 +40,7 @@ def watch(context: click.Context, every: float, as_json: bool) -> None:
     Each look reads the whole store. --json prints a line for each.
     """
     app = app_of(context)
-    with readable_errors():
-        numbers: _Numbers | None = _count(
-            app
-        )  # an error at once ends it; after a later one the next look may fare better
+    numbers: _Numbers | None = _count(app)  # an error at once ends it; after a later one the next look may fare better
     while True:
         if numbers and as_json:
             numbers.echo_json(indent=None)

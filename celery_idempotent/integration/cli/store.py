@@ -19,7 +19,6 @@ from celery_idempotent.integration.cli.base import (
     as_json,
     echo_json,
     idempotency,
-    readable_errors,
     store_of,
 )
 from celery_idempotent.integration.events import SIGNALS
@@ -43,13 +42,12 @@ def provision(context: click.Context, as_json: bool) -> None:
     """Create the table or schema if it is missing; safe to repeat."""
     store = store_of(context)
     lacking = None
-    with readable_errors():
-        try:
-            if isinstance(store, VerifiableStore):
-                store.verify()
-        except StoreMisconfigured as error:
-            lacking = error.reason
-        store.provision()
+    try:
+        if isinstance(store, VerifiableStore):
+            store.verify()
+    except StoreMisconfigured as error:
+        lacking = error.reason
+    store.provision()
     if as_json:
         echo_json({"store": repr(store), "lacked": lacking})
     else:
@@ -123,16 +121,15 @@ def purge(
     """
     store = store_of(context)
     outcomes = given_back = ended = None
-    with readable_errors():
-        if isinstance(store, PurgeableStore):
-            outcomes = sum(1 for _ in screen.counted("deleting outcomes", _purge(store, batch, most)))
-        if released is not None:
-            swept = islice(sweep_released(store, age=round(released * _DAY)), most)
-            given_back = sum(1 for _ in screen.counted("deleting released", swept))
-        if abandoned is not None:
-            left_behind = sweep_abandoned(store, policies_of(app_of(context)), age=round(abandoned * _DAY))
-            fates = Counter(fate for _, fate in islice(left_behind, most))
-            ended = {"deleted": fates[Fate.DELETED], "in_doubt": fates[Fate.IN_DOUBT]}
+    if isinstance(store, PurgeableStore):
+        outcomes = sum(1 for _ in screen.counted("deleting outcomes", _purge(store, batch, most)))
+    if released is not None:
+        swept = islice(sweep_released(store, age=round(released * _DAY)), most)
+        given_back = sum(1 for _ in screen.counted("deleting released", swept))
+    if abandoned is not None:
+        left_behind = sweep_abandoned(store, policies_of(app_of(context)), age=round(abandoned * _DAY))
+        fates = Counter(fate for _, fate in islice(left_behind, most))
+        ended = {"deleted": fates[Fate.DELETED], "in_doubt": fates[Fate.IN_DOUBT]}
     if as_json:
         echo_json({"store": repr(store), "outcomes": outcomes, "released": given_back, "abandoned": ended})
         return
@@ -169,7 +166,7 @@ def copy(source: str, target: str, dry_run: bool, as_json: bool) -> None:
         unreadable.append(key)
 
     SIGNALS[EventName.RECORD_UNREADABLE].connect(note)
-    with readable_errors(), closing(open_store(source)) as old, closing(open_store(target)) as new:
+    with closing(open_store(source)) as old, closing(open_store(target)) as new:
         now = old.now()
         for record in old.scan():
             if is_forgotten(record, now) and kept_until(record) <= now:

@@ -19,7 +19,6 @@ from celery_idempotent.integration.cli.base import (
     filters,
     idempotency,
     json_value,
-    readable_errors,
 )
 from celery_idempotent.integration.cli.records import print_records, summary
 from celery_idempotent.integration.operating import verdicts
@@ -125,36 +124,35 @@ def _judge(
     runtime = runtime_of(app)
     question, status_of_many = _QUESTIONS[action]
     tally = _Tally(is_bulk, dry_run)
-    with readable_errors():
-        if key is not None:
-            records = [looked_up(runtime.store, key, task=wanted.task)]
-        else:
-            meant = found(runtime.store, replace(wanted, status=wanted.status or status_of_many))
-            records = [each for each in screen.counted("reading", meant) if not is_erased(each)]
-            records.sort(key=lambda record: record.updated_at)
+    if key is not None:
+        records = [looked_up(runtime.store, key, task=wanted.task)]
+    else:
+        meant = found(runtime.store, replace(wanted, status=wanted.status or status_of_many))
+        records = [each for each in screen.counted("reading", meant) if not is_erased(each)]
+        records.sort(key=lambda record: record.updated_at)
+    now = runtime.store.now()
+    for seen in records if dry_run or not is_bulk else ():
+        try:
+            require(action, seen, grace=runtime.policy_of(seen).grace_ms, now=now)
+            tally.judged.append(seen)
+        except PolicyError as error:
+            if not dry_run:
+                raise
+            tally.refused.append((seen, verdicts.refusal(error)))
+    if not dry_run:
+        if not records:
+            advise_on(wanted, app)
+        elif not yes and is_bulk:
+            print_records(records, now)
+        elif not yes:
+            screen.lines(summary(records[0], now, runtime.policy_of(records[0])))
+        if records and reason is None and screen.is_conversation() and (is_bulk or not yes):
+            reason = click.prompt("Reason", default=None if is_bulk else "", show_default=False)
+        if records and not yes:
+            click.confirm(f"{question} (of all {len(records)})" if is_bulk else question, abort=True)
+        tally = _Tally(is_bulk, dry_run)
+        tally.judge(records, action, result=result, by=by, reason=reason or "", app=app)
         now = runtime.store.now()
-        for seen in records if dry_run or not is_bulk else ():
-            try:
-                require(action, seen, grace=runtime.policy_of(seen).grace_ms, now=now)
-                tally.judged.append(seen)
-            except PolicyError as error:
-                if not dry_run:
-                    raise
-                tally.refused.append((seen, verdicts.refusal(error)))
-        if not dry_run:
-            if not records:
-                advise_on(wanted, app)
-            elif not yes and is_bulk:
-                print_records(records, now)
-            elif not yes:
-                screen.lines(summary(records[0], now, runtime.policy_of(records[0])))
-            if records and reason is None and screen.is_conversation() and (is_bulk or not yes):
-                reason = click.prompt("Reason", default=None if is_bulk else "", show_default=False)
-            if records and not yes:
-                click.confirm(f"{question} (of all {len(records)})" if is_bulk else question, abort=True)
-            tally = _Tally(is_bulk, dry_run)
-            tally.judge(records, action, result=result, by=by, reason=reason or "", app=app)
-            now = runtime.store.now()
     echo_json(tally.plain(now)) if as_json else tally.print(now)
     if not dry_run and (tally.refused or tally.unclear or tally.left):
         context.exit(1)
