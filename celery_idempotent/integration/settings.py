@@ -11,6 +11,7 @@ from weakref import proxy
 from celery import Celery
 from celery.app import utils
 from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.collections import AttributeDict
 from kombu.serialization import prepare_accept_content, registry
 
 from celery_idempotent.engine.breaker import Breaker
@@ -132,11 +133,21 @@ def _every(setting: str, what: str) -> "cached_property[float]":
     return cached_property(lambda runtime: look(runtime) / 1000)
 
 
+class StoreAlone:
+    """In place of an app, a store: results are JSON, and nothing else is read."""
+
+    def __init__(self, store: str | Store) -> None:
+        self.tasks: Mapping[str, Any] = {}
+        self.conf = AttributeDict(
+            idempotency_store=store, result_serializer="json", result_accept_content=None, accept_content=["json"]
+        )
+
+
 class Runtime:
     """Everything that one app's settings decide."""
 
-    def __init__(self, app: Celery) -> None:
-        self._app: Celery = proxy(app)  # the app outlives its runtime, not the other way round
+    def __init__(self, app: Celery | StoreAlone) -> None:
+        self._app: Celery = app
         self._opening = threading.Lock()
         self._last_opened: StoreHandle | None = None
         self._codecs: dict[bool, Codec] = {}
@@ -359,5 +370,5 @@ def runtime_of(app: Celery) -> Runtime:
     if found is not None:
         return found
     app = app._get_current_object() if hasattr(app, "_get_current_object") else app
-    made: Runtime = vars(app).setdefault(_RUNTIME, Runtime(app))
+    made: Runtime = vars(app).setdefault(_RUNTIME, Runtime(proxy(app)))  # the app outlives its runtime
     return made

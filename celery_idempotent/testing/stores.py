@@ -9,7 +9,6 @@ from celery import Celery
 
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.integration.settings import Runtime, StoreHandle
-from celery_idempotent.integration.task.guard import StoreAlone
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
@@ -88,8 +87,7 @@ def installed(store: Store, *apps: Celery) -> Iterator[None]:
     """
     opened = StoreHandle(store, store, Breaker(repr(store)))
     with ExitStack() as stack:
-        for place in (Runtime, StoreAlone):
-            stack.enter_context(patch.object(place, "opened", property(lambda _: opened)))
+        stack.enter_context(patch.object(Runtime, "opened", property(lambda _: opened)))
         for app in apps:
             stack.enter_context(_named(app, store))
         yield

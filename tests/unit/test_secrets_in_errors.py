@@ -9,7 +9,7 @@ from celery_idempotent import PolicyError, open_store
 from celery_idempotent.contrib.http.guard import HttpGuard
 from celery_idempotent.contrib.web.guard import Sessions
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.integration.task.guard import StoreAlone
+from celery_idempotent.integration.task.guard import place_of
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.objects import address_of
@@ -73,7 +73,13 @@ def test_nothing_that_holds_a_url_shows_its_password(url: str) -> None:
     holders: list[Any] = [Sessions("s3cr3t"), address_of(f"{url}?secret=s3cr3t" if "s3:" not in url else url)]
     if "s3:" not in url:
         app = an_app(idempotency_store=url)
-        holders += [StoreAlone(url), StoreAlone(url).opened, runtime_of(app), runtime_of(app).opened, open_store(url)]
+        holders += [
+            place_of(url, None)(),
+            place_of(url, None)().opened,
+            runtime_of(app),
+            runtime_of(app).opened,
+            open_store(url),
+        ]
         holders += [HttpGuard("anybody", url, None, {}), *vars(open_store(url)).values()]
 
     assert "s3cr3t" not in repr(holders)

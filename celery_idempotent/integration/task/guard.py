@@ -9,10 +9,9 @@ import logging
 import os
 import platform
 import random
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 from uuid import uuid4
@@ -20,9 +19,8 @@ from uuid import uuid4
 from celery import Celery, current_app
 
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
-from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.claim import Claim
-from celery_idempotent.engine.delivery import Body, Conflict, Delivery, Outcome
+from celery_idempotent.engine.delivery import Body, Conflict, ControlFlow, Delivery, Outcome
 from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.engine.execution import executed_by, execution
 from celery_idempotent.engine.heartbeat import heartbeat
@@ -31,47 +29,16 @@ from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.integration import binding
 from celery_idempotent.integration.context import at_once
 from celery_idempotent.integration.events import Named, current_trace, report
-from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, Runtime, StoreHandle, runtime_of
+from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, Runtime, StoreAlone, runtime_of
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.keys import CallSignature, Identity, identify
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.store import Store
-from celery_idempotent.stores import open_store
 
 
-@dataclass(frozen=True)
-class StoreAlone:
-    """A store without an app: results are JSON, and nothing else is read."""
-
-    store: str | Store = field(repr=False)  # a URL can hold a password
-
-    @cached_property
-    def opened(self) -> StoreHandle:
-        """The store, and its circuit breaker; one for each URL in a process."""
-        return _opened(self.store)
-
-    @property
-    def default_policy(self) -> Policy:
-        """The policy where none is declared."""
-        return Policy()
-
-    def codec_of(self, policy: Policy) -> Codec:
-        """How results are kept under ``policy``."""
-        return _JSON.under(policy)
-
-    def scope_of(self, policy: Policy, task: str) -> str:
-        """What stands before the hash in every key."""
-        return policy.scope_of(task)
-
-
-Place = Runtime | StoreAlone
-"""What a guard asks."""
-
-
-def place_of(store: str | Store | None, app: Celery | None) -> Callable[[], Place]:
-    """Tells the place that an author named by ``store`` or ``app``; by neither, it is the current app, when asked.
+def place_of(store: str | Store | None, app: Celery | None) -> Callable[[], Runtime]:
+    """Tells the settings of what an author named by ``store`` or ``app``; by neither, of the current app, when asked.
 
     Raises:
         PolicyError: Both are given, or something that is no app.
@@ -83,28 +50,11 @@ def place_of(store: str | Store | None, app: Celery | None) -> Callable[[], Plac
     if app is not None:
         raise PolicyError("store", "beside an app", "an app has a store, by idempotency_store; give one of the two")
     alone = StoreAlone(store)
-    return lambda: alone
+    runtime = _by_url.setdefault(store, Runtime(alone)) if isinstance(store, str) else Runtime(alone)
+    return lambda: runtime
 
 
-_JSON = Codec("json", frozenset({"application/json"}))
-
-_opening = threading.Lock()
-_by_url: dict[str, StoreHandle] = {}
-
-
-def _opened(store: str | Store) -> StoreHandle:
-    if not isinstance(store, str):
-        return _with_breaker(open_store(store))
-    with _opening:
-        found = _by_url.get(store)
-        if found is None:
-            found = _by_url[store] = _with_breaker(open_store(store))
-        return found
-
-
-def _with_breaker(store: Store) -> StoreHandle:
-    return StoreHandle(store, store, Breaker(repr(store)))
-
+_by_url: dict[str, Runtime] = {}
 
 logger = logging.getLogger(__name__)
 
@@ -123,21 +73,37 @@ def check_policy(policy: Policy, signature: inspect.Signature) -> None:
     binding.check_policy(policy, signature)
 
 
+def attempt_of(runtime: Runtime, policy: Policy, identity: Callable[[], Identity], claim: Claim | None) -> Attempt:
+    """What a body gets to know; without a claim nothing protects it, unless it is part of a body that is."""
+    if claim is None:
+        around = execution()
+        return Attempt(identity, around.attempt if around else None)
+    return ProtectedAttempt(claim, runtime.codec_of(policy), NOTHING_BEGUN, policy.effects)
+
+
+def delivery_of(
+    runtime: Runtime, operation: Operation, control: ControlFlow, tell: Callable[[Event], None], *, until: float = inf
+) -> Delivery:
+    """The delivery of ``operation`` to this process, which ends at ``until`` by the local clock."""
+    opened, codec = runtime.opened, runtime.codec_of(operation.policy)
+    return Delivery(operation, opened.store, codec, heartbeat, control, tell, breaker=opened.breaker, until=until)
+
+
 @dataclass(eq=False)  # it sends signals, and who does must have a hash
 class Guard:
     """Lets each operation called ``name`` through once.
 
     Args:
         name: In records, logs and, where the policy has no scope, keys.
-        declared: The policy of its operations; None for that of the place.
-        where: Tells the place; asked at the first call.
+        declared: The policy of its operations; None for that of the settings.
+        where: Tells the settings; asked at the first call.
         sender: Of its signals; default: the guard itself.
         until: By the local clock, when this process ends.
     """
 
     name: str
     declared: Policy | None
-    where: Callable[[], Place]
+    where: Callable[[], Runtime]
     sender: Named | None = None
     until: float = inf
 
@@ -180,7 +146,9 @@ class Guard:
         known = self._known(identity)
 
         def execute(claim: Claim | None) -> Any:
-            with executed_by(self._attempt(identity, claim), self.name, None, Guard) as executed:
+            with executed_by(
+                attempt_of(self.where(), self.policy, identity, claim), self.name, None, Guard
+            ) as executed:
                 return body(executed.attempt)
 
         return self._deliverer(known)(execute)
@@ -195,7 +163,9 @@ class Guard:
         known = self._known(identity)
 
         async def execute(claim: Claim | None) -> Any:
-            with executed_by(self._attempt(identity, claim), self.name, None, Guard) as executed:
+            with executed_by(
+                attempt_of(self.where(), self.policy, identity, claim), self.name, None, Guard
+            ) as executed:
                 return await body(executed.attempt)
 
         if known is None:
@@ -235,19 +205,11 @@ class Guard:
         delivery = self._delivery(known, is_observed=is_observed)
         return (lambda body: Outcome(delivery.observe(body))) if is_observed else delivery.run
 
-    def _attempt(self, identity: Callable[[], Identity], claim: Claim | None) -> Attempt:
-        if claim is None:
-            around = execution()
-            return Attempt(identity, around.attempt if around else None)
-        place, policy = self.where(), self.policy
-        return ProtectedAttempt(claim, place.codec_of(policy), NOTHING_BEGUN, policy.effects)
-
     def _delivery(self, identity: Identity, *, is_observed: bool) -> Delivery:
-        place, policy = self.where(), self.policy
         call_id = str(uuid4())
         operation = Operation(
             identity=identity,
-            policy=policy,
+            policy=self.policy,
             task=self.name,
             task_id=call_id,
             worker=f"{os.getpid()}@{platform.node()}",
@@ -255,12 +217,7 @@ class Guard:
             trace=current_trace(),
         )
         tell = partial(self._tell, call_id, is_observed=is_observed)
-        opened = place.opened
-        return Delivery(
-            *(operation, opened.store, place.codec_of(policy), heartbeat, CONTROL_FLOW, tell),
-            breaker=opened.breaker,
-            until=self.until,
-        )
+        return delivery_of(self.where(), operation, CONTROL_FLOW, tell, until=self.until)
 
     def _tell(self, call_id: str, event: Event, *, is_observed: bool) -> None:
         report(self.sender or self, call_id or None, event, observed=is_observed)

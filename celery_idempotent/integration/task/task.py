@@ -32,12 +32,11 @@ from celery.states import FAILURE
 from celery.utils.imports import symbol_by_name
 from kombu.utils.uuid import uuid
 
-from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
+from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, Delivery
 from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.engine.execution import executed_by, execution, passing
-from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, LeaseLost, PolicyError, StoreUnavailable
 from celery_idempotent.integration import binding
@@ -75,7 +74,8 @@ from celery_idempotent.integration.messages import postpone, publishing
 from celery_idempotent.integration.messages.outbox import Relay
 from celery_idempotent.integration.operating.purging import Purge
 from celery_idempotent.integration.operating.startup import StoreCheck
-from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, cipher_of, runtime_of
+from celery_idempotent.integration.settings import CONTROL_FLOW, cipher_of, runtime_of
+from celery_idempotent.integration.task.guard import attempt_of, delivery_of
 from celery_idempotent.integration.versions import KeepsRequest
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import own_failure
@@ -460,16 +460,11 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         return cls._call_signature
 
     def _attempt(self, claim: Claim | None, identity: Callable[[], Identity]) -> Attempt:
-        if claim is None:
-            around = execution()
-            return Attempt(identity, around.attempt if around else None)
-        runtime, policy = runtime_of(self.app), self.idempotency_policy
-        return ProtectedAttempt(claim, runtime.codec_of(policy), NOTHING_BEGUN, policy.effects)
+        return attempt_of(runtime_of(self.app), self.idempotency_policy, identity, claim)
 
     def _delivery(
         self, executed: Task, request: Context, identity: Callable[[], Identity], *, observed: bool
     ) -> Delivery:
-        runtime, policy = runtime_of(self.app), self.idempotency_policy
         try:
             known = identity()
         except KeyMissing as error:
@@ -477,7 +472,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             raise
         operation = Operation(
             identity=known,
-            policy=policy,
+            policy=self.idempotency_policy,
             task=self.name,
             task_id=(request.id or "") if executed is self else f"{request.id}{ITEM}",
             worker=request.hostname or "",
@@ -485,12 +480,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             process=this_process(),
             trace=current_trace(),
         )
-        report = partial(_report, self, request, observed)
-        opened = runtime.opened
-        return Delivery(
-            *(operation, opened.store, runtime.codec_of(policy), heartbeat, _CONTROL_FLOW, report),
-            breaker=opened.breaker,
-        )
+        return delivery_of(runtime_of(self.app), operation, _CONTROL_FLOW, partial(_report, self, request, observed))
 
 
 def _guard_calls(cls: type) -> None:
