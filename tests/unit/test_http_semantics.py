@@ -1,5 +1,6 @@
 """The rules of requests with an ``Idempotency-Key``, apart from any framework."""
 
+import asyncio
 import json
 from typing import Any
 from uuid import UUID
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from celery_idempotent import KeyReused, LeaseLost, OutcomeUnknown, Policy, PolicyError, ResultLost
 from celery_idempotent.contrib.http import answer
-from celery_idempotent.contrib.http.guard import Buffer, Response, _Unkept
+from celery_idempotent.contrib.http.guard import Buffer, Response, _Unkept, finish
 from celery_idempotent.contrib.http.semantics import (
     LONGEST_KEY,
     HttpAnswer,
@@ -299,3 +300,9 @@ def test_type_of_a_problem_leads_to_its_entry(problem: Problem) -> None:
     own = HttpRules(caller="anybody", documentation="https://shop.example/api")
     types = [json.loads(each.refusal(problem).body)["type"] for each in (HttpRules(caller="anybody"), own)]
     assert types == [link(f"http#{problem.value[0]}"), f"https://shop.example/api#{problem.value[0]}"]
+
+
+def test_request_that_waits_without_an_event_loop_is_refused() -> None:
+    """It would never go on; only code of ASGI may wait."""
+    with pytest.raises(RuntimeError, match="no event loop"):
+        finish(asyncio.sleep(0))

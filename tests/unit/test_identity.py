@@ -487,6 +487,19 @@ def test_retry_that_is_not_thrown_releases_and_runs_again(app: Celery, store: Me
     assert [record.status for record in store.scan()] == [Status.COMPLETED]
 
 
+def test_retry_that_is_not_thrown_is_observed_as_one(app: Celery, store: MemoryStore) -> None:
+    """Observing changes nothing of what the delivery returns, and what it would have recorded is no outcome."""
+
+    def fulfil(self: Any, order_id: str) -> str:
+        self.retry(throw=False, countdown=0)
+        return "done"
+
+    task = _task(app, fulfil, policy=Policy(mode="observe"))
+
+    assert deliver(task, "o-1") == Ended("SUCCESS", "done")
+    assert [record.status for record in store.scan()] == [Status.RELEASED]
+
+
 def test_failure_after_a_retry_that_is_not_thrown_is_no_outcome(app: Celery, store: MemoryStore) -> None:
     """The retry is on its way, and runs the body, as under Celery."""
 
