@@ -40,7 +40,6 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether claims are held back."""
         return isinstance(self._circuit, Open)
 
     @property

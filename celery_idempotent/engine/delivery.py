@@ -76,7 +76,6 @@ class ControlFlow:
 
     @property
     def steering(self) -> tuple[type[BaseException], ...]:
-        """All of them."""
         return (*self.nothing_begun, *self.no_outcome)
 
 

@@ -40,7 +40,6 @@ class Execution:
         return self.is_left or (isinstance(self.attempt, ProtectedAttempt) and not self.attempt.is_underway)
 
     def is_of(self, task: str, delivery: object | None) -> bool:
-        """Whether this is the execution of that very delivery."""
         return self.task == task and self.delivery is delivery
 
     def is_around(self, task: str, delivery: object | None) -> bool:

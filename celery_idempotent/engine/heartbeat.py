@@ -130,7 +130,6 @@ class Heartbeat:
 
     @property
     def in_flight(self) -> int:
-        """How many attempts are under way."""
         with self._lock:
             return sum(claim.is_underway() for claim in self._beats)
 

@@ -171,7 +171,6 @@ def summary(store: Store) -> Summary:
 
 
 def summarised(records: Iterable[Record], now: int) -> Summary:
-    """Count ``records``."""
     by_status: Counter[str] = Counter()
     by_task: dict[str, Counter[str]] = {}
     oldest: dict[str, int] = {}

@@ -104,7 +104,6 @@ class BodyTransaction:
         return self._open.connection
 
     def execute(self, statement: Any, *arguments: Any, **options: Any) -> Any:
-        """``connection.execute(...)``."""
         return self.connection.execute(statement, *arguments, **options)
 
     def send(self, task: Any, *args: Any, **kwargs: Any) -> str:

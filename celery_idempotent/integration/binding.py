@@ -27,12 +27,10 @@ def is_builtin(cls: type[Task]) -> bool:
 
 
 def idempotent_tasks(app: Celery) -> list[Any]:
-    """The app's tasks that are."""
     return [each for each in app.tasks.values() if is_idempotent(each)]
 
 
 def is_idempotent(task: Any) -> bool:
-    """Whether the task is one of this library's."""
     return hasattr(task, "idempotency_policy") and not is_builtin(type(task))
 
 

@@ -112,7 +112,6 @@ class RequestStack(LocalStack):  # type: ignore[misc]  # Celery has no types
         self._task = task
 
     def push(self, request: Context) -> Any:
-        """Push ``request``, and note its delivery."""
         pushed = super().push(request)
         task = None if request.called_directly else self._task()
         if task is not None:

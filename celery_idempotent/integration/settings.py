@@ -93,12 +93,10 @@ class Broker:
 
     @property
     def is_sqs(self) -> bool:
-        """Whether messages go through Amazon SQS."""
         return self.driver == "sqs"
 
     @property
     def is_rabbitmq(self) -> bool:
-        """Whether messages go through RabbitMQ, or what speaks its protocol."""
         return self.driver == "amqp"
 
 
@@ -165,7 +163,6 @@ class Runtime:
 
     @property
     def breaker(self) -> Breaker:
-        """The circuit breaker of that store."""
         return self.opened.breaker
 
     @property
@@ -205,7 +202,6 @@ class Runtime:
 
     @cached_property
     def default_policy(self) -> Policy:
-        """The policy of tasks that declare none."""
         policy = self._app.conf.get("idempotency_policy") or Policy()
         if not isinstance(policy, Policy):
             raise PolicyError("idempotency_policy", repr(policy), "must be a Policy")
@@ -213,7 +209,6 @@ class Runtime:
         return policy
 
     def policy_of(self, record: Record | None) -> Policy:
-        """The policy of the record's task, or the app's where it has no such task."""
         task = self._app.tasks.get(record.task) if record else None
         policy: Policy = getattr(task, "idempotency_policy", self.default_policy)
         return policy
@@ -231,7 +226,6 @@ class Runtime:
         return f"{namespace}:"
 
     def scope_of(self, policy: Policy, task: str) -> str:
-        """What stands before the hash in every key of ``task``."""
         return f"{self.namespace}{policy.scope_of(task)}"
 
     @cached_property
@@ -365,7 +359,6 @@ _RUNTIME = "_celery_idempotent_runtime"
 
 
 def runtime_of(app: Celery) -> Runtime:
-    """The runtime of ``app``."""
     found: Runtime | None = getattr(app, _RUNTIME, None)  # of a proxy, that of its app
     if found is not None:
         return found

@@ -99,21 +99,18 @@ class PackingStore(Protocol):
 
 
 def pack(store: Store, encoded: Encoded, slot: Slot) -> Packed:
-    """See :meth:`PackingStore.pack`."""
     packing = getattr(store, "pack", None)
     packed: Packed = packing(encoded, slot) if packing is not None else Packed(encoded)
     return packed
 
 
 def pack_small(store: Store, encoded: Encoded, slot: Slot) -> Packed | None:
-    """See :meth:`PackingStore.pack`."""
     packing = getattr(store, "pack", None)
     packed: Packed | None = packing(encoded, slot, small=True) if packing is not None else None
     return packed
 
 
 def unpack(store: Store, encoded: Encoded, slot: Slot) -> Encoded:
-    """See :meth:`PackingStore.unpack`."""
     unpacking = getattr(store, "unpack", None)
     if unpacking is not None:
         encoded = unpacking(encoded, slot)
@@ -128,7 +125,6 @@ def reveal(store: Store, record: Record) -> Record:
 
 
 def discard(store: Store, record: Record) -> None:
-    """See :meth:`PackingStore.discard`."""
     discarding = getattr(store, "discard", None)
     if discarding is not None:
         discarding(record)

@@ -17,7 +17,6 @@ def in_words(duration: Duration) -> str:
 
 
 def milliseconds(duration: Duration) -> int:
-    """``duration`` in milliseconds."""
     return round((duration.total_seconds() if isinstance(duration, timedelta) else duration) * 1000)
 
 

@@ -240,7 +240,6 @@ class Selector:
 
 
 def is_path(spec: object) -> bool:
-    """Whether it is names joined by dots."""
     return isinstance(spec, str) and all(map(_NAME.fullmatch, spec.split(".")))
 
 

@@ -70,7 +70,6 @@ class PerProcess(Generic[_T]):
             return self._values.setdefault(_this_process(), self._make()) if value is None else value
 
     def made(self) -> _T | None:
-        """The same; None if it is not made yet."""
         return self._values.get(_this_process())
 
     def forget(self) -> _T | None:

@@ -30,7 +30,6 @@ class MemoryStore:
         return "memory://"
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`."""
         return self.swap_with(new, expected, ())
 
     def swap_with(self, new: Record, expected: str | None, writes: Sequence[Mapping[str, Any]]) -> Record | None:
@@ -44,21 +43,18 @@ class MemoryStore:
             return new
 
     def get(self, key: str) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.get`."""
         with self._lock():
             return self._records.get(key)
 
     def scan(
         self, *, status: Status | None = None, task: str | None = None, label: str | None = None
     ) -> Iterator[Record]:
-        """See :meth:`celery_idempotent.stores.Store.scan`."""
         with self._lock():
             records = list(self._records.values())
         wanted = ((status, "status"), (task, "task"), (label, "label"))
         return (each for each in records if all(value in (None, getattr(each, name)) for value, name in wanted))
 
     def delete(self, key: str, expected: str) -> bool:
-        """See :meth:`celery_idempotent.stores.Store.delete`."""
         with self._lock():
             stored = self._records.get(key)
             if stored is None or stored.revision != expected:
@@ -67,7 +63,6 @@ class MemoryStore:
             return True
 
     def purge(self, limit: int) -> int:
-        """See :meth:`celery_idempotent.stores.PurgeableStore.purge`."""
         now = self.now()
         with self._lock():
             past = (

@@ -61,7 +61,6 @@ class Offloading(StoreAround):
         return Packed(pointer.to_encoded(), partial(self._large.objects.put, pointer.name, data))
 
     def unpack(self, encoded: Encoded, slot: Slot) -> Encoded:
-        """See :meth:`celery_idempotent.protocol.contents.PackingStore.unpack`."""
         if encoded.content_type != OBJECT:
             return encoded
         pointer = pointer_in(encoded)

@@ -68,7 +68,6 @@ class Sealed(StoreAround):
     # -- records
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`."""
         return self.swap_by(self.within.swap, new, expected)
 
     def swap_by(
@@ -90,7 +89,6 @@ class Sealed(StoreAround):
         return _SealedTransaction(self.within.begin(using), self)  # type: ignore[attr-defined]
 
     def get(self, key: str) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.get`."""
         stored = self.within.get(key)
         return stored and _with_texts(stored, self._decrypt_text)
 
@@ -104,7 +102,6 @@ class Sealed(StoreAround):
                 yield record
 
     def reveal(self, record: Record) -> Record:
-        """See :meth:`celery_idempotent.protocol.contents.PackingStore.reveal`."""
         clear = _with_texts(record, self._decrypt_text)
         for name, encoded in contents_of(record):
             with suppress(RecordUnreadable):
@@ -119,14 +116,12 @@ class Sealed(StoreAround):
     # -- contents
 
     def pack(self, encoded: Encoded, slot: Slot, *, small: bool = False) -> Packed | None:
-        """See :meth:`celery_idempotent.protocol.contents.PackingStore.pack`."""
         kind = _TEXT if isinstance(encoded.data, str) else _BYTES
         clear = b"\0".join((kind, encoded.content_type.encode(), as_bytes(encoded.data)))
         encrypted = Encoded(self._cipher.encrypt(clear, slot), ENCRYPTED)
         return (pack_small if small else pack)(self.within, encrypted, slot)
 
     def unpack(self, encoded: Encoded, slot: Slot) -> Encoded:
-        """See :meth:`celery_idempotent.protocol.contents.PackingStore.unpack`."""
         unpack = getattr(self.within, "unpack", None)
         encoded = unpack(encoded, slot) if unpack else encoded
         if self._is_required and encoded.content_type != ENCRYPTED:
@@ -134,7 +129,6 @@ class Sealed(StoreAround):
         return self._decrypt(encoded, slot)
 
     def require(self, encoded: Encoded, slot: Slot) -> None:
-        """See :meth:`celery_idempotent.protocol.contents.PackingStore.require`."""
         pointer = pointer_in(encoded)
         if self._is_required and (pointer or encoded).content_type != ENCRYPTED:
             raise _in_clear(slot)

@@ -64,7 +64,6 @@ class Deliveries:
     @classmethod
     @contextmanager
     def of(cls, task: Task) -> Iterator["Deliveries"]:
-        """Deliveries of ``task``, for the length of the block."""
         task = task.app.tasks[task.name]  # what was given may be a promise of the task
         deliveries = cls(task)
         run, apply_async = deliveries._watch(task.run), deliveries._catch(task.apply_async)
@@ -73,7 +72,6 @@ class Deliveries:
             yield deliveries
 
     def message(self, key: str, *args: Any, **kwargs: Any) -> Message:
-        """A new message whose idempotency key is ``key``."""
         return Message(args, kwargs, {KEY_HEADER: key})
 
     def deliver(self, message: Message) -> tuple[DeliveryResult, list[Message]]:

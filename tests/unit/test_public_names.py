@@ -1,6 +1,7 @@
 """What users may import: the names of the root and the modules that are public. A change here is a change for them."""
 
 import importlib
+import inspect
 import pkgutil
 
 import pytest
@@ -108,6 +109,31 @@ def test_public_modules_hand_on_these_names_and_no_others(module: str) -> None:
 
     assert set(found.__all__) == PUBLIC[module]
     assert all(hasattr(found, name) for name in PUBLIC[module])
+
+
+@pytest.mark.parametrize("module", sorted(PUBLIC))
+def test_public_names_say_what_may_be_relied_on(module: str) -> None:
+    """Also each of their methods; those of a store and of its attempt are described once, where they are declared."""
+    found, silent = importlib.import_module(module), []
+    for name in PUBLIC[module]:
+        one = getattr(found, name)
+        if not (inspect.isclass(one) or inspect.isfunction(one)):
+            continue
+        own = vars(one) if inspect.isclass(one) else {}
+        methods = {each: own[each] for each in own if inspect.isfunction(own[each]) and not each.startswith("_")}
+        silent += [f"{name}.{each}" for each, method in methods.items() if not method.__doc__ and each not in DECLARED]
+        silent += [] if one.__doc__ else [name]
+
+    assert silent == []
+
+
+DECLARED = {
+    each
+    for name in PUBLIC["celery_idempotent.stores"]
+    for each, method in vars(getattr(importlib.import_module("celery_idempotent.stores"), name)).items()
+    if inspect.isfunction(method) and method.__doc__
+}
+"""Methods that a protocol of stores describes."""
 
 
 def test_the_root_holds_rooms_and_public_modules_only() -> None:

@@ -12,7 +12,6 @@ class IdempotencyConfig(AppConfig):
     verbose_name = "Idempotency"
 
     def ready(self) -> None:
-        """Register the system check."""
         from celery_idempotent.contrib.django.project import check_admin_page
 
         register(check_admin_page)

@@ -22,7 +22,6 @@ from celery_idempotent.stores.around import innermost
 
 
 def runtime() -> Runtime:
-    """What the settings of the project's Celery app mean."""
     return runtime_of(current_app)
 
 
@@ -65,7 +64,6 @@ def check_admin_page(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> 
 
 
 def idempotent_tasks() -> list[str]:
-    """The names of the project's idempotent tasks."""
     app = current_app._get_current_object()
     _load_tasks(app)
     return [each.name for each in binding.idempotent_tasks(app)]

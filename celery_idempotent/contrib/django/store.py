@@ -47,7 +47,6 @@ _DIALECTS: Mapping[str, Callable[[], Dialect]] = {
 
 
 def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
-    """SQLAlchemy's dialect for what Django sends over ``connection``."""
     return _DIALECTS[connection.vendor]()
 
 

@@ -79,7 +79,6 @@ class IdempotencyMiddleware:
         self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one connection."""
         if scope["type"] != "http" or (self._only is not None and not self._only(scope)):
             await self._app(scope, receive, send)
             return

@@ -123,7 +123,6 @@ class IdempotentViewMiddleware:
             markcoroutinefunction(self)
 
     def __call__(self, request: HttpRequest) -> Any:
-        """Answer one request."""
         if self._only is not None and not self._only(request):
             return self._get_response(request)
 

@@ -56,12 +56,10 @@ class Buffer:
         self._size = 0
 
     def write(self, chunk: bytes) -> None:
-        """Append ``chunk``."""
         self._size += len(chunk)
         self._file.write(chunk)
 
     def fill(self, chunks: Iterable[bytes]) -> "Buffer":
-        """Append all ``chunks``."""
         for each in chunks:
             self.write(each)
         return self
@@ -73,7 +71,6 @@ class Buffer:
         return b"".join(self.chunks())
 
     def chunks(self) -> Iterator[bytes]:
-        """All of it in parts."""
         self._file.seek(0)
         while chunk := self._file.read(_CHUNK):
             yield chunk

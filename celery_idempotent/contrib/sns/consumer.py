@@ -91,7 +91,6 @@ class Subscribers(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has 
                 raise click.ClickException(with_link(message, "errors#package-missing"))
 
     def start(self, parent: Any) -> None:
-        """Begin to consume."""
         _ = runtime_of(parent.app).store  # what is registered later comes earlier before a fork
         fork_between_looks()
         consumed = getattr(parent.app, _CONSUMED)

@@ -143,7 +143,6 @@ class Route:
 
     @property
     def task_name(self) -> str:
-        """The name of the task."""
         return str(getattr(self.task, "name", self.task))
 
     @cached_property

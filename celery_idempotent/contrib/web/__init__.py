@@ -99,7 +99,6 @@ def web(context: click.Context, bind: str, port: int, write: bool, token: str | 
 
 
 def _is_local(bind: str) -> bool:
-    """Whether nobody from another machine can come."""
     try:
         return ipaddress.ip_address(bind).is_loopback
     except ValueError:

@@ -109,11 +109,9 @@ class _Pages:
     # -- what people look at
 
     def overview(self, request: Request) -> Response:
-        """How many there are of what, and who waits for a person."""
         return self._page(request, "overview.html", look=self._overview.look(_PATIENCE))
 
     def records(self, request: Request) -> Response:
-        """The records that a search finds."""
         try:
             search = Search.of(request.query_params)
         except ValueError as error:
@@ -132,7 +130,6 @@ class _Pages:
         )
 
     def record(self, request: Request) -> Response:
-        """All that is known of one operation."""
         record = self._store.get(request.query_params.get("key", ""))
         if record is None:
             text = "It may have been forgotten, and deleted."

@@ -119,7 +119,6 @@ class Form:
 
     @classmethod
     def of(cls, sent: Mapping[str, Sequence[str]]) -> "Form":
-        """As it was sent."""
 
         def value(name: str) -> str:
             return sent.get(name, [""])[-1].strip()

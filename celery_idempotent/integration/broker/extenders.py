@@ -266,7 +266,6 @@ class RejectedMessage:
         return self._receipt is not None and getattr(self._message, "_state", None) == "REJECTED"
 
     def make_visible(self) -> None:
-        """Have SQS show it again."""
         channel = self._message.channel
         try:
             client = channel.sqs(queue=channel.canonical_queue_name(self._queue))

@@ -331,7 +331,6 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
         return setting == "all" or (setting and bool(idempotent_tasks(parent.app)))
 
     def start(self, parent: Any) -> None:
-        """Begin to hold, or go on by the channel of another connection."""
         self._stopping.set()  # a thread that hangs in a connection that is lost ends when it no longer does
         try:
             channel = parent.task_consumer.channel

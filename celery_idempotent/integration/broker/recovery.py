@@ -103,7 +103,6 @@ _handlers: "WeakKeyDictionary[Runtime, LostProcessHandler]" = WeakKeyDictionary(
 
 
 def handler_of(app: Celery) -> LostProcessHandler:
-    """That of the worker of ``app``."""
     return _handlers.setdefault(runtime_of(app), LostProcessHandler())
 
 
@@ -116,7 +115,6 @@ class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     _looking: Any = None
 
     def start(self, parent: Any) -> None:
-        """Begin to look; called again whenever the broker was away."""
         loop = handler_of(parent.app).loop = parent.hub if parent.controller.use_eventloop else None
         self._looking = loop.call_repeatedly(_DEATHS_EVERY, parent.pool.maintain_pool) if loop else None
 
@@ -127,7 +125,6 @@ class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         handler_of(parent.app).end_of_loop()
 
     def shutdown(self, parent: Any) -> None:
-        """End what is under way."""
         handler_of(parent.app).end()
 
 
@@ -210,12 +207,10 @@ class RecoversLease:
             super().cancel(*args, **options)  # type: ignore[misc]  # of Celery's Request
 
     def terminate(self, *args: Any, **options: Any) -> None:
-        """As Celery's, by ``revoke``."""
         mark(self.id, is_stopped=True)  # type: ignore[attr-defined]  # Celery's
         super().terminate(*args, **options)  # type: ignore[misc]  # of Celery's Request
 
     def reject(self, requeue: bool = False) -> None:
-        """As Celery's."""
         self._is_returned = requeue
         super().reject(requeue)  # type: ignore[misc]  # of Celery's Request
 

@@ -134,7 +134,6 @@ def _is_of_the_broker(app: Celery, error: Exception) -> bool:
 
 
 def outbox_of(app: Celery) -> Outbox:
-    """The outbox of the app's store."""
     store = runtime_of(app).store
     if not isinstance(store, Outbox):
         raise PolicyError("idempotency_store", repr(store), "has no outbox; that needs an SQL store")
@@ -240,11 +239,9 @@ class Relay(Periodic):
         return bool(self.every(parent.app)) and isinstance(runtime_of(parent.app).store, Outbox)
 
     def every(self, app: Celery) -> float:
-        """By the setting."""
         return runtime_of(app).relay_every
 
     def look(self, app: Celery) -> bool:
-        """Publish what waits."""
         published = relay(app)
         backlog.look(outbox_of(app).waiting, runtime_of(app).store.now)
         return bool(published)
@@ -263,6 +260,5 @@ class Relay(Periodic):
         say(log, "relay_failed", reason=reason)
 
     def stop(self, parent: Any) -> None:
-        """Stop after the messages at hand."""
         super().stop(parent)
         backlog.forget()

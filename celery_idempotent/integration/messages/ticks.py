@@ -185,13 +185,11 @@ class OnGrid(schedule):  # type: ignore[misc]  # Celery has no types
     run_every: timedelta
 
     def latest(self, now: datetime) -> datetime:
-        """The last due time up to ``now``, in UTC."""
         if self._in_days:
             return self._midnight(now.astimezone(self.tz).date())
         return now - (now - _EPOCH) % self.run_every
 
     def following(self, moment: datetime) -> datetime:
-        """The first due time after ``moment``, in UTC."""
         if self._in_days:
             return self._midnight(moment.astimezone(self.tz).date() + self.run_every)
         return self.latest(moment) + self.run_every

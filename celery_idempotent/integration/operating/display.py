@@ -81,7 +81,6 @@ def json_text(text: str | bytes) -> str:
 
 
 def step_state(plain: Any, time: Callable[[int], str] = utc) -> str:
-    """What has become of a step, as its record has it."""
     match step_of(plain):
         case Begun(at, attempt):
             return f"began at {time(at)} in attempt {attempt}, and did not end"
@@ -111,7 +110,6 @@ def names_of_effects(record: Record, policy: Policy) -> list[str]:
 
 
 def size(result: str | bytes | None) -> int:
-    """Bytes of an encoded outcome."""
     return len(as_bytes(result or b""))
 
 

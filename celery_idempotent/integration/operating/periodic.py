@@ -69,7 +69,6 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         """Have ``log`` say that a look failed, and why; without a ``reason``, it adds the exception at hand."""
 
     def start(self, parent: Any) -> None:
-        """Begin to look."""
         _, every = runtime_of(parent.app).store, self.every(parent.app)
         fork_between_looks()
         self._thread = threading.Thread(
@@ -84,7 +83,6 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
             self._thread.join(10)
 
     def terminate(self, parent: Any) -> None:
-        """The same."""
         self.stop(parent)
 
     def wait(self, pause: float, every: float) -> bool:

@@ -48,7 +48,6 @@ class Purge(Periodic):
         return bool(self.every(parent.app)) and (isinstance(runtime.store, PurgeableStore) or any(ages))
 
     def every(self, app: Celery) -> float:
-        """By the setting."""
         return runtime_of(app).purge_every
 
     def first_pause(self, every: float) -> float:

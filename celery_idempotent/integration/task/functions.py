@@ -109,7 +109,6 @@ class _Caller:
             check_policy(policy, self._signature.signature)
 
     def wrapper(self) -> Any:
-        """The function that callers get."""
         made: Any = self._awaited() if is_async(self._function) else self._called()
         update_wrapper(made, self._function)
         self._gate.introduce(made, lambda *args, **kwargs: self._identity(args, kwargs).key)
@@ -195,7 +194,6 @@ def _innermost(function: Any) -> Any:
 
 
 def is_async(function: Any) -> bool:
-    """Whether a call of it has to be awaited."""
     return inspect.iscoroutinefunction(_innermost(function))
 
 

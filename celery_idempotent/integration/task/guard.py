@@ -116,7 +116,6 @@ class Guard:
 
     @property
     def policy(self) -> Policy:
-        """The policy in force."""
         return self.declared or self.where().default_policy
 
     def identity(

@@ -131,7 +131,6 @@ class RequestTemplate:
 
 
 def prepare(client: Any) -> None:
-    """Make ``client`` ready for :func:`template_of`."""
     client.meta.events.register_last("request-created", _stop)
 
 
@@ -325,7 +324,6 @@ class _Idle:
         self._connections.append(connection)
 
     def qsize(self) -> int:
-        """How many there are."""
         return len(self._connections)
 
 

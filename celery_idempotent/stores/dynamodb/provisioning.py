@@ -47,7 +47,6 @@ class Index:
     attribute: str
 
     def definition(self) -> Mapping[str, Any]:
-        """What creates it."""
         return {
             "IndexName": self.name,
             "KeySchema": [{"AttributeName": self.attribute, "KeyType": "HASH"}],

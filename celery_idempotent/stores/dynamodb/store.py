@@ -197,7 +197,6 @@ class DynamoDBStore:
         return f"through boto3 ({self._indirect_for})" if self._indirect_for else "on the direct path"
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`."""
         return self._put(self._item(new), self._condition(expected), new)
 
     def swap_with(self, new: Record, expected: str | None, writes: Sequence[Mapping[str, Any]]) -> Record | None:
@@ -227,7 +226,6 @@ class DynamoDBStore:
         raise WriteFailed(None, text_of(reply))
 
     def get(self, key: str) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.get`."""
         return self._record_in(self._ask("GetItem", TableName=self.table, Key=self._key(key), ConsistentRead=True))
 
     def scan(
@@ -247,7 +245,6 @@ class DynamoDBStore:
         yield from readable(items, self._record, self._key_of)
 
     def delete(self, key: str, expected: str) -> bool:
-        """See :meth:`celery_idempotent.stores.Store.delete`."""
         condition = self._condition(expected)
         reply = self._ask("DeleteItem", _LOST, TableName=self.table, Key=self._key(key), **condition)
         return not refusal_of(reply)

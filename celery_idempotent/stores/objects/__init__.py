@@ -103,7 +103,6 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The URL without ``over``."""
         login = f"{self.login}@" if self.login else ""
         query = f"?{urlencode(self.options)}" if self.options else ""
         return f"{self.scheme}://{login}{self.bucket}/{self.path}{query}"

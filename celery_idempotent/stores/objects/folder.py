@@ -50,7 +50,6 @@ class FolderObjects:
             _sync(path.parent.parent)
 
     def get(self, name: str) -> bytes:
-        """See :meth:`celery_idempotent.stores.objects.ObjectStore.get`."""
         with self._telling("get"):
             path = self._path(name)
             try:
@@ -59,7 +58,6 @@ class FolderObjects:
                 raise ObjectMissing(f"{self!r} has no file {name!r}") from error
 
     def delete(self, name: str) -> None:
-        """See :meth:`celery_idempotent.stores.objects.ObjectStore.delete`."""
         with self._telling("delete"):
             self._path(name).unlink(missing_ok=True)
 

@@ -111,7 +111,6 @@ class S3Objects:
             raise StoreUnavailable(repr(self), "PutObject", "the answer has no ETag, so it is not S3's")
 
     def get(self, name: str) -> bytes:
-        """See :meth:`celery_idempotent.stores.objects.ObjectStore.get`."""
 
         def read(reply: Any) -> bytes:
             with closing(reply["Body"]) as body:
@@ -122,7 +121,6 @@ class S3Objects:
         return found
 
     def delete(self, name: str) -> None:
-        """See :meth:`celery_idempotent.stores.objects.ObjectStore.delete`."""
         self._ask("DeleteObject", "delete_object", Key=name)
 
     def _ask(

@@ -122,7 +122,6 @@ class RedisStore:
         return client if isinstance(client, DirectClient) and not self._wait_replicas else None
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`."""
         return self._swap("swap", new, expected)
 
     def _swap(self, operation: str, new: Record, expected: str | None) -> Record | None:
@@ -133,7 +132,6 @@ class RedisStore:
         return new if written else None
 
     def get(self, key: str) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.get`."""
         stored = self._ask("get", lambda client: client.hgetall(self._redis_key(key)))
         return self._record(key, cast(dict[bytes, bytes], stored)) if stored else None
 
@@ -148,7 +146,6 @@ class RedisStore:
             yield from self._listed(source, wanted)
 
     def delete(self, key: str, expected: str) -> bool:
-        """See :meth:`celery_idempotent.stores.Store.delete`."""
         deleted, _ = self._run("delete", key, expected, "", b"")
         return deleted
 

@@ -69,14 +69,12 @@ def _check_sqlite(url: URL) -> None:
 
 
 def dialect_of(url: URL) -> Dialect:
-    """What compiles statements for the driver of ``url``."""
     kind: Any = url.get_dialect()
     dialect: Dialect = kind(dbapi=kind.import_dbapi())
     return dialect
 
 
 def url_of(engine: object) -> URL:
-    """The URL of somebody's engine, with its driver."""
     if not isinstance(engine, Engine) or engine.dialect.is_async:
         raise PolicyError(
             "idempotency_store", type(engine).__name__, "must be a URL, a store, or SQLAlchemy's Engine without asyncio"
@@ -189,13 +187,11 @@ class ConnectionPool:
             self.give_back()
 
     def give_back(self) -> None:
-        """All to the pool."""
         with suppress(IndexError):
             while True:
                 self._kept.pop().close()
 
     def dispose(self) -> None:
-        """Close what is idle."""
         self.give_back()
         self.engine.dispose()
 
@@ -206,7 +202,6 @@ _CURSOR = "celery_idempotent.cursor"
 
 
 def of_driver(lent: AnyConnection) -> Any:
-    """The driver's connection."""
     return (lent.connection if isinstance(lent, Connection) else lent).dbapi_connection
 
 
@@ -285,7 +280,6 @@ _DRIVERS = {
 
 
 def _session(dialect: str, timeout: float) -> list[str]:
-    """Statements for each new connection."""
     match dialect:
         case "mysql" | "mariadb":
             return [

@@ -78,7 +78,6 @@ _RULES = (
 
 
 def meaning_of(error: BaseException | None) -> Meaning:
-    """What a driver's error means."""
     return Meaning.UNAVAILABLE if error is None else rule_of(_RULES, error, _code(error), _reason(error)).meaning
 
 

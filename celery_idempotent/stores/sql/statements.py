@@ -158,7 +158,6 @@ class Statements:
         self._look = self._get.with_for_update(read=True) if self._is_mysql else self._get
 
     def swap(self, execute: Execute, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`."""
         parameters = row_of(new)
         parameters["key"] = self._as_compared(new.key)
         if expected is not None:
@@ -177,7 +176,6 @@ class Statements:
         )
 
     def get(self, execute: Execute, key: str) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.get`."""
         return self._found(execute(self._get, {"key": self._as_compared(key)}))
 
     def scan(
@@ -211,7 +209,6 @@ class Statements:
         return self._found(execute(page.where(self._key == _comparable(row)), {}))
 
     def delete(self, execute: Execute, key: str, expected: str) -> bool:
-        """See :meth:`celery_idempotent.stores.Store.delete`."""
         parameters = {"key": self._as_compared(key), "expected": self._as_compared(expected)}
         return execute(self._delete, parameters).written == 1
 
@@ -342,7 +339,6 @@ def row_of(record: Record) -> dict[str, Any]:
 
 
 def record_of(row: Row, *, store: str) -> Record:
-    """The record that stands in ``row``."""
     found, decode = {**_NEVER_NULL}, None
     for name, value in row.items():
         if value is not None and name in _FIELD_OF:

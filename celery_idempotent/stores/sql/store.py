@@ -360,7 +360,6 @@ def _at_least(smallest: float, option: str, value: float) -> float:
 
 
 def connection_of(using: Any) -> Connection:
-    """The connection of the user's connection or ORM session."""
     if isinstance(using, Connection):
         return using
     if isinstance(using, Session | scoped_session):

@@ -75,17 +75,14 @@ class RecordedKey:
         self.calls: list[Exchange] = []
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`."""
         assert new.key == self.key
         self._written[new.revision] = new
         return self._ask("swap", new.revision, expected, lambda: self._store.swap(new, expected))
 
     def get(self) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.get`."""
         return self._ask("get", None, None, lambda: self._store.get(self.key))
 
     def delete(self, expected: str) -> bool:
-        """See :meth:`celery_idempotent.stores.Store.delete`."""
         return self._ask("delete", None, expected, lambda: self._store.delete(self.key, expected))
 
     def _ask(self, kind: _Kind, new: str | None, expected: str | None, ask: Callable[[], _Reply]) -> _Reply:

@@ -37,7 +37,6 @@ def a_record() -> Record:
 
 
 def a_claim(store: Store) -> Record:
-    """A record of a key of its own, stored."""
     record = a_record()
     assert store.swap(record, None) == record
     return record
