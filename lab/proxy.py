@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Self
 from urllib.parse import urlsplit
 
-from celery_idempotent.testing.faults import Fault
+from celery_idempotent.testing.stores import Fault
 
 __all__ = ["HOST", "Proxy"]
 

@@ -26,7 +26,7 @@ from celery_idempotent.integration import binding
 from celery_idempotent.integration.task.functions import is_async, is_method, name_of, refuse_what_is_no_function
 from celery_idempotent.integration.task.guard import Guard, check_policy, place_of
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.durations import Duration, is_duration, milliseconds
+from celery_idempotent.protocol.effects import Duration, is_duration, milliseconds
 from celery_idempotent.protocol.keys import CallSignature, Identity
 from celery_idempotent.protocol.policy import MIN_LEASE, Policy
 from celery_idempotent.protocol.store import Store

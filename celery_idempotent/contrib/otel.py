@@ -14,9 +14,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from celery_idempotent._version import __version__
 from celery_idempotent.engine.claim import waiting
-from celery_idempotent.engine.events import EventName
+from celery_idempotent.engine.events import EventName, Timed, listen
 from celery_idempotent.engine.heartbeat import heartbeat
-from celery_idempotent.engine.timing import Timed, listen
 from celery_idempotent.integration.broker.holding import held
 from celery_idempotent.integration.events import SIGNALS, read_trace_by
 from celery_idempotent.integration.messages.outbox import backlog

@@ -15,11 +15,10 @@ from celery_idempotent import clock as local_clock
 from celery_idempotent.clock import Clock
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.claim import Claim, claim, end_lease
-from celery_idempotent.engine.events import Event, EventName, event_of
+from celery_idempotent.engine.events import Event, EventName, Timed, event_of, timed
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.engine.outcomes import OUR_OWN, failure_of, load, result_of
 from celery_idempotent.engine.processes import is_gone
-from celery_idempotent.engine.timing import Timed, timed
 from celery_idempotent.errors import (
     DeadlineExceeded,
     InFlight,
@@ -34,7 +33,7 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.protocol.codec import Codec, describe, own_failure
 from celery_idempotent.protocol.contents import Slot, pack
-from celery_idempotent.protocol.durations import in_words
+from celery_idempotent.protocol.effects import in_words
 from celery_idempotent.protocol.operation import (
     Answer,
     Ending,

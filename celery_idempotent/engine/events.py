@@ -1,12 +1,55 @@
-"""What can happen to an operation, and is told to logs, signals and counters."""
+"""What can happen to an operation, and is told to logs, signals and counters; and how long the store takes.
 
+While nobody listens for that, no clock is read.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from logging import DEBUG, ERROR, INFO, WARNING
-from typing import Self
+from time import perf_counter
+from typing import Self, TypeVar
 
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.record import RecordUnreadable
+
+T = TypeVar("T")
+
+
+class Timed(StrEnum):
+    """What is timed."""
+
+    CLAIM = "claim"
+    RENEWAL = "renewal"
+
+
+Listener = Callable[[Timed, str, float, str | None], None]
+"""Gets what was timed, the name of the task, seconds, and the type of the error that it ended with, if it did."""
+
+_listener: Listener | None = None
+
+
+def listen(listener: Listener | None) -> None:
+    """Have ``listener`` told from now on, in place of any other; None: nobody."""
+    global _listener
+    _listener = listener
+
+
+def timed(what: Timed, task: str, act: Callable[[], T]) -> T:
+    """``act()``, and tell how long it took."""
+    listener = _listener
+    if listener is None:
+        return act()
+    began, error = perf_counter(), None
+    try:
+        return act()
+    except BaseException as raised:
+        error = type(raised).__name__
+        raise
+    finally:
+        with suppress(Exception):  # who measures is not to end a claim
+            listener(what, task, perf_counter() - began, error)
 
 
 class EventName(StrEnum):

@@ -24,7 +24,7 @@ from math import inf
 from celery_idempotent import clock as local_clock
 from celery_idempotent.clock import Clock
 from celery_idempotent.engine.claim import Claim
-from celery_idempotent.engine.timing import Timed, timed
+from celery_idempotent.engine.events import Timed, timed
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.printable import say
 

@@ -19,15 +19,13 @@ from celery_idempotent.engine.delivery import ControlFlow
 from celery_idempotent.errors import IdempotencyError, PolicyError, SafeToRetry
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.codec import Codec
-from celery_idempotent.protocol.durations import is_duration, milliseconds
+from celery_idempotent.protocol.effects import is_duration, milliseconds
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
-from celery_idempotent.stores.around import innermost
 from celery_idempotent.stores.objects import open_large_results
-from celery_idempotent.stores.offloading import Offloading
-from celery_idempotent.stores.sealed import Cipher, Sealed
+from celery_idempotent.stores.wrappers import Cipher, Offloading, Sealed, innermost
 
 CONTROL_FLOW = ControlFlow(nothing_begun=(Retry,), no_outcome=(Ignore, Reject))
 """Celery's own exceptions: ``Retry`` is the author's word that running again is right; ``Ignore``, also

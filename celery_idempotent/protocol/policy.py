@@ -9,11 +9,14 @@ from math import inf, log2
 from typing import Literal, get_args
 
 from celery_idempotent.errors import LeaseLost, PolicyError, SafeToRetry, StoreUnavailable
-from celery_idempotent.protocol.durations import Duration, in_words, is_duration, milliseconds
 from celery_idempotent.protocol.effects import (
+    Duration,
     Effect,
     OnTakeover,
     check_effects,
+    in_words,
+    is_duration,
+    milliseconds,
     promise,
 )
 from celery_idempotent.protocol.keys import WHOLE_CALL, Selector, Spec

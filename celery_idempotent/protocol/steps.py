@@ -18,7 +18,6 @@ from typing import Any
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.durations import milliseconds
 from celery_idempotent.protocol.effects import (
     AtMostOnce,
     Committed,
@@ -27,6 +26,7 @@ from celery_idempotent.protocol.effects import (
     Keyed,
     OnTakeover,
     declared,
+    milliseconds,
 )
 
 _MAX_NAME = 200

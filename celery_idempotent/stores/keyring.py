@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.contents import Slot
-from celery_idempotent.stores.sealed import NotDecrypted
+from celery_idempotent.stores.wrappers import NotDecrypted
 
 _VERSION = b"\x01"
 _ID = 4

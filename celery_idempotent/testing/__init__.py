@@ -12,8 +12,7 @@ from celery_idempotent.testing.contract import (
     VerifiableContract,
 )
 from celery_idempotent.testing.effects import assert_effect_once
-from celery_idempotent.testing.faults import FaultyStore, StoreWrapper
-from celery_idempotent.testing.stores import FakeClock, FakeStore
+from celery_idempotent.testing.stores import FakeClock, FakeStore, FaultyStore, StoreWrapper
 
 __all__ = [
     "CommittingContract",

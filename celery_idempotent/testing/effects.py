@@ -13,8 +13,7 @@ from celery import Task
 from celery_idempotent.errors import IdempotencyError, OutcomeUnknown
 from celery_idempotent.integration.task.task import IdempotentMixin
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.testing.deliveries import Deliveries, DeliveryResult
-from celery_idempotent.testing.scenarios import Row, Scenarios, ScenarioStore
+from celery_idempotent.testing.scenarios import Deliveries, DeliveryResult, Row, Scenarios, ScenarioStore
 from celery_idempotent.testing.stores import installed
 from celery_idempotent.troubleshooting import with_link
 

@@ -41,8 +41,8 @@ from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.objects import LargeResults, ObjectStore, open_large_results
 from celery_idempotent.stores.objects.folder import FolderObjects
-from celery_idempotent.stores.offloading import Offloading
 from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.stores.wrappers import Offloading
 from lab.embedded.aws import REGION
 from lab.folders import temporary_folder
 from lab.proof.crash_sweep import LaterStore, Ledger, Points, live_and_end, warm

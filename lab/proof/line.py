@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from celery_idempotent.testing.faults import Fault
+from celery_idempotent.testing.stores import Fault
 from lab.proxy import Proxy
 
 __all__ = ["Line"]

@@ -40,7 +40,7 @@ from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing import FakeClock, FaultyStore
-from celery_idempotent.testing.faults import Fault
+from celery_idempotent.testing.stores import Fault
 
 __all__ = ["run_machine"]
 

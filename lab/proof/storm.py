@@ -20,7 +20,7 @@ from typing import Any
 
 from celery_idempotent import Policy, open_store
 from celery_idempotent.errors import IdempotencyWarning
-from celery_idempotent.testing.faults import Fault
+from celery_idempotent.testing.stores import Fault
 from lab.demo.ledger import Ledger, Row
 from lab.demo.settings import Settings
 from lab.embedded import EmbeddedAws, EmbeddedRedis

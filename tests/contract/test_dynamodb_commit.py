@@ -10,9 +10,9 @@ import pytest
 
 from celery_idempotent.protocol.store import CommittingStore, RecordTooLarge, WriteFailed
 from celery_idempotent.stores import open_store
-from celery_idempotent.stores.around import innermost
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb.items import typed
+from celery_idempotent.stores.wrappers import innermost
 from celery_idempotent.testing import CommittingContract
 from celery_idempotent.testing.contract import a_claim, a_completion
 from tests.support.dynamodb import count_requests

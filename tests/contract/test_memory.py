@@ -3,7 +3,7 @@
 import pytest
 
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.stores.sealed import Sealed
+from celery_idempotent.stores.wrappers import Sealed
 from celery_idempotent.testing import PurgeableContract, StoreContract
 from tests.support.objects import sealed
 

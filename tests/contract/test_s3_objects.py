@@ -14,11 +14,10 @@ from botocore.exceptions import EndpointConnectionError
 from celery_idempotent import IdempotentTask, Policy, ResultLost, StoreMisconfigured, StoreUnavailable, current_attempt
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.contents import OBJECT
-from celery_idempotent.stores.around import innermost
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.objects import LargeResults, ObjectMissing, open_large_results
 from celery_idempotent.stores.objects.s3 import S3Objects
-from celery_idempotent.stores.offloading import Offloading
+from celery_idempotent.stores.wrappers import Offloading, innermost
 from lab.embedded import EmbeddedAws
 from tests.support.deliveries import an_app, deliver
 from tests.support.scripted_http import CLOSE, ScriptedServer, answer

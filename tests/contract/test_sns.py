@@ -13,9 +13,8 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, Policy
-from celery_idempotent.contrib.sns import By, Route
-from celery_idempotent.contrib.sns import consumer as module
-from celery_idempotent.contrib.sns.consumer import Subscriber
+from celery_idempotent.contrib import sns as module
+from celery_idempotent.contrib.sns import By, Route, Subscriber
 from lab.embedded import EmbeddedAws
 from lab.embedded.aws import REGION
 from lab.embedded.server import free_port

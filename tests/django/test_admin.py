@@ -34,11 +34,9 @@ from celery_idempotent.protocol.steps import Begun, Finished, to_plain
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.protocol.verdicts import counts_until, kept_until
 from celery_idempotent.signals import verdict_given
-from celery_idempotent.stores.around import innermost
 from celery_idempotent.stores.keyring import KeyRing
-from celery_idempotent.stores.offloading import Offloading
-from celery_idempotent.stores.sealed import Sealed
 from celery_idempotent.stores.sql.schema import TABLE
+from celery_idempotent.stores.wrappers import Offloading, Sealed, innermost
 from celery_idempotent.testing.contract import a_record
 from tests.django.project import urls
 from tests.django.project.shop.tasks import refund

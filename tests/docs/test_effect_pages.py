@@ -39,7 +39,7 @@ from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.testing.deliveries import WorkerDied
+from celery_idempotent.testing.scenarios import WorkerDied
 from lab.embedded import EmbeddedPostgres
 from tests.support.deliveries import an_app, deliver, published
 from tests.support.documents import DOCS, code, execute_block, table

@@ -22,7 +22,7 @@ from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.objects import LargeResults, open_large_results
 from celery_idempotent.stores.objects.s3 import S3Objects
-from celery_idempotent.stores.offloading import Offloading
+from celery_idempotent.stores.wrappers import Offloading
 from lab.embedded import EmbeddedAws
 from tests.docs.test_aws_documents import _Template
 from tests.support.deliveries import an_app, deliver

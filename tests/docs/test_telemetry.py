@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from celery_idempotent import signals
 from celery_idempotent.contrib import otel
-from celery_idempotent.engine.timing import Timed
+from celery_idempotent.engine.events import Timed
 from celery_idempotent.integration.broker import holding
 from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.messages.outbox import backlog

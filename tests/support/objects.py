@@ -12,8 +12,7 @@ from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.keyring import KeyRing
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.objects import LargeResults, ObjectMissing
-from celery_idempotent.stores.offloading import Offloading
-from celery_idempotent.stores.sealed import Sealed
+from celery_idempotent.stores.wrappers import Offloading, Sealed
 
 NO_ANSWER = StoreUnavailable("memory", "put", "no answer")
 REFUSED = StoreMisconfigured("memory", "put", "AccessDenied")

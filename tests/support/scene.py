@@ -20,7 +20,7 @@ from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.objects import LargeResults
-from celery_idempotent.stores.offloading import Offloading
+from celery_idempotent.stores.wrappers import Offloading
 from celery_idempotent.testing import FakeClock, FaultyStore
 
 JSON = Codec("json", frozenset({"application/json"}))

@@ -25,7 +25,7 @@ from celery_idempotent.protocol.store import (
     WaitingMessage,
 )
 from celery_idempotent.testing import StoreWrapper
-from celery_idempotent.testing.deliveries import WorkerDied
+from celery_idempotent.testing.scenarios import WorkerDied
 from tests.support.deliveries import Ended, deliver
 
 __all__ = ["LEASE_AND_GRACE", "Play", "Stage", "StagedStore"]

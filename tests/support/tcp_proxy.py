@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from celery_idempotent.testing.faults import Fault
+from celery_idempotent.testing.stores import Fault
 from lab.proxy import Proxy
 
 __all__ = ["Cut", "TcpProxy"]

@@ -18,7 +18,7 @@ from celery_idempotent.protocol.record import Record, RecordUnreadable
 from celery_idempotent.protocol.store import CommittingStore, Outbox, TransactionalStore
 from celery_idempotent.stores.keyring import KeyRing
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.stores.sealed import NotDecrypted, Sealed
+from celery_idempotent.stores.wrappers import NotDecrypted, Sealed
 from celery_idempotent.testing.contract import a_record
 
 OLD, NEW = (urlsafe_b64encode(each * 32) for each in (b"\xb1", b"\x4e"))

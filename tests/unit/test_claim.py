@@ -27,7 +27,7 @@ from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
 from celery_idempotent.testing.contract import a_record
-from celery_idempotent.testing.faults import Fault
+from celery_idempotent.testing.stores import Fault
 from tests.support.links import unlinked
 from tests.support.scene import an_operation
 

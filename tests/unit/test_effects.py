@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.protocol.durations import in_words
 from celery_idempotent.protocol.effects import (
     AtLeastOnce,
     AtMostOnce,
@@ -16,6 +15,7 @@ from celery_idempotent.protocol.effects import (
     Effect,
     Fenced,
     Keyed,
+    in_words,
     promise,
 )
 from celery_idempotent.protocol.policy import Policy

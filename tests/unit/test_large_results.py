@@ -21,7 +21,7 @@ from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.protocol.verdicts import Action
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.objects import LargeResults
-from celery_idempotent.stores.offloading import Offloading, folder_of, pointers_of
+from celery_idempotent.stores.wrappers import Offloading, folder_of, pointers_of
 from celery_idempotent.testing.contract import a_record
 from tests.support.judging import judge
 from tests.support.objects import NO_ANSWER, REFUSED, MemoryObjects, large_results, pointed

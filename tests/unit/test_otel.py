@@ -13,11 +13,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from celery_idempotent import IdempotentTask, Policy, StoreUnavailable
 from celery_idempotent.contrib import otel
+from celery_idempotent.engine import events as engine_events
 from celery_idempotent.engine import heartbeat as heartbeats
-from celery_idempotent.engine import timing
 from celery_idempotent.engine.claim import Claim
-from celery_idempotent.engine.events import Event, EventName
-from celery_idempotent.engine.timing import Timed, timed
+from celery_idempotent.engine.events import Event, EventName, Timed, timed
 from celery_idempotent.integration import events
 from celery_idempotent.integration.broker import holding
 from celery_idempotent.integration.events import SIGNALS
@@ -326,7 +325,7 @@ def test_without_a_listener_no_clock_is_read(app: Celery, monkeypatch: pytest.Mo
     def refuse() -> float:
         raise AssertionError("a clock was read")
 
-    monkeypatch.setattr(timing, "perf_counter", refuse)
+    monkeypatch.setattr("celery_idempotent.engine.events.perf_counter", refuse)
     assert deliver(charging(app), "o").value == "o"
     assert receiving() == 0
 
@@ -337,13 +336,13 @@ def test_listener_that_fails_ends_no_claim() -> None:
     def fail(*told: Any) -> None:
         raise LookupError("of the exporter")
 
-    timing.listen(fail)
+    engine_events.listen(fail)
     try:
         assert timed(Timed.CLAIM, "t", lambda: "claimed") == "claimed"
         with pytest.raises(ZeroDivisionError):
             timed(Timed.CLAIM, "t", lambda: 1 / 0)
     finally:
-        timing.listen(None)
+        engine_events.listen(None)
 
 
 def test_instrumenting_twice_counts_once(app: Celery, meters: Meters, caplog: pytest.LogCaptureFixture) -> None:
@@ -377,7 +376,7 @@ def test_uninstrumenting_leaves_nothing_and_can_be_undone(
     charge = charging(app)
     deliver(charge, "o")
     assert receiving() == 0
-    assert timing._listener is None
+    assert engine_events._listener is None
     assert not backlog.is_watched
     assert (meters.events(), meters.value("in_flight")) == ({}, None)
 

@@ -375,7 +375,7 @@ def test_command_looks_again_for_programs(app: Celery, engine: Engine, monkeypat
     def pause(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("celery_idempotent.integration.cli.outbox.time.sleep", pause)
+    monkeypatch.setattr("celery_idempotent.integration.cli.store.time.sleep", pause)
     assert json.loads(_command(app, "--json").stdout) == {"published": 1}
 
 
@@ -391,7 +391,7 @@ def test_command_looks_again_until_it_is_interrupted(
             raise KeyboardInterrupt
         _waiting(app, engine, f"o-{len(pauses)}")
 
-    monkeypatch.setattr("celery_idempotent.integration.cli.outbox.time.sleep", pause)
+    monkeypatch.setattr("celery_idempotent.integration.cli.store.time.sleep", pause)
     result = _command(app, "--every", "7")
 
     assert result.output.startswith("published 1\npublished 1\n")

@@ -42,7 +42,7 @@ from celery_idempotent.protocol.verdicts import Action
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore, schema
 from celery_idempotent.testing import FakeClock
-from celery_idempotent.testing.faults import StoreWrapper
+from celery_idempotent.testing.stores import StoreWrapper
 from tests.support.deliveries import Ended, an_app, deliver, published, redeliver
 
 ONCE = Policy("order_id", publish="once", remember=(LookupError,))

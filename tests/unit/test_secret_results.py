@@ -33,8 +33,8 @@ from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.contents import ENCRYPTED, OBJECT, Slot, reveal, unpack
 from celery_idempotent.protocol.record import RecordUnreadable
 from celery_idempotent.protocol.steps import Step
-from celery_idempotent.stores.around import innermost
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.wrappers import innermost
 from celery_idempotent.testing.contract import a_record
 from tests.support.commands import run
 from tests.support.deliveries import Ended, an_app, deliver, published

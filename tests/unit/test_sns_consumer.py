@@ -16,9 +16,8 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, Policy
-from celery_idempotent.contrib.sns import By, Route, consume
-from celery_idempotent.contrib.sns import consumer as module
-from celery_idempotent.contrib.sns.consumer import Subscriber, Subscribers
+from celery_idempotent.contrib import sns as module
+from celery_idempotent.contrib.sns import By, Route, Subscriber, Subscribers, consume
 from celery_idempotent.integration import settings
 from celery_idempotent.integration.operating.periodic import looking
 from celery_idempotent.stores.memory import MemoryStore

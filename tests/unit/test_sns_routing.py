@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.contrib.sns import By, Notification, Route, unwrap
-from celery_idempotent.contrib.sns.routing import NotRouted, TaskCall, call_of
+from celery_idempotent.contrib.sns import By, Notification, NotRouted, Route, TaskCall, call_of, unwrap
 from celery_idempotent.errors import KeyMissing, PolicyError
 
 TOPIC = "arn:aws:sns:eu-west-1:123456789012:orders"

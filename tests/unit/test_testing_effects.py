@@ -26,8 +26,7 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import FaultyStore, assert_effect_once
 from celery_idempotent.testing.contract import a_record
-from celery_idempotent.testing.deliveries import WorkerDied
-from celery_idempotent.testing.scenarios import ScenarioStore
+from celery_idempotent.testing.scenarios import ScenarioStore, WorkerDied
 from tests.support.deliveries import an_app, published
 
 NOWHERE = "redis://127.0.0.1:1"

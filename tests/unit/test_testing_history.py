@@ -8,7 +8,7 @@ import pytest
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreWrapper
 from celery_idempotent.testing.contract import a_record, a_rival
-from celery_idempotent.testing.contract.history import Exchange, RecordedKey, is_linearizable, shown
+from celery_idempotent.testing.contract.parallel import Exchange, RecordedKey, is_linearizable, shown
 
 
 def swap(new: str, expected: str | None, reply: str | None, during: tuple[int, int]) -> Exchange:

@@ -31,7 +31,7 @@ from celery_idempotent.integration.operating import display, verdicts
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.verdicts import Action, counts_until
-from celery_idempotent.stores.sealed import Sealed
+from celery_idempotent.stores.wrappers import Sealed
 
 _MOST_LISTED = 1_000
 """Records behind one list. Counting further would read the whole table for a number that nobody needs."""

@@ -18,7 +18,7 @@ from celery_idempotent.protocol.contents import reveal
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.verdicts import Action
-from celery_idempotent.stores.around import innermost
+from celery_idempotent.stores.wrappers import innermost
 
 
 def runtime() -> Runtime:

@@ -10,8 +10,8 @@ from celery_idempotent.engine.search import Summary, summary
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.base import app_of, as_json, echo_json, idempotency, seconds
-from celery_idempotent.integration.cli.outbox import MOST_COUNTED
 from celery_idempotent.integration.cli.screen import Column
+from celery_idempotent.integration.cli.store import MOST_COUNTED
 from celery_idempotent.integration.operating.display import duration, iso
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.record import Status

@@ -32,8 +32,8 @@ from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.store import VerifiableStore
-from celery_idempotent.stores.around import innermost
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.wrappers import innermost
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration import binding
 from celery_idempotent.integration.task.guard import Guard, check_policy, place_of
-from celery_idempotent.protocol.durations import Duration, is_duration, milliseconds
+from celery_idempotent.protocol.effects import Duration, is_duration, milliseconds
 from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature, Identity
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.store import Store

@@ -72,7 +72,7 @@ from celery_idempotent.integration.headers import (
 )
 from celery_idempotent.integration.messages import postpone, publishing
 from celery_idempotent.integration.messages.outbox import Relay
-from celery_idempotent.integration.operating.purging import Purge
+from celery_idempotent.integration.operating.periodic import Purge
 from celery_idempotent.integration.operating.startup import StoreCheck
 from celery_idempotent.integration.settings import CONTROL_FLOW, cipher_of, runtime_of
 from celery_idempotent.integration.task.guard import attempt_of, delivery_of

@@ -15,7 +15,7 @@ from typing import Any
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Status
-from celery_idempotent.stores.dynamodb.errors import OTHER_KEY, refusal_of, text_of
+from celery_idempotent.stores.dynamodb.items import OTHER_KEY, refusal_of, text_of
 
 logger = logging.getLogger(__name__)
 

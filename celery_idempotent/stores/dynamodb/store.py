@@ -28,8 +28,16 @@ from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.dynamodb.direct import DirectPath, Unfit
-from celery_idempotent.stores.dynamodb.errors import DRIVER_ERRORS, explained, refusal_of, text_of
-from celery_idempotent.stores.dynamodb.items import ATTRIBUTES, attribute_of, typed, value_of
+from celery_idempotent.stores.dynamodb.items import (
+    ATTRIBUTES,
+    DRIVER_ERRORS,
+    attribute_of,
+    explained,
+    refusal_of,
+    text_of,
+    typed,
+    value_of,
+)
 from celery_idempotent.stores.dynamodb.provisioning import ATTENTION, Indexes, Provisioning
 from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.reading import readable

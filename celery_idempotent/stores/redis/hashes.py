@@ -14,7 +14,6 @@ from redis.exceptions import AskError, ResponseError
 
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
-from celery_idempotent.stores.redis.checks import raised
 from celery_idempotent.stores.redis.direct import DirectClient
 from celery_idempotent.stores.redis.errors import OTHER_TYPE, trouble_of
 from celery_idempotent.stores.redis.url import Client
@@ -122,6 +121,14 @@ _IS_BINARY = "result_is_binary"
 
 _STRING_LIMIT = 512 * 1024 * 1024
 """Bytes a value may have (``proto-max-bulk-len``, by default). The server answers a larger one by hanging up."""
+
+
+def raised(replies: list[Any]) -> list[Any]:
+    """The replies of a pipeline; raises the first of them that is an error."""
+    for each in replies:
+        if isinstance(each, Exception):
+            raise each
+    return replies
 
 
 def fields_of(record: Record) -> list[bytes]:

@@ -19,8 +19,14 @@ from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import SCHEMA, Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, Store
-from celery_idempotent.testing.contract.history import RecordedKey, is_linearizable, shown
-from celery_idempotent.testing.contract.parallel import in_children, race, wait_until
+from celery_idempotent.testing.contract.parallel import (
+    RecordedKey,
+    in_children,
+    is_linearizable,
+    race,
+    shown,
+    wait_until,
+)
 from celery_idempotent.testing.contract.records import LONG_AFTER, a_claim, a_record, a_rival, reply_of
 
 _RACERS = 8
