@@ -72,7 +72,7 @@ class _Sender:
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Samples]:
     """What the exporter of Prometheus makes of every instrument, once each has something to tell; and the page's."""
     registry = CollectorRegistry()
-    monkeypatch.setattr(holding, "_holdings", [SimpleNamespace(count=2)])
+    monkeypatch.setattr(holding, "_holdings", [SimpleNamespace(messages=range(2))])
     otel.instrument(MeterProvider([PrometheusMetricReader(registry=registry)]))
     backlog.look(lambda limit: [], lambda: 0)
     assert otel._current is not None

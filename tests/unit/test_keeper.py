@@ -15,8 +15,8 @@ from celery.signals import task_received
 from click import ClickException
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError
-from celery_idempotent.integration.broker.extenders import Missing, Refused
-from celery_idempotent.integration.broker.holding import HeldMessages, Keeper, check_celery, held
+from celery_idempotent.integration.broker.extenders import Missing, Refused, SqsExtender
+from celery_idempotent.integration.broker.holding import HeldMessages, Keeper, held, pause
 from celery_idempotent.integration.settings import runtime_of
 from tests.support.deliveries import an_app
 from tests.support.links import unlinked
@@ -26,7 +26,7 @@ from tests.unit.test_extenders import RedisChannel, SqsChannel
 QUEUE = "orders"
 
 
-class FakeExtender:
+class FakeExtender(SqsExtender):
     """A broker with a visibility timeout of a minute that does what a test says."""
 
     size = 10
@@ -277,23 +277,6 @@ class TestHolding:
             holding.look()
         assert caplog.messages == []
 
-    def test_a_look_that_another_one_overtakes_changes_nothing(
-        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any
-    ) -> None:
-        """A thread that hung in a connection that was lost comes back beside its successor."""
-        request = FakeRequest(task, "a")
-        holding.receive(request)
-
-        def overtaken(queue: str, seconds: Mapping[str, int]) -> Refused:
-            request.acknowledged = True
-            holding.look()
-            return Refused()
-
-        now[0] += 20
-        with patch.object(extender, "extend", overtaken):
-            holding.look()
-        assert holding._messages == {}
-
     def test_a_message_that_failed_is_asked_for_again_and_the_others_are_not(
         self,
         holding: HeldMessages,
@@ -353,20 +336,43 @@ class TestHolding:
             r'reason="OSError: no\\nroute"'
         ]
 
-    def test_another_connection_is_asked_though_the_last_one_failed(
+    def test_a_timeout_of_nothing_does_not_make_a_busy_loop(
         self, holding: HeldMessages, extender: FakeExtender, task: Any
     ) -> None:
-        """The pause after a failure ends with the connection that failed."""
+        """A queue can be set to 0 seconds."""
         request = FakeRequest(task, "a")
         holding.receive(request)
-        extender.error = OSError("no route")
+        with patch.object(extender, "visibility", return_value=0):
+            assert holding.look() == pause([1])
+
+    def test_a_broker_without_such_a_limit_holds_for_a_week(
+        self,
+        holding: HeldMessages,
+        extender: FakeExtender,
+        now: list[float],
+        task: Any,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """As Redis does."""
+        extender.longest = float("inf")
+        request = FakeRequest(task, "a")
+        holding.receive(request)
+        now[0] += 168 * 3600
         holding.look()
-        another = FakeExtender()
-        another.queues = (QUEUE,)
-        holding.begin(another)
-        with patch.object(another, "visibility", return_value=60) as asked:
-            holding.look()
-        asked.assert_called_once_with(QUEUE)
+        assert extender.extended == [{"a": 60}]
+        assert caplog.messages == []
+
+    @pytest.mark.parametrize(("left", "allowed"), [(60, 60), (50, 50), (1, 1), (0.5, None), (0, None), (-3600, None)])
+    def test_a_message_is_extended_up_to_what_the_broker_allows_in_all(
+        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any, left: float, allowed: Any
+    ) -> None:
+        """SQS refuses more than 12 hours since it handed the message out, and would extend it by nothing then."""
+        request = FakeRequest(task, "a")
+        holding.receive(request)
+        now[0] += extender.longest - left
+        holding.look()
+        assert extender.extended == ([] if allowed is None else [{"a": allowed}])
+        assert bool(holding.messages) is (allowed is not None)
 
     def test_people_are_told_before_a_message_can_be_held_no_longer(
         self,
@@ -485,8 +491,8 @@ class TestKeeper:
         assert {tag for _, scores, _ in first.added for tag in scores} == {"a"}
         assert {tag for _, scores, _ in second.added for tag in scores} == {"b"}
         task_received.send(sender=consumer, request=FakeRequest(request.task, "late"))
-        assert step._holding is not None
-        assert list(step._holding._messages) == ["b"]
+        assert step._held is not None
+        assert list(step._held.messages) == ["b"]
 
     def test_counts_what_the_workers_of_the_process_hold(self, app: Celery, stopping: list[Any]) -> None:
         """For gauges; None is no count, as where nothing is held, or the worker is gone."""
@@ -538,13 +544,19 @@ class TestKeeper:
         ],
     )
     def test_what_celery_does_not_have_any_more_is_named(
-        self, whole: Any, name: str, monkeypatch: pytest.MonkeyPatch
+        self,
+        app: Celery,
+        stopping: list[Any],
+        whole: Any,
+        name: str,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """When the worker starts."""
-        check_celery()
         monkeypatch.delattr(whole, name)
-        with pytest.raises(Missing, match=name):
-            check_celery()
+        step = self.start(stopping, a_consumer(app, "redis", RedisChannel()))
+        assert step._thread is None
+        assert f'missing="{name} of Celery\'s {whole.__name__}" ' in caplog.text
 
     @pytest.mark.parametrize(("setting", "is_included"), [(True, True), ("all", True), (False, False)])
     def test_is_left_out_where_it_is_switched_off(self, app: Celery, setting: Any, is_included: bool) -> None:

@@ -189,7 +189,7 @@ def test_wait_of_a_postponed_delivery_is_recorded_once(app: Celery, meters: Mete
 
 def test_units_are_those_of_the_conventions(app: Celery, meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds, and names of things in braces; the page has the same table."""
-    monkeypatch.setattr(holding, "_holdings", [SimpleNamespace(count=2)])
+    monkeypatch.setattr(holding, "_holdings", [SimpleNamespace(messages=range(2))])
     backlog.look(lambda limit: [WaitingMessage("a", 0, 0, 0, None)], lambda: 5_000)
     charge = charging(app)
     app.conf.idempotency_store.faults.extend(["request lost"] * 2)
@@ -271,7 +271,7 @@ def test_process_that_holds_and_relays_nothing_has_no_such_gauge(meters: Meters)
 
 def test_messages_that_are_held_are_counted(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all workers of the process."""
-    monkeypatch.setattr(holding, "_holdings", [SimpleNamespace(count=2), SimpleNamespace(count=3)])
+    monkeypatch.setattr(holding, "_holdings", [SimpleNamespace(messages=range(2)), SimpleNamespace(messages=range(3))])
 
     assert meters.value("messages.held") == 5
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 
 from celery_idempotent import clock as local_clock
 from celery_idempotent.printable import say
@@ -20,92 +20,48 @@ class Missing(Exception):
     """Something inside of kombu or Celery that is not there any more."""
 
 
+def require(whole: Any, called: str, *names: str) -> None:
+    """Raise :class:`Missing` if ``whole`` has not all of these attributes."""
+    for name in names:
+        if not hasattr(whole, name):
+            raise Missing(f"{name} of {called}")
+
+
 @dataclass(frozen=True)
 class Refused:
-    """The messages that a broker did not extend; it did extend the others.
-
-    Args:
-        gone: Tags that are not this worker's any more, with the reason.
-        failed: Tags to ask for again, with the reason.
-    """
+    """The messages that a broker did not extend, by tag, with the reason; it did extend the others."""
 
     gone: Mapping[str, str] = field(default_factory=dict)
+    """Those that are not this worker's any more."""
     failed: Mapping[str, str] = field(default_factory=dict)
-
-
-class Extender(Protocol):
-    """Extends the messages of a worker, over a channel of its consumer's."""
-
-    size: int
-    """Messages in one request."""
-    longest: float
-    """Seconds for which a message can be held in all."""
-    queues: tuple[str, ...]
-    """What has to be looked after though no message of it is held."""
-
-    def queue_of(self, message: Any) -> str:
-        """What the visibility timeout of ``message`` belongs to.
-
-        Raises:
-            Missing: The message does not tell.
-        """
-        ...
-
-    def visibility(self, queue: str) -> float:
-        """The visibility timeout in seconds; may ask the broker."""
-        ...
-
-    def extend(self, queue: str, seconds: Mapping[str, int]) -> Refused:
-        """Make the messages with these tags invisible for so many seconds from now."""
-        ...
-
-    def restore(self) -> None:
-        """Have the broker deliver again what nobody holds, where it does not do so by itself."""
-        ...
-
-
-def extender_of(driver: str, channel: Any) -> Extender | None:
-    """What extends messages of the channel; None where the broker does not take them back by itself.
-
-    Args:
-        driver: kombu's name of the transport's driver.
-        channel: The channel of a worker's consumer.
-
-    Raises:
-        Missing: kombu is not what it was.
-    """
-    if driver == "redis":
-        return RedisExtender(channel) if _part(channel, "ack_emulation") else None
-    return SqsExtender(channel) if driver == "sqs" else None
-
-
-def effective(visibility: float) -> float:
-    """The visibility timeout that is worked with: a second where somebody has set less."""
-    return max(visibility, 1.0)
+    """Those to ask for again."""
 
 
 class RedisExtender:
     """kombu keeps the time of each delivery in a sorted set, and delivers again what stands there for too long."""
 
     size = 1000
+    """Messages in one request."""
     longest = float("inf")
+    """Seconds for which a message can be held in all."""
     queues: tuple[str, ...] = ("",)
+    """What has to be looked after though no message of it is held."""
 
     def __init__(self, channel: Any) -> None:
-        for name in ("conn_or_acquire", "unacked_index_key", "visibility_timeout"):
-            _part(channel, name)
-        restore = _part(_part(channel, "qos"), "restore_visible")
-        if not {"num", "interval"} <= inspect.signature(restore).parameters.keys():
+        called = f"kombu's {type(channel).__name__}"
+        require(channel, called, "conn_or_acquire", "unacked_index_key", "visibility_timeout", "qos")
+        require(channel.qos, f"kombu's {type(channel.qos).__name__}", "restore_visible")
+        if not {"num", "interval"} <= inspect.signature(channel.qos.restore_visible).parameters.keys():
             raise Missing("arguments num and interval of kombu's restore_visible")
         self._channel = channel
 
     def queue_of(self, message: Any) -> str:
-        """All queues share one timeout."""
+        """What the visibility timeout of a message belongs to: all queues share one."""
         return ""
 
     def visibility(self, queue: str) -> float:
-        """That of the channel."""
-        return effective(self._channel.visibility_timeout)
+        """The visibility timeout in seconds."""
+        return float(self._channel.visibility_timeout)
 
     def extend(self, queue: str, seconds: Mapping[str, int]) -> Refused:
         """As if they had just been delivered, on the clock of this machine, as kombu does; what is gone stays gone."""
@@ -136,15 +92,14 @@ class SqsExtender:
     queues: tuple[str, ...] = ()
 
     def __init__(self, channel: Any) -> None:
-        for name in ("sqs", "predefined_queues", "visibility_timeout", "basic_ack", "basic_reject"):
-            _part(channel, name)
-        _part(_part(channel, "qos"), "ack")
+        called = f"kombu's {type(channel).__name__}"
+        require(channel, called, "sqs", "predefined_queues", "visibility_timeout", "basic_ack", "basic_reject", "qos")
+        require(channel.qos, f"kombu's {type(channel.qos).__name__}", "ack")
         self._channel = channel
         self._timeouts: dict[str, tuple[float, float]] = {}
         self._quick: dict[Any, tuple[Any, Any]] = {}
 
     def queue_of(self, message: Any) -> str:
-        """The URL of its queue."""
         try:
             return str(message.delivery_info["sqs_queue"])
         except KeyError:
@@ -152,32 +107,28 @@ class SqsExtender:
 
     def visibility(self, queue: str) -> float:
         """That of the queue: kombu receives without one, and sets its own only on queues that it creates."""
-        known = self._timeouts.get(queue)
-        if known is None or known[1] < local_clock.monotonic():
-            known = self._timeouts[queue] = self._ask(queue), local_clock.monotonic() + _REMEMBERED
-        return known[0]
-
-    def _ask(self, queue: str) -> float:
-        try:
-            answer = self._client(queue).get_queue_attributes(QueueUrl=queue, AttributeNames=["VisibilityTimeout"])
-        except Exception as error:
-            if not code_of(error).startswith("AccessDenied"):
-                raise
-            assumed = self._channel.visibility_timeout
-            say(logger.warning, "visibility_unknown", queue=queue, assumed=assumed, reason=describe(error))
-            return effective(float(assumed))
-        return effective(float(answer["Attributes"]["VisibilityTimeout"]))
+        timeout, ends_at = self._timeouts.get(queue, (0.0, 0.0))
+        if ends_at < local_clock.monotonic():
+            try:
+                answer = self._client(queue).get_queue_attributes(QueueUrl=queue, AttributeNames=["VisibilityTimeout"])
+                timeout = float(answer["Attributes"]["VisibilityTimeout"])
+            except Exception as error:
+                if not code_of(error).startswith("AccessDenied"):
+                    raise
+                assumed = self._channel.visibility_timeout
+                say(logger.warning, "visibility_unknown", queue=queue, assumed=assumed, reason=describe(error))
+                timeout = float(assumed)
+            self._timeouts[queue] = timeout, local_clock.monotonic() + _REMEMBERED
+        return timeout
 
     def extend(self, queue: str, seconds: Mapping[str, int]) -> Refused:
         """One request; SQS answers for each message by itself."""
         tags = list(seconds)
-        answer = self._client(queue).change_message_visibility_batch(
-            QueueUrl=queue,
-            Entries=[
-                {"Id": str(number), "ReceiptHandle": tag, "VisibilityTimeout": seconds[tag]}
-                for number, tag in enumerate(tags)
-            ],
-        )
+        entries = [
+            {"Id": str(number), "ReceiptHandle": tag, "VisibilityTimeout": seconds[tag]}
+            for number, tag in enumerate(tags)
+        ]
+        answer = self._client(queue).change_message_visibility_batch(QueueUrl=queue, Entries=entries)
         gone: dict[str, str] = {}
         failed: dict[str, str] = {}
         for each in answer.get("Failed", ()):
@@ -193,28 +144,36 @@ class SqsExtender:
         predefined = self._channel.predefined_queues
         name = next((name for name, each in predefined.items() if each.get("url") == queue), None)
         client = self._channel.sqs(queue=name)
-        signer = getattr(client, "_request_signer", None)
-        credentials = getattr(signer, "_credentials", None)
+        credentials = getattr(getattr(client, "_request_signer", None), "_credentials", None)
         if credentials is None:
             return client
-        frozen = credentials.get_frozen_credentials()
-        made = self._quick.get(name)
-        if made is None or made[0] != (client, frozen):
+        frozen, meta = credentials.get_frozen_credentials(), client.meta
+        known, quick = self._quick.get(name, (None, None))
+        if known != (client, frozen):
+            from kombu.asynchronous.aws.ext import boto3  # type: ignore[attr-defined]  # the one that kombu found
+
             with making:
-                made = self._quick[name] = (client, frozen), _quick(client, frozen)
-        return made[1]
+                session = boto3.Session(frozen.access_key, frozen.secret_key, frozen.token, meta.region_name)
+                config = meta.config.merge(type(meta.config)(**_TIMEOUTS))
+                quick = session.client("sqs", endpoint_url=meta.endpoint_url, config=config)
+            self._quick[name] = (client, frozen), quick
+        return quick
 
 
-def _quick(client: Any, credentials: Any) -> Any:
-    from kombu.asynchronous.aws.ext import boto3  # type: ignore[attr-defined]  # the one that kombu found
+Extender = RedisExtender | SqsExtender
+"""Extends the messages of a worker, over a channel of its consumer's; may ask the broker."""
 
-    meta = client.meta
-    return boto3.Session(
-        aws_access_key_id=credentials.access_key,
-        aws_secret_access_key=credentials.secret_key,
-        aws_session_token=credentials.token,
-        region_name=meta.region_name,
-    ).client("sqs", endpoint_url=meta.endpoint_url, config=meta.config.merge(type(meta.config)(**_TIMEOUTS)))
+
+def extender_of(driver: str, channel: Any) -> Extender | None:
+    """What extends messages of a consumer's channel; None where the broker does not take them back by itself.
+
+    Raises:
+        Missing: kombu is not what it was.
+    """
+    if driver == "redis":
+        require(channel, f"kombu's {type(channel).__name__}", "ack_emulation")
+        return RedisExtender(channel) if channel.ack_emulation else None
+    return SqsExtender(channel) if driver == "sqs" else None
 
 
 def survive_expired_receipts(channel: Any) -> None:
@@ -224,23 +183,22 @@ def survive_expired_receipts(channel: Any) -> None:
     may refuse. kombu 5.3 to 5.6 let that end the worker where a backoff policy is set, and every kombu does where the
     message is given back (celery/kombu issue 1391).
     """
-    for name in ("basic_ack", "basic_reject"):
-        setattr(channel, name, _surviving(channel, getattr(channel, name)))
 
+    def surviving(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def settle(delivery_tag: str, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(delivery_tag, *args, **kwargs)
+            except Exception as error:
+                if not is_gone(code_of(error)):
+                    raise
+                # Otherwise the place that it takes in the prefetch window would never be free again.
+                channel.qos.ack(delivery_tag)
+                say(logger.warning, "receipt_expired", method=method.__name__, reason=describe(error))
 
-def _surviving(channel: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def settle(delivery_tag: str, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(delivery_tag, *args, **kwargs)
-        except Exception as error:
-            if not is_expired_receipt(error):
-                raise
-            # Otherwise the place that it takes in the prefetch window would never be free again.
-            channel.qos.ack(delivery_tag)
-            say(logger.warning, "receipt_expired", method=method.__name__, reason=describe(error))
+        return settle
 
-    return settle
+    channel.basic_ack, channel.basic_reject = surviving(channel.basic_ack), surviving(channel.basic_reject)
 
 
 class RejectedMessage:
@@ -253,9 +211,8 @@ class RejectedMessage:
     def __init__(self, message: Any) -> None:
         self._message = message
         info = getattr(message, "delivery_info", None) or {}
-        self._queue_url = info.get("sqs_queue")
+        self._queue_url, self._queue = info.get("sqs_queue"), info.get("routing_key")
         self._receipt = (info.get("sqs_message") or {}).get("ReceiptHandle")
-        self._queue = info.get("routing_key")
 
     def is_settled(self) -> bool:
         """Whether Celery has acknowledged it or given it back; of other brokers, where that is no matter, always."""
@@ -283,21 +240,8 @@ def is_gone(code: str) -> bool:
     return code.replace("#", ".").rpartition(".")[2] in _GONE
 
 
-def is_expired_receipt(error: BaseException) -> bool:
-    """Whether ``error`` is what SQS says of a message that is no longer this worker's."""
-    return is_gone(code_of(error))
-
-
 def code_of(error: BaseException) -> str:
     """The code in a refusal of AWS; empty where it is something else, such as a connection that broke."""
     response: Any = getattr(error, "response", None)
     told = response.get("Error") if isinstance(response, Mapping) else None
     return str(told.get("Code", "")) if isinstance(told, Mapping) else ""
-
-
-def _part(whole: Any, name: str) -> Any:
-    missing = object()
-    found = getattr(whole, name, missing)
-    if found is missing:
-        raise Missing(f"{name} of kombu's {type(whole).__name__}")
-    return found

@@ -9,10 +9,10 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any
-from weakref import ReferenceType, WeakSet, ref
+from weakref import WeakSet, ref
 
 import click
 from celery import bootsteps
@@ -25,8 +25,10 @@ from celery_idempotent.integration.binding import idempotent_tasks, is_enforced,
 from celery_idempotent.integration.broker.extenders import (
     Extender,
     Missing,
+    Refused,
     SqsExtender,
     extender_of,
+    require,
     survive_expired_receipts,
 )
 from celery_idempotent.integration.settings import runtime_of
@@ -35,7 +37,7 @@ from celery_idempotent.protocol.codec import describe
 
 logger = logging.getLogger(__name__)
 
-SHARE = 3
+_SHARE = 3
 """A message is extended when that part of its visibility timeout is over: two more tries fit in before the rest is."""
 
 _LOOKS = 12
@@ -44,78 +46,27 @@ _LOOKS = 12
 _LONGEST_PAUSE = 1.0
 """Seconds; looking costs no request."""
 
-_FIRST_PAUSE = 1.0
-
-WARNED_BEFORE = 3600.0
+_WARNED_BEFORE = 3600.0
 """Seconds before the end of what a broker allows at which people are told."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A message that a worker has and has not acknowledged; times are seconds on one clock that never jumps.
-
-    Args:
-        tag: What the broker knows this delivery by.
-        queue: What its visibility timeout belongs to.
-        received: When it came.
-        extended: When its visibility timeout began to run again; at first, when it came.
-        is_warned: Whether people were told that its broker will extend it no further.
-    """
+@dataclass(slots=True, eq=False)
+class HeldMessage:
+    """A message that a worker has and has not acknowledged; times are seconds on one clock that never jumps."""
 
     tag: str
+    """What the broker knows this delivery by."""
     queue: str
+    """What its visibility timeout belongs to."""
     received: float
     extended: float
-    is_warned: bool = False
-
-
-def due(held: Iterable[Held], visibility: float, now: float, size: int) -> Sequence[Held]:
-    """What to extend now, the oldest first; where that leaves room in a request of ``size``, what is soon due, too.
-
-    A request costs the same with one message in it as with ten.
-    """
-    every = visibility / SHARE
-    oldest_first = sorted(held, key=lambda each: each.extended)
-    requests = -(-sum(now - each.extended >= every for each in oldest_first) // size)
-    soon = [each for each in oldest_first if now - each.extended >= every / 2]
-    return soon[: requests * size]
-
-
-def extension(held: Held, visibility: float, now: float, longest: float) -> int:
-    """Seconds from now for which ``held`` can be made invisible; 0: no more.
-
-    Args:
-        held: The message.
-        visibility: Its visibility timeout.
-        now: The time.
-        longest: Seconds after it was received that its broker allows in all.
-    """
-    return max(0, int(min(visibility, held.received + longest - now)))
-
-
-def ends_soon(held: Held, now: float, longest: float) -> bool:
-    """Whether it is time to tell people that the broker will extend ``held`` no further, and nobody has."""
-    return not held.is_warned and now >= held.received + longest - WARNED_BEFORE
-
-
-def pause(visibilities: Iterable[float]) -> float:
-    """Seconds until the next look."""
-    return min(_LONGEST_PAUSE, *(each / _LOOKS for each in visibilities), _LONGEST_PAUSE)
-
-
-def pause_after(failures: int, visibility: float) -> float:
-    """Seconds until a broker is asked again that failed as often as that in a row."""
-    return float(min(_FIRST_PAUSE * 2 ** min(failures - 1, 30), visibility / SHARE / 2))
-
-
-@dataclass(slots=True)
-class _Watched:
-    """A message, and Celery's request for it. Nothing here keeps the request alive: Celery does, until it is done."""
-
-    request: ReferenceType[Any]
-    held: Held
-    deadline: float
+    """When its visibility timeout began to run again; at first, when it came."""
+    request: Callable[[], Any]
+    """Celery's request for it, or None. It is not kept alive here: Celery does so until it is done."""
+    deadline: float = inf
     """Seconds that its body may run; infinite where nothing says so."""
+    is_warned: bool = False
+    """Whether people were told that its broker will extend it no further."""
     began: bool = False
     running_since: float = inf
 
@@ -142,15 +93,47 @@ class _Watched:
             self.running_since = now
         return now - self.running_since >= self.deadline
 
+    def tell(self, event: str, reason: str) -> None:
+        """Log what becomes of it, unless it was acknowledged meanwhile."""
+        request = self.request()
+        if request is not None and not request.acknowledged:
+            say(logger.warning, event, task=request.name, task_id=request.id, reason=reason)
+
+
+def due(messages: Iterable[HeldMessage], visibility: float, now: float, size: int) -> Sequence[HeldMessage]:
+    """What to extend now, the oldest first; where that leaves room in a request of ``size``, what is soon due, too.
+
+    A request costs the same with one message in it as with ten.
+    """
+    every = visibility / _SHARE
+    oldest_first = sorted(messages, key=lambda each: each.extended)
+    requests = -(-sum(now - each.extended >= every for each in oldest_first) // size)
+    soon = [each for each in oldest_first if now - each.extended >= every / 2]
+    return soon[: requests * size]
+
+
+def pause(visibilities: Iterable[float]) -> float:
+    """Seconds until the next look."""
+    return min([_LONGEST_PAUSE, *(each / _LOOKS for each in visibilities)])
+
+
+def pause_after(failures: int, visibility: float) -> float:
+    """Seconds until a broker is asked again that failed as often as that in a row."""
+    return min(2.0 ** min(failures - 1, 30), visibility / _SHARE / 2)
+
 
 @dataclass(slots=True)
-class _Outage:
-    failures: int
-    ends_at: float
+class _Queue:
+    visibility: float = 0.0
+    """Its timeout in seconds; 0: nobody knows it yet."""
+    failures: int = 0
+    outage_ends_at: float = 0.0
 
 
 class HeldMessages:
-    """The messages that a worker holds, and what becomes of them.
+    """The messages that a worker has got by one connection, and what becomes of them.
+
+    kombu gives back what came by an earlier one: to extend that would only keep it from those who are to have it.
 
     Args:
         extender: Extends them.
@@ -161,27 +144,15 @@ class HeldMessages:
     def __init__(
         self, extender: Extender, *, everything: bool, clock: Callable[[], float] = local_clock.monotonic
     ) -> None:
-        self._clock = clock
+        self._extender = extender
         self._everything = everything
+        self._clock = clock
         self._is_impossible = False
-        self.begin(extender)
-
-    def begin(self, extender: Extender) -> None:
-        """Hold what comes from now on, by another connection. kombu has given back what came before, or will.
-
-        To extend it once more would only keep it from those who are to have it.
-        """
-        self.extender = extender
-        # Written by Celery's thread and by the keeper's: single operations on a dict are atomic.
-        self._messages: dict[str, _Watched] = {}
-        self._outages: dict[str, _Outage] = {}
-        self._visibilities: dict[str, float] = {}
-        self._restored = self._clock()
-
-    @property
-    def count(self) -> int:
-        """How many messages are held, as of the last look."""
-        return len(self._messages)
+        #: By tag, as of the last look. Celery's thread adds, the keeper's deletes: each is atomic.
+        self.messages: dict[str, HeldMessage] = {}
+        self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)
+        self._restored = clock()
+        self.stopping = threading.Event()
 
     def receive(self, request: Any, **_: Any) -> None:
         """Hold the message of ``request`` from now on; Celery has just made it, and tells so by a signal."""
@@ -189,107 +160,93 @@ class HeldMessages:
             return
         now = self._clock()
         try:
-            tag, queue = request.message.delivery_tag, self.extender.queue_of(request.message)
+            tag, queue = request.message.delivery_tag, self._extender.queue_of(request.message)
         except Missing as missing:
             self._is_impossible = True
-            tell_of(missing)
+            _tell_of(missing)
         else:
             policy = request.task.idempotency_policy if is_enforced(request.task) else None
             deadline = policy.deadline_ms / 1000 if policy is not None else inf
-            self._messages[tag] = _Watched(ref(request), Held(tag, queue, now, now), deadline)
+            self.messages[tag] = HeldMessage(tag, queue, now, now, ref(request), deadline)
+
+    def run(self) -> None:
+        seconds = 0.0
+        while not self.stopping.wait(seconds):
+            seconds = self.look()
 
     def look(self) -> float:
         """Extend what is due, and say in how many seconds to look again; nothing that a broker does is raised."""
-        by_queue: dict[str, list[Held]] = defaultdict(list, {queue: [] for queue in self.extender.queues})
-        for tag, message in list(self._messages.items()):
+        by_queue: dict[str, list[HeldMessage]] = defaultdict(list, {queue: [] for queue in self._extender.queues})
+        for message in list(self.messages.values()):
             if message.is_over():
-                self._messages.pop(tag, None)
+                del self.messages[message.tag]
             elif message.is_late(self._clock()):
-                self._tell(tag, "hold_ended", "its body is past its deadline")
-                self._messages.pop(tag, None)
+                message.tell("hold_ended", "its body is past its deadline")
+                del self.messages[message.tag]
             else:
-                by_queue[message.held.queue].append(message.held)
-        for queue, held in by_queue.items():
-            self._attend(queue, held)
-        return pause(self._visibilities[queue] for queue in by_queue if queue in self._visibilities)
+                by_queue[message.queue].append(message)
+        for name, messages in by_queue.items():
+            self._attend(name, self._queues[name], messages)
+        return pause(self._queues[name].visibility for name in by_queue if self._queues[name].visibility)
 
-    def _attend(self, queue: str, held: Sequence[Held]) -> None:
-        outage = self._outages.get(queue)
-        if outage is not None and self._clock() < outage.ends_at:
+    def _attend(self, name: str, queue: _Queue, messages: Sequence[HeldMessage]) -> None:
+        if queue.failures and self._clock() < queue.outage_ends_at:
             return
+        size, is_restored = self._extender.size, name in self._extender.queues
         try:
-            visibility = self._visibilities[queue] = self.extender.visibility(queue)
-            size = self.extender.size
-            chosen = due(held, visibility, self._clock(), size)
+            # Somebody can have set less than a second: looks would be a busy loop.
+            queue.visibility = max(self._extender.visibility(name), 1.0)
+            chosen = due(messages, queue.visibility, self._clock(), size)
             for first in range(0, len(chosen), size):
-                self._extend(queue, chosen[first : first + size], visibility)
-            now = self._clock()
-            if queue in self.extender.queues and now - self._restored >= visibility / SHARE:
-                self._restored = now
-                self.extender.restore()
+                self._extend(name, chosen[first : first + size], queue.visibility)
+            if is_restored and self._clock() - self._restored >= queue.visibility / _SHARE:
+                self._restored = self._clock()
+                self._extender.restore()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the next look may fare better
-            self._fail(queue, len(held), error)
+            queue.failures += 1
+            queue.outage_ends_at = self._clock() + pause_after(queue.failures, queue.visibility or _SHARE * 2)
+            if queue.failures == 1:
+                say(
+                    logger.warning,
+                    "hold_failed",
+                    queue=name,
+                    messages=len(messages),
+                    visibility_timeout=f"{queue.visibility:g}" if queue.visibility else "unknown",
+                    reason=f"{type(error).__name__}: {describe(error)}",
+                )
         else:
-            if self._outages.pop(queue, None) is not None:
-                say(logger.info, "hold_recovered", queue=queue)
+            if queue.failures:
+                queue.failures = 0
+                say(logger.info, "hold_recovered", queue=name)
 
-    def _extend(self, queue: str, held: Sequence[Held], visibility: float) -> None:
-        now, longest = self._clock(), self.extender.longest
+    def _extend(self, queue: str, messages: Sequence[HeldMessage], visibility: float) -> None:
+        now, longest = self._clock(), self._extender.longest
         seconds: dict[str, int] = {}
-        for each in held:
-            if ends_soon(each, now, longest):
-                self._tell(each.tag, "hold_ends", f"the broker allows {longest / 3600:.1f} h in all")
-                self._note(each.tag, is_warned=True)
-            allowed = extension(each, visibility, now, longest)
-            if allowed:
-                seconds[each.tag] = allowed
+        for each in messages:
+            left = each.received + longest - now
+            if left <= _WARNED_BEFORE and not each.is_warned:
+                each.tell("hold_ends", f"the broker allows {longest / 3600:.1f} h in all")
+                each.is_warned = True
+            if left >= 1:
+                seconds[each.tag] = int(min(visibility, left))
             else:
-                self._messages.pop(each.tag, None)
-        if not seconds:
-            return
-        refused = self.extender.extend(queue, seconds)
-        for tag in seconds.keys() - refused.gone.keys() - refused.failed.keys():
-            self._note(tag, extended=now)
-        for tag, reason in refused.gone.items():
-            self._tell(tag, "hold_lost", reason)
-            self._messages.pop(tag, None)
+                del self.messages[each.tag]
+        refused = self._extender.extend(queue, seconds) if seconds else Refused()
+        for each in messages:
+            if each.tag in refused.gone:
+                each.tell("hold_lost", refused.gone[each.tag])
+                del self.messages[each.tag]
+            elif each.tag not in refused.failed:
+                each.extended = now
         if refused.failed:
             raise NotExtended(next(iter(refused.failed.values())))
-
-    def _note(self, tag: str, **changes: Any) -> None:
-        message = self._messages.get(tag)
-        if message is not None:
-            message.held = replace(message.held, **changes)
-
-    def _tell(self, tag: str, event: str, reason: str) -> None:
-        """Log what becomes of a message, unless it was acknowledged meanwhile."""
-        message = self._messages.get(tag)
-        request = message.request() if message is not None else None
-        if request is not None and not request.acknowledged:
-            say(logger.warning, event, task=request.name, task_id=request.id, reason=reason)
-
-    def _fail(self, queue: str, count: int, error: Exception) -> None:
-        known = self._outages.get(queue)
-        failures = known.failures + 1 if known is not None else 1
-        visibility = self._visibilities.get(queue, 0.0)
-        self._outages[queue] = _Outage(failures, self._clock() + pause_after(failures, visibility or SHARE * 2))
-        if known is None:
-            say(
-                logger.warning,
-                "hold_failed",
-                queue=queue,
-                messages=count,
-                visibility_timeout=f"{visibility:g}" if visibility else "unknown",
-                reason=f"{type(error).__name__}: {describe(error)}",
-            )
 
 
 class NotExtended(Exception):
     """The broker did not extend a message this time."""
 
 
-def tell_of(missing: Missing) -> None:
-    """Say that nothing is held, and why."""
+def _tell_of(missing: Missing) -> None:
     say(
         logger.warning,
         "hold_impossible",
@@ -308,7 +265,7 @@ os.register_at_fork(after_in_child=_holdings.clear)  # a pool process holds noth
 
 def held() -> int | None:
     """How many messages the workers of this process hold; None where there is no worker, or it holds none at all."""
-    return sum(each.count for each in list(_holdings)) if _holdings else None
+    return sum(len(each.messages) for each in list(_holdings)) if _holdings else None
 
 
 class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
@@ -316,11 +273,8 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    def __init__(self, parent: Any, **kwargs: Any) -> None:
-        self._holding: HeldMessages | None = None
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        super().__init__(parent, **kwargs)
+    _held: HeldMessages | None = None
+    _thread: threading.Thread | None = None
 
     def include_if(self, parent: Any) -> bool:
         """Only where there is something to hold, and it is not switched off."""
@@ -331,64 +285,39 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
         return setting == "all" or (setting and bool(idempotent_tasks(parent.app)))
 
     def start(self, parent: Any) -> None:
-        self._stopping.set()  # a thread that hangs in a connection that is lost ends when it no longer does
+        from celery.worker import state
+        from celery.worker.request import Request
+
+        self._let_go(parent)  # a thread that hangs in a connection that is lost ends when it no longer does
+        channel = parent.task_consumer.channel
         try:
-            channel = parent.task_consumer.channel
             extender = extender_of(parent.connection.transport.driver_type, channel)
+            if extender is None:
+                return
             if isinstance(extender, SqsExtender):
                 survive_expired_receipts(channel)
-            if extender is not None:
-                check_celery()
+            require(Request, "Celery's Request", "acknowledged", "message", "task")
+            require(state, "Celery's celery.worker.state", "active_requests", "reserved_requests")
         except Missing as missing:
-            tell_of(missing)
+            _tell_of(missing)
             return
-        if extender is None:
-            return
-        if self._holding is None:
-            self._holding = HeldMessages(extender, everything=runtime_of(parent.app).hold_messages == "all")
-            _holdings.add(self._holding)
-            task_received.connect(self._holding.receive, sender=parent, weak=False)
-        else:
-            self._holding.begin(extender)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(self._holding, self._stopping), name="celery-idempotent-keeper", daemon=True
-        )
+        self._held = HeldMessages(extender, everything=runtime_of(parent.app).hold_messages == "all")
+        _holdings.add(self._held)
+        task_received.connect(self._held.receive, sender=parent, weak=False)
+        self._thread = threading.Thread(target=self._held.run, name="celery-idempotent-keeper", daemon=True)
         self._thread.start()
 
     def shutdown(self, parent: Any) -> None:
         """Let go: what was not begun is given back next. Not at ``stop``, after which bodies come to their end."""
-        self._stopping.set()
-        if self._holding is not None:
-            task_received.disconnect(self._holding.receive, sender=parent)
-            _holdings.discard(self._holding)
+        self._let_go(parent)
         if self._thread is not None:
             self._thread.join(5)
 
-    def _run(self, holding: HeldMessages, stopping: threading.Event) -> None:
-        seconds = 0.0
-        while not stopping.wait(seconds):
-            seconds = holding.look()
-
-
-def check_celery() -> None:
-    """Check what is used of Celery's worker.
-
-    Raises:
-        Missing: Something is not there.
-    """
-    from celery.worker import state
-    from celery.worker.request import Request
-
-    for whole, name in (
-        (Request, "acknowledged"),
-        (Request, "message"),
-        (Request, "task"),
-        (state, "active_requests"),
-        (state, "reserved_requests"),
-    ):
-        if not hasattr(whole, name):
-            raise Missing(f"{name} of Celery's {whole.__name__}")
+    def _let_go(self, parent: Any) -> None:
+        if self._held is not None:
+            self._held.stopping.set()
+            task_received.disconnect(self._held.receive, sender=parent)
+            _holdings.discard(self._held)
 
 
 connect_on_app_finalize(lambda app: app.steps["consumer"].add(Keeper))  # plain tasks may be held, too
