@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.remote.webelement import WebElement
@@ -154,7 +155,8 @@ class Person:
         """Click, and wait for the next page."""
         page = self._browser.find_element(By.TAG_NAME, "html")
         self._browser.find_element(kind, what).click()
-        WebDriverWait(self._browser, 30).until(staleness_of(page))
+        # Chromium may say of the page that goes that it has none of its nodes; asked again, it says that it is stale.
+        WebDriverWait(self._browser, 30, ignored_exceptions=(WebDriverException,)).until(staleness_of(page))
 
     def _named(self, field: str) -> WebElement:
         return self._browser.find_element(By.NAME, field)
