@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
@@ -27,16 +27,11 @@ from celery_idempotent.protocol.store import (
     WriteFailed,
 )
 from celery_idempotent.testing.contract.parallel import race
-from celery_idempotent.testing.contract.records import a_claim, a_completion, a_record, a_rival, reply_of
-
-_T = TypeVar("_T")
+from celery_idempotent.testing.contract.records import a_claim, a_completion, a_record, a_rival, ask_again, reply_of
 
 _ROUNDS = 10
 
 _RACERS = 6
-
-_TRIES = 200
-"""Of a commit that meets contention; a real store needs a few."""
 
 _MEANWHILE = 0.3
 """Seconds in which a store that does not hold a record lets it be taken over. One that does lets nobody in."""
@@ -242,7 +237,7 @@ class CommittingContract:
 
         def commit() -> Record | None:
             done = a_completion(claimed)
-            return _ask_again(lambda: store.swap_with(done, claimed.revision, [writes.made()]))
+            return ask_again(lambda: store.swap_with(done, claimed.revision, [writes.made()]))
 
         told = race([commit] * _RACERS)
 
@@ -312,7 +307,7 @@ class TransactionalContract:
             transaction = store.begin()
             rows.insert(transaction.connection)
             assert transaction.swap(done, claimed.revision) == done
-            taken_over = thread.submit(_ask_again, lambda: store.swap(takeover, claimed.revision))
+            taken_over = thread.submit(ask_again, lambda: store.swap(takeover, claimed.revision))
             wait([taken_over], timeout=_MEANWHILE)
             transaction.commit()
 
@@ -476,16 +471,7 @@ def _commit_over(store: _Transactional, rows: UsersRows, claimed: Record) -> boo
         (transaction.commit if is_ours else transaction.rollback)()
         return is_ours
 
-    return _ask_again(commit)
-
-
-def _ask_again(ask: Callable[[], _T]) -> _T:
-    for _ in range(_TRIES):
-        try:
-            return ask()
-        except StoreUnavailable:
-            continue  # in contention a store may give up; an attempt asks again, too
-    return ask()
+    return ask_again(commit)
 
 
 def _message(task_id: str) -> OutboxMessage:

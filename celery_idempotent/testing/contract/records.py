@@ -2,12 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 from uuid import uuid4
 
 from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store, WriteFailed
+
+_T = TypeVar("_T")
+
+_TRIES = 200
+"""Of a call that meets contention; a real store needs a few."""
 
 LONG_AFTER = 4_000_000_000
 """An expiry in seconds, in the year 2096."""
@@ -65,3 +71,13 @@ def reply_of(call: Callable[[], object]) -> object:
         return call()
     except (StoreUnavailable, WriteFailed) as error:
         return error
+
+
+def ask_again(ask: Callable[[], _T]) -> _T:
+    """What ``ask`` returns, asked again where the store gave up in favour of another."""
+    for _ in range(_TRIES):
+        try:
+            return ask()
+        except StoreUnavailable:
+            continue  # in contention a store may give up; an attempt asks again, too
+    return ask()

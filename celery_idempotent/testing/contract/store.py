@@ -27,7 +27,7 @@ from celery_idempotent.testing.contract.parallel import (
     shown,
     wait_until,
 )
-from celery_idempotent.testing.contract.records import LONG_AFTER, a_claim, a_record, a_rival, reply_of
+from celery_idempotent.testing.contract.records import LONG_AFTER, a_claim, a_record, a_rival, ask_again, reply_of
 
 _RACERS = 8
 _ROUNDS = 20
@@ -134,7 +134,7 @@ class StoreContract:
         def write(turns: Iterator[Any], turn: Callable[[Any, Any], object]) -> None:
             try:
                 for old, new in turns:
-                    turn(old, new)
+                    ask_again(partial(turn, old, new))
                     if is_over.is_set():
                         return
             finally:
@@ -151,8 +151,8 @@ class StoreContract:
         def look() -> None:
             try:
                 for _ in range(_ROUNDS):
-                    scanned = list(store.scan(task=task))
-                    for seen in (store.get(key), store.swap(a_rival(versions[0]), None), *scanned):
+                    scanned, rival = list(store.scan(task=task)), a_rival(versions[0])
+                    for seen in (store.get(key), ask_again(partial(store.swap, rival, None)), *scanned):
                         assert seen is not None
                         assert seen == written[seen.revision]
                     assert {each.key for each in scanned} >= {each.key for each in untouched}
