@@ -18,7 +18,7 @@ from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.protocol.record import Record, Status, bounded, marked
+from celery_idempotent.protocol.record import BLANK, Record, Status, bounded, marked
 from celery_idempotent.protocol.verdicts import beyond_outcome, carried, counts_until, kept_until
 
 
@@ -195,22 +195,7 @@ def _claimed(operation: Operation, now: int, owner: str, revision: str) -> Recor
     )
 
 
-_FIRST_CLAIM = Record(
-    key="",
-    status=Status.IN_PROGRESS,
-    revision="",
-    owner="",
-    fencing_token=1,
-    lease_until=0,
-    fingerprint=None,
-    attempts=1,
-    created_at=0,
-    updated_at=0,
-    task="",
-    task_id="",
-    worker="",
-)
-"""What is the same in every operation's first claim."""
+_FIRST_CLAIM = BLANK.but(status=Status.IN_PROGRESS, attempts=1)
 
 
 def _after(seen: Record, claimed: Record) -> Record:

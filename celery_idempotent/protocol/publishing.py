@@ -19,7 +19,7 @@ from celery_idempotent.protocol.operation import (
     is_of_others,
     is_reused,
 )
-from celery_idempotent.protocol.record import Record, Status, bounded, message_of
+from celery_idempotent.protocol.record import BLANK, Record, Status, bounded, message_of
 from celery_idempotent.protocol.verdicts import carried
 
 
@@ -126,15 +126,12 @@ def shown_status(status: str, owner: str, lease_until: int, now: int) -> str:
 
 def _announced(outgoing: Outgoing, now: int, revision: str) -> Record:
     operation = outgoing.operation
-    return Record(
+    return BLANK.but(
         key=operation.identity.key,
         status=Status.RELEASED,
         revision=revision,
-        owner="",
-        fencing_token=0,
         lease_until=now + min(operation.policy.lease_ms, outgoing.queued_for),
         fingerprint=operation.identity.fingerprint,
-        attempts=0,
         created_at=now,
         updated_at=now,
         task=bounded(operation.task),

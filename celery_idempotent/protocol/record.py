@@ -135,6 +135,23 @@ class Record:
         return record
 
 
+BLANK = Record(
+    key="",
+    status=Status.UNKNOWN,
+    revision="",
+    owner="",
+    fencing_token=0,
+    lease_until=0,
+    fingerprint=None,
+    attempts=0,
+    created_at=0,
+    updated_at=0,
+    task="",
+    task_id="",
+    worker="",
+)
+"""What others are made of, by :meth:`Record.but`."""
+
 UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
 """What Python raises over data that are not what they should be."""
 

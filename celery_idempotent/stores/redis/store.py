@@ -24,7 +24,7 @@ from redis.exceptions import AskError, ClusterDownError, NoScriptError, RedisErr
 
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.record import BLANK, Record, Status
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, leaves_machine, warn_if_exposed, weakness_of
 from celery_idempotent.stores.failures import failure
@@ -233,20 +233,13 @@ class RedisStore:
         return list({client.get_node_from_key(self._redis_key(key)).name: key for key in keys}.values())
 
     def _claim_and_complete(self, key: str) -> None:
-        claimed = Record(
+        claimed = BLANK.but(
             key=key,
             status=Status.COMPLETED,
             revision=uuid4().hex,
             owner=key,
-            fencing_token=0,
-            lease_until=0,
-            fingerprint=None,
-            attempts=1,
-            created_at=0,
-            updated_at=0,
             task="celery_idempotent.verify",
             task_id=key,
-            worker="",
             error="a check of the store at a worker's start, forgotten in seconds",
             expires_at=self.now() // 1000 + 10,
         )

@@ -24,7 +24,7 @@ from sqlalchemy import ClauseElement, Executable, Select, Table, Update, bindpar
 from sqlalchemy.engine.interfaces import Dialect
 
 from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.record import BLANK, Record, Status
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.exposure import warn_if_exposed
@@ -331,7 +331,8 @@ def try_out(statements: Statements, execute: Execute, store: str) -> None:
 
     ``execute`` runs in a transaction that the caller rolls back.
     """
-    first = _probe()
+    nonce = uuid4().hex
+    first = BLANK.but(key=f"celery-idempotent:verify:{nonce}", revision="1", owner=nonce)
     for new, expected, shall_win in (
         (first, None, True),
         (replace(first, key=first.key.upper(), revision="2"), None, True),
@@ -368,23 +369,3 @@ def warn_of_exposure(dialect: str, dbapi_connection: object, store: str) -> None
 
 _VERIFIED = {"postgresql": "set sslmode=verify-full and sslrootcert", "mysql": "set ssl_ca", "mariadb": "set ssl_ca"}
 """By dialect, what to do about it."""
-
-
-def _probe() -> Record:
-    """A record that no task has."""
-    nonce = uuid4().hex
-    return Record(
-        key=f"celery-idempotent:verify:{nonce}",
-        status=Status.UNKNOWN,
-        revision="1",
-        owner=nonce,
-        fencing_token=0,
-        lease_until=0,
-        fingerprint=None,
-        attempts=0,
-        created_at=0,
-        updated_at=0,
-        task="",
-        task_id="",
-        worker="",
-    )
