@@ -23,7 +23,6 @@ from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import OutcomeUnknown
 from celery_idempotent.integration.broker import recovery
-from celery_idempotent.integration.broker.extenders import RejectedMessage
 from celery_idempotent.integration.broker.recovery import mark
 from celery_idempotent.protocol.operation import Run
 from celery_idempotent.protocol.record import Record, Status
@@ -583,7 +582,7 @@ def test_other_brokers_are_not_asked_to_show_a_message(
 ) -> None:
     """They do at once, and have no such request."""
     asked: list[object] = []
-    monkeypatch.setattr(RejectedMessage, "make_visible", lambda returned: asked.append(returned))
+    monkeypatch.setattr(recovery, "make_visible", lambda *given: asked.append(given))
     lost = _Lost(app, loop)
     lost.fails_by(WorkerLostError("signal 9"))
     wait_until(lambda: lost._goes_on() and not recovery.handler_of(app).under_way, "it is over")

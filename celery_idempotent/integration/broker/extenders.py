@@ -20,11 +20,12 @@ class Missing(Exception):
     """Something inside of kombu or Celery that is not there any more."""
 
 
-def require(whole: Any, called: str, *names: str) -> None:
-    """Raise :class:`Missing` if ``whole`` has not all of these attributes."""
+def require(whole: Any, *names: str) -> None:
+    """Raise :class:`Missing` if a class or a module of Celery's, or an object of kombu's, has not all of these."""
+    whose = f"Celery's {whole.__name__}" if hasattr(whole, "__name__") else f"kombu's {type(whole).__name__}"
     for name in names:
         if not hasattr(whole, name):
-            raise Missing(f"{name} of {called}")
+            raise Missing(f"{name} of {whose}")
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,8 @@ class RedisExtender:
     """What has to be looked after though no message of it is held."""
 
     def __init__(self, channel: Any) -> None:
-        called = f"kombu's {type(channel).__name__}"
-        require(channel, called, "conn_or_acquire", "unacked_index_key", "visibility_timeout", "qos")
-        require(channel.qos, f"kombu's {type(channel.qos).__name__}", "restore_visible")
+        require(channel, "conn_or_acquire", "unacked_index_key", "visibility_timeout", "qos")
+        require(channel.qos, "restore_visible")
         if not {"num", "interval"} <= inspect.signature(channel.qos.restore_visible).parameters.keys():
             raise Missing("arguments num and interval of kombu's restore_visible")
         self._channel = channel
@@ -92,9 +92,8 @@ class SqsExtender:
     queues: tuple[str, ...] = ()
 
     def __init__(self, channel: Any) -> None:
-        called = f"kombu's {type(channel).__name__}"
-        require(channel, called, "sqs", "predefined_queues", "visibility_timeout", "basic_ack", "basic_reject", "qos")
-        require(channel.qos, f"kombu's {type(channel.qos).__name__}", "ack")
+        require(channel, "sqs", "predefined_queues", "visibility_timeout", "basic_ack", "basic_reject", "qos")
+        require(channel.qos, "ack")
         self._channel = channel
         self._timeouts: dict[str, tuple[float, float]] = {}
         self._quick: dict[Any, tuple[Any, Any]] = {}
@@ -171,9 +170,13 @@ def extender_of(driver: str, channel: Any) -> Extender | None:
         Missing: kombu is not what it was.
     """
     if driver == "redis":
-        require(channel, f"kombu's {type(channel).__name__}", "ack_emulation")
+        require(channel, "ack_emulation")
         return RedisExtender(channel) if channel.ack_emulation else None
-    return SqsExtender(channel) if driver == "sqs" else None
+    if driver == "sqs":
+        extender = SqsExtender(channel)
+        survive_expired_receipts(channel)
+        return extender
+    return None
 
 
 def survive_expired_receipts(channel: Any) -> None:
@@ -201,34 +204,19 @@ def survive_expired_receipts(channel: Any) -> None:
     channel.basic_ack, channel.basic_reject = surviving(channel.basic_ack), surviving(channel.basic_reject)
 
 
-class RejectedMessage:
-    """A message on its way back to the broker. SQS would hide it for as long as a worker polls, 10 seconds.
+def make_visible(channel: Any, delivery_info: Mapping[str, Any]) -> None:
+    """Have SQS show a message that was given back, as it was delivered; it would hide it for as long as a worker polls.
 
-    Args:
-        message: kombu's message, before Celery rejects it: that takes away what SQS needs to know.
+    That is 10 seconds.
     """
-
-    def __init__(self, message: Any) -> None:
-        self._message = message
-        info = getattr(message, "delivery_info", None) or {}
-        self._queue_url, self._queue = info.get("sqs_queue"), info.get("routing_key")
-        self._receipt = (info.get("sqs_message") or {}).get("ReceiptHandle")
-
-    def is_settled(self) -> bool:
-        """Whether Celery has acknowledged it or given it back; of other brokers, where that is no matter, always."""
-        return self._receipt is None or bool(getattr(self._message, "acknowledged", True))
-
-    def is_hidden(self) -> bool:
-        """Whether it was given back to SQS."""
-        return self._receipt is not None and getattr(self._message, "_state", None) == "REJECTED"
-
-    def make_visible(self) -> None:
-        channel = self._message.channel
-        try:
-            client = channel.sqs(queue=channel.canonical_queue_name(self._queue))
-            client.change_message_visibility(QueueUrl=self._queue_url, ReceiptHandle=self._receipt, VisibilityTimeout=0)
-        except Exception as error:  # noqa: BLE001 - it comes all the same, only later
-            say(logger.info, "message_comes_later", reason=type(error).__name__)
+    try:
+        client = channel.sqs(queue=channel.canonical_queue_name(delivery_info.get("routing_key")))
+        receipt = delivery_info["sqs_message"]["ReceiptHandle"]
+        client.change_message_visibility(
+            QueueUrl=delivery_info["sqs_queue"], ReceiptHandle=receipt, VisibilityTimeout=0
+        )
+    except Exception as error:  # noqa: BLE001 - it comes all the same, only later
+        say(logger.info, "message_comes_later", reason=type(error).__name__)
 
 
 _GONE = {"InvalidParameterValue", "MessageNotInflight", "ReceiptHandleIsInvalid"}

@@ -20,31 +20,19 @@ _LONG = 300
 """Seconds. Up to here a visibility timeout may be somebody's choice, such as for greenlets that do not yield. It is
 short for messages that are not held."""
 
-_MUTEX_EXPIRE = 300
-_RESTORE_INTERVAL = 10
-_RESTORE_THROTTLE = 10
-"""kombu's defaults (kombu 5.3 to 5.7, transport/redis; the last two can be set since 5.7)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """One setting that costs something.
-
-    Args:
-        setting: Its name.
-        found: What it is.
-        cost: What comes of that.
-        instead: The line to write.
-        is_default: Whether nobody wrote what was found.
-        is_grave: Whether messages are lost or workers end by it.
-    """
+    """A setting that costs something, what it is, what comes of that, and the line to write instead."""
 
     setting: str
     found: str
     cost: str
     instead: str
     is_default: bool
+    """Whether nobody wrote what was found."""
     is_grave: bool = False
+    """Whether messages are lost or workers end by it."""
 
     @property
     def is_advice(self) -> bool:
@@ -64,42 +52,35 @@ def hints(app: Celery, pool: str, unheld: Iterable[Any]) -> list[Hint]:
         pool: The module of the worker's pool.
         unheld: The tasks whose messages are not held.
     """
-    runtime, options, unheld = runtime_of(app), app.conf.broker_transport_options or {}, list(unheld)
-    found = [*_of_long_visibility(runtime, options, unheld)]
+    runtime, options = runtime_of(app), app.conf.broker_transport_options or {}
+    found: list[Hint] = []
     if runtime.broker.is_sqs:
         found += _of_sqs(app.conf, options, is_green=pool.endswith(".gevent"))
-    if runtime.broker.driver == "redis":
-        found += _of_redis(runtime, options)
+    if runtime.broker.driver == "redis" and runtime.broker.visibility_timeout is not None:
+        found += _of_redis(runtime.broker.visibility_timeout, options, holds=bool(runtime.hold_messages))
     if runtime.broker.is_rabbitmq:
-        found += [*_of_rabbitmq(app.conf, options), *_of_queues(app.amqp.queues, app.conf.task_time_limit)]
-    return [*found, *_of_unheld(runtime, options, unheld)]
+        found += _of_rabbitmq(app, options)
+    return [*found, *_of_visibility(runtime, options, list(unheld))]
 
 
-_EXISTING = ", and set it on queues that exist, too: kombu sets it only on those that it creates"
-
-
-def _of_long_visibility(runtime: Runtime, options: Mapping[str, Any], unheld: list[Any]) -> Iterator[Hint]:
-    timeout = runtime.broker.visibility_timeout
+def _of_visibility(runtime: Runtime, options: Mapping[str, Any], unheld: list[Any]) -> Iterator[Hint]:
+    timeout, holds = runtime.broker.visibility_timeout, runtime.hold_messages
+    is_default = "visibility_timeout" not in options
     if timeout is not None and timeout > _LONG and not unheld:
         yield Hint(
             "visibility_timeout",
             f"{timeout:g}",
             f"when a machine dies, its messages stay away for {timeout:g} s; where every worker of the broker holds "
             "its own, a minute is enough",
-            _option(visibility_timeout=_MINUTE) + _EXISTING
+            _option(visibility_timeout=_MINUTE)
+            + ", and set it on queues that exist, too: kombu sets it only on those that it creates"
             if runtime.broker.is_sqs
             else _option(visibility_timeout=_MINUTE, unacked_mutex_expire=_MINUTE),
-            "visibility_timeout" not in options,
+            is_default,
         )
-
-
-def _of_unheld(runtime: Runtime, options: Mapping[str, Any], unheld: list[Any]) -> Iterator[Hint]:
-    timeout, holds = runtime.broker.visibility_timeout, runtime.hold_messages
-    if timeout is None or not unheld:
-        return
-    delay = max(each.default_retry_delay or 0 for each in unheld)
+    delay = max((each.default_retry_delay or 0 for each in unheld), default=0)
     has_plain = not all(map(is_protected, unheld))  # one that runs again with each copy of its message
-    if delay > timeout or (has_plain and timeout <= _LONG):
+    if timeout is not None and (delay > timeout or (has_plain and timeout <= _LONG)):
         whose = "plain tasks" if holds else "any task"
         instead = '"all"' if holds or has_plain else "True"
         yield Hint(
@@ -109,7 +90,7 @@ def _of_unheld(runtime: Runtime, options: Mapping[str, Any], unheld: list[Any]) 
             "delivered again each time, and runs again if its task is plain: a body, a prefetched message, a "
             f"countdown, a retry that waits for its default_retry_delay ({delay:g} s)",
             f"idempotency_hold_messages = {instead}, or a visibility_timeout that is longer than all of these",
-            bool(holds) and "visibility_timeout" not in options,
+            bool(holds) and is_default,
         )
 
 
@@ -126,7 +107,10 @@ def _of_sqs(conf: Any, options: Mapping[str, Any], *, is_green: bool) -> Iterato
         )
     named = [conf.task_default_queue, conf.task_queues, conf.task_routes, list(options.get("predefined_queues") or ())]
     fifo = sorted({each for each in _words(named) if each.endswith(".fifo")})
-    if fifo and not _names_groups(conf.task_routes):
+    routes = conf.task_routes if isinstance(conf.task_routes, list | tuple) else [conf.task_routes or ()]
+    # A router of one's own can make a message group of the arguments.
+    is_grouped = any(not isinstance(each, Mapping | list | tuple) for each in routes)
+    if fifo and not is_grouped and "MessageGroupId" not in _words(routes):
         yield Hint(
             "MessageGroupId",
             "'default'",
@@ -135,12 +119,6 @@ def _of_sqs(conf: Any, options: Mapping[str, Any], *, is_green: bool) -> Iterato
             f'**rest: {{"queue": "{fifo[0]}", "MessageGroupId": str(args[0])}}]',
             True,
         )
-
-
-def _names_groups(routes: Any) -> bool:
-    """Whether a route names a message group, or may: a router of one's own can make one of the arguments."""
-    listed = routes if isinstance(routes, list | tuple) else [routes] if routes else []
-    return any(not isinstance(each, Mapping | list | tuple) for each in listed) or "MessageGroupId" in _words(listed)
 
 
 def _words(value: Any) -> Iterator[str]:
@@ -153,11 +131,10 @@ def _words(value: Any) -> Iterator[str]:
         yield str(getattr(value, "name", value))
 
 
-def _of_redis(runtime: Runtime, options: Mapping[str, Any]) -> Iterator[Hint]:
-    timeout = runtime.broker.visibility_timeout
-    # kombu takes text, too, as out of an environment variable.
-    expire = float(options.get("unacked_mutex_expire", _MUTEX_EXPIRE))
-    if timeout is not None and expire > timeout:
+def _of_redis(timeout: float, options: Mapping[str, Any], *, holds: bool) -> Iterator[Hint]:
+    # kombu takes text, too, as out of an environment variable. Its defaults are those of 5.3 to 5.7 (transport/redis).
+    expire = float(options.get("unacked_mutex_expire", 300))
+    if expire > timeout:
         yield Hint(
             "unacked_mutex_expire",
             f"{expire:g}",
@@ -166,9 +143,8 @@ def _of_redis(runtime: Runtime, options: Mapping[str, Any]) -> Iterator[Hint]:
             _option(unacked_mutex_expire=max(1, int(timeout))),
             "unacked_mutex_expire" not in options,
         )
-    every = float(options.get("unacked_restore_interval", _RESTORE_INTERVAL))
-    every *= float(options.get("unacked_restore_throttle", _RESTORE_THROTTLE))
-    if timeout is not None and every > timeout and not runtime.hold_messages:
+    every = float(options.get("unacked_restore_interval", 10)) * float(options.get("unacked_restore_throttle", 10))
+    if every > timeout and not holds:
         yield Hint(
             "unacked_restore_interval x unacked_restore_throttle",
             f"{every:g}",
@@ -180,7 +156,7 @@ def _of_redis(runtime: Runtime, options: Mapping[str, Any]) -> Iterator[Hint]:
         )
 
 
-def _of_rabbitmq(conf: Any, options: Mapping[str, Any]) -> Iterator[Hint]:
+def _of_rabbitmq(app: Celery, options: Mapping[str, Any]) -> Iterator[Hint]:
     if not options.get("confirm_publish"):
         yield Hint(
             "confirm_publish",
@@ -191,7 +167,7 @@ def _of_rabbitmq(conf: Any, options: Mapping[str, Any]) -> Iterator[Hint]:
             "confirm_publish" not in options,
             is_grave=True,
         )
-    if not conf.broker_channel_error_retry:
+    if not app.conf.broker_channel_error_retry:
         yield Hint(
             "broker_channel_error_retry",
             "False",
@@ -201,10 +177,8 @@ def _of_rabbitmq(conf: Any, options: Mapping[str, Any]) -> Iterator[Hint]:
             is_default=True,
             is_grave=True,
         )
-
-
-def _of_queues(queues: Mapping[str, Any], limit: float | None) -> Iterator[Hint]:
-    for name, queue in queues.items():
+    limit = app.conf.task_time_limit
+    for name, queue in app.amqp.queues.items():
         arguments = queue.queue_arguments or {}
         if arguments.get("x-queue-type") == "quorum" and queue.exchange.type == "direct":
             yield Hint(

@@ -22,15 +22,7 @@ from celery.signals import task_received
 from celery_idempotent import clock as local_clock
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.binding import idempotent_tasks, is_enforced, is_protected
-from celery_idempotent.integration.broker.extenders import (
-    Extender,
-    Missing,
-    Refused,
-    SqsExtender,
-    extender_of,
-    require,
-    survive_expired_receipts,
-)
+from celery_idempotent.integration.broker.extenders import Extender, Missing, Refused, extender_of, require
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe
@@ -289,15 +281,12 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
         from celery.worker.request import Request
 
         self._let_go(parent)  # a thread that hangs in a connection that is lost ends when it no longer does
-        channel = parent.task_consumer.channel
         try:
-            extender = extender_of(parent.connection.transport.driver_type, channel)
+            extender = extender_of(parent.connection.transport.driver_type, parent.task_consumer.channel)
             if extender is None:
                 return
-            if isinstance(extender, SqsExtender):
-                survive_expired_receipts(channel)
-            require(Request, "Celery's Request", "acknowledged", "message", "task")
-            require(state, "Celery's celery.worker.state", "active_requests", "reserved_requests")
+            require(Request, "acknowledged", "message", "task")
+            require(state, "active_requests", "reserved_requests")
         except Missing as missing:
             _tell_of(missing)
             return

@@ -28,7 +28,7 @@ from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 
 from celery_idempotent.engine.claim import end_lease
 from celery_idempotent.engine.processes import is_gone
-from celery_idempotent.integration.broker.extenders import RejectedMessage
+from celery_idempotent.integration.broker.extenders import make_visible
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Status, process_of
@@ -59,7 +59,7 @@ class LostProcessHandler:
         """Take the steps in the worker's event loop where this is its thread; in a thread where there is none."""
         if self.loop is not None and threading.current_thread() is threading.main_thread():
             self.under_way[steps] = None
-            self._step(self.loop, steps)
+            self._step(steps)
         else:
             thread = self.under_way[steps] = _in_thread(partial(self._walk, steps))
             if not thread.ident:
@@ -77,9 +77,9 @@ class LostProcessHandler:
         for thread in filter(None, list(self.under_way.values())):
             thread.join(3 * _PATIENCE)
 
-    def _step(self, loop: Any, steps: Iterator[None]) -> None:
+    def _step(self, steps: Iterator[None]) -> None:
         if self._goes_on(steps):
-            loop.call_later(_LOOK, self._step, loop, steps)
+            self.loop.call_later(_LOOK, self._step, steps)
 
     def _walk(self, steps: Iterator[None]) -> None:
         while self._goes_on(steps):
@@ -87,17 +87,17 @@ class LostProcessHandler:
 
     def _goes_on(self, steps: Iterator[None]) -> bool:
         """Take one step; whether there are more."""
-        more = False
         try:
-            more = next(steps, _END) is not _END
+            next(steps)
+        except StopIteration:
+            pass
         except Exception:  # noqa: BLE001 - it is logged whole
             say(logger.exception, "message_not_returned")
-        if not more:
-            self.under_way.pop(steps, None)
-        return more
+        else:
+            return True
+        self.under_way.pop(steps, None)
+        return False
 
-
-_END = object()
 
 _handlers: "WeakKeyDictionary[Runtime, LostProcessHandler]" = WeakKeyDictionary()
 
@@ -143,15 +143,12 @@ class ColdShutdown(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has
 
 def is_death(error: BaseException) -> bool:
     """Whether a body ends its own process by ``error``, or what its pool takes for one; its worker did not stop it."""
-    is_failure = isinstance(error, Exception) and not isinstance(error, _NO_FAILURES)
+    # After these two Celery settles no message, or gives it back. The first ends a whole worker, not a pool process
+    # alone; the second a body raises when it asks for the result of a task whose process was lost.
+    is_failure = isinstance(error, Exception) and not isinstance(error, MemoryError | WorkerLostError)
     if is_failure or isinstance(error, WorkerShutdown | WorkerTerminate):
         return False
     return not current_task.request.is_eager and not _is_stopped()
-
-
-_NO_FAILURES = (MemoryError, WorkerLostError)
-"""After these Celery settles no message, or gives it back. The first ends a whole worker, not a pool process alone; the
-second a body raises when it asks for the result of a task whose process was lost."""
 
 
 def is_out_of_time() -> bool:
@@ -188,13 +185,25 @@ def return_if_killed(error: BaseException, request: Context) -> None:
 class RecoversLease:
     """Ends the lease of a pool process that died, and then does with the message what Celery does."""
 
+    id: str
+    task: Any
     _is_returned = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         on_success = vars(cls).get("on_success")  # Celery makes a class with one for each task
-        if on_success is not None:
-            cls.on_success = _unless_exited(on_success)  # type: ignore[attr-defined]
+        if on_success is None:
+            return
+
+        @wraps(on_success)
+        def settle(request: Any, returned: Any, **options: Any) -> Any:
+            # What pools without processes make of a body that raised SystemExit: on_success cannot unpack it. Its
+            # message would be settled by nobody and, as its worker lives, be held for ever.
+            if isinstance(returned, ExceptionInfo):
+                return request.on_failure(returned)
+            return on_success(request, returned, **options)
+
+        cls.on_success = settle  # type: ignore[attr-defined]
 
     def cancel(self, *args: Any, **options: Any) -> None:
         """As Celery's at a cold shutdown; a pool that cannot stop a body lets it end.
@@ -202,12 +211,12 @@ class RecoversLease:
         Celery's error would be raised in the body under solo, which runs in the main thread as Celery's signal handler
         does, and would pass for the body's own.
         """
-        mark(self.id, is_stopped=True)  # type: ignore[attr-defined]  # Celery's
+        mark(self.id, is_stopped=True)
         with suppress(NotImplementedError):
             super().cancel(*args, **options)  # type: ignore[misc]  # of Celery's Request
 
     def terminate(self, *args: Any, **options: Any) -> None:
-        mark(self.id, is_stopped=True)  # type: ignore[attr-defined]  # Celery's
+        mark(self.id, is_stopped=True)
         super().terminate(*args, **options)  # type: ignore[misc]  # of Celery's Request
 
     def reject(self, requeue: bool = False) -> None:
@@ -221,51 +230,33 @@ class RecoversLease:
             super().on_timeout(soft, timeout)  # type: ignore[misc]  # of Celery's Request
         finally:  # whatever becomes of its result
             if not soft and not self._is_returned:
-                mark(self.id, is_stopped=True)  # type: ignore[attr-defined]  # Celery's
+                mark(self.id, is_stopped=True)
 
     def on_failure(self, exc_info: Any, *args: Any, **options: Any) -> None:
         """As Celery's, some moments later if the pool process is lost."""
         go_on = partial(super().on_failure, exc_info, *args, **options)  # type: ignore[misc]  # of Celery's Request
-        if not _is_lost(exc_info):
-            go_on()
+        error = exc_info.exception
+        # billiard wraps what it tells, and tells of an exit before the process has ended.
+        if isinstance(getattr(error, "exc", error), WorkerLostError | SystemExit | Terminated):
+            handler_of(self.task.app).begin(_recovered(self, go_on))
         else:
-            returned = RejectedMessage(getattr(self, "_message", None))
-            handler_of(self.task.app).begin(_recovered(self, go_on, returned))  # type: ignore[attr-defined]
+            go_on()
 
 
-def _unless_exited(on_success: Callable[..., Any]) -> Callable[..., Any]:
-    """``on_success``, or ``on_failure`` for what pools without processes make of a body that raised ``SystemExit``.
-
-    Celery hands that to ``on_success``, which cannot unpack it. The message is settled by nobody then, and, as its
-    worker lives, held for ever.
-    """
-
-    @wraps(on_success)
-    def settle(request: Any, returned: Any, **options: Any) -> Any:
-        if isinstance(returned, ExceptionInfo):
-            return request.on_failure(returned)
-        return on_success(request, returned, **options)
-
-    return settle
-
-
-def _is_lost(exc_info: Any) -> bool:
-    error = exc_info.exception
-    # billiard wraps what it tells, and tells of an exit before the process has ended.
-    return isinstance(getattr(error, "exc", error), WorkerLostError | SystemExit | Terminated)
-
-
-def _recovered(request: Any, go_on: Callable[[], None], returned: RejectedMessage) -> Iterator[None]:
+def _recovered(request: Any, go_on: Callable[[], None]) -> Iterator[None]:
     """In steps, between which the worker's loop goes on for a moment."""
+    message = request.message
+    info = dict(message.delivery_info or {})  # Celery's rejection takes away what SQS needs to know
     ending = _in_thread(partial(_end_lease, request))
     give_up_at = time.monotonic() + _PATIENCE
     while ending.is_alive() and time.monotonic() < give_up_at:
         yield
     go_on()
-    while not returned.is_settled() and time.monotonic() < give_up_at + _PATIENCE:
-        yield
-    if returned.is_hidden():
-        _in_thread(returned.make_visible)
+    if "sqs_message" in info:
+        while not message.acknowledged and time.monotonic() < give_up_at + _PATIENCE:
+            yield
+        if message._state == "REJECTED":
+            _in_thread(partial(make_visible, message.channel, info))
 
 
 def _in_thread(act: Callable[[], None]) -> threading.Thread:
@@ -287,21 +278,14 @@ def _end_lease(request: Any) -> None:
         record = store.get(key)
         if record is None or record.status is not Status.IN_PROGRESS or not record.lease_until:
             return  # the body has ended it
-        if not _will_be_gone(process_of(record)):
-            return
+        give_up_at = time.monotonic() + _PATIENCE / 2
+        while not is_gone(process_of(record)):  # it may be within a moment
+            if time.monotonic() > give_up_at:
+                return
+            time.sleep(_LOOK)
         end_lease(store, record)
     except Exception as error:  # noqa: BLE001 - whatever is wrong, the lease ends by itself
         reason = type(error).__name__
     else:
         reason = "its process is gone"
     say(logger.warning, "lease_ended", task=task.name, task_id=request.id, reason=reason)
-
-
-def _will_be_gone(process: str) -> bool:
-    """Whether the process is gone, or is within a moment."""
-    give_up_at = time.monotonic() + _PATIENCE / 2
-    while not is_gone(process):
-        if time.monotonic() > give_up_at:
-            return False
-        time.sleep(_LOOK)
-    return True

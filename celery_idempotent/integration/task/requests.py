@@ -15,7 +15,7 @@ class IdempotentRequestMixin(RecoversLease):
 
     def __init__(self, message: Any, *args: Any, **options: Any) -> None:
         super().__init__(message, *args, **options)  # type: ignore[call-arg]  # of the class that this is mixed into
-        mark(self.id, is_stopped=False)  # type: ignore[attr-defined]  # the same id may have been stopped before
+        mark(self.id, is_stopped=False)  # the same id may have been stopped before
         fields: dict[str, Any] = self._request_dict  # type: ignore[attr-defined]  # Celery's
         if "headers" in fields:
             fields["headers"] = whole_headers(fields)
