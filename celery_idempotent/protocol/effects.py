@@ -5,7 +5,7 @@ name then does what its declaration says, and ``task.guarantee()`` tells it to p
 there are patterns, in which ``*`` stands for any text: ``effects={"text to *": AtMostOnce()}``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
@@ -113,20 +113,13 @@ def check_effects(effects: Mapping[str, Any]) -> None:
     if not isinstance(effects, Mapping):
         raise PolicyError("effects", repr(effects), f"must map names of steps to {_KINDS}")
     for name, effect in effects.items():
-        _check_entry(name, effect)
-    _check_order(list(effects))
-
-
-def _check_entry(name: object, effect: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise PolicyError("effects", f"{{{name!r}: ...}}", "the name of a step must be a text that is not empty")
-    if isinstance(effect, type) and issubclass(effect, get_args(Effect)):
-        raise PolicyError(f"effects[{name!r}]", effect.__name__, f"is the class; write {effect.__name__}()")
-    if not isinstance(effect, Effect):
-        raise PolicyError(f"effects[{name!r}]", repr(effect), f"must be {_KINDS}")
-
-
-def _check_order(names: Sequence[str]) -> None:
+        if not isinstance(name, str) or not name:
+            raise PolicyError("effects", f"{{{name!r}: ...}}", "the name of a step must be a text that is not empty")
+        if isinstance(effect, type) and issubclass(effect, get_args(Effect)):
+            raise PolicyError(f"effects[{name!r}]", effect.__name__, f"is the class; write {effect.__name__}()")
+        if not isinstance(effect, Effect):
+            raise PolicyError(f"effects[{name!r}]", repr(effect), f"must be {_KINDS}")
+    names = list(effects)
     for position, name in enumerate(names):
         hidden_by = next((each for each in names[:position] if _fits(name, each)), None)
         if hidden_by is not None and "*" in name:

@@ -42,6 +42,11 @@ _MAX_DELAY_MS = 60_000
 """Between two tries of a delivery, unless ``backoff`` is longer: somebody waits for what has ended or come back."""
 
 
+def _in_ms(option: str) -> "cached_property[int]":
+    """The duration ``option`` of a policy, in milliseconds."""
+    return cached_property(lambda policy: milliseconds(getattr(policy, option)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """How one task is made idempotent; a value that cannot work is refused where it is written.
@@ -155,7 +160,8 @@ class Policy:
         )
         self._require("backoff", self.backoff_ms > 0, "must be more than 0 s")
         limit = self.max_takeovers
-        self._require("max_takeovers", limit is None or _is_count(limit), "must be None or from 1")
+        is_count = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
+        self._require("max_takeovers", limit is None or is_count, "must be None or from 1")
         self._require(
             "remember",
             isinstance(self.remember, tuple)
@@ -201,30 +207,15 @@ class Policy:
         """What ``label`` selects, if it selects anything."""
         return None if self.label is None else Selector("label", self.label, nulls=True)
 
-    @cached_property
-    def lease_ms(self) -> int:
-        """``lease`` in milliseconds."""
-        return milliseconds(self.lease)
-
-    @cached_property
-    def grace_ms(self) -> int:
-        """``grace`` in milliseconds."""
-        return milliseconds(self.grace)
+    lease_ms = _in_ms("lease")
+    grace_ms = _in_ms("grace")
+    retain_ms = _in_ms("retain")
+    backoff_ms = _in_ms("backoff")
 
     @cached_property
     def deadline_ms(self) -> float:
         """``deadline`` in milliseconds; infinite where there is none."""
         return inf if self.deadline is None else milliseconds(self.deadline)
-
-    @cached_property
-    def retain_ms(self) -> int:
-        """``retain`` in milliseconds."""
-        return milliseconds(self.retain)
-
-    @cached_property
-    def backoff_ms(self) -> int:
-        """``backoff`` in milliseconds."""
-        return milliseconds(self.backoff)
 
     @cached_property
     def observed(self) -> "Policy":
@@ -351,10 +342,6 @@ _OUTAGE: Mapping[OnOutage, str] = {
     "retry": "nothing runs; a task is postponed",
     "run": "the body runs unprotected",
 }
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _is_scope(value: object) -> bool:

@@ -11,7 +11,7 @@ Inside the window the receiver still honours the step's key, so calling again is
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -114,7 +114,12 @@ def terms_of(name: str, effects: Mapping[str, Effect], *, is_fenced: bool = Fals
         return Terms("rerun", None)
     match declared(effects, name):
         case None:
-            raise PolicyError("step", repr(name), _undeclared(name, list(effects)))
+            nearest = get_close_matches(name, effects, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            declared_are = ", ".join(map(repr, effects))
+            raise PolicyError(
+                "step", repr(name), f"is not declared by Policy(effects=...), which has {declared_are}{hint}"
+            )
         case Keyed(window, past_window):
             return Terms(past_window, None if window is None else milliseconds(window))
         case AtMostOnce():
@@ -126,12 +131,6 @@ def terms_of(name: str, effects: Mapping[str, Effect], *, is_fenced: bool = Fals
             raise PolicyError("step", repr(name), "is declared Fenced(): use attempt.fenced_step()")
         case _:
             return Terms("rerun", None)
-
-
-def _undeclared(name: str, names: Sequence[str]) -> str:
-    nearest = get_close_matches(name, names, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return f"is not declared by Policy(effects=...), which has {', '.join(map(repr, names))}{hint}"
 
 
 def decide_step(name: str, seen: Begun | Finished | None, *, terms: Terms, now: int) -> StepDecision:
