@@ -3,7 +3,7 @@
 import inspect
 import sys
 import warnings
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from types import CellType, FunctionType
@@ -13,7 +13,7 @@ from celery import Celery, Task
 
 from celery_idempotent.engine.outcomes import is_unfinished
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
-from celery_idempotent.integration.settings import SETTINGS, OptionUnknown, refuse_control_flow, runtime_of
+from celery_idempotent.integration.settings import SETTINGS, OptionUnknown, cipher_of, refuse_control_flow, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.protocol.keys import Conversion
 from celery_idempotent.protocol.policy import Policy
@@ -55,8 +55,9 @@ def named(task: str) -> Iterator[None]:
         raise type(error)(error.option, error.value, f"{task}: {error.remedy}") from error
 
 
-def refuse_place(cls: type, mixin: type) -> None:
-    """Refuse a class in which a base of Celery's goes before the mixin: every delivery would go around the guard."""
+def check_class(cls: type, mixin: type) -> None:
+    """Refuse a task class that would go around the guard, or whose body or policy cannot be guarded."""
+    _refuse_other_caller(cls)
     for base in cls.__mro__[: cls.__mro__.index(mixin)]:
         if issubclass(base, Task) and not issubclass(base, mixin):
             raise PolicyError(
@@ -65,9 +66,28 @@ def refuse_place(cls: type, mixin: type) -> None:
                 f"{base.__name__} goes before {mixin.__name__}, so nothing would be protected; "
                 f"write class {cls.__name__}({mixin.__name__}, {base.__name__})",
             )
+    _refuse_unsupported_body(cls)
+    _refuse_misplaced_policy(cls)
 
 
-def refuse_other_caller(cls: type) -> None:
+def check_task(cls: type[Task], app: Celery) -> None:
+    """Refuse a task that is bound to ``app``, or a setting of the app; ``annotations`` can bring what a class has not.
+
+    No driver is loaded: publishers bind tasks, too, and have none.
+    """
+    with named(cls.name):
+        _refuse_misplaced_policy(cls)
+        _refuse_other_caller(cls)
+        _refuse_misplaced_option(cls)
+        _refuse_lossy_app(cls, app)
+        if cls.idempotent is not None:
+            check_policy(cls.idempotent, body_signature(cls))
+        _refuse_unknown_settings(app)
+        check_setting(app.conf.get("idempotency_large_results"))
+    cipher_of(app)
+
+
+def _refuse_other_caller(cls: type) -> None:
     """Refuse a class whose bodies are not called as Celery calls them: such a caller goes around the guard."""
     for name in ("Strategy", "__trace__"):
         given = inspect.getattr_static(cls, name)
@@ -81,7 +101,7 @@ def refuse_other_caller(cls: type) -> None:
             )
 
 
-def refuse_lossy_app(cls: type[Task], app: Celery) -> None:
+def _refuse_lossy_app(cls: type[Task], app: Celery) -> None:
     """Refuse a task whose app drops the headers of its messages, and with them explicit keys and what retries carry."""
     if any(each.__module__.partition(".")[0] == "django_celery_outbox" for each in type(app).__mro__):
         settings = sys.modules["django.conf"].settings
@@ -94,7 +114,7 @@ def refuse_lossy_app(cls: type[Task], app: Celery) -> None:
             )
 
 
-def refuse_misplaced_policy(cls: type) -> None:
+def _refuse_misplaced_policy(cls: type) -> None:
     """Refuse an ``idempotent`` that is not a Policy, and a policy under another name: Celery takes any option."""
     remedy = f"must be a Policy: {cls.__name__}(idempotent=Policy(key=...))"
     given = getattr(cls, "idempotent", None)
@@ -107,13 +127,12 @@ def refuse_misplaced_policy(cls: type) -> None:
             raise _unread(cls, name, repr(value), f"write idempotent=Policy({name}=...)")
 
 
-def refuse_misplaced_option(cls: type) -> None:
+def _refuse_misplaced_option(cls: type) -> None:
     """Refuse what ``@app.task`` was given and nothing reads: a field of a policy, or another library's option."""
     given = vars(cls)
     if "_decorated" not in given:
         return  # a class of the author's, which may call its attributes as it likes
-    inherited = {name for each in cls.__mro__[1:] for name in vars(each)}
-    for name in given.keys() - inherited:
+    for name in given.keys() - {each for base in cls.__mro__[1:] for each in vars(base)}:
         remedy = f"write idempotent=Policy({name}=...)" if name in _FIELDS else _OF_OTHERS.get(name)
         if remedy is not None:
             raise _unread(cls, name, repr(given[name]), remedy)
@@ -137,12 +156,7 @@ _POLICY_ALONE = _FIELDS - {"key", "scope", "mode", "effects", "grace"}
 """Fields of a policy whose names a task has no other use for."""
 
 
-def refuse_unusable_settings(app: Celery) -> None:
-    """Refuse what can be told without a driver: publishers bind tasks, too, and have none."""
-    check_setting(app.conf.get("idempotency_large_results"))
-
-
-def refuse_unknown_settings(app: Celery) -> None:
+def _refuse_unknown_settings(app: Celery) -> None:
     """Refuse a setting that looks like one of ours and is not, as nothing would read it."""
     prefix = (getattr(app.conf, "prefix", None) or "").lower()
     for found in app.conf.keys():  # noqa: SIM118 - iterating over the settings themselves leaves some out
@@ -161,22 +175,18 @@ def refuse_unknown_settings(app: Celery) -> None:
             raise OptionUnknown(str(found), "...", f"nothing reads this setting; there are {known}")
 
 
-def refuse_unsupported_body(cls: type) -> None:
+def _refuse_unsupported_body(cls: type) -> None:
     """Refuse a body whose effect would come after its claim was completed: async, or a generator."""
     body: Any = getattr(cls, "run", cls)
     while is_a_frame_around(body):
         body = body.__wrapped__
+    code = getattr(body, "__code__", None)  # it is refused wherever its app is used first, so say where it was written
+    place = f"{code.co_filename}, line {code.co_firstlineno}: " if code else ""
     for each in (body, getattr(body, "__call__", None)):  # noqa: B004 - an object's own, to look at
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
-            raise PolicyError("body", f"async def {cls.__name__}", f"{_place(body)}an async body {LATE}; {_AWAIT}")
+            raise PolicyError("body", f"async def {cls.__name__}", f"{place}an async body {LATE}; {_AWAIT}")
         if inspect.isgeneratorfunction(each):
-            raise PolicyError("body", f"def {cls.__name__}", f"{_place(body)}a generator {LATE}; {ITERATE}")
-
-
-def _place(body: Any) -> str:
-    """Where a body was written: it is refused wherever its app is used first, with that place in the traceback."""
-    code = getattr(body, "__code__", None)
-    return f"{code.co_filename}, line {code.co_firstlineno}: " if code else ""
+            raise PolicyError("body", f"def {cls.__name__}", f"{place}a generator {LATE}; {ITERATE}")
 
 
 def refuse_unfinished(value: Any, task: str) -> None:
@@ -207,97 +217,81 @@ def body_signature(cls: type[Task]) -> inspect.Signature:
     That of the outermost wrapper that names its arguments; one that takes whatever comes passes it on.
     """
     body = cls.run
-    while hasattr(body, "__wrapped__") and _takes_anything(body):
+    while hasattr(body, "__wrapped__"):
+        try:
+            names = inspect.signature(body, follow_wrapped=False).parameters.values()
+        except ValueError:
+            names = None  # a wrapper of C's, such as lru_cache's, names nothing
+        if names is not None and _ANYTHING.isdisjoint(each.kind for each in names):
+            break
         body = body.__wrapped__
     signature = inspect.signature(body, follow_wrapped=False)
-    if _is_static(cls):
-        return signature
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
+    own = list(signature.parameters.values())[0 if _is_static(cls) else 1 :]
+    return signature.replace(parameters=own)
 
 
-def _takes_anything(function: Any) -> bool:
-    try:
-        signature = inspect.signature(function, follow_wrapped=False)
-    except ValueError:
-        return True  # a wrapper of C's, such as lru_cache's, names nothing
-    kinds = {each.kind for each in signature.parameters.values()}
-    return not kinds.isdisjoint({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
+_ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 def check_policy(policy: Policy, signature: inspect.Signature) -> None:
     """Refuse a policy that cannot be that of a task with this signature."""
     refuse_control_flow(policy)
-    policy.key_selector.check(signature)
-    if policy.fingerprint_selector is not None:
-        policy.fingerprint_selector.check(signature)
-    if policy.label_selector is not None:
-        policy.label_selector.check(signature)
+    for selector in (policy.key_selector, policy.fingerprint_selector, policy.label_selector):
+        if selector is not None:
+            selector.check(signature)
 
 
 def warn_about_delivery(cls: type[Task], app: Celery) -> None:
-    """Warn where Celery's or the broker's settings make the promise weaker than it looks."""
+    """Warn where Celery's or the broker's settings make the promise weaker than it looks.
+
+    At the line where the author wrote the body: binding happens anywhere, and often long after.
+    """
     problems = problems_of_delivery(cls, app)
     told = vars(cls).get("_told", frozenset())
     cls._told = told | {each.text for each in problems}  # Celery binds a task more than once
+    code = getattr(inspect.unwrap(cls.run), "__code__", Task.__call__.__code__)
     for problem in problems:
         if problem.text not in told:
-            _warn(cls, IdempotencyWarning(f"{cls.name}: {problem.text}", problem.option))
+            warning = IdempotencyWarning(f"{cls.name}: {problem.text}", problem.option)
+            warnings.warn_explicit(warning, None, code.co_filename, code.co_firstlineno, cls.__module__)
 
 
 def problems_of_delivery(cls: type[Task], app: Celery) -> list[IdempotencyWarning]:
     """How the settings make the promise of an idempotent task weaker than it looks."""
     if cls.idempotent is not None and cls.idempotent.mode == "off":
         return []
-    problems = [*_losses(cls, app)]
+    found: list[tuple[str, str]] = []
+    # A task's own option counts more than the setting.
+    lines = {
+        each: f"remove {each}=False from the task" if app.conf[f"task_{each}"] else f"set task_{each}=True"
+        for each in ("acks_late", "reject_on_worker_lost")
+        if not getattr(cls, each)
+    }
+    if not cls.acks_late:
+        found.append(
+            ("acks_late", f"acks_late is off, so a task whose worker dies is lost; {'; '.join(lines.values())}")
+        )
+    elif not comes_back_from_lost_worker(cls):
+        text = "reject_on_worker_lost is off, so a task whose pool process is killed is lost"
+        found.append(("acks_late", f"{text}; {lines['reject_on_worker_lost']}"))
     runtime = runtime_of(app)
     policy = cls.idempotent or runtime.default_policy
     timeout = runtime.broker.visibility_timeout
     if timeout is not None and 0 < policy.retain_ms <= timeout * 1000:
-        problems.append(
-            IdempotencyWarning(
-                f"retain ({policy.retain_ms / 1000:g} s) is not longer than the broker's visibility timeout "
-                f"({timeout:g} s), so a redelivery can come after its outcome was forgotten",
-                "retain",
-            )
+        text = (
+            f"retain ({policy.retain_ms / 1000:g} s) is not longer than the broker's visibility timeout "
+            f"({timeout:g} s), so a redelivery can come after its outcome was forgotten"
         )
-    autoretried = [each for each in getattr(cls, "autoretry_for", ()) if not issubclass(each, SafeToRetry)]
-    if policy.on_takeover == "refuse" and autoretried:
-        problems.append(
-            IdempotencyWarning(
-                "autoretry_for turns exceptions into retries, and a retry runs the body again although on_takeover "
-                "is 'refuse'; list only exceptions that prove that no effect had begun, or raise SafeToRetry and list "
-                "that",
-                "autoretry_for",
-            )
+        found.append(("retain", text))
+    if policy.on_takeover == "refuse" and not all(
+        issubclass(each, SafeToRetry) for each in getattr(cls, "autoretry_for", ())
+    ):
+        text = (
+            "autoretry_for turns exceptions into retries, and a retry runs the body again although on_takeover is "
+            "'refuse'; list only exceptions that prove that no effect had begun, or raise SafeToRetry and list that"
         )
-    return problems
-
-
-def _losses(cls: type[Task], app: Celery) -> Iterator[IdempotencyWarning]:
-    if not cls.acks_late:
-        remedies = [
-            _switched_on(app, each) for each in ("acks_late", "reject_on_worker_lost") if not getattr(cls, each)
-        ]
-        yield IdempotencyWarning(
-            f"acks_late is off, so a task whose worker dies is lost; {'; '.join(remedies)}", "acks_late"
-        )
-    elif not comes_back_from_lost_worker(cls):
-        yield IdempotencyWarning(
-            "reject_on_worker_lost is off, so a task whose pool process is killed is lost; "
-            f"{_switched_on(app, 'reject_on_worker_lost')}",
-            "acks_late",
-        )
-
-
-def _switched_on(app: Celery, option: str) -> str:
-    """The line to change: a task's own option counts more than the setting."""
-    return f"remove {option}=False from the task" if app.conf[f"task_{option}"] else f"set task_{option}=True"
-
-
-def _warn(cls: type[Task], warning: IdempotencyWarning) -> None:
-    """Warn at the line where the author wrote the body: binding happens anywhere, and often long after."""
-    code = getattr(inspect.unwrap(cls.run), "__code__", Task.__call__.__code__)
-    warnings.warn_explicit(warning, None, code.co_filename, code.co_firstlineno, cls.__module__)
+        found.append(("autoretry_for", text))
+    return [IdempotencyWarning(text, option) for option, text in found]
 
 
 def conversion(cls: type[Task]) -> Conversion | None:
@@ -308,22 +302,19 @@ def conversion(cls: type[Task]) -> Conversion | None:
         return None
     # Celery's own wrapper, around a body that gives its arguments back. A second reading of the annotations would
     # convert more, less or other than Celery does, and then the key would not be that of what the body gets.
-    cells = [
-        CellType(_returned) if name == "task_fun" else cell
+    closure = tuple(
+        CellType(lambda *args, **kwargs: (args, kwargs)) if name == "task_fun" else cell
         for name, cell in zip(names, wrapper.__closure__, strict=True)
-    ]
-    converted = FunctionType(wrapper.__code__, wrapper.__globals__, closure=tuple(cells))
+    )
+    converted = FunctionType(wrapper.__code__, wrapper.__globals__, closure=closure)
     if _is_static(cls):
         return lambda args, kwargs: converted(*args, **kwargs)
-    return lambda args, kwargs: _without_self(*converted(None, *args, **kwargs))
 
+    def convert(args: Any, kwargs: Any) -> tuple[Any, Any]:
+        args, kwargs = converted(None, *args, **kwargs)
+        return args[1:], kwargs
 
-def _returned(*args: Any, **kwargs: Any) -> tuple[Iterable[Any], Mapping[str, Any]]:
-    return args, kwargs
-
-
-def _without_self(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[Iterable[Any], Mapping[str, Any]]:
-    return tuple(args)[1:], kwargs
+    return convert
 
 
 def _is_static(cls: type[Task]) -> bool:

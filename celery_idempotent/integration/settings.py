@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import Any, Literal, cast
 from weakref import proxy
 
@@ -111,39 +112,25 @@ def _given(app: Celery, setting: str) -> Any:
     return app.conf.get(setting, SETTINGS[setting])
 
 
-def _period(setting: str, what: str) -> "cached_property[int]":
-    """A row of :class:`Runtime`: a duration, in milliseconds."""
+def _row(
+    setting: str, remedy: str, fits: Callable[[Any], bool] = is_duration, use: Callable[[Any], Any] = milliseconds
+) -> "cached_property[Any]":
+    """A row of :class:`Runtime`: what the app's setting means, which is refused where it does not fit."""
 
-    def look(runtime: "Runtime") -> int:
+    def look(runtime: "Runtime") -> Any:
         value = _given(runtime._app, setting)
-        if not is_duration(value):
-            raise PolicyError(setting, repr(value), f"must be seconds {what}")
-        return milliseconds(value)
+        if not fits(value):
+            raise PolicyError(setting, repr(value), f"must be {remedy}")
+        return use(value)
 
     return cached_property(look)
-
-
-def _every(setting: str, what: str) -> "cached_property[float]":
-    """A row of :class:`Runtime`: a duration, in seconds."""
-    look = _period(setting, what).func
-    return cached_property(lambda runtime: look(runtime) / 1000)
-
-
-class StoreAlone:
-    """In place of an app, a store: results are JSON, and nothing else is read."""
-
-    def __init__(self, store: str | Store) -> None:
-        self.tasks: Mapping[str, Any] = {}
-        self.conf = AttributeDict(
-            idempotency_store=store, result_serializer="json", result_accept_content=None, accept_content=["json"]
-        )
 
 
 class Runtime:
     """Everything that one app's settings decide."""
 
-    def __init__(self, app: Celery | StoreAlone) -> None:
-        self._app: Celery = app
+    def __init__(self, app: Celery) -> None:
+        self._app = app
         self._opening = threading.Lock()
         self._last_opened: StoreHandle | None = None
         self._codecs: dict[bool, Codec] = {}
@@ -160,10 +147,6 @@ class Runtime:
         return self.opened.store
 
     @property
-    def breaker(self) -> Breaker:
-        return self.opened.breaker
-
-    @property
     def opened(self) -> StoreHandle:
         """The store and its breaker, by one look at the settings."""
         setting = self._app.conf.get("idempotency_store")
@@ -171,17 +154,13 @@ class Runtime:
         if opened is None or opened.setting is not setting:
             with self._opening:
                 # Another thread may have opened it meanwhile; a computed setting is an equal value at each access.
-                opened = self._last_opened
+                before = opened = self._last_opened
                 if opened is None or opened.setting != setting:
-                    opened = self._replace(opened)
-        return opened
-
-    def _replace(self, before: StoreHandle | None) -> StoreHandle:
-        setting = _steady(partial(self._app.conf.get, "idempotency_store"))
-        store = self.around(_open(setting))
-        opened = self._last_opened = StoreHandle(setting, store, Breaker(repr(store)))
-        if before is not None and innermost(before.store) is not before.setting:
-            before.store.close()  # attempts that began in it connect again
+                    setting = _steady(partial(self._app.conf.get, "idempotency_store"))
+                    store = self.around(open_store(setting))
+                    opened = self._last_opened = StoreHandle(setting, store, Breaker(repr(store)))
+                    if before is not None and innermost(before.store) is not before.setting:
+                        before.store.close()  # attempts that began in it connect again
         return opened
 
     def around(self, store: Store) -> Store:
@@ -211,18 +190,6 @@ class Runtime:
         policy: Policy = getattr(task, "idempotency_policy", self.default_policy)
         return policy
 
-    @cached_property
-    def namespace(self) -> str:
-        """What stands before every key of the app, by ``idempotency_namespace``; empty where it is not set."""
-        namespace = self._app.conf.get("idempotency_namespace")
-        if namespace is None:
-            return ""
-        if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
-            raise PolicyError(
-                "idempotency_namespace", repr(namespace), "must be 1 to 64 letters, digits, dots, dashes or underscores"
-            )
-        return f"{namespace}:"
-
     def scope_of(self, policy: Policy, task: str) -> str:
         return f"{self.namespace}{policy.scope_of(task)}"
 
@@ -250,37 +217,37 @@ class Runtime:
             codec = self._codecs[policy.private] = self.codec.under(policy)
         return codec
 
-    relay_every = _every("idempotency_relay", "between two looks, or 0 for none")
-    """Seconds between two looks into the outbox, each a small query; 0: a worker does not look."""
+    namespace: "cached_property[str]" = _row(
+        "idempotency_namespace",
+        "1 to 64 letters, digits, dots, dashes or underscores",
+        lambda value: value is None or (isinstance(value, str) and _NAMESPACE.fullmatch(value) is not None),
+        lambda value: f"{value}:" if value else "",
+    )
+    """What stands before every key of the app."""
 
-    queued_for = _period("idempotency_queued_for", "for which a message that was sent counts as queued")
-    """Milliseconds for which a sent message counts as queued."""
+    hold_messages: "cached_property[bool | Literal['all']]" = _row(
+        "idempotency_hold_messages",
+        'True, False or "all"',
+        lambda value: isinstance(value, bool) or value == "all",
+        lambda value: value,
+    )
+    """Whose messages a worker holds: of idempotent tasks, of all, or none."""
 
-    purge_every = _every("idempotency_purge", "between two purges, or 0 for no purge")
-    """Seconds between two purges by a worker; 0: a worker does not purge."""
-
-    purge_released = _period("idempotency_purge_released", "for which they stay, or 0 for no purge")
-    """Milliseconds for which a purge leaves RELEASED records; 0: for ever."""
-
-    purge_abandoned = _period("idempotency_purge_abandoned", "for which they stay, or 0 for no purge")
-    """The same after the end of a lease."""
-
-    keep_verdicts = _period("idempotency_keep_verdicts", "for which a verdict stays, or 0 for no longer than retain")
-    """Milliseconds for which a verdict stays at least; 0: as its outcome does."""
-
-    @cached_property
-    def hold_messages(self) -> bool | Literal["all"]:
-        """Whose messages a worker holds, by ``idempotency_hold_messages``: of idempotent tasks, of all, or none.
-
-        Raises:
-            PolicyError: It is none of these.
-        """
-        held = _given(self._app, "idempotency_hold_messages")
-        if held is True or held is False:
-            return held
-        if held != "all":
-            raise PolicyError("idempotency_hold_messages", repr(held), 'must be True, False or "all"')
-        return "all"
+    relay_every: "cached_property[int]" = _row("idempotency_relay", "seconds between two looks, or 0 for none")
+    queued_for: "cached_property[int]" = _row(
+        "idempotency_queued_for", "seconds for which a message that was sent counts as queued"
+    )
+    purge_every: "cached_property[int]" = _row("idempotency_purge", "seconds between two purges, or 0 for no purge")
+    purge_released: "cached_property[int]" = _row(
+        "idempotency_purge_released", "seconds for which they stay, or 0 for no purge"
+    )
+    purge_abandoned: "cached_property[int]" = _row(
+        "idempotency_purge_abandoned", "seconds for which they stay, or 0 for no purge"
+    )
+    keep_verdicts: "cached_property[int]" = _row(
+        "idempotency_keep_verdicts", "seconds for which a verdict stays, or 0 for no longer than retain"
+    )
+    """Milliseconds, as those above."""
 
     @cached_property
     def broker(self) -> Broker:
@@ -290,18 +257,12 @@ class Runtime:
         return Broker(driver, options.get("visibility_timeout", _VISIBILITY_TIMEOUT.get(driver)))
 
 
-def _hide_secrets_from_reports() -> None:
-    """Have ``celery report`` and ``inspect conf`` hide keys, and URLs, which can hold a password.
-
-    Celery hides settings by their names, as of Django's, and asks nobody; this is the list that it keeps.
-    """
-    known = utils.HIDDEN_SETTINGS
-    utils.HIDDEN_SETTINGS = re.compile(
-        f"{known.pattern}|IDEMPOTENCY_STORE|IDEMPOTENCY_LARGE_RESULTS|IDEMPOTENCY_CIPHER", known.flags
-    )
-
-
-_hide_secrets_from_reports()
+# Celery hides settings from `celery report` and `inspect conf` by their names, as of Django's, and asks nobody; this is
+# the list that it keeps. A URL can hold a password.
+utils.HIDDEN_SETTINGS = re.compile(
+    f"{utils.HIDDEN_SETTINGS.pattern}|IDEMPOTENCY_STORE|IDEMPOTENCY_LARGE_RESULTS|IDEMPOTENCY_CIPHER",
+    utils.HIDDEN_SETTINGS.flags,
+)
 
 
 def cipher_of(app: Celery) -> Cipher | None:
@@ -332,24 +293,22 @@ def _steady(look: Callable[[], Any]) -> Any:
     for _ in range(_LOOKS):
         before, seen = seen, look()
         if before is seen or before == seen:
-            return seen
-    raise PolicyError(
-        "idempotency_store",
-        scheme_of(seen) if isinstance(seen, str) else type(seen).__name__,
-        "it is another at each access of the settings, so every delivery would open one of its own; make the value "
-        "once, as with functools.cached_property, or write a URL",
-    )
-
-
-def _open(setting: Any) -> Store:
-    if setting is None:
+            break
+    else:
+        raise PolicyError(
+            "idempotency_store",
+            scheme_of(seen) if isinstance(seen, str) else type(seen).__name__,
+            "it is another at each access of the settings, so every delivery would open one of its own; make the value "
+            "once, as with functools.cached_property, or write a URL",
+        )
+    if seen is None:
         raise PolicyError(
             "idempotency_store",
             "None",
             "set it to a store or its URL, such as dynamodb://@eu-west-1/idempotency (under a settings namespace "
             "CELERY it is called CELERY_IDEMPOTENCY_STORE); what is no task may be given store=... instead",
         )
-    return open_store(setting)
+    return seen
 
 
 _RUNTIME = "_celery_idempotent_runtime"
@@ -363,3 +322,9 @@ def runtime_of(app: Celery) -> Runtime:
     app = app._get_current_object() if hasattr(app, "_get_current_object") else app
     made: Runtime = vars(app).setdefault(_RUNTIME, Runtime(proxy(app)))  # the app outlives its runtime
     return made
+
+
+def runtime_alone(store: str | Store) -> Runtime:
+    """That of a store without an app: results are JSON, and no other setting is read."""
+    json = {"result_serializer": "json", "result_accept_content": None, "accept_content": ["json"]}
+    return Runtime(cast(Celery, SimpleNamespace(tasks={}, conf=AttributeDict(idempotency_store=store, **json))))

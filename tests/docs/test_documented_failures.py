@@ -213,7 +213,7 @@ def _limit_strikes(scene: Scene) -> None:
 
 def _no_thread(scene: Scene) -> None:
     error = StoreUnavailable("memory", "heartbeat", "can't start new thread")
-    with patch("celery_idempotent.integration.task.task.heartbeat.start", side_effect=error):
+    with patch("celery_idempotent.integration.task.guard.heartbeat.start", side_effect=error):
         assert _state(scene.deliver()) == "RETRY"
     assert scene.status is Status.RELEASED
 

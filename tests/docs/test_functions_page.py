@@ -50,7 +50,7 @@ def gateway() -> Gateway:
 @pytest.fixture
 def page(store: FaultyStore, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the page's blocks define, on a store in memory."""
-    monkeypatch.setattr("celery_idempotent.integration.task.guard.open_store", lambda url: store)
+    monkeypatch.setattr("celery_idempotent.integration.settings.open_store", lambda url: store)
     monkeypatch.setattr("celery_idempotent.integration.task.guard._by_url", {})
     names = {"gateway": gateway, "carrier": gateway, "__name__": "page"}
     for line, text in code(PAGE, "python"):

@@ -258,7 +258,7 @@ def test_every_problem_has_its_anchor() -> None:
 def test_message_that_is_published_twice_has_one_key(monkeypatch: pytest.MonkeyPatch, unchanged_celery: None) -> None:
     """As the page's own view publishes it, whose first request fails after that."""
     store = MemoryStore()
-    monkeypatch.setattr("celery_idempotent.integration.task.guard.open_store", lambda url: store)
+    monkeypatch.setattr("celery_idempotent.integration.settings.open_store", lambda url: store)
     monkeypatch.setattr("celery_idempotent.integration.task.guard._by_url", {})
     published: list[str] = []
 

@@ -230,7 +230,7 @@ class Shop:
         self.app = an_app()
         self.app.conf.idempotency_store = self.store
         # Or a slow machine would let a trial pass among the deliveries that are counted.
-        runtime_of(self.app).breaker._clock = SimpleNamespace(monotonic=lambda: 1.0)
+        runtime_of(self.app).opened.breaker._clock = SimpleNamespace(monotonic=lambda: 1.0)
 
         def charge(order_id: str) -> str:
             return self.body()
@@ -250,9 +250,9 @@ class Shop:
 
     def wait(self) -> None:
         """Let the pause before the next trial pass."""
-        circuit = runtime_of(self.app).breaker._circuit
+        circuit = runtime_of(self.app).opened.breaker._circuit
         assert isinstance(circuit, Open)
-        runtime_of(self.app).breaker._circuit = Open(circuit.since, 0, unanswered=circuit.unanswered)
+        runtime_of(self.app).opened.breaker._circuit = Open(circuit.since, 0, unanswered=circuit.unanswered)
 
 
 def test_a_backlog_is_postponed_in_silence(caplog: pytest.LogCaptureFixture, pauses: list[float]) -> None:
@@ -285,7 +285,7 @@ def test_process_without_an_answer_does_not_eat_the_queue(pauses: list[float]) -
     assert not any(pauses)
     shop.deliver(2)
     assert 0.5 <= pauses[-1] <= 1
-    breaker = runtime_of(shop.app).breaker
+    breaker = runtime_of(shop.app).opened.breaker
     breaker._circuit = Open(0, 31)
     shop.deliver(1)
     assert pauses[-1] == 2, "a shutdown waits for it"
@@ -299,7 +299,7 @@ def test_pause_is_over_long_before_a_hard_time_limit(limit: str, pauses: list[fl
     shop = Shop()
     shop.is_away = True
     shop.deliver(FAILURES)
-    runtime_of(shop.app).breaker._circuit = Open(0, 31)
+    runtime_of(shop.app).opened.breaker._circuit = Open(0, 31)
     request: dict[str, Any] = {}
     if limit == "of the task":
         shop.task.time_limit = 3
@@ -344,7 +344,7 @@ def test_what_a_body_has_to_record_is_tried_all_the_same(pauses: list[float]) ->
 
     shop.body = meanwhile
     assert deliver(shop.task, "first").value == "done"
-    assert runtime_of(shop.app).breaker.is_open
+    assert runtime_of(shop.app).opened.breaker.is_open
     (record,) = shop.store.scan()
     assert record.status is Status.COMPLETED
 
@@ -354,9 +354,9 @@ def test_another_store_has_another_breaker() -> None:
     shop = Shop()
     shop.is_away = True
     shop.deliver(FAILURES)
-    assert runtime_of(shop.app).breaker.is_open
+    assert runtime_of(shop.app).opened.breaker.is_open
     shop.app.conf.idempotency_store = MemoryStore()
-    assert not runtime_of(shop.app).breaker.is_open
+    assert not runtime_of(shop.app).opened.breaker.is_open
 
 
 def _raise(error: Exception) -> str:

@@ -239,7 +239,7 @@ class Relay(Periodic):
         return bool(self.every(parent.app)) and isinstance(runtime_of(parent.app).store, Outbox)
 
     def every(self, app: Celery) -> float:
-        return runtime_of(app).relay_every
+        return runtime_of(app).relay_every / 1000
 
     def look(self, app: Celery) -> bool:
         published = relay(app)

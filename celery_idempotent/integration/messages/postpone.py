@@ -106,7 +106,7 @@ def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
     if task.request.is_eager:
         raise error
     # A process without an answer would be the fastest, and postpone what the others could run.
-    pause = runtime_of(task.app).breaker.pause
+    pause = runtime_of(task.app).opened.breaker.pause
     if pause:
         limit = (task.request.timelimit or [None])[0] or task.time_limit or inf
         with suppress(Exception):  # a soft time limit that strikes ends the pause: nothing has run that could fail

@@ -150,7 +150,7 @@ class Purge(Periodic):
         return bool(self.every(parent.app)) and (isinstance(runtime.store, PurgeableStore) or any(ages))
 
     def every(self, app: Celery) -> float:
-        return runtime_of(app).purge_every
+        return runtime_of(app).purge_every / 1000
 
     def first_pause(self, every: float) -> float:
         """Some part of it: workers that start together must not all begin together."""

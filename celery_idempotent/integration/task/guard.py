@@ -29,7 +29,7 @@ from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.integration import binding
 from celery_idempotent.integration.context import at_once
 from celery_idempotent.integration.events import Named, current_trace, report
-from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, Runtime, StoreAlone, runtime_of
+from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, Runtime, runtime_alone, runtime_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.keys import CallSignature, Identity, identify
 from celery_idempotent.protocol.operation import Operation
@@ -49,8 +49,9 @@ def place_of(store: str | Store | None, app: Celery | None) -> Callable[[], Runt
         return lambda: runtime_of(app or current_app)
     if app is not None:
         raise PolicyError("store", "beside an app", "an app has a store, by idempotency_store; give one of the two")
-    alone = StoreAlone(store)
-    runtime = _by_url.setdefault(store, Runtime(alone)) if isinstance(store, str) else Runtime(alone)
+    runtime = runtime_alone(store)
+    if isinstance(store, str):
+        runtime = _by_url.setdefault(store, runtime)
     return lambda: runtime
 
 

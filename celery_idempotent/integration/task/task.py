@@ -74,7 +74,7 @@ from celery_idempotent.integration.messages import postpone, publishing
 from celery_idempotent.integration.messages.outbox import Relay
 from celery_idempotent.integration.operating.periodic import Purge
 from celery_idempotent.integration.operating.startup import StoreCheck
-from celery_idempotent.integration.settings import CONTROL_FLOW, cipher_of, runtime_of
+from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
 from celery_idempotent.integration.task.guard import attempt_of, delivery_of
 from celery_idempotent.integration.versions import KeepsRequest
 from celery_idempotent.printable import say
@@ -173,10 +173,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._call_signature = None
-        binding.refuse_other_caller(cls)
-        binding.refuse_place(cls, IdempotentMixin)
-        binding.refuse_unsupported_body(cls)
-        binding.refuse_misplaced_policy(cls)
+        binding.check_class(cls, IdempotentMixin)
         tell_of_bodies_only(cls)
         _guard_calls(cls)
 
@@ -187,7 +184,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         if binding.is_builtin(cls):
             return
         try:
-            cls._check(app)
+            binding.check_task(cls, app)
         except PolicyError as error:
             cls._refusal = error  # Celery has registered the task already, and would run it when it is used again
             raise
@@ -200,19 +197,6 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         for blueprint, steps in _STEPS.items():
             app.steps[blueprint].update(steps)
         binding.warn_about_delivery(cls, app)
-
-    @classmethod
-    def _check(cls, app: Celery) -> None:
-        with binding.named(cls.name):
-            binding.refuse_misplaced_policy(cls)  # annotations can bring one
-            binding.refuse_other_caller(cls)
-            binding.refuse_misplaced_option(cls)
-            binding.refuse_lossy_app(cls, app)
-            if cls.idempotent is not None:
-                binding.check_policy(cls.idempotent, binding.body_signature(cls))
-            binding.refuse_unknown_settings(app)
-            binding.refuse_unusable_settings(app)
-        cipher_of(app)
 
     @property
     def idempotency_policy(self) -> Policy:
