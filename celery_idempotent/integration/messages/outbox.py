@@ -6,7 +6,6 @@ import random
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery, Signature
@@ -31,9 +30,6 @@ _HOLD = 60_000
 _FIRST_PAUSE = 1_000
 _LONGEST_PAUSE = 600_000
 """Milliseconds before a message is tried again; doubled by every failure, until it is the longest."""
-
-_LONGEST_REASON = 300
-"""Characters that are kept of why a message was not published."""
 
 
 def send(using: Any, task: Any, *args: Any, **kwargs: Any) -> str:
@@ -101,22 +97,17 @@ def relay(app: Celery, *, limit: int = 100) -> int:
     return len(published)
 
 
-def _postpone(app: Celery, outbox: Outbox, taken: TakenMessage, error: Exception, *, is_away: bool) -> None:
-    reason = one_line(_reason(app, taken.message, error))[:_LONGEST_REASON]
-    if is_away:
-        # Tried again at the next look, but after the others: it may be the message's fault all the same.
-        outbox.postpone(taken, 0, reason)
-        return
-    pause = min(_FIRST_PAUSE << min(taken.failures, 30), _LONGEST_PAUSE)
-    outbox.postpone(taken, pause, reason)
-    say(
-        logger.error,
-        "relay_failed",
-        task_id=taken.message.id,
-        failures=taken.failures + 1,
-        pause=pause // 1000,
-        reason=reason,
-    )
+def _publish(app: Celery, message: OutboxMessage) -> None:
+    Signature.from_dict(_fields(app, message), app=app).apply_async(task_id=message.id)
+
+
+def _fields(app: Celery, message: OutboxMessage) -> dict[str, Any]:
+    runtime = runtime_of(app)
+    encoded = unpack(runtime.store, Encoded(message.data, message.content_type), message_slot(message.id))
+    fields = runtime.codec.decode(encoded)
+    if not isinstance(fields, dict):
+        raise DecodeError("no signature of a task")
+    return fields
 
 
 def _is_of_the_broker(app: Celery, error: Exception) -> bool:
@@ -133,6 +124,26 @@ def _is_of_the_broker(app: Celery, error: Exception) -> bool:
     return isinstance(cause, connection.connection_errors) or not isinstance(cause, connection.channel_errors)
 
 
+def _postpone(app: Celery, outbox: Outbox, taken: TakenMessage, error: Exception, *, is_away: bool) -> None:
+    reason = f"{type(error).__name__}: {describe(error)}"
+    with suppress(Exception):  # what cannot be decoded names no task
+        if app.tasks[_fields(app, taken.message)["task"]].idempotency_policy.private:
+            reason = type(error).__name__  # the text can quote arguments
+    reason = one_line(reason)[:300]
+    # Where the broker is away, at the next look, but after the others: it may be the message's fault all the same.
+    pause = 0 if is_away else min(_FIRST_PAUSE << min(taken.failures, 30), _LONGEST_PAUSE)
+    outbox.postpone(taken, pause, reason)
+    if not is_away:
+        say(
+            logger.error,
+            "relay_failed",
+            task_id=taken.message.id,
+            failures=taken.failures + 1,
+            pause=pause // 1000,
+            reason=reason,
+        )
+
+
 def outbox_of(app: Celery) -> Outbox:
     store = runtime_of(app).store
     if not isinstance(store, Outbox):
@@ -140,40 +151,11 @@ def outbox_of(app: Celery) -> Outbox:
     return store
 
 
-def _fields(app: Celery, message: OutboxMessage) -> Any:
-    runtime = runtime_of(app)
-    encoded = unpack(runtime.store, Encoded(message.data, message.content_type), message_slot(message.id))
-    return runtime.codec.decode(encoded)
-
-
-def _publish(app: Celery, message: OutboxMessage) -> None:
-    fields = _fields(app, message)
-    if not isinstance(fields, dict):
-        raise DecodeError("no signature of a task")
-    Signature.from_dict(fields, app=app).apply_async(task_id=message.id)
-
-
-def _reason(app: Celery, message: OutboxMessage, error: Exception) -> str:
-    """Why a message was not published: of a task that redacts errors only the type, as the text can quote arguments."""
-    with suppress(Exception):  # what cannot be decoded names no task
-        task = app.tasks[_fields(app, message)["task"]]
-        if task.idempotency_policy.private:
-            return type(error).__name__
-    return f"{type(error).__name__}: {describe(error)}"
-
-
 MOST = 1000
 """Messages that are counted; more are as many."""
 
 _COUNT_EVERY = 10.0
 """Seconds between two counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Count:
-    messages: int
-    oldest: float
-    counted_at: float
 
 
 class Backlog:
@@ -186,7 +168,9 @@ class Backlog:
         self._clock = clock
         #: Whether anybody wants to know.
         self.is_watched = False
-        self._count: _Count | None = None
+        #: How many wait; None if nobody has counted.
+        self.messages: int | None = None
+        self._counted_at = self._oldest_since = 0.0
 
     def look(self, waiting: Callable[[int], list[WaitingMessage]], now: Callable[[], int]) -> None:
         """Count if it is time to; ``waiting`` gives the oldest messages and ``now`` the store's time, in milliseconds.
@@ -194,28 +178,22 @@ class Backlog:
         Raises:
             StoreUnavailable: No certain answer. The last count stays, and its messages grow older.
         """
-        if not self.is_watched or (self._count and self._clock() < self._count.counted_at + _COUNT_EVERY):
+        is_fresh = self.messages is not None and self._clock() < self._counted_at + _COUNT_EVERY
+        if not self.is_watched or is_fresh:
             return
         found = waiting(MOST)
-        oldest = max(now() - found[0].created_at, 0) / 1000 if found else 0.0
-        self._count = _Count(len(found), oldest, self._clock())
-
-    @property
-    def messages(self) -> int | None:
-        """How many wait; None if nobody has counted."""
-        return None if self._count is None else self._count.messages
+        age = max(now() - found[0].created_at, 0) / 1000 if found else 0.0
+        self._counted_at = self._clock()
+        self._oldest_since, self.messages = self._counted_at - age, len(found)
 
     @property
     def age(self) -> float | None:
         """Seconds for which the oldest has waited; 0 if none waits, None if nobody has counted."""
-        if self._count is None:
-            return None
-        waited = self._count.oldest + self._clock() - self._count.counted_at
-        return waited if self._count.messages else 0.0
+        return self._clock() - self._oldest_since if self.messages else self.messages
 
     def forget(self) -> None:
         """Have no count: somebody else counts from now on."""
-        self._count = None
+        self.messages = None
 
 
 backlog = Backlog()

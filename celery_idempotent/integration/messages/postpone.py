@@ -4,14 +4,14 @@
 object. So the message is published again as it came, with the same ``retries``, and the delivery ends as
 Celery's ``Retry``. If that publish fails, the message itself goes back to the broker.
 
-It has to come out of the queue that it came out of. Of a delivery, Celery knows the exchange and the routing key. To
-publish by these again is not enough: a pool process of a Redis worker has declared no exchange, so kombu takes each for
-a direct one and drops what has another key than the binding, without a word; and an exchange that copies messages to
-several queues would copy this one again each time. So the message goes to its queue past every exchange.
+It has to come out of the queue that it came out of, and of a delivery Celery knows the exchange and the routing key. To
+publish by these is not enough: a pool process of a Redis worker has declared no exchange, so kombu takes each for a
+direct one and drops what has another key than the binding, without a word; and an exchange that copies messages to
+several queues would copy this one each time. So the message goes to its queue past every exchange.
 
 Where an app on RabbitMQ has a quorum queue, Celery (5.5 and later) sends what has a countdown to exchanges of its own,
-which keep it for whole seconds and then hand it on by its routing key, to the exchange of the queue that Celery takes
-for its own: so that is given with the exchange and the key of the message, and not with its name.
+which hand it on by its routing key to the exchange of the queue that Celery takes for its own: so that is given with
+the exchange and the key of the message, and not with its name.
 """
 
 import random
@@ -89,9 +89,8 @@ def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
             raise met.error
         if policy.on_conflict == "skip" and not awaited and not request.errbacks:
             raise Ignore(str(met.error))
-    bounds = _bounds(task)
-    postponed = _count(request, CONFLICTS_HEADER)
-    delay = policy.conflict_delay_ms(postponed, met.running_for, met.error.retry_after, bounds=bounds, draw=_draw())
+    postponed = count_in(request.headers or {}, CONFLICTS_HEADER)
+    delay = policy.conflict_delay_ms(postponed, met.running_for, met.error.retry_after, **_bounds(task))
     _postpone(task, CONFLICTS_HEADER, met.error, delay)
 
 
@@ -111,13 +110,8 @@ def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
         limit = (task.request.timelimit or [None])[0] or task.time_limit or inf
         with suppress(Exception):  # a soft time limit that strikes ends the pause: nothing has run that could fail
             time.sleep(min(pause, _OUTAGE_PAUSE, limit / 2))
-    bounds = _bounds(task)
-    delay = policy.outage_delay_ms(_count(task.request, OUTAGES_HEADER), bounds=bounds, draw=_draw())
-    _postpone(task, OUTAGES_HEADER, error, delay)
-
-
-def _draw() -> float:
-    return random.random()  # noqa: S311 - it keeps no secret
+    postponed = count_in(task.request.headers or {}, OUTAGES_HEADER)
+    _postpone(task, OUTAGES_HEADER, error, policy.outage_delay_ms(postponed, **_bounds(task)))
 
 
 def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> NoReturn:
@@ -126,18 +120,14 @@ def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> N
     try:
         # The same message: its arguments as they came, whatever the body has done to them.
         args, kwargs = arrival.arguments(request) if arrival else (request.args, request.kwargs)
-        counters = {
-            header: _count(request, header) + 1,
+        headers = {
+            **headers_again(request),
+            header: count_in(request.headers or {}, header) + 1,
             DELIVERIES_HEADER: deliveries(request),
             WAITING_HEADER: waiting_since(request.headers or {}) or round(time.time() * 1000),
         }
         signature = task.signature_from_request(
-            request,
-            args,
-            kwargs,
-            retries=request.retries,
-            headers={**headers_again(request), **counters},
-            **options,
+            request, args, kwargs, retries=request.retries, headers=headers, **options
         )
         exchange, key = signature.options.get("exchange"), signature.options.get("routing_key")
         # The message could be dropped; RabbitMQ knows its exchanges, a process need not.
@@ -155,14 +145,15 @@ def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> N
     raise Retry(str(error), exc=error, when=delay / 1000, sig=signature)
 
 
-def _bounds(task: Task) -> tuple[int, ...]:
+def _bounds(task: Task) -> dict[str, Any]:
+    """What bounds a delay, beside the policy."""
     runtime = runtime_of(task.app)
-    timeout = runtime.broker.visibility_timeout
+    bounds, timeout = [_MAX_DELAY_MS], runtime.broker.visibility_timeout
     # A message that nobody holds, and that waits longer than the visibility timeout in a worker, is delivered again,
     # and again. On a FIFO queue its group waits for it, so it is not to wait for long there, held or not.
-    if timeout is None or (runtime.broker.driver == "redis" and runtime.hold_messages):
-        return (_MAX_DELAY_MS,)
-    return (_MAX_DELAY_MS, max(1, round(timeout * 500)))
+    if timeout is not None and not (runtime.broker.driver == "redis" and runtime.hold_messages):
+        bounds.append(max(1, round(timeout * 500)))
+    return {"bounds": tuple(bounds), "draw": random.random()}  # noqa: S311 - it keeps no secret
 
 
 def _delay_options(app: Celery, request: Context, delay: int) -> dict[str, Any]:
@@ -174,10 +165,6 @@ def _delay_options(app: Celery, request: Context, delay: int) -> dict[str, Any]:
     if broker.is_rabbitmq and has_quorum_queues(app):
         return {"countdown": whole_seconds}  # RabbitMQ does so, too, and Celery refuses less than one
     return {"countdown": delay / 1000}
-
-
-def _count(request: Context, header: str) -> int:
-    return count_in(request.headers or {}, header)
 
 
 def way_back(app: Celery, request: Context, options: Mapping[str, Any], *, is_rabbitmq: bool) -> dict[str, Any]:
@@ -193,31 +180,26 @@ def way_back(app: Celery, request: Context, options: Mapping[str, Any], *, is_ra
     """
     info = request.delivery_info or {}
     exchange, key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
-    if request.is_eager or not (exchange or key) or not _is_kept(options, exchange, key):
+    # As Celery takes them from the delivery, or else somebody sends the message elsewhere.
+    if exchange:
+        is_kept = not options.get("queue") and (options.get("exchange"), options.get("routing_key")) == (exchange, key)
+    else:
+        is_kept = bool(key) and options.get("queue") == key
+    if request.is_eager or not is_kept:
         return {}
-    is_delayed = bool(options.get("countdown") or options.get("eta"))
-    if is_rabbitmq and is_delayed and has_quorum_queues(app):
-        return _delayed(app, exchange, key) if exchange else {}
-    name = key if not exchange else _queue_of(app, exchange, _DELAY.sub("", key), is_rabbitmq)
+    own_key, delays = _DELAY.subn("", key)
+    if is_rabbitmq and (options.get("countdown") or options.get("eta")) and has_quorum_queues(app):
+        if not exchange:
+            return {}
+        kinds = (each.exchange.type for each in app.amqp.queues.values() if each.exchange.name == exchange)
+        kind = "topic" if delays else next(kinds, "direct")
+        # It is declared nowhere: Celery asks a queue for exchange and key, and delays by topic exchanges only.
+        return {"queue": Queue("", Exchange(exchange, type=kind), own_key), "declare": []}
+    name = key if not exchange else _queue_of(app, exchange, own_key, is_rabbitmq)
     if name is None:
         return {}
     # It is declared nowhere, as its worker has done so. Its own exchange, if it has one, is not asked.
     return {"queue": Queue(name, Exchange(""), name), "exchange": "", "routing_key": name, "declare": []}
-
-
-def _is_kept(options: Mapping[str, Any], exchange: str, key: str) -> bool:
-    """Whether the options are as Celery takes them from the delivery, and nobody sends the message elsewhere."""
-    if exchange:
-        return not options.get("queue") and (options.get("exchange"), options.get("routing_key")) == (exchange, key)
-    return bool(options.get("queue") == key)
-
-
-def _delayed(app: Celery, exchange: str, key: str) -> dict[str, Any]:
-    key, delays = _DELAY.subn("", key)
-    kinds = (each.exchange.type for each in app.amqp.queues.values() if each.exchange.name == exchange)
-    kind = "topic" if delays else next(kinds, "direct")
-    # It is declared nowhere: Celery asks a queue for exchange and key, and delays by topic exchanges only.
-    return {"queue": Queue("", Exchange(exchange, type=kind), key), "declare": []}
 
 
 def _queue_of(app: Celery, exchange: str, key: str, is_rabbitmq: bool) -> str | None:
@@ -225,16 +207,16 @@ def _queue_of(app: Celery, exchange: str, key: str, is_rabbitmq: bool) -> str | 
     consumed = app.amqp.queues.consume_from.values()
     for queue in consumed:
         for binding in (queue, *queue.bindings):
-            kind = binding.exchange.type
-            if binding.exchange.name == exchange and _matches(kind, str(binding.routing_key or ""), key):
+            if binding.exchange.name != exchange:
+                continue
+            kind, pattern = binding.exchange.type, str(binding.routing_key or "")
+            if kind == "topic":
+                is_bound = re.match(TopicExchange(None).key_to_pattern(pattern), key) is not None
+            else:
+                is_bound = kind != "direct" or pattern == key
+            if is_bound:
                 if kind != "fanout" or is_rabbitmq:
                     return str(queue.name)
                 # Elsewhere such a queue is none, but a subscription; any worker will do for what is to wait.
                 return next((str(each.name) for each in consumed if each.exchange.type != "fanout"), None)
     return None
-
-
-def _matches(kind: str, pattern: str, key: str) -> bool:
-    if kind == "topic":
-        return re.match(TopicExchange(None).key_to_pattern(pattern), key) is not None
-    return kind != "direct" or pattern == key

@@ -39,10 +39,7 @@ _LONGEST = 10 * 365 * 86_400
 
 
 def starts_operation(task: Task, options: Mapping[str, Any], scope: str, task_id: str) -> bool:
-    """Whether the message starts an operation that may have been published already.
-
-    Not a retry or a postponed delivery, which continue one; nor what runs at once, in eager mode.
-    """
+    """Not a retry or a postponed delivery, which continue an operation; nor what runs at once, in eager mode."""
     if options.get("retries") or task.app.conf.task_always_eager:
         return False
     return identity_in(options.get("headers") or {}, scope, task_id) is None and not is_builtin(type(task))
@@ -53,17 +50,11 @@ def publish_once(
 ) -> Any:
     """``publish`` the message, or give the result of the one that was sent before.
 
-    Args:
-        task: What is called.
-        publish: Celery's ``apply_async``, or that of another base.
-        args: The call's arguments.
-        kwargs: Its keyword arguments.
-        options: Those of ``apply_async``, with an explicit key in the headers.
-        task_id: The id that the message would have.
+    ``publish`` is Celery's ``apply_async``, or that of another base; what it raises is raised, and nothing is recorded.
+    The options have an explicit key in their headers.
 
     Raises:
         PolicyError: The app has no usable store.
-        Exception: What sending raises. Nothing is recorded then.
     """
     store = runtime_of(task.app).store
     send = partial(publish, args, kwargs, task_id=task_id, **options)
@@ -98,17 +89,14 @@ def publish_once(
 
 def _report(task: Task, outgoing: Outgoing, problem: str, error: Exception) -> None:
     name = event_of(error) if isinstance(error, StoreUnavailable) else EventName.STORE_UNAVAILABLE
-    operation = outgoing.operation
-    event = Event(name, operation.identity.key, None, f"{problem}: {describe(error)}")
-    report(task, operation.task_id, event, observed=task.idempotency_policy.mode == "observe")
+    event = Event(name, outgoing.operation.identity.key, None, f"{problem}: {describe(error)}")
+    report(task, outgoing.operation.task_id, event, observed=task.idempotency_policy.mode == "observe")
 
 
 def _outgoing(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> Outgoing:
     received = wire_form(task, args, kwargs, options.get("serializer"))
-    headers = options.get("headers") or {}
-    identity = task.idempotency_identity(*received, headers=headers, task_id=task_id)
     operation = Operation(
-        identity=identity,
+        identity=task.idempotency_identity(*received, headers=options.get("headers") or {}, task_id=task_id),
         policy=task.idempotency_policy,
         task=task.name,
         task_id=task_id,
@@ -117,14 +105,12 @@ def _outgoing(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], ta
         process=this_process(),
     )
     due = max(_seconds(task, options.get("countdown")), _seconds(task, options.get("eta")))
-    expires = options.get("expires", task.expires)
     queued_for = due * 1000 + runtime_of(task.app).queued_for  # from when it is due
-    return Outgoing(
-        operation=operation,
-        queued_for=int(queued_for if expires is None else min(queued_for, _seconds(task, expires) * 1000)),
-        comes_back=comes_back_from_lost_worker(task),
-        awaited=is_awaited(options),
-    )
+    expires = options.get("expires", task.expires)
+    if expires is not None:
+        queued_for = min(queued_for, _seconds(task, expires) * 1000)
+    comes_back, awaited = comes_back_from_lost_worker(task), is_awaited(options)
+    return Outgoing(operation=operation, queued_for=int(queued_for), comes_back=comes_back, awaited=awaited)
 
 
 def _seconds(task: Task, value: Any) -> float:
@@ -145,37 +131,33 @@ def _answer(task: Task, decision: Known, options: Mapping[str, Any]) -> Any:
     That is where only a delivery can tell the result, and where publishing is only observed.
     """
     runtime, policy, record = runtime_of(task.app), task.idempotency_policy, decision.record
-    codec = runtime.codec_of(policy)
+    codec, observed = runtime.codec_of(policy), policy.mode == "observe"
     result = task.AsyncResult(record.task_id)
+    state = value = None
     try:
         match decision:
             case Underway():
                 result.ignored = options.get("ignore_result", task.ignore_result)
                 reason = f"running on {record.worker}" if record.owner else "queued"
             case Replay():
-                _know(result, states.SUCCESS, result_of(codec, load(runtime.store, record)))
+                state, value = states.SUCCESS, result_of(codec, load(runtime.store, record))
                 reason = "completed earlier"
             case ReplayFailure():
-                failure = failure_of(codec, policy, load(runtime.store, record), never=CONTROL_FLOW.steering)
-                _know(result, states.FAILURE, failure)
-                reason = f"failed earlier: {record.error}"
+                value = failure_of(codec, policy, load(runtime.store, record), never=CONTROL_FLOW.steering)
+                state, reason = states.FAILURE, f"failed earlier: {record.error}"
             case unreachable:
                 assert_never(unreachable)
     except (ResultLost, StoreUnavailable):
         return None
-    observed = policy.mode == "observe"
     skipped = Event(EventName.PUBLISH_SKIPPED, record.key, None, reason, done_in=record.app)
     report(task, record.task_id, skipped, observed=observed)
     if observed:
         return None
+    if state is not None:  # it needs no backend any more, and for the rest is like any other of the task
+        meta = {"task_id": result.id, "status": state, "result": value, "traceback": None, "children": None}
+        result._maybe_set_cache(meta)
     # As Celery does. No task is its own child: who walks through the results of its children would never end.
     parent = task.app.current_worker_task
     if parent and options.get("add_to_parent", True) and parent.request.id != result.id:
         parent.add_trail(result)
     return result
-
-
-def _know(result: Any, state: str, value: Any) -> None:
-    """Give ``result`` its value: it needs no backend any more, and for the rest is like any other of the task."""
-    meta = {"task_id": result.id, "status": state, "result": value, "traceback": None, "children": None}
-    result._maybe_set_cache(meta)
