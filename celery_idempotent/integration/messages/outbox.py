@@ -27,10 +27,6 @@ logger = logging.getLogger(__name__)
 _HOLD = 60_000
 """Milliseconds for which a relay has what it took. One that dies delays its messages by this, and no longer."""
 
-_FIRST_PAUSE = 1_000
-_LONGEST_PAUSE = 600_000
-"""Milliseconds before a message is tried again; doubled by every failure, until it is the longest."""
-
 
 def send(using: Any, task: Any, *args: Any, **kwargs: Any) -> str:
     """Have a task published once the transaction of ``using`` commits, and only then.
@@ -130,8 +126,9 @@ def _postpone(app: Celery, outbox: Outbox, taken: TakenMessage, error: Exception
         if app.tasks[_fields(app, taken.message)["task"]].idempotency_policy.private:
             reason = type(error).__name__  # the text can quote arguments
     reason = one_line(reason)[:300]
-    # Where the broker is away, at the next look, but after the others: it may be the message's fault all the same.
-    pause = 0 if is_away else min(_FIRST_PAUSE << min(taken.failures, 30), _LONGEST_PAUSE)
+    # Where the broker is away, at the next look, but after the others: it may be the message's fault all the same. Else
+    # after a second, doubled by every failure, and at most ten minutes.
+    pause = 0 if is_away else min(1_000 << min(taken.failures, 30), 600_000)
     outbox.postpone(taken, pause, reason)
     if not is_away:
         say(
@@ -154,9 +151,6 @@ def outbox_of(app: Celery) -> Outbox:
 MOST = 1000
 """Messages that are counted; more are as many."""
 
-_COUNT_EVERY = 10.0
-"""Seconds between two counts."""
-
 
 class Backlog:
     """What waits in the outbox: the last count, by the local clock, of the relay, which looks into it anyway.
@@ -173,12 +167,11 @@ class Backlog:
         self._counted_at = self._oldest_since = 0.0
 
     def look(self, waiting: Callable[[int], list[WaitingMessage]], now: Callable[[], int]) -> None:
-        """Count if it is time to; ``waiting`` gives the oldest messages and ``now`` the store's time, in milliseconds.
+        """Count, every ten seconds; ``waiting`` gives the oldest messages and ``now`` the store's time in milliseconds.
 
-        Raises:
-            StoreUnavailable: No certain answer. The last count stays, and its messages grow older.
+        Without a certain answer the last count stays, and its messages grow older.
         """
-        is_fresh = self.messages is not None and self._clock() < self._counted_at + _COUNT_EVERY
+        is_fresh = self.messages is not None and self._clock() < self._counted_at + 10
         if not self.is_watched or is_fresh:
             return
         found = waiting(MOST)

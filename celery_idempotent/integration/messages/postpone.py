@@ -48,35 +48,12 @@ from celery_idempotent.integration.versions import has_quorum_queues, headers_ag
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import ITEM, bounded
 
-_MAX_DELAY_MS = 900_000
-"""SQS delays a message by at most 900 s (SendMessage, DelaySeconds)."""
-
-_REFUSED_PAUSE = 1.0
-"""Seconds at most before a message goes back that the broker would not accept again: it returns at once, and an error
-in the message itself would make that a hot loop."""
-
-_OUTAGE_PAUSE = 2.0
-"""Seconds at most for which a process that asks its store nothing keeps a message; a shutdown waits for them. Half of
-a hard time limit, where that is less: what it kills would be acknowledged, and lost."""
-
 _DELAY = re.compile(r"(?:[01]\.){28}")
 """What Celery puts before the routing key of a message that RabbitMQ delays: the seconds, a bit at a time."""
 
 
 def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
-    """End a delivery that met another one in flight, as ``on_conflict`` says.
-
-    Args:
-        task: The task that Celery executes.
-        policy: The policy of the operation.
-        met: What it met.
-
-    Raises:
-        celery.exceptions.Retry: It is postponed.
-        celery.exceptions.Ignore: It is skipped.
-        celery.exceptions.Reject: It goes back to the broker, as it could not be published again.
-        InFlight: ``on_conflict="raise"``, or eager.
-    """
+    """End a delivery that met another one in flight, as ``on_conflict`` says: mostly by Celery's ``Retry``."""
     request = task.request
     if request.is_eager:
         raise met.error
@@ -95,13 +72,7 @@ def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
 
 
 def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
-    """End a delivery that got no certain answer, or lost its lease: nothing is reported as done.
-
-    Raises:
-        celery.exceptions.Retry: It is postponed.
-        celery.exceptions.Reject: It goes back to the broker, as it could not be published again.
-        IdempotencyError: ``error`` itself, if the task runs eagerly.
-    """
+    """End a delivery that got no certain answer, or lost its lease: nothing is reported as done."""
     if task.request.is_eager:
         raise error
     # A process without an answer would be the fastest, and postpone what the others could run.
@@ -109,7 +80,8 @@ def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
     if pause:
         limit = (task.request.timelimit or [None])[0] or task.time_limit or inf
         with suppress(Exception):  # a soft time limit that strikes ends the pause: nothing has run that could fail
-            time.sleep(min(pause, _OUTAGE_PAUSE, limit / 2))
+            # A shutdown waits for this; and what a hard time limit kills would be acknowledged, and lost.
+            time.sleep(min(pause, 2.0, limit / 2))
     postponed = count_in(task.request.headers or {}, OUTAGES_HEADER)
     _postpone(task, OUTAGES_HEADER, error, policy.outage_delay_ms(postponed, **_bounds(task)))
 
@@ -138,7 +110,7 @@ def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> N
         if not task.acks_late:
             raise  # the message is acknowledged already: a visible failure is all that is left
         if not isinstance(failure, OperationalError):
-            time.sleep(min(delay / 1000, _REFUSED_PAUSE))
+            time.sleep(min(delay / 1000, 1.0))  # it returns at once, and its own error would make that a hot loop
         raise Reject(failure, requeue=True) from failure
     if arrival is not None:
         arrival.is_answered = True
@@ -146,9 +118,9 @@ def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> N
 
 
 def _bounds(task: Task) -> dict[str, Any]:
-    """What bounds a delay, beside the policy."""
+    """What bounds a delay, beside the policy; SQS delays a message by at most 900 s (SendMessage, DelaySeconds)."""
     runtime = runtime_of(task.app)
-    bounds, timeout = [_MAX_DELAY_MS], runtime.broker.visibility_timeout
+    bounds, timeout = [900_000], runtime.broker.visibility_timeout
     # A message that nobody holds, and that waits longer than the visibility timeout in a worker, is delivered again,
     # and again. On a FIFO queue its group waits for it, so it is not to wait for long there, held or not.
     if timeout is not None and not (runtime.broker.driver == "redis" and runtime.hold_messages):
@@ -171,12 +143,6 @@ def way_back(app: Celery, request: Context, options: Mapping[str, Any], *, is_ra
     """Options by which a message comes out where the message of ``request`` did; none where its author sends it.
 
     None, too, where this process knows no queue that it can have come out of: the exchange stays as Celery has it.
-
-    Args:
-        app: The app.
-        request: The delivery that the message is published for.
-        options: Those of the message.
-        is_rabbitmq: Whether the broker is one.
     """
     info = request.delivery_info or {}
     exchange, key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")

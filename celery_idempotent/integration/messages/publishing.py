@@ -34,9 +34,6 @@ from celery_idempotent.protocol.store import RecordTooLarge
 
 logger = logging.getLogger(__name__)
 
-_LONGEST = 10 * 365 * 86_400
-"""Seconds that a message may be expected to wait; what is further away is a mistake, and fits no number."""
-
 
 def starts_operation(task: Task, options: Mapping[str, Any], scope: str, task_id: str) -> bool:
     """Not a retry or a postponed delivery, which continue an operation; nor what runs at once, in eager mode."""
@@ -120,7 +117,9 @@ def _seconds(task: Task, value: Any) -> float:
             value = datetime.fromisoformat(value)
         if isinstance(value, datetime):
             value = (maybe_make_aware(value, task.app.timezone) - task.app.now()).total_seconds()
-        return min(max(float(value or 0), 0.0), _LONGEST)
+        return min(
+            max(float(value or 0), 0.0), 10 * 365 * 86_400
+        )  # what is further away is a mistake, and fits no number
     except (TypeError, ValueError):
         return 0.0
 

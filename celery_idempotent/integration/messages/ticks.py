@@ -1,14 +1,13 @@
 """Ticks that all beats know by one name, so that any number of beats run one schedule without a leader.
 
-Each beat sends each tick, and the guard lets it happen once. For that a tick's name, its entry and due time, must not
-depend on the beat that sends it. A crontab or the sun is the same for all; Celery's intervals begin when a beat does,
-so here they lie on a grid. A tick is what was due last, whenever a beat comes to it: one that is late by several ticks
-sends the latest, as Celery's own does, and names it as those do that were on time.
+Each beat sends each tick, and the guard lets it happen once. So a tick's name, its entry and due time, must not depend
+on the beat. A crontab or the sun is the same for all; Celery's intervals begin when a beat does, so here they lie on a
+grid. A tick is what was due last: a beat that is late by several sends the latest, as Celery's own does.
 """
 
 import logging
 from datetime import UTC, date, datetime, time, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from celery import beat
 from celery.beat import BeatLazyFunc, ScheduleEntry, SchedulingError
@@ -24,8 +23,6 @@ from celery_idempotent.protocol.keys import WHOLE_CALL
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY = timedelta(days=1)
 
@@ -38,19 +35,14 @@ _OF_OTHER_PACKAGES = {"django_celery_beat.clockedschedule.clocked", "redbeat.sch
 _STEPS = {crontab: timedelta(minutes=1), solar: _DAY}
 """How far apart ticks may lie; what is asked about a shorter time has no answer more often than not."""
 
-_SOLAR_NOISE = timedelta(minutes=1)
-"""An event's time differs by less, depending on the moment from which it is looked for."""
-
 _MEAN_HOURS = {"next_rising": 6, "next_transit": 12, "next_setting": 18}
 """Hours after solar midnight around which the events of a kind lie; none is ever half a day away."""
 
-if TYPE_CHECKING:
-    _Base = beat.Scheduler
-else:
-    _Base = object
+_Base: Any = object
+"""Nothing: what is mixed in comes before a scheduler of Celery's."""
 
 
-class SchedulerMixin(_Base):  # type: ignore[misc, valid-type]  # Celery has no types
+class SchedulerMixin(_Base):  # type: ignore[misc]
     """Makes a scheduler of beat name its ticks: ``class Mine(SchedulerMixin, DatabaseScheduler)``, mixin first.
 
     Any number of beats may then run one schedule, and an idempotent task keyed by all its arguments (the default)
@@ -161,14 +153,14 @@ def _problem(entry: ScheduleEntry, task: Any, tick: str | None) -> str | None:
     if policy.mode != "enforce":
         return f"mode is {policy.mode!r}, so the task runs once for each beat"
     values = *(entry.args or ()), *(entry.kwargs or {}).values()
-    given = {**entry.options, **(entry.options.get("headers") or {})}
-    has_key = policy.key != WHOLE_CALL or KEY_HEADER in given
-    if has_key and not any(isinstance(each, BeatLazyFunc) for each in values):
+    if policy.key != WHOLE_CALL or KEY_HEADER in {**entry.options, **(entry.options.get("headers") or {})}:
+        if any(isinstance(each, BeatLazyFunc) for each in values):
+            return None
         return (
             "the key is the same at every tick, so the task runs once while its outcome is retained "
             f"({policy.retain_ms / 1000:g} s); write Policy(), or send an argument that changes: BeatLazyFunc"
         )
-    if tick is None and not has_key:
+    if tick is None:
         return (
             f"two beats may disagree on the due times of {type(entry.schedule).__name__}, so the task runs once for "
             "each beat; write an interval, a crontab or solar"
@@ -229,12 +221,15 @@ def tick_at(given: Any, now: datetime) -> str | None:
     if isinstance(given, OnGrid):
         return given.latest(now).isoformat()
     if isinstance(given, solar):
-        event = _latest(given, now + _SOLAR_NOISE)
-        return None if event is None else _solar_day(given, event).isoformat()
+        # Its time differs by less than a minute, depending on the moment from which it is looked for.
+        event = _latest(given, now + timedelta(minutes=1))
+        if event is None:
+            return None
+        # The day by the mean sun of its place: an event near midnight is not on two days, nor two on one.
+        noon = event + timedelta(days=given.lon / 360, hours=12 - _MEAN_HOURS[given.method])
+        return noon.date().isoformat()
     kinds = {f"{each.__module__}.{each.__qualname__}" for each in type(given).__mro__}
-    if not isinstance(given, crontab) and not kinds & _OF_OTHER_PACKAGES:
-        return None
-    due = _latest(given, now)
+    due = _latest(given, now) if isinstance(given, crontab) or kinds & _OF_OTHER_PACKAGES else None
     return None if due is None else due.isoformat()
 
 
@@ -261,18 +256,12 @@ def _following(given: BaseSchedule, moment: datetime) -> datetime | None:
     return None if remaining is None else moment + remaining
 
 
-def _solar_day(given: solar, event: datetime) -> date:
-    """The day of an event by the mean sun of its place: an event near midnight is not on two days, nor two on one."""
-    noon = event + timedelta(days=given.lon / 360, hours=12 - _MEAN_HOURS[given.method])
-    return noon.date()
-
-
 def _at(given: BaseSchedule, moment: datetime) -> Any:
     """The schedule at another moment than now."""
     return _copy(given, nowfun=lambda: moment)
 
 
-def _copy(original: T, **changes: Any) -> T:
+def _copy(original: Any, **changes: Any) -> Any:
     """A copy with other attributes; ``copy`` would go by way of pickle, which drops some."""
     twin = object.__new__(type(original))
     vars(twin).update(vars(original), **changes)
