@@ -7,7 +7,7 @@ the identity is resolved, and the arguments are kept, when the request is pushed
 import pickle
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from celery import Task
 from celery.app.task import Context
@@ -17,11 +17,10 @@ from celery_idempotent.protocol.codec import own_failure
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.troubleshooting import with_link
 
+T = TypeVar("T")
+
 CONTENT_TYPE = "idempotency_content_type"
 """Attribute of a request by which a worker tells the content type of its message."""
-
-_OURS = "idempotency_"
-"""With this the names of all our headers begin."""
 
 
 def whole_headers(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,29 +41,33 @@ def unnested(headers: Mapping[str, Any]) -> dict[str, Any]:
     nested = headers["headers"]
     if not isinstance(nested, Mapping):
         return beside
-    return {**beside, **nested, **{name: each for name, each in beside.items() if str(name).startswith(_OURS)}}
+    return {**beside, **nested, **{name: each for name, each in beside.items() if str(name).startswith("idempotency_")}}
 
 
 class DeliveryContext:
     """What is known of a delivery besides its message."""
 
     __slots__ = (
-        *("_arguments", "_message", "body_began", "identity", "is_answered", "is_completed", "is_retried", "task"),
+        "_arguments",
+        "_message",
+        "body_began",
+        "identity",
+        "is_answered",
+        "is_completed",
+        "is_retried",
+        "task",
     )
 
     def __init__(self, task: str, derive: Callable[[], Identity], request: Context) -> None:
         self.task = task
-        #: Whether the body has begun, which ``before_start`` belongs to.
-        self.body_began = False
-        #: Whether the operation has its outcome, whatever Celery makes of the result.
-        self.is_completed = False
-        #: Whether the body published a retry and went on, by ``self.retry(throw=False)``.
-        self.is_retried = False
-        #: Whether the library answers in the body's place, or postpones the delivery.
-        self.is_answered = False
+        self.body_began = False  # which ``before_start`` belongs to
+        self.is_completed = False  # the operation has its outcome, whatever Celery makes of the result
+        self.is_retried = False  # the body published a retry and went on, by ``self.retry(throw=False)``
+        self.is_answered = False  # the library answers in the body's place, or postpones the delivery
         self._message = request.id, request.properties
-        self._arguments = _copied(request)
-        #: Which effect, with which arguments.
+        # One that runs eagerly is never postponed; a serialiser of the user's can make what pickle cannot take.
+        copy = partial(pickle.dumps, (request.args, request.kwargs), pickle.HIGHEST_PROTOCOL)
+        self._arguments = None if request.is_eager else or_none(copy)
         self.identity = at_once(derive)
 
     def is_of(self, task: str, request: Context) -> bool:
@@ -93,14 +96,12 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-def _copied(request: Context) -> bytes | None:
-    if request.is_eager:
-        return None  # it is never postponed
-    copy = partial(pickle.dumps, (request.args, request.kwargs), pickle.HIGHEST_PROTOCOL)
+def or_none(act: Callable[[], T]) -> T | None:
+    """What ``act`` gives; None where it always fails."""
     try:
-        return copy()
-    except Exception as first:  # noqa: BLE001 - a serialiser of the user's can make what pickle cannot take
-        own_failure(copy, first)
+        return act()
+    except Exception as first:  # noqa: BLE001 - as above
+        own_failure(act, first)
     return None
 
 

@@ -18,18 +18,7 @@ from celery_idempotent.stores import reading
 
 logger = logging.getLogger(__name__)
 
-_ARGUMENTS = {
-    *("key", "label", "fencing_token", "task_id", "reason", "observed"),
-    *("attempt", "done_by", "trace", "waited"),
-}
-
-SIGNALS: Mapping[str, Signal] = {
-    each: Signal(
-        name=str(each),
-        providing_args=_ARGUMENTS | ({"action", "by", "task"} if each is EventName.VERDICT_GIVEN else set()),
-    )
-    for each in EventName
-}
+SIGNALS: Mapping[str, Signal] = {each: Signal(name=str(each)) for each in EventName}
 """By event, also by its name."""
 
 _ANSWERED = {EventName.REPLAYED, EventName.KEY_REUSED, EventName.OUTCOME_UNKNOWN}
@@ -71,21 +60,15 @@ def report(
             observed=observed,
             reason=event.reason,
         )
-    if event.done_in and isinstance(task, Task) and event.done_in != task.app.main:
-        _tell_of_another_app(task, event)
+    main = bounded(task.app.main or "") if isinstance(task, Task) and event.done_in else ""
+    if task and main not in ("", event.done_in) and task.name not in _shared:
+        _shared.add(task.name)  # two services that have a task of the same name in one store suppress each other
+        say(logger.warning, "another_app", task=task.name, app=main, done_in=event.done_in, key=event.key)
     _send(task, task_id, event, observed, headers or {})
 
 
-def _tell_of_another_app(task: Task, event: Event) -> None:
-    """Two services that have a task of the same name in one store suppress each other; said once for each task."""
-    if bounded(task.app.main or "") in ("", event.done_in) or task.name in _shared:
-        return
-    _shared.add(task.name)
-    say(logger.warning, "another_app", task=task.name, app=task.app.main, done_in=event.done_in, key=event.key)
-
-
 _shared: set[str] = set()
-"""Tasks of which that has been said in this process."""
+"""Tasks of which it has been said in this process that another app has them, too."""
 
 
 def _send(
@@ -93,6 +76,9 @@ def _send(
 ) -> None:
     signal = SIGNALS[event.name]
     if signal.receivers:
+        # What was postponed has waited, by clocks of two workers, until it may run or is answered.
+        is_over = event.name is EventName.CLAIMED or (event.name in _ANSWERED and event.done_by is not None)
+        since = waiting_since(headers) if is_over else None
         signal.send(
             sender=sender,
             key=event.key,
@@ -104,40 +90,29 @@ def _send(
             attempt=event.attempt,
             done_by=event.done_by,
             trace=event.trace,
-            waited=_waited(event, headers),
+            waited=None if since is None else max(time.time() - since / 1000, 0.0),
             **more,
         )
 
 
-def _waited(event: Event, headers: Mapping[str, Any]) -> float | None:
-    """Seconds since the delivery was first postponed, by clocks of two workers; None if it was not, or waits on."""
-    is_over = event.name is EventName.CLAIMED or (event.name in _ANSWERED and event.done_by is not None)
-    since = waiting_since(headers) if is_over else None
-    return None if since is None else max(time.time() - since / 1000, 0.0)
-
-
 def report_verdict(app: Celery, record: Record) -> None:
-    """Log the verdict that ``record`` carries, and send its signal.
-
-    The sender is the record's task; None where this app has no such task.
-    """
+    """Log the verdict that ``record`` carries, and send its signal, from the record's task if this app has it."""
     verdict = record.verdict
-    action, by, reason = verdict["action"], verdict["by"], verdict["reason"]
+    given = {"action": verdict["action"], "by": verdict["by"], "task": record.task}
     say(
         partial(logger.log, EventName.VERDICT_GIVEN.level),
         EventName.VERDICT_GIVEN,
         task=record.task,
         key=record.key,
         label=record.label or None,
-        action=action,
+        action=verdict["action"],
         status=verdict["status"],
-        by=by,
-        reason=reason,
+        by=verdict["by"],
+        reason=verdict["reason"],
     )
-    event = Event(EventName.VERDICT_GIVEN, record.key, record.fencing_token, reason, record.label)
+    event = Event(EventName.VERDICT_GIVEN, record.key, record.fencing_token, verdict["reason"], record.label)
     event = replace(event, attempt=record.attempts, done_by=record.task_id, trace=trace_of(record))
-    more = {"action": action, "by": by, "task": record.task}
-    _send(app.tasks.get(record.task), record.task_id, event, observed=False, headers={}, **more)
+    _send(app.tasks.get(record.task), record.task_id, event, observed=False, headers={}, **given)
 
 
 def _pass_over(key: str, error: Exception) -> None:

@@ -29,71 +29,56 @@ from celery_idempotent.integration.context import CONTENT_TYPE, unnested
 from celery_idempotent.integration.settings import OptionUnknown, runtime_of
 from celery_idempotent.protocol.keys import Identity
 
-KEY_HEADER = "idempotency_key"
-"""Message header with the key that the publisher gave."""
-
-IDENTITY_HEADER = "idempotency_identity"
-"""Message header with the identity of the delivery that the message was published for."""
-
-CONFLICTS_HEADER = "idempotency_conflicts"
-"""Message header that counts how often the delivery met another one in flight."""
-
-OUTAGES_HEADER = "idempotency_outages"
-"""Message header that counts how often the delivery met no store."""
-
-DELIVERIES_HEADER = "idempotency_deliveries"
-"""Message header that counts the deliveries before this message was published, because the broker counts each new
-message from one."""
-
-TICK_HEADER = "idempotency_tick"
-"""Message header with the tick of a schedule that the message was published for."""
-
+# Message headers.
+KEY_HEADER = "idempotency_key"  # the key that the publisher gave
+IDENTITY_HEADER = "idempotency_identity"  # that of the delivery that the message was published for
+CONFLICTS_HEADER = "idempotency_conflicts"  # how often the delivery met another one in flight
+OUTAGES_HEADER = "idempotency_outages"  # how often it met no store
+DELIVERIES_HEADER = "idempotency_deliveries"  # those before this message: a broker counts each new one from one
+TICK_HEADER = "idempotency_tick"  # that of a schedule that the message was published for
 WAITING_HEADER = "idempotency_waiting_since"
-"""Message header of a postponed delivery with the time of its first postponement, in milliseconds since the epoch on
-the clock of the worker that postponed it. It serves metrics; nothing else follows from it."""
+"""When the delivery was first postponed, in milliseconds since the epoch on the clock of the worker that postponed it.
+It serves metrics; nothing else follows from it."""
 
 HEADERS = (KEY_HEADER, IDENTITY_HEADER, CONFLICTS_HEADER, OUTAGES_HEADER, DELIVERIES_HEADER, TICK_HEADER)
 """Those of the library's own that stay with the operation through every message."""
 
-_WAITED_FOR = ("link", "link_error", "chord", "chain", "group_id")
-"""Options by which something else waits for this very message; dropping it would lose what waits."""
-
 
 def is_awaited(options: Mapping[str, Any]) -> bool:
-    """Whether somebody waits for this very message: something of canvas, or who has the result of a frozen signature.
+    """Whether dropping this very message would lose what waits for it: something of canvas, or a frozen signature.
 
     Celery writes ``reply_to`` into the options of a signature when it freezes it, such as the last of a chain, or the
     body of a chord.
     """
-    return "reply_to" in options or any(options.get(each) for each in _WAITED_FOR)
+    waiting = ("link", "link_error", "chord", "chain", "group_id")
+    return "reply_to" in options or any(options.get(each) for each in waiting)
 
 
 def publish_options(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> dict[str, Any]:
     """The options of ``apply_async`` with an explicit key moved to the headers and FIFO's id added."""
-    merged = with_key_in_headers(task, options)
+    merged = _with_key_in_headers(task, options)
     if KEY_HEADER in (merged.get("headers") or {}):
         _refuse_shared_key(task)
     for name in ("link", "chord", "chain"):
         for canvas in maybe_list(options.get(name)) or ():
             if isinstance(canvas, group | chord):  # a worker would refuse its key when the first task has run
                 _refuse_key_among(task, canvas.options)
-    if (
-        runtime_of(task.app).broker.is_sqs
-        and "MessageDeduplicationId" not in merged
-        and _goes_to_fifo(task, args, kwargs, merged)
-    ):
-        merged["MessageDeduplicationId"] = _deduplication_id(task, args, kwargs, merged, task_id)
+    if runtime_of(task.app).broker.is_sqs and "MessageDeduplicationId" not in merged:
+        queue = merged.get("queue") or merged.get("routing_key")
+        if queue is None:
+            queue = task.app.amqp.router.route(dict(merged), task.name, args, kwargs, task).get("queue")
+        if str(getattr(queue, "name", queue) or "").endswith(".fifo"):
+            merged["MessageDeduplicationId"] = _deduplication_id(task, args, kwargs, merged, task_id)
     return merged
 
 
 def eager_options(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of ``apply``: there is no message, and of a chord's header Celery keeps no options."""
     _refuse_shared_key(task)
-    return with_key_in_headers(task, options)
+    return _with_key_in_headers(task, options)
 
 
-def with_key_in_headers(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with an explicit key moved to the headers; refuses what looks like a misspelt ``idempotency_key``."""
+def _with_key_in_headers(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(options)
     headers = merged.get("headers") or {}
     if "headers" in headers:
@@ -101,15 +86,22 @@ def with_key_in_headers(task: Task, options: Mapping[str, Any]) -> dict[str, Any
     _refuse_misspelt(merged, headers, task.name)
     explicit_key(headers, task.name)
     if KEY_HEADER in merged:
-        explicit = checked_key(merged.pop(KEY_HEADER), task.name)
-        merged["headers"] = {**headers, KEY_HEADER: explicit}
+        merged["headers"] = {**headers, KEY_HEADER: explicit_key(merged, task.name)}
         merged["headers"].pop(IDENTITY_HEADER, None)
+        del merged[KEY_HEADER]
     return merged
 
 
-def explicit_key(headers: Mapping[str, Any], task: str) -> str | None:
-    """The key among ``headers``, if there is one; raises as :func:`checked_key` does."""
-    return checked_key(headers[KEY_HEADER], task) if KEY_HEADER in headers else None
+def explicit_key(given: Mapping[str, Any], task: str) -> str | None:
+    """The key among headers or options; one that is null or empty is missing."""
+    if KEY_HEADER not in given:
+        return None
+    explicit = given[KEY_HEADER]
+    if explicit is None or explicit == "":
+        raise KeyMissing(task, "the option idempotency_key")
+    if not isinstance(explicit, str):
+        raise PolicyError("idempotency_key", repr(explicit), "must be a string; write str(...) around it")
+    return explicit
 
 
 def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) -> None:
@@ -118,15 +110,6 @@ def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) 
     name = next((each for each in (*like_options, *like_headers) if each != KEY_HEADER), None)
     if name is not None:
         raise OptionUnknown(str(name), "...", f"{task}: unknown option; there is idempotency_key='...'")
-
-
-def checked_key(explicit: Any, task: str) -> str:
-    """An explicit key; one that is null or empty is missing."""
-    if explicit is None or explicit == "":
-        raise KeyMissing(task, "the option idempotency_key")
-    if not isinstance(explicit, str):
-        raise PolicyError("idempotency_key", repr(explicit), "must be a string; write str(...) around it")
-    return explicit
 
 
 def _refuse_shared_key(task: Task) -> None:
@@ -178,42 +161,35 @@ def headers_of(request: Context, task: str) -> Mapping[str, Any]:
     return headers
 
 
-def identity_header(identity: Identity, scope: str, task_id: str) -> str:
-    """The header by which what is published on behalf of a delivery is the same operation.
+def bound_header(content: str, owner: str, task_id: str) -> str:
+    """A header that counts for its owner under one task id only: people forward all headers to other tasks, too."""
+    binding = sha256(f"{owner}\0{task_id}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f"{binding}:{content}"
 
-    Only for the same task under the same task id, as people forward all headers to other tasks, too.
-    """
-    return ":".join((_binding(scope, task_id), identity.key.rpartition(":")[2], identity.fingerprint or ""))
+
+def _in_bound_header(headers: Mapping[str, Any], name: str, owner: str, task_id: str) -> str:
+    told = str(headers.get(name, ""))
+    content = told.partition(":")[2]
+    return content if told == bound_header(content, owner, task_id) else ""
+
+
+def identity_header(identity: Identity, scope: str, task_id: str) -> str:
+    """The header by which what is published on behalf of a delivery is the same operation."""
+    return bound_header(f"{identity.key.rpartition(':')[2]}:{identity.fingerprint or ''}", scope, task_id)
 
 
 def identity_in(headers: Mapping[str, Any], scope: str, task_id: str) -> Identity | None:
-    """The identity that the headers carry, if they carry one of this very task and task id."""
-    told = headers.get(IDENTITY_HEADER)
-    found = None if told is None else _IDENTITY.fullmatch(str(told))
-    if found is None or found["binding"] != _binding(scope, task_id):
-        return None
-    return Identity(f"{scope}:{found['key']}", found["fingerprint"] or None)
+    """The identity that the headers carry for this very scope and task id."""
+    found = _IDENTITY.fullmatch(_in_bound_header(headers, IDENTITY_HEADER, scope, task_id))
+    return found and Identity(f"{scope}:{found['key']}", found["fingerprint"] or None)
 
 
-_IDENTITY = re.compile("(?P<binding>[0-9a-f]{32}):(?P<key>[0-9a-f]{64}):(?P<fingerprint>([0-9a-f]{64})?)")
-
-
-def _binding(scope: str, task_id: str) -> str:
-    return sha256(f"{scope}\0{task_id}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def tick_header(tick: str, task: str, task_id: str) -> str:
-    """The header by which messages of several beats are one tick; only for this task and task id, as above."""
-    return f"{_binding(task, task_id)}:{tick}"
+_IDENTITY = re.compile("(?P<key>[0-9a-f]{64}):(?P<fingerprint>([0-9a-f]{64})?)")
 
 
 def tick_in(headers: Mapping[str, Any], task: str, task_id: str) -> str | None:
-    """The tick that the headers name, if they name one for this very task and task id."""
-    told = headers.get(TICK_HEADER)
-    if told is None:
-        return None
-    binding, _, tick = str(told).partition(":")
-    return tick if tick and binding == _binding(task, task_id) else None
+    """The tick of a schedule that the headers name for this very task and task id."""
+    return _in_bound_header(headers, TICK_HEADER, task, task_id) or None
 
 
 def republish_options(request: Context, options: Mapping[str, Any], identity: str | None) -> dict[str, Any]:
@@ -241,11 +217,8 @@ def republish_options(request: Context, options: Mapping[str, Any], identity: st
 def waiting_since(headers: Mapping[str, Any]) -> int | None:
     """When the delivery was first postponed; None if it never was, or somebody put something else there."""
     since = headers.get(WAITING_HEADER)
-    return since if type(since) is int and 0 < since < _LAST_DATE else None
-
-
-_LAST_DATE = 10**15
-"""Milliseconds; in 33658. JSON has integers beyond all floats, and what reckons with one of those raises."""
+    # At most in 33658: JSON has integers beyond all floats, and what reckons with one of those raises.
+    return since if type(since) is int and 0 < since < 10**15 else None
 
 
 def deliveries(request: Context) -> int:
@@ -261,24 +234,13 @@ def deliveries(request: Context) -> int:
 def count_in(headers: Mapping[str, Any], name: str) -> int:
     """The count in a header; 0 where a publisher has put something else there."""
     found = headers.get(name)
-    return found if type(found) is int and 0 <= found < _ENDLESS else 0
-
-
-_ENDLESS = 1_000_000
-"""More deliveries than any message has."""
+    return found if type(found) is int and 0 <= found < 1_000_000 else 0  # no message has more deliveries
 
 
 def is_fifo(request: Context) -> bool:
     """Whether the message of ``request`` came from an SQS FIFO queue."""
     delivery = (request.properties or {}).get("delivery_info") or request.delivery_info or {}
     return str(delivery.get("sqs_queue") or delivery.get("routing_key") or "").endswith(".fifo")
-
-
-def _goes_to_fifo(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
-    queue = options.get("queue") or options.get("routing_key")
-    if queue is None:
-        queue = task.app.amqp.router.route(dict(options), task.name, args, kwargs, task).get("queue")
-    return str(getattr(queue, "name", queue) or "").endswith(".fifo")
 
 
 def _deduplication_id(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str) -> str:

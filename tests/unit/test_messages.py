@@ -11,10 +11,10 @@ from celery_idempotent.integration.headers import (
     CONFLICTS_HEADER,
     IDENTITY_HEADER,
     TICK_HEADER,
+    bound_header,
     count_in,
     identity_header,
     identity_in,
-    tick_header,
     tick_in,
 )
 from celery_idempotent.integration.messages.postpone import _postpone
@@ -196,7 +196,7 @@ def test_carried_identity_is_of_one_task_and_one_task_id() -> None:
     assert identity_in(headers, "shop.refund:1", "id") is None
 
 
-@pytest.mark.parametrize("header", [None, "", ":", "report@1", tick_header("", "report", "id")])
+@pytest.mark.parametrize("header", [None, "", ":", "report@1", bound_header("", "report", "id")])
 def test_header_that_names_no_tick_is_none(header: str | None) -> None:
     """Nothing, or something of somebody else's."""
     assert tick_in({TICK_HEADER: header}, "report", "id") is None

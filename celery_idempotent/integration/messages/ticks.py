@@ -17,7 +17,7 @@ from kombu.utils.uuid import uuid
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.binding import is_idempotent
-from celery_idempotent.integration.headers import KEY_HEADER, TICK_HEADER, tick_header
+from celery_idempotent.integration.headers import KEY_HEADER, TICK_HEADER, bound_header
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.keys import WHOLE_CALL
 
@@ -121,7 +121,7 @@ class SchedulerMixin(_Base):  # type: ignore[misc]
         # Celery marks what beat sends since 5.7.
         headers = {**(entry.options.get("headers") or {}), "celery_beat_task": True}
         if tick is not None:
-            headers[TICK_HEADER] = tick_header(f"{entry.name}@{tick}", entry.task, task_id)
+            headers[TICK_HEADER] = bound_header(f"{entry.name}@{tick}", entry.task, task_id)
         return _copy(entry, options={**entry.options, "task_id": task_id, "headers": headers})
 
     def _check_tick(self, entry: ScheduleEntry, now: datetime) -> str | None:

@@ -55,6 +55,7 @@ from celery_idempotent.integration.context import (
     at_once,
     note_delivery,
     note_list,
+    or_none,
 )
 from celery_idempotent.integration.events import current_trace, report
 from celery_idempotent.integration.headers import (
@@ -420,18 +421,9 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         return signature
 
     def _identity_header(self, request: Context) -> str | None:
-        arrival = arrival_of(request)
-        if arrival is None:
-            return None
-
-        def header() -> str:
-            return identity_header(arrival.identity(), self._scope, request.id or "")
-
-        try:
-            return header()
-        except Exception as first:  # noqa: BLE001 - what has no identity was never executed, and fails again
-            own_failure(header, first)
-        return None
+        arrival = arrival_of(request)  # what has no identity was never executed, and fails again
+        header = arrival and (lambda: identity_header(arrival.identity(), self._scope, request.id or ""))
+        return or_none(header) if header else None
 
     @property
     def _scope(self) -> str:
