@@ -10,6 +10,7 @@ say: runs it again.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -63,10 +64,6 @@ def text_form(value: str) -> str:
     return f"s{len(value)}:{value}"
 
 
-def _float(value: float) -> str:
-    return f"f{value + 0.0!r}"  # adding 0.0 turns -0.0 into the 0.0 it is equal to
-
-
 def _decimal(value: Decimal) -> str:
     # Equal decimals have one form, exactly: Decimal.normalize() would round to the context's precision.
     sign, digits, exponent = value.as_tuple()
@@ -83,10 +80,6 @@ def _datetime(value: datetime) -> str:
     if value.utcoffset() is None:
         return f"T{value.isoformat()}"
     return f"t{value.astimezone(UTC).replace(tzinfo=None).isoformat()}"
-
-
-def _duration(value: timedelta) -> str:
-    return f"p{value // timedelta(microseconds=1)}"
 
 
 def _bytes(value: bytes | bytearray | memoryview) -> str:
@@ -171,19 +164,11 @@ def _json_leaf(value: Any) -> Any:
         return value
 
 
-def _model(value: Any) -> str:
-    return _form(_jsonable(value))
-
-
-def _enum(value: Enum) -> str:
-    return _form(value.value)
-
-
 def _derived(value: Any) -> str:
     if isinstance(value, Enum):
-        return _enum(value)
+        return _form(value.value)
     if hasattr(type(value), "__pydantic_root_model__"):
-        return _model(value)
+        return _form(_jsonable(value))
     bare = opened(value)
     if bare is not value:
         return _form(bare)
@@ -215,7 +200,7 @@ _ENCODERS = _Encoders(
         type(None): lambda value: "n",
         bool: lambda value: "b1" if value else "b0",
         int: lambda value: f"i{value}",
-        float: _float,
+        float: lambda value: f"f{value + 0.0!r}",  # adding 0.0 turns -0.0 into the 0.0 it is equal to
         str: text_form,
         bytes: _bytes,
         bytearray: _bytes,
@@ -225,7 +210,7 @@ _ENCODERS = _Encoders(
         datetime: _datetime,
         date: lambda value: f"D{value.isoformat()}",
         time: lambda value: f"o{value.isoformat()}",
-        timedelta: _duration,
+        timedelta: lambda value: f"p{value // timedelta(microseconds=1)}",
         list: _sequence,
         tuple: _sequence,
         set: _set,
@@ -237,24 +222,13 @@ _ENCODERS = _Encoders(
 
 def _culprit(value: Any, path: str) -> tuple[str, str]:
     """Path and type of the innermost part of ``value`` that has no form."""
-    while (part := _formless_part(value, path)) is not None:
-        path, value = part
+    with suppress(Exception):  # a value that cannot give its parts has no form itself
+        for where, part in parts(value, path):
+            try:
+                _form(part)
+            except Exception:  # noqa: BLE001 - whatever it is, the part has no canonical form
+                return _culprit(part, where)
     return path, _type_name(value)
-
-
-def _formless_part(value: Any, path: str) -> tuple[str, Any] | None:
-    try:
-        return next(((where, part) for where, part in parts(value, path) if not _has_form(part)), None)
-    except Exception:  # noqa: BLE001 - a value that cannot give its parts has no form itself
-        return None
-
-
-def _has_form(value: Any) -> bool:
-    try:
-        _form(value)
-    except Exception:  # noqa: BLE001 - whatever it is, the value has no canonical form
-        return False
-    return True
 
 
 def _type_name(value: Any) -> str:

@@ -76,7 +76,7 @@ class Codec:
             with suppress(TypeError, ValueError, RecursionError):
                 return Encoded(json.dumps(value), _JSON)
         content_type, _, data = _again(lambda: serialization.dumps(value, self.serializer))
-        if isinstance(data, str) and not _is_utf8(data):
+        if isinstance(data, str) and not data.isascii() and data != data.encode(errors="replace").decode():
             raise EncodeError("half of a surrogate pair is in it")  # for which a store would refuse the whole outcome
         return Encoded(data, content_type)
 
@@ -184,10 +184,6 @@ def _is_kombus_json() -> bool:
     encoding = registry._encoders.get("json")
     is_written = encoding is not None and encoding.encoder is kombus_json.dumps
     return is_written and registry._decoders.get(_JSON) is kombus_json.loads
-
-
-def _is_utf8(text: str) -> bool:
-    return text.isascii() or text == text.encode(errors="replace").decode()
 
 
 def as_bytes(data: str | bytes) -> bytes:

@@ -6,9 +6,9 @@ what somebody else has packed.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.codec import Encoded
@@ -114,7 +114,14 @@ def unpack(store: Store, encoded: Encoded, slot: Slot) -> Encoded:
     unpacking = getattr(store, "unpack", None)
     if unpacking is not None:
         encoded = unpacking(encoded, slot)
-    _refuse_packed(encoded.content_type, slot)
+    if encoded.content_type == OBJECT:
+        raise StoreMisconfigured(
+            "idempotency_large_results",
+            "get",
+            f"{slot} is an object, and the setting is not there; set it as where it was written",
+        )
+    if encoded.content_type == ENCRYPTED:
+        raise _without_key(slot)
     return encoded
 
 
@@ -154,17 +161,6 @@ def require_readable(store: Store, record: Record) -> None:
 def _require_clear(encoded: Encoded, slot: Slot) -> None:
     pointer = pointer_in(encoded)
     if ENCRYPTED in (encoded.content_type, pointer and pointer.content_type):
-        raise _without_key(slot)
-
-
-def _refuse_packed(content_type: str, slot: Slot) -> None:
-    if content_type == OBJECT:
-        raise StoreMisconfigured(
-            "idempotency_large_results",
-            "get",
-            f"{slot} is an object, and the setting is not there; set it as where it was written",
-        )
-    if content_type == ENCRYPTED:
         raise _without_key(slot)
 
 
@@ -210,7 +206,11 @@ def pointer_in(encoded: Encoded) -> Pointer | None:
     """The pointer that stands in a record in place of a result; None where there is none that can be read."""
     if encoded.content_type != OBJECT:
         return None
-    match _json(encoded.data):
+    try:
+        plain = json.loads(encoded.data)
+    except (ValueError, RecursionError):
+        return None
+    match plain:
         case {
             "name": str(name),
             "size": int(size),
@@ -221,13 +221,6 @@ def pointer_in(encoded: Encoded) -> Pointer | None:
             return Pointer(name, size, digest, content_type, is_text)
         case _:
             return None
-
-
-def _json(data: str | bytes) -> Mapping[str, Any] | None:
-    try:
-        return json.loads(data)  # type: ignore[no-any-return]
-    except (ValueError, RecursionError):
-        return None
 
 
 def contents_of(record: Record) -> Iterator[tuple[str, Encoded]]:

@@ -60,8 +60,10 @@ class Keyed:
     on_takeover: OnTakeover = "rerun"
 
     def __post_init__(self) -> None:
-        check_window(self.window)
-        check_on_takeover(self.on_takeover)
+        if self.window is not None and (not is_duration(self.window) or not milliseconds(self.window)):
+            raise PolicyError("window", repr(self.window), "must be seconds or a timedelta, more than 0")
+        if self.on_takeover not in get_args(OnTakeover):
+            raise PolicyError("on_takeover", repr(self.on_takeover), f"must be one of {get_args(OnTakeover)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +84,6 @@ class AtMostOnce:
 Effect = Committed | Keyed | Fenced | AtLeastOnce | AtMostOnce
 
 _KINDS = "Committed(), Keyed(), Fenced(), AtLeastOnce() or AtMostOnce()"
-
-
-def check_window(window: Duration | None) -> None:
-    """Refuse what cannot be a window.
-
-    Raises:
-        PolicyError: It is not a positive duration.
-    """
-    if window is not None and (not is_duration(window) or not milliseconds(window)):
-        raise PolicyError("window", repr(window), "must be seconds or a timedelta, more than 0")
-
-
-def check_on_takeover(on_takeover: object) -> None:
-    """Refuse what is neither ``rerun`` nor ``refuse``.
-
-    Raises:
-        PolicyError: It is neither.
-    """
-    if on_takeover not in get_args(OnTakeover):
-        raise PolicyError("on_takeover", repr(on_takeover), f"must be one of {get_args(OnTakeover)}")
 
 
 def check_effects(effects: Mapping[str, Any]) -> None:

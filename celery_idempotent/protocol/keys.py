@@ -26,8 +26,9 @@ Conversion = Callable[[Iterable[Any], Mapping[str, Any]], tuple[Iterable[Any], M
 WHOLE_CALL = "*"
 """All arguments of the call."""
 
-_NAME = re.compile(r"""[^\s,|&!?*@=<>`'"()\[\]{}]+""")
-"""A part of a path: no brackets, quotes or operators, as an expression would have."""
+_NAME = r"""[^\s.,|&!?*@=<>`'"()\[\]{}]+"""
+_PATH = re.compile(rf"{_NAME}(\.{_NAME})*")
+"""Names joined by dots: no brackets, quotes or operators, as an expression would have."""
 
 FORMS = (
     "an argument's name, a path such as 'order.id', a tuple of these, or a function of the arguments for what is "
@@ -124,7 +125,7 @@ class Selector:
                 raise PolicyError(option, repr(spec), "must be a plain function that returns the value")
         elif spec != WHOLE_CALL:
             paths = spec if isinstance(spec, tuple) else (spec,)
-            if not paths or not all(is_path(each) for each in paths):
+            if not paths or not all(isinstance(each, str) and _PATH.fullmatch(each) for each in paths):
                 raise PolicyError(option, repr(spec), f"must be {FORMS}")
             self._paths = paths
 
@@ -184,19 +185,17 @@ class Selector:
         It never raises: no effect is given up for a name to show. Where none can be had, the text says why.
         """
         try:
-            found = self._parts(bind())
+            bound = bind()
+            found: Sequence[Any] = [look_up(path, bound.arguments) for path in self._paths]
+            if callable(self.spec):
+                value = self.spec(*_unshared(bound.args), **_unshared(bound.kwargs))
+                found = value if isinstance(value, tuple) else (value,)
             unfit = [type(each).__name__ for each in found if not isinstance(each, str | int | UUID | None)]
             if unfit:
                 return f"(no {self.option}: a {unfit[0]} is neither text nor number)"
             return "" if None in found else "/".join(map(str, found))
         except Exception as error:  # noqa: BLE001 - see above; an author's function may raise or return anything
             return f"(no {self.option}: {type(error).__name__})"
-
-    def _parts(self, bound: inspect.BoundArguments) -> Sequence[Any]:
-        if callable(self.spec):
-            value = self.spec(*_unshared(bound.args), **_unshared(bound.kwargs))
-            return value if isinstance(value, tuple) else (value,)
-        return [look_up(path, bound.arguments) for path in self._paths]
 
     def _returned(self, function: Callable[..., Any], bound: inspect.BoundArguments, task: str) -> Any:
         try:
@@ -237,10 +236,6 @@ class Selector:
         return PolicyError(
             self.option, repr(source), f"{task}: it raised {type(error).__name__} for these arguments{_text_of(error)}"
         )
-
-
-def is_path(spec: object) -> bool:
-    return isinstance(spec, str) and all(map(_NAME.fullmatch, spec.split(".")))
 
 
 class IntoList(Exception):
