@@ -76,13 +76,6 @@ class RedisExtender:
         self._channel.qos.restore_visible(num=limit, interval=1)
 
 
-_REMEMBERED = 600.0
-"""Seconds for which the visibility timeout of a queue is remembered, as people can change it."""
-
-_TIMEOUTS = {"connect_timeout": 3, "read_timeout": 5, "retries": {"total_max_attempts": 2}}
-"""A request that hangs for botocore's minute would take a short visibility timeout with it."""
-
-
 class SqsExtender:
     """SQS counts by itself, and is told by the receipt of each message, which is kombu's delivery tag."""
 
@@ -117,7 +110,7 @@ class SqsExtender:
                 assumed = self._channel.visibility_timeout
                 say(logger.warning, "visibility_unknown", queue=queue, assumed=assumed, reason=describe(error))
                 timeout = float(assumed)
-            self._timeouts[queue] = timeout, local_clock.monotonic() + _REMEMBERED
+            self._timeouts[queue] = timeout, local_clock.monotonic() + 600  # people can change it
         return timeout
 
     def extend(self, queue: str, seconds: Mapping[str, int]) -> Refused:
@@ -139,7 +132,10 @@ class SqsExtender:
         """SQS does so by itself."""
 
     def _client(self, queue: str) -> Any:
-        """As kombu's for this queue, credentials and renewed tokens included, but with short timeouts."""
+        """As kombu's for this queue, credentials and renewed tokens included, but with short timeouts.
+
+        A request that hangs for botocore's minute would take a short visibility timeout with it.
+        """
         predefined = self._channel.predefined_queues
         name = next((name for name, each in predefined.items() if each.get("url") == queue), None)
         client = self._channel.sqs(queue=name)
@@ -153,8 +149,8 @@ class SqsExtender:
 
             with making:
                 session = boto3.Session(frozen.access_key, frozen.secret_key, frozen.token, meta.region_name)
-                config = meta.config.merge(type(meta.config)(**_TIMEOUTS))
-                quick = session.client("sqs", endpoint_url=meta.endpoint_url, config=config)
+                short = type(meta.config)(connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2})
+                quick = session.client("sqs", endpoint_url=meta.endpoint_url, config=meta.config.merge(short))
             self._quick[name] = (client, frozen), quick
         return quick
 
@@ -180,11 +176,10 @@ def extender_of(driver: str, channel: Any) -> Extender | None:
 
 
 def survive_expired_receipts(channel: Any) -> None:
-    """Have a worker outlive messages of SQS that it acknowledges or gives back too late.
+    """Have a worker outlive messages of SQS that it acknowledges or gives back too late, and somebody else gets.
 
-    Such a message was delivered to somebody else, or will be. kombu asks SQS to delete it or to show it again, and SQS
-    may refuse. kombu 5.3 to 5.6 let that end the worker where a backoff policy is set, and every kombu does where the
-    message is given back (celery/kombu issue 1391).
+    SQS may refuse to delete such a message or to show it again. kombu 5.3 to 5.6 let that end the worker where a
+    backoff policy is set, and every kombu does where the message is given back (celery/kombu issue 1391).
     """
 
     def surviving(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,10 +200,7 @@ def survive_expired_receipts(channel: Any) -> None:
 
 
 def make_visible(channel: Any, delivery_info: Mapping[str, Any]) -> None:
-    """Have SQS show a message that was given back, as it was delivered; it would hide it for as long as a worker polls.
-
-    That is 10 seconds.
-    """
+    """Have SQS show a message that was given back: it would hide it for as long as a worker polls, 10 seconds."""
     try:
         client = channel.sqs(queue=channel.canonical_queue_name(delivery_info.get("routing_key")))
         receipt = delivery_info["sqs_message"]["ReceiptHandle"]

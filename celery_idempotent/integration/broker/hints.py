@@ -13,9 +13,6 @@ from celery import Celery
 from celery_idempotent.integration.binding import is_protected
 from celery_idempotent.integration.settings import Runtime, runtime_of
 
-_MINUTE = 60
-"""Seconds: a visibility timeout that is right where messages are held."""
-
 _LONG = 300
 """Seconds. Up to here a visibility timeout may be somebody's choice, such as for greenlets that do not yield. It is
 short for messages that are not held."""
@@ -45,13 +42,7 @@ class Hint:
 
 
 def hints(app: Celery, pool: str, unheld: Iterable[Any]) -> list[Hint]:
-    """All that there is to say of the settings of ``app``.
-
-    Args:
-        app: The app.
-        pool: The module of the worker's pool.
-        unheld: The tasks whose messages are not held.
-    """
+    """All that there is to say; ``pool`` is a module, and messages of the tasks ``unheld`` are not held."""
     runtime, options = runtime_of(app), app.conf.broker_transport_options or {}
     found: list[Hint] = []
     if runtime.broker.is_sqs:
@@ -72,10 +63,10 @@ def _of_visibility(runtime: Runtime, options: Mapping[str, Any], unheld: list[An
             f"{timeout:g}",
             f"when a machine dies, its messages stay away for {timeout:g} s; where every worker of the broker holds "
             "its own, a minute is enough",
-            _option(visibility_timeout=_MINUTE)
+            _option(visibility_timeout=60)
             + ", and set it on queues that exist, too: kombu sets it only on those that it creates"
             if runtime.broker.is_sqs
-            else _option(visibility_timeout=_MINUTE, unacked_mutex_expire=_MINUTE),
+            else _option(visibility_timeout=60, unacked_mutex_expire=60),
             is_default,
         )
     delay = max((each.default_retry_delay or 0 for each in unheld), default=0)

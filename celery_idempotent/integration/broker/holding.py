@@ -32,15 +32,6 @@ logger = logging.getLogger(__name__)
 _SHARE = 3
 """A message is extended when that part of its visibility timeout is over: two more tries fit in before the rest is."""
 
-_LOOKS = 12
-"""Looks within a visibility timeout: a message is extended at most that part later than it is due."""
-
-_LONGEST_PAUSE = 1.0
-"""Seconds; looking costs no request."""
-
-_WARNED_BEFORE = 3600.0
-"""Seconds before the end of what a broker allows at which people are told."""
-
 
 @dataclass(slots=True, eq=False)
 class HeldMessage:
@@ -63,7 +54,7 @@ class HeldMessage:
     running_since: float = inf
 
     def is_over(self) -> bool:
-        """Whether the worker is done with it: it is acknowledged, or given back.
+        """Whether it is acknowledged or given back.
 
         Or its task ended without either, as by a time limit under ``acks_on_failure_or_timeout=False``: only a
         delivery that comes again is left of it, and to hold it would be to lose it.
@@ -105,8 +96,8 @@ def due(messages: Iterable[HeldMessage], visibility: float, now: float, size: in
 
 
 def pause(visibilities: Iterable[float]) -> float:
-    """Seconds until the next look."""
-    return min([_LONGEST_PAUSE, *(each / _LOOKS for each in visibilities)])
+    """Seconds until the next look, which asks nobody; a message is extended at most so much later than it is due."""
+    return min([1.0, *(each / 12 for each in visibilities)])
 
 
 def pause_after(failures: int, visibility: float) -> float:
@@ -116,8 +107,7 @@ def pause_after(failures: int, visibility: float) -> float:
 
 @dataclass(slots=True)
 class _Queue:
-    visibility: float = 0.0
-    """Its timeout in seconds; 0: nobody knows it yet."""
+    visibility: float = 0.0  # in seconds; 0: nobody knows it yet
     failures: int = 0
     outage_ends_at: float = 0.0
 
@@ -125,20 +115,14 @@ class _Queue:
 class HeldMessages:
     """The messages that a worker has got by one connection, and what becomes of them.
 
-    kombu gives back what came by an earlier one: to extend that would only keep it from those who are to have it.
-
-    Args:
-        extender: Extends them.
-        everything: Whether messages of tasks that are not idempotent are held, too.
-        clock: Gives the time in seconds.
+    kombu gives back what came by an earlier one: to extend that would only keep it from those who are to have it. Under
+    ``everything`` messages of tasks that are not idempotent are held, too.
     """
 
     def __init__(
         self, extender: Extender, *, everything: bool, clock: Callable[[], float] = local_clock.monotonic
     ) -> None:
-        self._extender = extender
-        self._everything = everything
-        self._clock = clock
+        self._extender, self._everything, self._clock = extender, everything, clock
         self._is_impossible = False
         #: By tag, as of the last look. Celery's thread adds, the keeper's deletes: each is atomic.
         self.messages: dict[str, HeldMessage] = {}
@@ -216,7 +200,7 @@ class HeldMessages:
         seconds: dict[str, int] = {}
         for each in messages:
             left = each.received + longest - now
-            if left <= _WARNED_BEFORE and not each.is_warned:
+            if left <= 3600 and not each.is_warned:
                 each.tell("hold_ends", f"the broker allows {longest / 3600:.1f} h in all")
                 each.is_warned = True
             if left >= 1:

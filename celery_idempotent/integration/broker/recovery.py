@@ -1,11 +1,8 @@
 """A pool process that died in a body: its lease is ended before its message goes back to the broker.
 
 The next delivery may reach another machine, where nobody can tell that the process is gone, and would wait for the
-lease. So the worker that has lost the process says so in the store. It does that in a thread: a store that hangs must
-not stop the worker's loop, and after a few seconds the message goes back without it.
-
-With SQLite it does not: its database is on this machine, where the next delivery sees for itself that the process is
-gone; and a pool process that is forked while a thread of its parent uses SQLite would inherit what tears the file.
+lease. A thread tells the store: one that hangs must not stop the worker's loop, and after a few seconds the message
+goes back without it.
 """
 
 import logging
@@ -59,44 +56,29 @@ class LostProcessHandler:
         """Take the steps in the worker's event loop where this is its thread; in a thread where there is none."""
         if self.loop is not None and threading.current_thread() is threading.main_thread():
             self.under_way[steps] = None
-            self._step(steps)
+            self._take(steps, self.loop)
         else:
-            thread = self.under_way[steps] = _in_thread(partial(self._walk, steps))
+            thread = self.under_way[steps] = _in_thread(partial(self._take, steps))
             if not thread.ident:
-                self._walk(steps)
+                self._take(steps)
 
     def end_of_loop(self) -> None:
         """End, without it, what the loop has begun."""
         for steps, thread in list(self.under_way.items()):
             if thread is None:
-                self._walk(steps)
+                self._take(steps)
 
-    def end(self) -> None:
-        """End all: the loop does not run any more, and threads end with the process."""
-        self.end_of_loop()
-        for thread in filter(None, list(self.under_way.values())):
-            thread.join(3 * _PATIENCE)
-
-    def _step(self, steps: Iterator[None]) -> None:
-        if self._goes_on(steps):
-            self.loop.call_later(_LOOK, self._step, steps)
-
-    def _walk(self, steps: Iterator[None]) -> None:
-        while self._goes_on(steps):
-            time.sleep(_LOOK)
-
-    def _goes_on(self, steps: Iterator[None]) -> bool:
-        """Take one step; whether there are more."""
+    def _take(self, steps: Iterator[None], loop: Any = None) -> None:
+        """All of them; in a loop one now, and the others in a moment each."""
         try:
-            next(steps)
-        except StopIteration:
-            pass
+            for _ in steps:
+                if loop is not None:
+                    loop.call_later(_LOOK, self._take, steps, loop)
+                    return
+                time.sleep(_LOOK)
         except Exception:  # noqa: BLE001 - it is logged whole
             say(logger.exception, "message_not_returned")
-        else:
-            return True
         self.under_way.pop(steps, None)
-        return False
 
 
 _handlers: "WeakKeyDictionary[Runtime, LostProcessHandler]" = WeakKeyDictionary()
@@ -125,7 +107,11 @@ class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         handler_of(parent.app).end_of_loop()
 
     def shutdown(self, parent: Any) -> None:
-        handler_of(parent.app).end()
+        """End all: the loop does not run any more, and threads end with the process."""
+        handler = handler_of(parent.app)
+        handler.end_of_loop()
+        for thread in filter(None, list(handler.under_way.values())):
+            thread.join(3 * _PATIENCE)
 
 
 class ColdShutdown(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
@@ -134,7 +120,6 @@ class ColdShutdown(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has
     requires = ("celery.worker.components:Pool",)
 
     def terminate(self, parent: Any) -> None:
-        """Called before the pool's own."""
         from celery.worker.state import active_requests  # a publisher shall not load a worker
 
         for request in list(active_requests):
@@ -206,12 +191,9 @@ class RecoversLease:
         cls.on_success = settle  # type: ignore[attr-defined]
 
     def cancel(self, *args: Any, **options: Any) -> None:
-        """As Celery's at a cold shutdown; a pool that cannot stop a body lets it end.
-
-        Celery's error would be raised in the body under solo, which runs in the main thread as Celery's signal handler
-        does, and would pass for the body's own.
-        """
+        """As Celery's at a cold shutdown; a pool that cannot stop a body lets it end."""
         mark(self.id, is_stopped=True)
+        # Under solo it would be raised in the body, which runs in the main thread as Celery's signal handler does.
         with suppress(NotImplementedError):
             super().cancel(*args, **options)  # type: ignore[misc]  # of Celery's Request
 
@@ -224,8 +206,7 @@ class RecoversLease:
         super().reject(requeue)  # type: ignore[misc]  # of Celery's Request
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """As Celery's; after a hard limit its pool ends the body. A message that comes again is not let off: what is
-        too long again and again is to end UNKNOWN, as what is killed again and again."""
+        """After a hard limit its pool ends the body. What comes again and is too long each time is to end UNKNOWN."""
         try:
             super().on_timeout(soft, timeout)  # type: ignore[misc]  # of Celery's Request
         finally:  # whatever becomes of its result
@@ -274,6 +255,8 @@ def _end_lease(request: Any) -> None:
         key = task.idempotency_identity_of(request._context).key
         store = runtime_of(task.app).store
         if getattr(store, "dialect", "") == "sqlite":
+            # The next delivery, on this machine, sees for itself that the process is gone; and one that is forked while
+            # a thread of its parent uses SQLite would inherit what tears the file.
             return
         record = store.get(key)
         if record is None or record.status is not Status.IN_PROGRESS or not record.lease_until:

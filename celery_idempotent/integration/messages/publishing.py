@@ -35,13 +35,6 @@ from celery_idempotent.protocol.store import RecordTooLarge
 logger = logging.getLogger(__name__)
 
 
-def starts_operation(task: Task, options: Mapping[str, Any], scope: str, task_id: str) -> bool:
-    """Not a retry or a postponed delivery, which continue an operation; nor what runs at once, in eager mode."""
-    if options.get("retries") or task.app.conf.task_always_eager:
-        return False
-    return identity_in(options.get("headers") or {}, scope, task_id) is None and not is_builtin(type(task))
-
-
 def publish_once(
     task: Task, publish: Callable[..., Any], args: Any, kwargs: Any, options: Mapping[str, Any], task_id: str
 ) -> Any:
@@ -53,8 +46,12 @@ def publish_once(
     Raises:
         PolicyError: The app has no usable store.
     """
-    store = runtime_of(task.app).store
     send = partial(publish, args, kwargs, task_id=task_id, **options)
+    # A retry or a postponed delivery continues an operation; and in eager mode it runs at once.
+    identity = identity_in(options.get("headers") or {}, task._scope, task_id)
+    if options.get("retries") or identity is not None or task.app.conf.task_always_eager or is_builtin(type(task)):
+        return send()
+    store = runtime_of(task.app).store
     try:
         outgoing = _outgoing(task, args, kwargs, options, task_id)
     except Exception as error:  # noqa: BLE001 - a function of the author's may raise anything; the delivery tells

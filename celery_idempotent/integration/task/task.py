@@ -393,9 +393,6 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             publish = partial(Task.apply_async, self)  # a base such as celery-singleton's would take it for a duplicate
         if policy.publish == "always" or policy.mode == "off":
             return publish(args, kwargs, task_id=task_id, **options)
-
-        if not publishing.starts_operation(self, options, self._scope, task_id):
-            return publish(args, kwargs, task_id=task_id, **options)
         return publishing.publish_once(self, publish, args, kwargs, options, task_id)
 
     def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
