@@ -19,7 +19,6 @@ from celery import Celery
 
 from celery_idempotent import clock
 from celery_idempotent.contrib.sns import unwrap
-from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import IdempotencyError, InFlight, KeyMissing, PolicyError, ResultLost
 from celery_idempotent.integration import binding
@@ -190,12 +189,8 @@ class _Consumer:
         try:
             arguments = self._arguments(message)
 
-            def body(attempt: Attempt) -> Any:
-                given = {} if self._record is None else {self._record: message}
-                value = self._function(**arguments, **given)
-                binding.refuse_unfinished(value, gate.name)
-                return value
-
+            given = {} if self._record is None else {self._record: message}
+            body = partial(self._function, **arguments, **given)
             found = gate.call(partial(self._identity, message, arguments), body)
             if isinstance(found, Conflict):
                 raise found.error

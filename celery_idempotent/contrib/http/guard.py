@@ -215,7 +215,7 @@ class HttpGuard:
         response: list[Response[R]] = []
         value: Any = object()  # equal to nothing that is recorded
 
-        async def body(attempt: Attempt) -> Any:
+        async def body() -> Any:
             nonlocal has_run, value
             has_run = True
             response.append(await exchange.respond(facts.body, rules.max_response))
@@ -230,7 +230,7 @@ class HttpGuard:
             if exchange.is_async:
                 found = await gate.call_on_loop(identity, body)
             else:
-                found = gate.call(identity, lambda attempt: finish(body(attempt)))
+                found = gate.call(identity, lambda: finish(body()))
             if isinstance(found, Conflict):
                 return rules.refusal(Problem.IN_FLIGHT, gate.pause_after(found, 0))
             # What else is recorded was committed by the view, or by an attempt that took over, and it is what counts.

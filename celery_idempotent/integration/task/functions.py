@@ -2,21 +2,21 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial, update_wrapper
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from celery import Celery
 
 from celery_idempotent import clock
-from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration import binding
 from celery_idempotent.integration.task.guard import Guard, check_policy, place_of
 from celery_idempotent.protocol.effects import Duration, is_duration, milliseconds
-from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature, Identity
+from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.store import Store
 
@@ -76,9 +76,8 @@ def idempotent(
     def decorated(function: F) -> F:
         refuse_what_is_no_function(function)
         named = name or name_of(function)
-        caller = _Caller(function, Guard(named, policy, where), milliseconds(wait) / 1000)
         with binding.named(named):
-            caller.check()
+            caller = _Caller(function, Guard(named, policy, where), milliseconds(wait) / 1000)
         return cast(F, caller.wrapper())
 
     return decorated
@@ -88,18 +87,13 @@ class _Caller:
     """What the wrapper of one function does, whether that is awaited or not."""
 
     def __init__(self, function: Callable[..., Any], gate: Guard, wait: float) -> None:
-        self._function = function
-        self._gate = gate
-        self._wait = wait
-        self._is_method = is_method(function)
+        self._function, self._gate, self._wait = function, gate, wait
+        self._first = 1 if is_method(function) else 0
         signature = inspect.signature(function)
-        own = list(signature.parameters.values())[1 if self._is_method else 0 :]
+        own = list(signature.parameters.values())[self._first :]
         self._signature = CallSignature(signature.replace(parameters=own))
-
-    def check(self) -> None:
-        """Refuse a policy that cannot be the function's."""
-        policy = self._gate.declared
-        if self._is_method and (policy is None or policy.key == WHOLE_CALL):
+        policy = gate.declared
+        if self._first and (policy is None or policy.key == WHOLE_CALL):
             raise PolicyError(
                 "key",
                 "all arguments",
@@ -111,19 +105,16 @@ class _Caller:
     def wrapper(self) -> Any:
         made: Any = self._awaited() if is_async(self._function) else self._called()
         update_wrapper(made, self._function)
-        self._gate.introduce(made, lambda *args, **kwargs: self._identity(args, kwargs).key)
+        self._gate.introduce(made, lambda *args, **kwargs: self._gate.identity(self._signature, args, kwargs).key)
         return made
 
     def _called(self) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            def body(attempt: Attempt) -> Any:
-                value = self._function(*args, **kwargs)
-                binding.refuse_unfinished(value, self._gate.name)
-                return value
-
-            waiting = _Waiting(self._gate, self._wait)
-            while isinstance(found := self._gate.call(self._identity_of_call(args, kwargs), body), Conflict):
-                clock.sleep(waiting.pause_after(found))
+            pause_after = self._pauses()
+            identity = partial(self._gate.identity, self._signature, args[self._first :], kwargs)
+            body = partial(self._function, *args, **kwargs)
+            while isinstance(found := self._gate.call(identity, body), Conflict):
+                clock.sleep(pause_after(found))
             return found.value
 
         return call
@@ -132,42 +123,26 @@ class _Caller:
         import asyncio  # a process without an event loop imports none
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            async def body(attempt: Attempt) -> Any:
-                value = await self._function(*args, **kwargs)
-                binding.refuse_unfinished(value, self._gate.name)
-                return value
-
-            waiting = _Waiting(self._gate, self._wait)
-            while isinstance(
-                found := await self._gate.call_on_loop(self._identity_of_call(args, kwargs), body), Conflict
-            ):
-                await asyncio.sleep(waiting.pause_after(found))
+            pause_after = self._pauses()
+            identity = partial(self._gate.identity, self._signature, args[self._first :], kwargs)
+            body = partial(self._function, *args, **kwargs)
+            while isinstance(found := await self._gate.call_on_loop(identity, body), Conflict):
+                await asyncio.sleep(pause_after(found))
             return found.value
 
         return call
 
-    def _identity(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Identity:
-        return self._gate.identity(self._signature, args, kwargs)
+    def _pauses(self) -> Callable[[Conflict], float]:
+        """Tells seconds until to ask again; raises ``InFlight`` when the wait for another's body is over."""
+        until, conflicts = clock.monotonic() + self._wait, count()
 
-    def _identity_of_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Identity]:
-        return partial(self._identity, args[1:] if self._is_method else args, kwargs)
+        def pause_after(conflict: Conflict) -> float:
+            left = until - clock.monotonic()
+            if left <= 0:
+                raise conflict.error
+            return min(self._gate.pause_after(conflict, next(conflicts)), left)
 
-
-class _Waiting:
-    """One caller's wait for another's body."""
-
-    def __init__(self, gate: Guard, seconds: float) -> None:
-        self._gate = gate
-        self._until = clock.monotonic() + seconds
-        self._conflicts = 0
-
-    def pause_after(self, conflict: Conflict) -> float:
-        """Seconds until to ask again; raises ``InFlight`` when the wait is over."""
-        left = self._until - clock.monotonic()
-        if left <= 0:
-            raise conflict.error
-        self._conflicts += 1
-        return min(self._gate.pause_after(conflict, self._conflicts - 1), left)
+        return pause_after
 
 
 def refuse_what_is_no_function(function: Any) -> None:
@@ -210,15 +185,11 @@ def name_of(function: Any) -> str:
     if not qualname or "<lambda>" in qualname:
         raise PolicyError("name", "None", f"{_described(function)} has no name of its own; write name=...")
     module = function.__module__
-    return f"{_main() if module == '__main__' else module}.{qualname}"
-
-
-def _main() -> str:
-    """The name under which other processes import what this one runs as its script: another name is another key."""
-    main = sys.modules["__main__"]
-    if main.__spec__ is not None:
-        return main.__spec__.name
-    return Path(getattr(main, "__file__", None) or "__main__").stem
+    if module == "__main__":  # under the name by which other processes import it: another name is another key
+        main = sys.modules["__main__"]
+        spec = main.__spec__
+        module = spec.name if spec is not None else Path(getattr(main, "__file__", None) or "__main__").stem
+    return f"{module}.{qualname}"
 
 
 def _described(function: Any) -> str:

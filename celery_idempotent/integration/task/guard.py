@@ -59,9 +59,6 @@ _by_url: dict[str, Runtime] = {}
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_PAUSE_MS = 900_000
-"""Somebody waits in his own thread; this only keeps numbers sane."""
-
 
 def check_policy(policy: Policy, signature: inspect.Signature) -> None:
     """Refuse a policy that cannot be a gate's whose calls have this signature: nothing here is about messages."""
@@ -140,21 +137,21 @@ class Guard:
             explicit=explicit,
         )
 
-    def call(self, identity: Callable[[], Identity], body: Callable[[Attempt], Any]) -> Outcome | Conflict:
+    def call(self, identity: Callable[[], Identity], body: Callable[[], Any]) -> Outcome | Conflict:
         """Run ``body``, or tell what is recorded; raises as ``identity`` and :meth:`Delivery.run` do."""
         identity = at_once(identity)  # the body may change what it follows from
         known = self._known(identity)
 
         def execute(claim: Claim | None) -> Any:
-            with executed_by(
-                attempt_of(self.where(), self.policy, identity, claim), self.name, None, Guard
-            ) as executed:
-                return body(executed.attempt)
+            with executed_by(attempt_of(self.where(), self.policy, identity, claim), self.name, None, Guard):
+                value = body()
+                binding.refuse_unfinished(value, self.name)
+                return value
 
-        return self._deliverer(known)(execute)
+        return Outcome(execute(None)) if known is None else self._run(known)(execute)
 
     async def call_on_loop(
-        self, identity: Callable[[], Identity], body: Callable[[Attempt], Awaitable[Any]]
+        self, identity: Callable[[], Identity], body: Callable[[], Awaitable[Any]]
     ) -> Outcome | Conflict:
         """As :meth:`call`, for a body that is awaited; the event loop is not blocked."""
         from celery_idempotent.engine.loops import awaited  # a process without an event loop imports none
@@ -163,22 +160,21 @@ class Guard:
         known = self._known(identity)
 
         async def execute(claim: Claim | None) -> Any:
-            with executed_by(
-                attempt_of(self.where(), self.policy, identity, claim), self.name, None, Guard
-            ) as executed:
-                return await body(executed.attempt)
+            with executed_by(attempt_of(self.where(), self.policy, identity, claim), self.name, None, Guard):
+                value = await body()
+                binding.refuse_unfinished(value, self.name)
+                return value
 
         if known is None:
             return Outcome(await execute(None))
-        return await awaited(lambda body: self._deliverer(known)(body), execute)  # to open a store may take long, too
+        return await awaited(lambda body: self._run(known)(body), execute)  # to open a store may take long, too
 
     def pause_after(self, conflict: Conflict, conflicts: int) -> float:
         """Seconds after which to ask again, for somebody who has met that many conflicts before."""
-        draw = random.random()  # noqa: S311 - it keeps no secret
-        retry_after = conflict.error.retry_after
-        bounds = (_LONGEST_PAUSE_MS,)
-        policy = self.policy
-        return policy.conflict_delay_ms(conflicts, conflict.running_for, retry_after, bounds=bounds, draw=draw) / 1000
+        policy, draw = self.policy, random.random()  # noqa: S311 - it keeps no secret
+        bounds = (900_000,)  # somebody waits in his own thread; this only keeps numbers sane
+        retry_after, running_for = conflict.error.retry_after, conflict.running_for
+        return policy.conflict_delay_ms(conflicts, running_for, retry_after, bounds=bounds, draw=draw) / 1000
 
     def _known(self, identity: Callable[[], Identity]) -> Identity | None:
         """What is to happen once; None where the body is to run in any case."""
@@ -189,7 +185,7 @@ class Guard:
             known = identity()
         except Exception as error:
             if isinstance(error, KeyMissing):
-                self._tell("", Event(EventName.KEY_MISSING, "", None, str(error)), is_observed=mode == "observe")
+                self._tell(None, Event(EventName.KEY_MISSING, "", None, str(error)))
             if mode == "enforce":
                 raise
             reason = type(error).__name__ if self.policy.private else repr(error)
@@ -198,17 +194,11 @@ class Guard:
         around = execution()
         return None if around is not None and around.holds(known.key) else known
 
-    def _deliverer(self, known: Identity | None) -> Callable[[Body], Outcome | Conflict]:
-        if known is None:
-            return lambda body: Outcome(body(None))
-        is_observed = self.policy.mode == "observe"
-        delivery = self._delivery(known, is_observed=is_observed)
-        return (lambda body: Outcome(delivery.observe(body))) if is_observed else delivery.run
-
-    def _delivery(self, identity: Identity, *, is_observed: bool) -> Delivery:
+    def _run(self, known: Identity) -> Callable[[Body], Outcome | Conflict]:
+        """What runs a body; it is asked for, so that no frame of it is in the body's traceback."""
         call_id = str(uuid4())
         operation = Operation(
-            identity=identity,
+            identity=known,
             policy=self.policy,
             task=self.name,
             task_id=call_id,
@@ -216,8 +206,9 @@ class Guard:
             process=this_process(),
             trace=current_trace(),
         )
-        tell = partial(self._tell, call_id, is_observed=is_observed)
-        return delivery_of(self.where(), operation, CONTROL_FLOW, tell, until=self.until)
+        tell = partial(self._tell, call_id)
+        delivery = delivery_of(self.where(), operation, CONTROL_FLOW, tell, until=self.until)
+        return (lambda body: Outcome(delivery.observe(body))) if self.policy.mode == "observe" else delivery.run
 
-    def _tell(self, call_id: str, event: Event, *, is_observed: bool) -> None:
-        report(self.sender or self, call_id or None, event, observed=is_observed)
+    def _tell(self, call_id: str | None, event: Event) -> None:
+        report(self.sender or self, call_id, event, observed=self.policy.mode == "observe")

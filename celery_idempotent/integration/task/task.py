@@ -85,47 +85,43 @@ from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import ITEM
 
-
-def _not_answered(arrival: DeliveryContext, *args: Any) -> bool:
-    return not arrival.is_answered
+_HANDLERS = ("before_start", "on_success", "on_failure", "on_retry", "after_return")
 
 
-def _failed(arrival: DeliveryContext, *args: Any) -> bool:
-    # What Celery cannot encode as a result is a failure to Celery; the effect has happened, and is recorded.
-    return not arrival.is_answered and not arrival.is_completed
-
-
-_IS_TOLD: Mapping[str, Callable[..., bool]] = {
-    "before_start": lambda arrival, *args: arrival.body_began,
-    "on_success": _not_answered,
-    "on_failure": _failed,
-    "on_retry": _not_answered,
-    "after_return": lambda arrival, status, *args: (_failed if status == FAILURE else _not_answered)(arrival),
-}
-
-
-def tell_of_bodies_only(cls: type) -> None:
-    """Have the handlers of ``cls``, wherever they are defined, called for bodies only; safe to repeat."""
-    for name, is_told in _IS_TOLD.items():
-        handler = inspect.getattr_static(cls, name, None)
-        if (
-            handler is not None
-            and handler is not vars(Task)[name]
-            and getattr(handler, "_of_bodies", None) is not handler
-        ):
-            setattr(cls, name, _told_if(is_told, handler))
-
-
-def _told_if(is_told: Callable[..., bool], handler: Any) -> Callable[..., Any]:
+def _told_of_bodies_only(name: str, handler: Any) -> Callable[..., Any]:
     @wraps(handler)
     def told(self: Task, *args: Any, **kwargs: Any) -> Any:
         arrival = arrival_of(self.request)
-        if arrival is None or is_told(arrival, *args):
-            return handler.__get__(self, type(self))(*args, **kwargs)
-        return None
+        if arrival is not None:
+            # What Celery cannot encode as a result is a failure to Celery; the effect has happened, and is recorded.
+            is_failure = name == "on_failure" or (name == "after_return" and args[:1] == (FAILURE,))
+            is_of_body = not arrival.is_answered and not (is_failure and arrival.is_completed)
+            if not (arrival.body_began if name == "before_start" else is_of_body):
+                return None
+        return handler.__get__(self, type(self))(*args, **kwargs)
 
-    told._of_bodies = told  # type: ignore[attr-defined]
+    told._is_ours = told  # type: ignore[attr-defined]
     return told
+
+
+def _gate(cls: type, own: Callable[..., Any]) -> Callable[..., Any]:
+    """``own``, the author's ``__call__``, as a part of the body, whether it asks ``super()`` or calls ``self.run``."""
+
+    @wraps(own)
+    def gate(self: "IdempotentMixin", *args: Any, **kwargs: Any) -> Any:
+        return self._guarded(cls, partial(own, self), args, kwargs)
+
+    gate._is_ours = gate  # type: ignore[attr-defined]
+    return gate
+
+
+def _stand_before(cls: type) -> None:
+    """Have the handlers of ``cls``, wherever they are defined, and its ``__call__`` pass by us; safe to repeat."""
+    for name in (*_HANDLERS, "__call__"):
+        own = inspect.getattr_static(cls, name, None)
+        # functools.wraps copies attributes, so a mark alone may be a copy.
+        if own is not None and own is not vars(Task).get(name) and getattr(own, "_is_ours", None) is not own:
+            setattr(cls, name, _gate(cls, cls.__call__) if name == "__call__" else _told_of_bodies_only(name, own))
 
 
 logger = logging.getLogger(__name__)
@@ -175,8 +171,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         super().__init_subclass__(**kwargs)
         cls._call_signature = None
         binding.check_class(cls, IdempotentMixin)
-        tell_of_bodies_only(cls)
-        _guard_calls(cls)
+        _stand_before(cls)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -190,8 +185,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             cls._refusal = error  # Celery has registered the task already, and would run it when it is used again
             raise
         cls._refusal = None
-        tell_of_bodies_only(cls)  # annotations can bring handlers, and a __call__
-        _guard_calls(cls)
+        _stand_before(cls)  # annotations can bring handlers, and a __call__
         cls.Request = _request_class(cls)
         if not isinstance(vars(cls).get("request_stack"), RequestStack):  # a subclass of a bound class has that one's
             cls.request_stack = RequestStack(lambda: cls._app._tasks.get(cls.name))
@@ -253,7 +247,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         """Run the body, or answer with its recorded outcome; Celery's worker calls this for every delivery."""
         return self._guarded(IdempotentMixin, super().__call__, args, kwargs)
 
-    __call__._is_gate = __call__  # type: ignore[attr-defined]
+    __call__._is_ours = __call__  # type: ignore[attr-defined]
 
     def _guarded(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Come by the ``__call__`` of ``layer``: the outermost is guarded, the others are on the way to the body."""
@@ -269,17 +263,20 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             raise self._refusal
         request = self.request  # asking is dear: Celery keeps it by thread and greenlet
         if request.called_directly:
-            map_of = _map_around()
-            if map_of is not None:
+            # Celery's own task that calls us for each of its items, if one does.
+            map_of = current_task._get_current_object() if current_task else None
+            if map_of is not None and map_of.name in _MAPS and not map_of.request.called_directly:
                 items = note_list(map_of.request)
                 if around is None or around.item_of is not items:
-                    identity, body = self._item(map_of, items, layer, call, args, kwargs)
+                    identity = self._identity_of_item(map_of, args, kwargs)
+                    body = self._body(map_of.request, identity, layer, call, args, kwargs, items)
                     return self._deliver(map_of, map_of.request, identity, body)
             return self._call_as_function(layer, call, args, kwargs)
         arrival = note_delivery(self, request)
         if around is not None and around.is_around(self.name, arrival):
             return self._call_as_function(layer, call, args, kwargs)
-        return self._deliver(self, request, arrival.identity, self._body(request, arrival, layer, call, args, kwargs))
+        body = self._body(request, arrival.identity, layer, call, args, kwargs)
+        return self._deliver(self, request, arrival.identity, body)
 
     def _call_as_function(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A direct call, or a body that calls itself: a function call, which no claim protects."""
@@ -287,31 +284,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         with executed_by(self._attempt(None, identity), self.name, arrival_of(self.request), layer):
             return call(*args, **kwargs)
 
-    def _body(
-        self, request: Context, arrival: DeliveryContext, layer: type, call: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Body:
-        def body(claim: Claim | None) -> Any:
-            given = args, kwargs
-            arrival.body_began = True
-            with executed_by(self._attempt(claim, arrival.identity), self.name, arrival, layer):
-                try:
-                    if type(self).before_start is not Task.before_start:
-                        self.before_start(request.id, request.args, request.kwargs)
-                        given = request.args, request.kwargs  # it may have changed them, as under Celery
-                    value = call(*given[0], **given[1])
-                except BaseException as error:
-                    if claim is not None and arrival.is_retried:
-                        claim.excused = error  # the retry is on its way, and shall not meet this as an outcome
-                    raise
-            if claim is not None and arrival.is_retried:
-                raise _Retried(value)
-            return self._finished(claim, value)
-
-        return body
-
-    def _item(
-        self, map_of: Task, items: DeliveryContext, layer: type, call: Callable[..., Any], args: Any, kwargs: Any
-    ) -> tuple[Callable[[], Identity], Body]:
+    def _identity_of_item(self, map_of: Task, args: Any, kwargs: Any) -> Callable[[], Identity]:
         """An item of ``map``, ``starmap`` or ``chunks``: an operation of its own, as if it had been sent by itself."""
         given = headers_of(map_of.request, map_of.name)
         if KEY_HEADER in given:
@@ -320,19 +293,42 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
                 repr(given[KEY_HEADER]),
                 f"{map_of.name}: each item is an operation of its own; publish a group of signatures with keys",
             )
-        identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
+        return at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
+
+    def _body(
+        self,
+        request: Context,
+        identity: Callable[[], Identity],
+        layer: type,
+        call: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        items: DeliveryContext | None = None,
+    ) -> Body:
+        arrival = arrival_of(request) if items is None else None
 
         def body(claim: Claim | None) -> Any:
-            with executed_by(self._attempt(claim, identity), self.name, None, layer, items):
-                value = call(*args, **kwargs)
-            return self._finished(claim, value)
+            given = args, kwargs
+            with executed_by(self._attempt(claim, identity), self.name, arrival, layer, items):
+                try:
+                    if arrival is not None:
+                        arrival.body_began = True
+                        if type(self).before_start is not Task.before_start:
+                            self.before_start(request.id, request.args, request.kwargs)
+                            given = request.args, request.kwargs  # it may have changed them, as under Celery
+                    value = call(*given[0], **given[1])
+                except BaseException as error:
+                    if claim is not None and arrival is not None and arrival.is_retried:
+                        claim.excused = error  # the retry is on its way, and shall not meet this as an outcome
+                    raise
+            if claim is not None:
+                if arrival is not None and arrival.is_retried:
+                    raise _Retried(value)
+                if self.idempotency_policy.mode == "enforce":
+                    binding.refuse_unfinished(value, self.name)
+            return value
 
-        return identity, body
-
-    def _finished(self, claim: Claim | None, value: Any) -> Any:
-        if claim is not None and self.idempotency_policy.mode == "enforce":
-            binding.refuse_unfinished(value, self.name)
-        return value
+        return body
 
     def _deliver(self, executed: Task, request: Context, identity: Callable[[], Identity], body: Body) -> Any:
         """Do with a body what the mode of the policy says; ``executed`` is what Celery executes, which may be a map."""
@@ -454,30 +450,6 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             trace=current_trace(),
         )
         return delivery_of(runtime_of(self.app), operation, _CONTROL_FLOW, partial(_report, self, request, observed))
-
-
-def _guard_calls(cls: type) -> None:
-    # functools.wraps copies attributes, so a mark alone may be a copy.
-    if getattr(cls.__call__, "_is_gate", None) is not cls.__call__:
-        cls.__call__ = _behind_the_gate(cls)  # type: ignore[method-assign]
-
-
-def _behind_the_gate(cls: type) -> Callable[..., Any]:
-    """The author's ``__call__`` of ``cls`` as a part of the body, whether it asks ``super()`` or calls ``self.run``."""
-    own = cls.__call__
-
-    @wraps(own)
-    def gate(self: IdempotentMixin, *args: Any, **kwargs: Any) -> Any:
-        return self._guarded(cls, partial(own, self), args, kwargs)
-
-    gate._is_gate = gate  # type: ignore[attr-defined]
-    return gate
-
-
-def _map_around() -> Task | None:
-    """Celery's task that calls us for each of its items, if it does."""
-    task = current_task._get_current_object() if current_task else None
-    return task if task is not None and task.name in _MAPS and not task.request.called_directly else None
 
 
 class IdempotentTask(IdempotentMixin, Task):  # type: ignore[misc]  # Celery has no types
