@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.printable import one_line
@@ -110,30 +109,22 @@ def looked_up(store: Store, text: str, *, task: str | None = None) -> Record:
     record = store.get(text)
     if record is not None and task in (None, record.task):
         return reveal(store, record)
-    unread: list[str] = []
-    fitting = list(islice(_fitting(store, text, task, unread), _MOST_NAMED + 1))
+    unread, fitting = 0, list[Record]()
+    for record in store.scan(task=task):
+        unread += _is_unread(record)
+        is_name = text != "" and text in (record.task_id, record.label, one_line(record.label))
+        if is_name or (len(text) >= _SHORTEST and _is_named(record, text)):
+            fitting.append(record)
+        if len(fitting) > _MOST_NAMED:
+            break
     if len(fitting) == 1:
         return reveal(store, fitting[0])
     if not fitting:
         remedy = "nothing is recorded under it, and it is no record's task id or label"
-        hidden = f" that can be read: {len(unread)} are encrypted, and idempotency_cipher has no key for them here"
+        hidden = f" that can be read: {unread} are encrypted, and idempotency_cipher has no key for them here"
         raise PolicyError("key", repr(text), f"{remedy}{hidden if unread else ''}")
     named = ", ".join([*(each.key for each in fitting[:_MOST_NAMED]), *(["..."] if len(fitting) > _MOST_NAMED else [])])
     raise PolicyError("key", repr(text), f"it fits several records: {named}; give the key of one, or --task")
-
-
-def _fitting(store: Store, text: str, task: str | None, unread: list[str]) -> Iterator[Record]:
-    """The records that ``text`` can mean; ``unread`` gets the keys of those whose labels cannot be read here."""
-    for record in store.scan(task=task):
-        if _is_unread(record):
-            unread.append(record.key)
-        if _fits(record, text):
-            yield record
-
-
-def _fits(record: Record, text: str) -> bool:
-    is_name = text != "" and text in (record.task_id, record.label, one_line(record.label))
-    return is_name or (len(text) >= _SHORTEST and _is_named(record, text))
 
 
 def _is_named(record: Record, text: str) -> bool:

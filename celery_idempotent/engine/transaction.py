@@ -104,6 +104,7 @@ class BodyTransaction:
         return self._open.connection
 
     def execute(self, statement: Any, *arguments: Any, **options: Any) -> Any:
+        """Execute a statement of yours: ``connection.execute(...)``."""
         return self.connection.execute(statement, *arguments, **options)
 
     def send(self, task: Any, *args: Any, **kwargs: Any) -> str:
