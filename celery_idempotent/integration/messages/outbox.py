@@ -206,7 +206,6 @@ class Relay(Periodic):
     longest_pause = 15.0
 
     def include_if(self, parent: Any) -> bool:
-        """Only where there is an outbox, and relaying is not switched off."""
         return bool(self.every(parent.app)) and isinstance(runtime_of(parent.app).store, Outbox)
 
     def every(self, app: Celery) -> float:
@@ -227,7 +226,6 @@ class Relay(Periodic):
         return super().wait(min(left, every), every)
 
     def log_failure(self, log: Callable[..., None], reason: str | None) -> None:
-        """The messages wait on disk."""
         say(log, "relay_failed", reason=reason)
 
     def stop(self, parent: Any) -> None:

@@ -93,36 +93,28 @@ class SchedulerMixin(_Base):  # type: ignore[misc]
 
     def apply_async(self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
         """Send the entry with its tick's name, if it has one: what was not due is an operation of its own."""
-        if not advance:
-            named = self._with_tick(entry, self._ticks.pop(entry.name, None))
-            return super().apply_async(named, producer=producer, advance=False, **kwargs)
-        # The note may be there for all beats to read. So it comes after the message: a beat that is killed between
-        # the two repeats the tick, under its name, and the other way round nobody would send it.
-        now = entry.default_now()
-        named = self._with_tick(entry, self._check_tick(entry, now))
+        named, now, failure = entry, entry.default_now(), None
+        tick = self._check_tick(entry, now) if advance else self._ticks.pop(entry.name, None)
+        if entry.task not in self.app.tasks or is_idempotent(self.app.tasks[entry.task]):
+            task_id = entry.options.get("task_id") or uuid()
+            # Celery marks what beat sends since 5.7.
+            headers = {**(entry.options.get("headers") or {}), "celery_beat_task": True}
+            if tick is not None:
+                headers[TICK_HEADER] = bound_header(f"{entry.name}@{tick}", entry.task, task_id)
+            named = _copy(entry, options={**entry.options, "task_id": task_id, "headers": headers})
         try:
             sent = super().apply_async(named, producer=producer, advance=False, **kwargs)
-        except SchedulingError:
-            self._note(entry, now)
-            raise
-        self._note(entry, now)
+        except SchedulingError as error:
+            failure = error
+        if advance:
+            # The note may be there for all beats to read. So it comes after the message: a beat that is killed between
+            # the two repeats the tick, under its name, and the other way round nobody would send it. It is of the
+            # moment of the tick, as another due time may have passed since.
+            following = super().reserve(_copy(entry, schedule=_at(entry.schedule, now)))
+            following.schedule = entry.schedule
+        if failure is not None:
+            raise failure
         return sent
-
-    def _note(self, entry: ScheduleEntry, now: datetime) -> None:
-        """Note the entry as run at ``now``, as another due time may have passed since."""
-        following = super().reserve(_copy(entry, schedule=_at(entry.schedule, now)))
-        following.schedule = entry.schedule
-
-    def _with_tick(self, entry: ScheduleEntry, tick: str | None) -> ScheduleEntry:
-        """The entry as it is sent, at a tick or by hand."""
-        if entry.task in self.app.tasks and not is_idempotent(self.app.tasks[entry.task]):
-            return entry
-        task_id = entry.options.get("task_id") or uuid()
-        # Celery marks what beat sends since 5.7.
-        headers = {**(entry.options.get("headers") or {}), "celery_beat_task": True}
-        if tick is not None:
-            headers[TICK_HEADER] = bound_header(f"{entry.name}@{tick}", entry.task, task_id)
-        return _copy(entry, options={**entry.options, "task_id": task_id, "headers": headers})
 
     def _check_tick(self, entry: ScheduleEntry, now: datetime) -> str | None:
         """The tick of an entry; what keeps it from running once is logged."""
