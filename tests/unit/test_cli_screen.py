@@ -220,7 +220,7 @@ def test_watch_counts_again_until_it_is_interrupted(
         if len(pauses) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("celery_idempotent.integration.cli.stats.time.sleep", pause)
+    monkeypatch.setattr("celery_idempotent.integration.cli.store.time.sleep", pause)
     result = run(app, "watch", "--every", "7", *arguments)
 
     assert pauses == [7, 7, 7]
@@ -252,7 +252,7 @@ def test_watch_draws_on_a_terminal_and_outlasts_an_outage(app: Celery, terminal:
             case _:
                 raise KeyboardInterrupt
 
-    terminal.setattr("celery_idempotent.integration.cli.stats.time.sleep", pause)
+    terminal.setattr("celery_idempotent.integration.cli.store.time.sleep", pause)
     told = run(app, "watch")
 
     assert len(re.findall(r"^UNKNOWN +1 ", _bare(told.stdout), re.MULTILINE)) == 2

@@ -5,10 +5,10 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import cached_property, update_wrapper
+from typing import Any
 
 import click
 from celery import Celery
@@ -20,100 +20,12 @@ from celery_idempotent.errors import IdempotencyError, IdempotencyWarning
 from celery_idempotent.integration.binding import idempotent_tasks
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.operating.verdicts import json_of
-from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 
-if TYPE_CHECKING:
-    _Whole: TypeAlias = click.ParamType[int]
-else:
-    _Whole = click.ParamType  # not generic before click 8.5
-
-Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
-
-
-class Amount(click.FloatRange):
-    """A number above 0, of seconds or days."""
-
-    def __init__(self) -> None:
-        super().__init__(min=0, min_open=True, max=1e9)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number that ``value`` is; of what is none, click compares nothing."""
-        number = float(super().convert(value, param, ctx))
-        if math.isnan(number):
-            self.fail(f"{value!r} is no number", param, ctx)
-        return number
-
-
-class Age(_Whole):
-    """An age such as ``2d``, in milliseconds."""
-
-    name = "age"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The milliseconds that ``value`` is."""
-        written = _AGE.fullmatch(str(value))
-        if written is None:
-            self.fail(f"must be an age such as 30m, 1h or 2d (s, m, h, d, w), and is {str(value)!r}", param, ctx)
-        return round(float(written[1]) * _UNITS[written[2].lower()])
-
-
-_AGE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])", re.IGNORECASE)
-_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-
-
-def seconds(name: str, default: float, text: str) -> Decorator:
-    """The option of a command that waits."""
-    return click.option(name, default=default, show_default=True, type=Amount(), metavar="SECONDS", help=text)
-
-
-def limit(what: str) -> Decorator:
-    """The option of a command that lists ``what``."""
-    text = f"At most that many {what}."
-    return click.option("--limit", default=100, show_default=True, type=click.IntRange(1), metavar="N", help=text)
-
-
-of_task = click.option("--task", metavar="TASK", help="Only of this task.")
-
-_FILTERS = (
-    click.option(
-        "--status",
-        type=click.Choice([*map(str, Status), FORGOTTEN], case_sensitive=False),
-        metavar="STATUS",
-        help=f"Only in this status: {', '.join([*Status, FORGOTTEN])}; upper or lower case.",
-    ),
-    of_task,
-    click.option("--label", metavar="LABEL", help="Only with this label; 'acme/*' stands for all that begin so."),
-    click.option("--worker", metavar="NAME", help="Only those whose last attempt ran there."),
-    click.option("--older-than", type=Age(), metavar="AGE", help="Only those last written so long ago: 30m, 1h, 2d."),
-)
-
-
-def filters(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say which records are meant, as one argument: ``wanted``."""
-
-    @wraps(command)
-    def gathered(**kwargs: Any) -> None:
-        wanted = Filter(**{name: kwargs.pop(name) for name in ("status", "task", "label", "worker", "older_than")})
-        command(**kwargs, wanted=wanted)
-
-    for option in reversed(_FILTERS):
-        gathered = option(gathered)
-    return gathered
-
-
-def advise_on(wanted: Filter, app: Celery) -> None:
-    """Where nothing was found, tell what may have been meant: another task, or all labels that begin so."""
-    if wanted.label and wanted.whole_label:
-        advise(f"a label counts as a whole; '{wanted.label.rstrip('/')}/*' stands for all that begin so")
-    if wanted.task is not None and wanted.task not in app.tasks:
-        known = ", ".join(sorted(each.name for each in idempotent_tasks(app)))
-        advise(f"this app has no task {wanted.task}; its idempotent tasks: {known or 'none'}")
-
-
-COMMANDS: Mapping[str, str] = {"web": "celery_idempotent.contrib.web:web"}
+_OPTIONAL = {"web": "celery_idempotent.contrib.web:web"}
 """Commands of optional parts, by where they are; imported when they are asked for."""
 
 
@@ -125,10 +37,10 @@ class _Commands(click.Group):
             raise click.ClickException(str(error)) from error
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted([*self.commands, *COMMANDS])
+        return sorted([*self.commands, *_OPTIONAL])
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        found: click.Command | None = symbol_by_name(COMMANDS[name]) if name in COMMANDS else self.commands.get(name)
+        found: click.Command | None = symbol_by_name(_OPTIONAL[name]) if name in _OPTIONAL else self.commands.get(name)
         return found
 
 
@@ -136,24 +48,108 @@ class _Commands(click.Group):
 @click.pass_context
 def idempotency(context: click.Context) -> None:
     """Set up, check and inspect the idempotency store."""
-    context.with_resource(_warnings_as_sentences(context.meta.setdefault(_WARNED, [])))
-    context.with_resource(_log_as_sentences())
+    context.with_resource(_as_sentences(context.meta.setdefault(_WARNED, [])))
 
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs; times are ISO 8601 in UTC.")
 
 _WARNED = "celery_idempotent.warned"
 
 
-def warned_in(context: click.Context) -> list[str]:
-    """The warnings that this command has printed so far."""
-    warned: list[str] = context.meta[_WARNED]
-    return warned
+class Invocation:
+    """What a command is called with: the app, and whether a program reads the answer."""
+
+    def __init__(self, context: click.Context, as_json: bool) -> None:
+        self.context = context
+        self.as_json = as_json
+        #: The warnings that were printed so far.
+        self.warned: list[str] = context.meta[_WARNED]
+
+    @cached_property
+    def app(self) -> Celery:
+        """The app, with all its modules imported."""
+        self.context.obj.app.loader.import_default_modules()
+        return self.context.obj.app
+
+    @property
+    def runtime(self) -> Runtime:
+        return runtime_of(self.app)
+
+    @property
+    def store(self) -> Store:
+        return self.runtime.store
+
+    def answer(self, value: Any, *lines: str, indent: int | None = 2) -> None:
+        """Print ``value`` as JSON in ASCII, with nothing in it that a terminal obeys, or to a person the ``lines``."""
+        for line in [json.dumps(value, indent=indent)] if self.as_json else lines:
+            click.echo(line)
 
 
-def echo_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print ``value`` as JSON in ASCII, with nothing in it that a terminal obeys."""
-    click.echo(json.dumps(value, indent=indent))
+def command(name: str, *options: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
+    """Make of a function a command with these options and --json; it is given its :class:`Invocation` first."""
+
+    def made(function: Callable[..., None]) -> click.Command:
+        def invoke(context: click.Context, as_json: bool, **arguments: Any) -> None:
+            function(Invocation(context, as_json), **arguments)
+
+        decorated: Any = update_wrapper(invoke, function)
+        for decorate in (click.pass_context, _AS_JSON, *reversed(options)):
+            decorated = decorate(decorated)
+        return idempotency.command(name)(decorated)
+
+    return made
+
+
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs; times are ISO 8601 in UTC.")
+
+
+class _Amount(click.FloatRange):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):  # which click compares with nothing
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
+
+
+AMOUNT = _Amount(min=0, min_open=True, max=1e9)
+"""Of seconds or days."""
+
+
+def _age(text: str) -> int:
+    """The milliseconds that an age such as ``2d`` is."""
+    written = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])", text, re.IGNORECASE)
+    if written is None:
+        raise click.BadParameter(f"must be an age such as 30m, 1h or 2d (s, m, h, d, w), and is {text!r}")
+    return round(float(written[1]) * _UNITS[written[2].lower()])
+
+
+_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+def seconds(name: str, default: float, text: str) -> Callable[[Any], Any]:
+    """The option of a command that waits."""
+    return click.option(name, default=default, show_default=True, type=AMOUNT, metavar="SECONDS", help=text)
+
+
+def limit(what: str) -> Callable[[Any], Any]:
+    """The option of a command that lists ``what``."""
+    text = f"At most that many {what}."
+    return click.option("--limit", default=100, show_default=True, type=click.IntRange(1), metavar="N", help=text)
+
+
+of_task = click.option("--task", metavar="TASK", help="Only of this task.")
+
+FILTERS = (
+    click.option(
+        "--status",
+        type=click.Choice([*map(str, Status), FORGOTTEN], case_sensitive=False),
+        metavar="STATUS",
+        help=f"Only in this status: {', '.join([*Status, FORGOTTEN])}; upper or lower case.",
+    ),
+    of_task,
+    click.option("--label", metavar="LABEL", help="Only with this label; 'acme/*' stands for all that begin so."),
+    click.option("--worker", metavar="NAME", help="Only those whose last attempt ran there."),
+    click.option("--older-than", type=_age, metavar="AGE", help="Only those last written so long ago: 30m, 1h, 2d."),
+)
+"""The options that say which records are meant: what :class:`Filter` takes."""
 
 
 def advise(sentence: str) -> None:
@@ -161,21 +157,13 @@ def advise(sentence: str) -> None:
     click.echo(f"Advice: {one_line(sentence)}", err=True)
 
 
-@contextmanager
-def _warnings_as_sentences(warned: list[str]) -> Iterator[None]:
-    """Print this library's warnings without the line of code that gave them: they are about settings of the app."""
-    with warnings.catch_warnings():
-        shown = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *place: Any, **keywords: Any) -> None:
-            if not issubclass(category, IdempotencyWarning):
-                shown(message, category, *place, **keywords)
-            elif (sentence := one_line(message)) not in warned:  # Celery binds a task twice
-                warned.append(sentence)
-                click.echo(f"Warning: {sentence}", err=True)
-
-        warnings.showwarning = show
-        yield
+def advise_on(wanted: Filter, app: Celery) -> None:
+    """Where nothing was found, tell what may have been meant: another task, or all labels that begin so."""
+    if wanted.label and wanted.whole_label:
+        advise(f"a label counts as a whole; '{wanted.label.rstrip('/')}/*' stands for all that begin so")
+    if wanted.task is not None and wanted.task not in app.tasks:
+        known = ", ".join(sorted(each.name for each in idempotent_tasks(app)))
+        advise(f"this app has no task {wanted.task}; its idempotent tasks: {known or 'none'}")
 
 
 class _Sentences(logging.Handler):
@@ -189,10 +177,22 @@ class _Sentences(logging.Handler):
 
 
 @contextmanager
-def _log_as_sentences() -> Iterator[None]:
+def _as_sentences(warned: list[str]) -> Iterator[None]:
+    """Print logs, and this library's warnings without the line of code that gave them: they are about settings."""
     before, logging.lastResort = logging.lastResort, _Sentences(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            shown = warnings.showwarning
+
+            def show(message: Warning | str, category: type[Warning], *place: Any, **keywords: Any) -> None:
+                if not issubclass(category, IdempotencyWarning):
+                    shown(message, category, *place, **keywords)
+                elif (sentence := one_line(message)) not in warned:  # Celery binds a task twice
+                    warned.append(sentence)
+                    click.echo(f"Warning: {sentence}", err=True)
+
+            warnings.showwarning = show
+            yield
     finally:
         logging.lastResort = before
 
@@ -207,14 +207,3 @@ def json_value(option: str, text: str, wanted: type = object) -> Any:
     if not isinstance(value, wanted):
         raise click.BadParameter(f"{text!r} is not a JSON {wanted.__name__}", param_hint=option)
     return value
-
-
-def app_of(context: click.Context) -> Celery:
-    """The app, with all its modules imported."""
-    context.obj.app.loader.import_default_modules()
-    return context.obj.app
-
-
-def store_of(context: click.Context) -> Store:
-    """The store of the app."""
-    return runtime_of(app_of(context)).store

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any
 
@@ -13,13 +13,11 @@ from celery_idempotent.engine.search import Filter, found, looked_up
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.base import (
+    FILTERS,
+    Invocation,
     advise,
     advise_on,
-    app_of,
-    as_json,
-    echo_json,
-    filters,
-    idempotency,
+    command,
     json_value,
     limit,
     of_task,
@@ -27,7 +25,6 @@ from celery_idempotent.integration.cli.base import (
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.operating import display
 from celery_idempotent.integration.operating.display import beginning, duration, iso, names_of_effects, status
-from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.task.task import IdempotentMixin
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.codec import Encoded
@@ -38,92 +35,82 @@ from celery_idempotent.protocol.steps import Begun, Finished
 from celery_idempotent.protocol.verdicts import counts_until
 
 
-@idempotency.command()
-@click.argument("task")
-@click.option("--args", "arguments", default="[]", help="Positional arguments, as a JSON list.")
-@click.option("--kwargs", "keywords", default="{}", help="Keyword arguments, as a JSON object.")
-@as_json
-@click.pass_context
-def key(context: click.Context, task: str, arguments: str, keywords: str, as_json: bool) -> None:
+@command(
+    "key",
+    click.argument("task"),
+    click.option("--args", "arguments", default="[]", help="Positional arguments, as a JSON list."),
+    click.option("--kwargs", "keywords", default="{}", help="Keyword arguments, as a JSON object."),
+)
+def key(call: Invocation, task: str, arguments: str, keywords: str) -> None:
     """Print the idempotency key that a call of TASK would have."""
     args, kwargs = json_value("--args", arguments, list), json_value("--kwargs", keywords, dict)
-    app = app_of(context)
-    if task not in app.tasks:
-        raise click.BadParameter(f"this app has no task {task}; it has: {', '.join(sorted(app.tasks))}")
-    if not isinstance(app.tasks[task], IdempotentMixin):
+    tasks = call.app.tasks
+    if task not in tasks:
+        raise click.BadParameter(f"this app has no task {task}; it has: {', '.join(sorted(tasks))}")
+    if not isinstance(tasks[task], IdempotentMixin):
         raise click.BadParameter(f"{task} is not idempotent: its base is not IdempotentTask")
     try:
-        derived = app.tasks[task].idempotency_key_for(*args, **kwargs)
+        derived = tasks[task].idempotency_key_for(*args, **kwargs)
     except TypeError as error:
         raise click.UsageError(f"{task} does not take these arguments: {error}") from error
-    echo_json({"task": task, "key": derived}) if as_json else click.echo(derived)
+    call.answer({"task": task, "key": derived}, derived)
 
 
-@idempotency.command()
-@click.argument("key")
-@of_task
-@as_json
-@click.pass_context
-def show(context: click.Context, key: str, task: str | None, as_json: bool) -> None:
+@command("show", click.argument("key"), of_task)
+def show(call: Invocation, key: str, task: str | None) -> None:
     """Print all that is recorded under KEY.
 
     KEY may also be the beginning of a key or of its hash, a task id, or a label. For these the whole store is read.
     Where it fits several, --task says which is meant.
     """
-    runtime = runtime_of(app_of(context))
-    record = looked_up(runtime.store, key, task=task)
-    now, policy = runtime.store.now(), runtime.policy_of(record)
-    echo_json(_whole(record, now, policy)) if as_json else screen.lines(_everything(record, now, policy))
+    record = looked_up(call.store, key, task=task)
+    now, policy = call.store.now(), call.runtime.policy_of(record)
+    if call.as_json:
+        call.answer(_whole(record, now, policy))
+    else:
+        print_record(record, now, policy, is_whole=True)
 
 
-@idempotency.command("effect-key")
-@click.argument("key")
-@click.argument("name")
-@of_task
-@as_json
-@click.pass_context
-def print_effect_key(context: click.Context, key: str, name: str, task: str | None, as_json: bool) -> None:
+@command("effect-key", click.argument("key"), click.argument("name"), of_task)
+def print_effect_key(call: Invocation, key: str, name: str, task: str | None) -> None:
     """Print the key by which the operation KEY calls a receiver.
 
     NAME is that of the step, or what the body gave to attempt.effect_key(). KEY is as for show; a whole key need not be
     recorded any more.
     """
-    runtime = runtime_of(app_of(context))
     try:
-        record = looked_up(runtime.store, key, task=task)
+        record = looked_up(call.store, key, task=task)
     except PolicyError:
         if re.fullmatch(".+:[0-9a-f]{64}", key, re.DOTALL) is None:  # what every derived key looks like
             raise
     else:
         key = record.key
-        known = names_of_effects(record, runtime.policy_of(record))
+        known = names_of_effects(record, call.runtime.policy_of(record))
         if known and name not in known:
             advise(f"nothing is known of an effect called {name}; known are: {', '.join(known)}")
     made = effect_key(key, name)
-    echo_json({"key": key, "name": name, "effect_key": made}) if as_json else click.echo(made)
+    call.answer({"key": key, "name": name, "effect_key": made}, made)
 
 
-@idempotency.command(name="list")
-@filters
-@limit("records")
-@as_json
-@click.pass_context
-def list_records(context: click.Context, wanted: Filter, limit: int, as_json: bool) -> None:
+@command("list", *FILTERS, limit("records"))
+def list_records(call: Invocation, limit: int, **filters: Any) -> None:
     """List the records that were written longest ago, oldest first.
 
     Reads the whole store unless that has an index for what is asked: mind the cost of a large table. A terminal shows a
     page at a time, and of each key what show, resolve, release and forget take for it.
     """
-    app = app_of(context)
-    runtime = runtime_of(app)
-    records = screen.counted("reading", found(runtime.store, wanted))
+    wanted = Filter(**filters)
+    records = screen.counted("reading", found(call.store, wanted))
     oldest = nsmallest(limit + 1, records, key=lambda record: record.updated_at)
-    listed, now = oldest[:limit], runtime.store.now()
-    echo_json([_brief(each, now) for each in listed]) if as_json else print_records(listed, now)
+    listed, now = oldest[:limit], call.store.now()
+    if call.as_json:
+        call.answer([_brief(each, now) for each in listed])
+    else:
+        print_records(listed, now)
     if len(oldest) > limit:
         click.echo(f"Warning: there are more than these {limit}; ask for fewer, or give --limit", err=True)
     if not listed:
-        advise_on(wanted, app)
+        advise_on(wanted, call.app)
 
 
 _CELLS: Mapping[str, Callable[[Record, int], object]] = {
@@ -219,41 +206,28 @@ def _decoded(data: str | bytes | None, content_type: str | None) -> Any:
     return {"bytes": len(data)}
 
 
-def summary(record: Record, now: int, policy: Policy) -> Iterator[tuple[str, object]]:
-    """What a person looks at before a verdict: what it is, and what to ask the receiver for."""
-    yield "status", status(record, now)
-    yield "key", record.key
-    for name in ("label", "task", "task_id", "worker", "attempts"):
-        if value := getattr(record, name):
-            yield name, value
-    yield "created_at", iso(record.created_at)
-    yield "updated_at", iso(record.updated_at)
-    if record.error:
-        yield "error", record.error
+_SHOWN = ("status", "key", "label", "task", "task_id", "worker", "attempts", "created_at", "updated_at", "error")
+
+
+def print_record(record: Record, now: int, policy: Policy, *, is_whole: bool = False) -> None:
+    """Print what a person looks at before a verdict: what it is, and what to ask the receiver for; or all of it.
+
+    Of the result only its size, or where it is.
+    """
+    facts = _brief(record, now)
+    rows = [(name, facts[name]) for name in _SHOWN if facts[name]]
     for name in names_of_effects(record, policy):
         known = "nothing recorded" if record.expires_at is None else "not known, as an outcome keeps no steps"
         if is_step := name in record.steps:
             known = display.step_state(record.steps[name], iso)
-        yield "step" if is_step else "effect", f"{name}: {known}"
-        yield "effect key", effect_key(record.key, name)
+        rows += [("step" if is_step else "effect", f"{name}: {known}"), ("effect key", effect_key(record.key, name))]
     if record.verdict:
-        yield "verdict", display.verdict(record.verdict, iso)
-
-
-_IN_SUMMARY = {
-    *("status", "key", "label", "task", "task_id", "worker", "attempts"),
-    *("created_at", "updated_at", "error", "steps", "verdict"),
-}
-
-
-def _everything(record: Record, now: int, policy: Policy) -> Iterator[tuple[str, object]]:
-    """All that is recorded; of the result only its size, or where it is."""
-    yield from summary(record, now, policy)
-    for name, value in {**record.to_fields(), "expires_at": counts_until(record)}.items():
-        if name in _IN_SUMMARY or value is None:
+        rows.append(("verdict", display.verdict(record.verdict, iso)))
+    for name, value in {**record.to_fields(), "expires_at": counts_until(record)}.items() if is_whole else ():
+        if name in (*_SHOWN, "steps", "verdict") or value is None:
             continue
         if name == "result":
             is_object = pointer_in(Encoded(value, record.content_type or ""))
-            yield name, display.outcome(value, record.content_type) if is_object else f"{len(value)} bytes"
-        else:
-            yield name, iso(value) if name in ("lease_until", "expires_at") else value
+            value = display.outcome(value, record.content_type) if is_object else f"{len(value)} bytes"
+        rows.append((name, iso(value) if name in ("lease_until", "expires_at") else value))
+    screen.lines(rows)
