@@ -21,7 +21,7 @@ from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Delivery
 from celery_idempotent.engine.events import EventName
 from celery_idempotent.errors import DeadlineExceeded, LeaseLost, OutcomeUnknown, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.integration.task import task
+from celery_idempotent.integration import headers
 from celery_idempotent.protocol import operation as protocol
 from celery_idempotent.protocol import steps
 from celery_idempotent.protocol.keys import Identity
@@ -465,7 +465,7 @@ MUTANTS = (
     Mutant(
         "identity derived anew on a retry",
         "an earlier version",
-        ((task, "identity_in", _derived_anew),),
+        ((headers, "identity_in", _derived_anew),),
     ),
     Mutant(
         "vanished record written without a condition",

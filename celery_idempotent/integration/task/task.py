@@ -4,18 +4,9 @@
 cannot stop a task, and ``before_start`` can only raise. It sits outside ``autoretry_for``, so it sees the
 ``Retry`` that a failing body has become, and outside every ``__call__`` of the author's, which is part of the body.
 
-The author's handlers belong to the body, too: Celery calls them for what a body did, not for what the library does.
-
-::
-
-    before_start                        with the body: after the claim, before its first line
-    on_success                          the body's result was recorded
-    on_failure                          the body failed, or the library refused to run it, as by KeyReused
-    on_retry                            the body asked for a retry
-    after_return                        after on_success and on_failure
-
-A replay, a postponed delivery and a body whose outcome another attempt recorded tell none of them: who counts money in
-``on_success`` counts it once. Celery's signals tell every delivery, as they serve monitoring.
+The author's handlers belong to the body, too: ``before_start`` comes after the claim, ``on_success`` once the result is
+recorded. A replay, a postponed delivery and a body whose outcome another attempt recorded tell none of them: who counts
+money in ``on_success`` counts it once. Celery's signals tell every delivery, as they serve monitoring.
 """
 
 import inspect
@@ -39,38 +30,11 @@ from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.engine.execution import executed_by, execution, passing
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, LeaseLost, PolicyError, StoreUnavailable
-from celery_idempotent.integration import binding
+from celery_idempotent.integration import binding, context
+from celery_idempotent.integration import headers as wire
+from celery_idempotent.integration.broker import recovery
 from celery_idempotent.integration.broker.holding import Keeper
-from celery_idempotent.integration.broker.recovery import (
-    ColdShutdown,
-    Recovery,
-    is_death,
-    is_out_of_time,
-    return_if_killed,
-)
-from celery_idempotent.integration.context import (
-    DeliveryContext,
-    RequestStack,
-    arrival_of,
-    at_once,
-    note_delivery,
-    note_list,
-    or_none,
-)
 from celery_idempotent.integration.events import current_trace, report
-from celery_idempotent.integration.headers import (
-    KEY_HEADER,
-    eager_options,
-    explicit_key,
-    headers_of,
-    identity_header,
-    identity_in,
-    publish_options,
-    republish_options,
-    tick_in,
-    waiting_since,
-    wire_form,
-)
 from celery_idempotent.integration.messages import postpone, publishing
 from celery_idempotent.integration.messages.outbox import Relay
 from celery_idempotent.integration.operating.periodic import Purge
@@ -91,7 +55,7 @@ _HANDLERS = ("before_start", "on_success", "on_failure", "on_retry", "after_retu
 def _told_of_bodies_only(name: str, handler: Any) -> Callable[..., Any]:
     @wraps(handler)
     def told(self: Task, *args: Any, **kwargs: Any) -> Any:
-        arrival = arrival_of(self.request)
+        arrival = context.arrival_of(self.request)
         if arrival is not None:
             # What Celery cannot encode as a result is a failure to Celery; the effect has happened, and is recorded.
             is_failure = name == "on_failure" or (name == "after_return" and args[:1] == (FAILURE,))
@@ -126,20 +90,16 @@ def _stand_before(cls: type) -> None:
 
 logger = logging.getLogger(__name__)
 
-_CONTROL_FLOW = replace(CONTROL_FLOW, is_death=is_death, is_stopped=is_out_of_time)
+_CONTROL_FLOW = replace(CONTROL_FLOW, is_death=recovery.is_death, is_stopped=recovery.is_out_of_time)
 
-_STEPS = {"worker": (StoreCheck, Relay, Purge, ColdShutdown), "consumer": (Keeper, Recovery)}
-"""What every worker of an app with idempotent tasks does besides."""
-
+# What every worker of an app with idempotent tasks does besides.
+_STEPS = {"worker": (StoreCheck, Relay, Purge, recovery.ColdShutdown), "consumer": (Keeper, recovery.Recovery)}
+# After these, what Celery is told is not what this delivery's body did.
 _ANSWERS = {EventName.REPLAYED, EventName.LEASE_LOST}
-"""After these, what Celery is told is not what this delivery's body did."""
-
+# What Celery's ``apply_async`` takes by position, after the task id.
 _POSITIONAL = ("producer", "link", "link_error", "shadow")
-"""What Celery's ``apply_async`` takes by position, after the task id."""
-
+# Celery's tasks that call another one as a function, once for each item; ``chunks`` are made of the second.
 _MAPS = {"celery.map", "celery.starmap"}
-"""Celery's tasks that call another one as a function, once for each item; ``chunks`` are made of the second."""
-
 
 if TYPE_CHECKING:
     _Base = Task
@@ -187,8 +147,8 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         cls._refusal = None
         _stand_before(cls)  # annotations can bring handlers, and a __call__
         cls.Request = _request_class(cls)
-        if not isinstance(vars(cls).get("request_stack"), RequestStack):  # a subclass of a bound class has that one's
-            cls.request_stack = RequestStack(lambda: cls._app._tasks.get(cls.name))
+        if not isinstance(vars(cls).get("request_stack"), context.RequestStack):  # that of a bound base is another's
+            cls.request_stack = context.RequestStack(lambda: cls._app._tasks.get(cls.name))
         for blueprint, steps in _STEPS.items():
             app.steps[blueprint].update(steps)
         binding.warn_about_delivery(cls, app)
@@ -210,7 +170,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             PolicyError: An argument has no canonical form.
             TypeError: The arguments do not fit the task.
         """
-        return self.idempotency_identity(*wire_form(self, args, kwargs), headers={}, task_id="").key
+        return self.idempotency_identity(*wire.wire_form(self, args, kwargs), headers={}, task_id="").key
 
     def idempotency_identity(self, args: Any, kwargs: Any, *, headers: Mapping[str, Any], task_id: str) -> Identity:
         """The identity of a delivery with these arguments, as they came off the wire.
@@ -218,7 +178,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         Raises as :meth:`idempotency_key_for` does.
         """
         policy, scope = self.idempotency_policy, self._scope
-        carried = identity_in(headers, scope, task_id)
+        carried = wire.identity_in(headers, scope, task_id)
         if carried is not None:
             # The header has no label: it is clear text, and the arguments tell it again.
             label = label_of(policy.label_selector, partial(self._signature().bind, args, kwargs))
@@ -233,15 +193,15 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             key=policy.key_selector,
             fingerprint=policy.fingerprint_selector,
             label=policy.label_selector,
-            explicit=explicit_key(headers, self.name),
-            tick=tick_in(headers, self.name, task_id) if is_whole_call else None,
+            explicit=wire.explicit_key(headers, self.name),
+            tick=wire.tick_in(headers, self.name, task_id) if is_whole_call else None,
             occurrence=task_id if is_sent_by_beat else None,
         )
 
     def idempotency_identity_of(self, request: Context) -> Identity:
         """The identity of the delivery of ``request``; raises as above."""
-        headers = headers_of(request, self.name)
-        return self.idempotency_identity(request.args, request.kwargs, headers=headers, task_id=request.id or "")
+        headers, task_id = wire.headers_of(request, self.name), request.id or ""
+        return self.idempotency_identity(request.args, request.kwargs, headers=headers, task_id=task_id)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body, or answer with its recorded outcome; Celery's worker calls this for every delivery."""
@@ -252,7 +212,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
     def _guarded(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Come by the ``__call__`` of ``layer``: the outermost is guarded, the others are on the way to the body."""
         around = execution()
-        if around is not None and around.is_of(self.name, arrival_of(self.request)):
+        if around is not None and around.is_of(self.name, context.arrival_of(self.request)):
             order = type(self).__mro__
             if order.index(layer) > order.index(around.layer):
                 with passing(around, layer):
@@ -266,13 +226,18 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             # Celery's own task that calls us for each of its items, if one does.
             map_of = current_task._get_current_object() if current_task else None
             if map_of is not None and map_of.name in _MAPS and not map_of.request.called_directly:
-                items = note_list(map_of.request)
+                items = context.note_list(map_of.request)
                 if around is None or around.item_of is not items:
-                    identity = self._identity_of_item(map_of, args, kwargs)
+                    # An operation of its own, as if it had been sent by itself.
+                    if wire.KEY_HEADER in (given := wire.headers_of(map_of.request, map_of.name)):
+                        remedy = "each item is an operation of its own; publish a group of signatures with keys"
+                        key = repr(given[wire.KEY_HEADER])
+                        raise PolicyError("idempotency_key", key, f"{map_of.name}: {remedy}")
+                    identity = self._identity_of_call(args, kwargs)
                     body = self._body(map_of.request, identity, layer, call, args, kwargs, items)
                     return self._deliver(map_of, map_of.request, identity, body)
             return self._call_as_function(layer, call, args, kwargs)
-        arrival = note_delivery(self, request)
+        arrival = context.note_delivery(self, request)
         if around is not None and around.is_around(self.name, arrival):
             return self._call_as_function(layer, call, args, kwargs)
         body = self._body(request, arrival.identity, layer, call, args, kwargs)
@@ -280,20 +245,12 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
     def _call_as_function(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A direct call, or a body that calls itself: a function call, which no claim protects."""
-        identity = at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
-        with executed_by(self._attempt(None, identity), self.name, arrival_of(self.request), layer):
+        identity = self._identity_of_call(args, kwargs)
+        with executed_by(self._attempt(None, identity), self.name, context.arrival_of(self.request), layer):
             return call(*args, **kwargs)
 
-    def _identity_of_item(self, map_of: Task, args: Any, kwargs: Any) -> Callable[[], Identity]:
-        """An item of ``map``, ``starmap`` or ``chunks``: an operation of its own, as if it had been sent by itself."""
-        given = headers_of(map_of.request, map_of.name)
-        if KEY_HEADER in given:
-            raise PolicyError(
-                "idempotency_key",
-                repr(given[KEY_HEADER]),
-                f"{map_of.name}: each item is an operation of its own; publish a group of signatures with keys",
-            )
-        return at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
+    def _identity_of_call(self, args: Any, kwargs: Any) -> Callable[[], Identity]:
+        return context.at_once(partial(self.idempotency_identity, args, kwargs, headers={}, task_id=""))
 
     def _body(
         self,
@@ -303,9 +260,9 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         call: Callable[..., Any],
         args: Any,
         kwargs: Any,
-        items: DeliveryContext | None = None,
+        items: context.DeliveryContext | None = None,
     ) -> Body:
-        arrival = arrival_of(request) if items is None else None
+        arrival = context.arrival_of(request) if items is None else None
 
         def body(claim: Claim | None) -> Any:
             given = args, kwargs
@@ -348,9 +305,9 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         except _Retried as retried:
             return retried.value
         except BaseException as error:
-            return_if_killed(error, request)
+            recovery.return_if_killed(error, request)
             raise
-        if executed is self and (arrival := arrival_of(request)) is not None:
+        if executed is self and (arrival := context.arrival_of(request)) is not None:
             arrival.is_completed = True
         return outcome.value
 
@@ -383,9 +340,9 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         task_id = task_id or uuid()  # Celery would make it too late: FIFO's deduplication id may contain it
         # By name: a base of the author's may take no more by position than arguments.
         options.update(zip(_POSITIONAL, positional, strict=False))
-        options = publish_options(self, args, kwargs, options, task_id)
+        options = wire.publish_options(self, args, kwargs, options, task_id)
         policy, publish = self.idempotency_policy, super().apply_async
-        if waiting_since(options.get("headers") or {}) is not None:
+        if wire.waiting_since(options.get("headers") or {}) is not None:
             publish = partial(Task.apply_async, self)  # a base such as celery-singleton's would take it for a duplicate
         if policy.publish == "always" or policy.mode == "off":
             return publish(args, kwargs, task_id=task_id, **options)
@@ -393,7 +350,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
     def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, plus ``idempotency_key``; guarded like a delivery, and a conflict raises ``InFlight``."""
-        return super().apply(args, kwargs, *positional, **eager_options(self, options))
+        return super().apply(args, kwargs, *positional, **wire.eager_options(self, options))
 
     def retry(self, *args: Any, **options: Any) -> Any:
         """As Celery's. The retry is the same operation, whatever its arguments; it releases the claim.
@@ -401,22 +358,22 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         So does ``retry(throw=False)`` when the body goes on: its value is the delivery's result, and no outcome.
         """
         returned = super().retry(*args, **options)
-        note_delivery(self, self.request).is_retried = True
+        context.note_delivery(self, self.request).is_retried = True
         return returned
 
     def signature_from_request(self, request: Any = None, *positional: Any, **options: Any) -> Any:
         """As Celery's, and keeps what Celery drops: identity, serialiser, SQS's message group, its queue."""
         request = self.request if request is None else request
-        options = republish_options(request, options, self._identity_header(request))
+        options = wire.republish_options(request, options, self._identity_header(request))
         signature = super().signature_from_request(request, *positional, **options)
         is_rabbitmq = runtime_of(self.app).broker.is_rabbitmq
         signature.options.update(postpone.way_back(self.app, request, signature.options, is_rabbitmq=is_rabbitmq))
         return signature
 
     def _identity_header(self, request: Context) -> str | None:
-        arrival = arrival_of(request)  # what has no identity was never executed, and fails again
-        header = arrival and (lambda: identity_header(arrival.identity(), self._scope, request.id or ""))
-        return or_none(header) if header else None
+        arrival = context.arrival_of(request)  # what has no identity was never executed, and fails again
+        header = arrival and (lambda: wire.identity_header(arrival.identity(), self._scope, request.id or ""))
+        return context.or_none(header) if header else None
 
     @property
     def _scope(self) -> str:
@@ -452,6 +409,13 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         return delivery_of(runtime_of(self.app), operation, _CONTROL_FLOW, partial(_report, self, request, observed))
 
 
+def _report(task: IdempotentMixin, request: Context, observed: bool, event: Event) -> None:
+    arrival = context.arrival_of(request)
+    if arrival is not None and event.name in _ANSWERS and not observed:
+        arrival.is_answered = True
+    report(task, request.id, event, observed=observed, headers=request.headers or {})
+
+
 class IdempotentTask(IdempotentMixin, Task):  # type: ignore[misc]  # Celery has no types
     """A task whose effect happens once however often it is delivered.
 
@@ -467,13 +431,6 @@ class IdempotentTask(IdempotentMixin, Task):  # type: ignore[misc]  # Celery has
     """
 
     abstract = True
-
-
-def _report(task: IdempotentMixin, request: Context, observed: bool, event: Event) -> None:
-    arrival = arrival_of(request)
-    if arrival is not None and event.name in _ANSWERS and not observed:
-        arrival.is_answered = True
-    report(task, request.id, event, observed=observed, headers=request.headers or {})
 
 
 def _request_class(cls: type[Task]) -> Any:
