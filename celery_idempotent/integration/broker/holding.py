@@ -19,7 +19,7 @@ from celery import bootsteps
 from celery._state import connect_on_app_finalize
 from celery.signals import task_received
 
-from celery_idempotent import clock as local_clock
+from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.binding import idempotent_tasks, is_enforced, is_protected
 from celery_idempotent.integration.broker.extenders import Extender, Missing, Refused, extender_of, require
@@ -119,9 +119,7 @@ class HeldMessages:
     ``everything`` messages of tasks that are not idempotent are held, too.
     """
 
-    def __init__(
-        self, extender: Extender, *, everything: bool, clock: Callable[[], float] = local_clock.monotonic
-    ) -> None:
+    def __init__(self, extender: Extender, *, everything: bool, clock: Callable[[], float] = monotonic) -> None:
         self._extender, self._everything, self._clock = extender, everything, clock
         self._is_impossible = False
         #: By tag, as of the last look. Celery's thread adds, the keeper's deletes: each is atomic.
@@ -131,7 +129,7 @@ class HeldMessages:
         self.stopping = threading.Event()
 
     def receive(self, request: Any, **_: Any) -> None:
-        """Hold the message of ``request`` from now on; Celery has just made it, and tells so by a signal."""
+        """Hold the message of ``request`` from now on, which Celery has just made."""
         if self._is_impossible or not (self._everything or is_protected(request.task)):
             return
         now = self._clock()
@@ -168,14 +166,14 @@ class HeldMessages:
     def _attend(self, name: str, queue: _Queue, messages: Sequence[HeldMessage]) -> None:
         if queue.failures and self._clock() < queue.outage_ends_at:
             return
-        size, is_restored = self._extender.size, name in self._extender.queues
+        size = self._extender.size
         try:
             # Somebody can have set less than a second: looks would be a busy loop.
             queue.visibility = max(self._extender.visibility(name), 1.0)
             chosen = due(messages, queue.visibility, self._clock(), size)
             for first in range(0, len(chosen), size):
                 self._extend(name, chosen[first : first + size], queue.visibility)
-            if is_restored and self._clock() - self._restored >= queue.visibility / _SHARE:
+            if name in self._extender.queues and self._clock() - self._restored >= queue.visibility / _SHARE:
                 self._restored = self._clock()
                 self._extender.restore()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the next look may fare better
@@ -253,7 +251,6 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
     _thread: threading.Thread | None = None
 
     def include_if(self, parent: Any) -> bool:
-        """Only where there is something to hold, and it is not switched off."""
         try:
             setting = runtime_of(parent.app).hold_messages
         except PolicyError as error:  # an app of plain tasks, of which nothing else is checked

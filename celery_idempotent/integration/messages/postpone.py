@@ -132,8 +132,7 @@ def _delay_options(app: Celery, request: Context, delay: int) -> dict[str, Any]:
     broker = runtime_of(app).broker
     whole_seconds = -(delay // -1000)
     if broker.is_sqs and not is_fifo(request):
-        # SQS itself holds the message back: no worker has to keep it in memory.
-        return {"DelaySeconds": whole_seconds}
+        return {"DelaySeconds": whole_seconds}  # SQS itself holds the message back: no worker has to keep it in memory
     if broker.is_rabbitmq and has_quorum_queues(app):
         return {"countdown": whole_seconds}  # RabbitMQ does so, too, and Celery refuses less than one
     return {"countdown": delay / 1000}

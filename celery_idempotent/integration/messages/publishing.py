@@ -114,18 +114,13 @@ def _seconds(task: Task, value: Any) -> float:
             value = datetime.fromisoformat(value)
         if isinstance(value, datetime):
             value = (maybe_make_aware(value, task.app.timezone) - task.app.now()).total_seconds()
-        return min(
-            max(float(value or 0), 0.0), 10 * 365 * 86_400
-        )  # what is further away is a mistake, and fits no number
+        return min(max(float(value or 0), 0.0), 10 * 365 * 86_400)  # further away is a mistake, and fits no number
     except (TypeError, ValueError):
         return 0.0
 
 
 def _answer(task: Task, decision: Known, options: Mapping[str, Any]) -> Any:
-    """The result of the first message, which is told; None where the message has to be sent all the same.
-
-    That is where only a delivery can tell the result, and where publishing is only observed.
-    """
+    """The result of the first message; None where only a delivery can tell it, or where publishing is only observed."""
     runtime, policy, record = runtime_of(task.app), task.idempotency_policy, decision.record
     codec, observed = runtime.codec_of(policy), policy.mode == "observe"
     result = task.AsyncResult(record.task_id)
