@@ -34,14 +34,9 @@ class Named(Protocol):
 def report(
     task: Named | None, task_id: str | None, event: Event, *, observed: bool, headers: Mapping[str, Any] | None = None
 ) -> None:
-    """Log ``event``, and send its signal.
+    """Log ``event``, and send its signal: of ``task`` if anybody knows it, ``observed`` if it only would have happened.
 
-    Args:
-        task: Whose operation it is; None if nobody knows.
-        task_id: Of the delivery, if there is one.
-        event: What happened.
-        observed: Whether it only would have happened.
-        headers: Those of the delivery's message.
+    ``task_id`` and ``headers`` are those of the delivery, if there is one.
     """
     level = logging.DEBUG if event.is_one_of_many else event.name.level
     if level == logging.ERROR and isinstance(task, Task) and not observed:
@@ -115,12 +110,12 @@ def report_verdict(app: Celery, record: Record) -> None:
     _send(app.tasks.get(record.task), record.task_id, event, observed=False, headers={}, **given)
 
 
-def _pass_over(key: str, error: Exception) -> None:
-    _send(None, None, Event(EventName.RECORD_UNREADABLE, key, None, str(error)), observed=False, headers={})
-
-
-reading.listeners.append(_pass_over)  # a scan of a store knows nothing of Celery
-
+# A scan of a store knows nothing of Celery.
+reading.listeners.append(
+    lambda key, error: _send(
+        None, None, Event(EventName.RECORD_UNREADABLE, key, None, str(error)), observed=False, headers={}
+    )
+)
 
 _read_trace: Callable[[], str] = str
 

@@ -1,13 +1,11 @@
 """What a message carries: the caller's key, its delivery's identity, and SQS FIFO's ids.
 
-An explicit key travels as a header, as headers survive every Celery retry and arbitrary options do not. So does the
-identity of a delivery, in all that is published on its behalf: a body that changes its arguments, or retries with
-others, means the same operation.
+Headers survive every Celery retry, and arbitrary options do not. An identity travels in all that is published on behalf
+of its delivery: a body that changes its arguments, or retries with others, means the same operation.
 
-An SQS FIFO queue drops a second message of the same deduplication id for five minutes and delivers a
-group's messages one after the other. So the id is made of the idempotency key, which lets SQS itself drop
-a double publish, and it changes with every retry, which must not be dropped. Celery keeps neither the id
-nor the group on a retry; :func:`republish_options` does.
+An SQS FIFO queue drops a second message of the same deduplication id for five minutes and delivers a group's messages
+one after the other. So the id is made of the idempotency key, which lets SQS itself drop a double publish, and it
+changes with every retry, which must not be dropped. Celery keeps neither the id nor the group on a retry.
 """
 
 import re

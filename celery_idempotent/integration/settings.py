@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 from weakref import proxy
 
 from celery import Celery
@@ -27,6 +27,8 @@ from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.objects import open_large_results
 from celery_idempotent.stores.wrappers import Cipher, Offloading, Sealed, innermost
+
+T = TypeVar("T")
 
 CONTROL_FLOW = ControlFlow(nothing_begun=(Retry,), no_outcome=(Ignore, Reject))
 """Celery's own exceptions: ``Retry`` is the author's word that running again is right; ``Ignore``, also
@@ -57,9 +59,6 @@ SETTINGS: Mapping[str, Any] = {
     "idempotency_cipher_required": False,
 }
 """Every setting of this library, with its default; times are in seconds."""
-
-_NAMESPACE = re.compile("[A-Za-z0-9._-]{1,64}")
-"""There must be room for a scope, a generation and 64 digits in a key of 2048 bytes."""
 
 _VISIBILITY_TIMEOUT = {"sqs": 1800, "redis": 3600}
 """Seconds; kombu's defaults (kombu 5.3 to 5.7, transport/SQS and transport/redis)."""
@@ -113,11 +112,12 @@ def _given(app: Celery, setting: str) -> Any:
 
 
 def _row(
-    setting: str, remedy: str, fits: Callable[[Any], bool] = is_duration, use: Callable[[Any], Any] = milliseconds
-) -> "cached_property[Any]":
-    """A row of :class:`Runtime`: what the app's setting means, which is refused where it does not fit."""
+    name: str, remedy: str, use: Callable[[Any], T], fits: Callable[[Any], bool] = is_duration
+) -> "cached_property[T]":
+    """What a setting of this library means; it is refused where it does not fit."""
+    setting = f"idempotency_{name}"
 
-    def look(runtime: "Runtime") -> Any:
+    def look(runtime: "Runtime") -> T:
         value = _given(runtime._app, setting)
         if not fits(value):
             raise PolicyError(setting, repr(value), f"must be {remedy}")
@@ -217,37 +217,30 @@ class Runtime:
             codec = self._codecs[policy.private] = self.codec.under(policy)
         return codec
 
-    namespace: "cached_property[str]" = _row(
-        "idempotency_namespace",
+    # What stands before every key of the app.
+    namespace = _row(
+        "namespace",
         "1 to 64 letters, digits, dots, dashes or underscores",
-        lambda value: value is None or (isinstance(value, str) and _NAMESPACE.fullmatch(value) is not None),
         lambda value: f"{value}:" if value else "",
+        # There must be room for a scope, a generation and 64 digits in a key of 2048 bytes.
+        lambda value: value is None or (isinstance(value, str) and bool(re.fullmatch("[A-Za-z0-9._-]{1,64}", value))),
     )
-    """What stands before every key of the app."""
-
-    hold_messages: "cached_property[bool | Literal['all']]" = _row(
-        "idempotency_hold_messages",
+    # Whose messages a worker holds: of idempotent tasks, of all, or none.
+    hold_messages = _row(
+        "hold_messages",
         'True, False or "all"',
-        lambda value: isinstance(value, bool) or value == "all",
-        lambda value: value,
+        lambda held: cast(bool | Literal["all"], held),
+        lambda held: isinstance(held, bool) or held == "all",
     )
-    """Whose messages a worker holds: of idempotent tasks, of all, or none."""
-
-    relay_every: "cached_property[int]" = _row("idempotency_relay", "seconds between two looks, or 0 for none")
-    queued_for: "cached_property[int]" = _row(
-        "idempotency_queued_for", "seconds for which a message that was sent counts as queued"
+    # Milliseconds.
+    relay_every = _row("relay", "seconds between two looks, or 0 for none", milliseconds)
+    queued_for = _row("queued_for", "seconds for which a message that was sent counts as queued", milliseconds)
+    purge_every = _row("purge", "seconds between two purges, or 0 for no purge", milliseconds)
+    purge_released = _row("purge_released", "seconds for which they stay, or 0 for no purge", milliseconds)
+    purge_abandoned = _row("purge_abandoned", "seconds for which they stay, or 0 for no purge", milliseconds)
+    keep_verdicts = _row(
+        "keep_verdicts", "seconds for which a verdict stays, or 0 for no longer than retain", milliseconds
     )
-    purge_every: "cached_property[int]" = _row("idempotency_purge", "seconds between two purges, or 0 for no purge")
-    purge_released: "cached_property[int]" = _row(
-        "idempotency_purge_released", "seconds for which they stay, or 0 for no purge"
-    )
-    purge_abandoned: "cached_property[int]" = _row(
-        "idempotency_purge_abandoned", "seconds for which they stay, or 0 for no purge"
-    )
-    keep_verdicts: "cached_property[int]" = _row(
-        "idempotency_keep_verdicts", "seconds for which a verdict stays, or 0 for no longer than retain"
-    )
-    """Milliseconds, as those above."""
 
     @cached_property
     def broker(self) -> Broker:
@@ -283,14 +276,10 @@ def cipher_of(app: Celery) -> Cipher | None:
     return KeyRing(setting)
 
 
-_LOOKS = 3
-"""At a setting, before it counts as another at each access: it may just have changed."""
-
-
 def _steady(look: Callable[[], Any]) -> Any:
-    """The store's setting, as soon as two looks see the same."""
+    """The store's setting, as soon as two looks see the same: it may just have changed."""
     seen = look()
-    for _ in range(_LOOKS):
+    for _ in range(3):
         before, seen = seen, look()
         if before is seen or before == seen:
             break
