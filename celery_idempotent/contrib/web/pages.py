@@ -20,17 +20,7 @@ from starlette.types import ASGIApp
 
 from celery_idempotent.contrib.web.guard import Denied, PageAccess, Sessions, set_cookie, with_headers
 from celery_idempotent.contrib.web.overview import OPEN, Overview, exposed
-from celery_idempotent.contrib.web.records import (
-    AGES,
-    CHOICES,
-    PAGE,
-    STATUSES,
-    Form,
-    Search,
-    ago,
-    answer,
-    timeline,
-)
+from celery_idempotent.contrib.web.records import CHOICES, PAGE, STATUSES, Form, ago, answer, search_of, timeline
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.engine.verdicts import fitting
 from celery_idempotent.errors import IdempotencyError, StoreUnavailable
@@ -113,7 +103,7 @@ class _Pages:
 
     def records(self, request: Request) -> Response:
         try:
-            search = Search.of(request.query_params)
+            search = search_of(request.query_params)
         except ValueError as error:
             return self._message(request, HTTPStatus.BAD_REQUEST, "This search cannot be understood", str(error))
         records, more = answer(self._store, search)
@@ -123,7 +113,6 @@ class _Pages:
             search=search,
             records=records,
             more=more,
-            ages=AGES,
             page_size=PAGE,
             all_chosen="all" in request.query_params,
             tasks=sorted(each.name for each in binding.idempotent_tasks(self._app)),
@@ -275,4 +264,5 @@ _ANY = "surrogatepass"
 
 
 def _link(root: str, path: str, query: Mapping[str, object] | None = None) -> str:
-    return f"{root}{path}{f'?{urlencode(query, errors=_ANY)}' if query else ''}"
+    asked = {name: value for name, value in (query or {}).items() if value}
+    return f"{root}{path}{f'?{urlencode(asked, errors=_ANY)}' if asked else ''}"

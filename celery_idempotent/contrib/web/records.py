@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_idempotent.engine.search import FORGOTTEN, Filter, found
 from celery_idempotent.integration.operating import display, verdicts
@@ -19,73 +19,37 @@ PAGE = 50
 STATUSES = ("UNKNOWN", "IN_PROGRESS", "FAILED", "RELEASED", "COMPLETED", FORGOTTEN)
 """In the order in which they need somebody."""
 
-_LAST_PAGE = 2000
-"""Beyond it a search is narrowed: a store is read from its beginning up to the page."""
-
-_OLDEST = 10**10
-"""Seconds, 317 years."""
-
-AGES: Mapping[int, str] = {60: "1 minute", 600: "10 minutes", 3600: "1 hour", 86_400: "1 day", 604_800: "7 days"}
-"""By seconds, what a form offers; an address may have any other."""
+_MOST = {"older": 10**10, "page": 2000}
+"""Seconds, 317 years; and a page beyond which a search is narrowed: a store is read from its beginning up to it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """What is asked for. Texts are empty where nothing is."""
-
-    label: str = ""
-    key: str = ""
-    task: str = ""
-    status: str = ""
-    older: int | None = None
-    page: int = 1
-
-    @classmethod
-    def of(cls, query: Mapping[str, str]) -> "Search":
-        """As an address asks; ``ValueError`` with a sentence where it cannot be understood."""
-        status = query.get("status", "").strip().upper()
-        if status and status not in STATUSES:
-            raise ValueError(f"There is no status {status}; there are {', '.join(STATUSES)}.")
-        return cls(
-            label=query.get("label", "").strip(),
-            key=query.get("key", "").strip(),
-            task=query.get("task", "").strip(),
-            status=status,
-            older=_number("age", query.get("older", ""), _OLDEST),
-            page=_number("page", query.get("page", ""), _LAST_PAGE) or 1,
-        )
-
-    def query(self, **changes: object) -> dict[str, object]:
-        """The same as an address, with ``changes``."""
-        asked = {"label": self.label, "key": self.key, "task": self.task, "status": self.status, "older": self.older}
-        return {name: value for name, value in {**asked, "page": self.page, **changes}.items() if value}
+def search_of(query: Mapping[str, str]) -> dict[str, Any]:
+    """What an address asks for, empty or 0 where nothing is; ``ValueError`` with a sentence if it is no search."""
+    search: dict[str, Any] = {
+        name: query.get(name, "").strip() for name in ("label", "key", "task", "status", "older", "page")
+    }
+    search["status"] = status = search["status"].upper()
+    if status and status not in STATUSES:
+        raise ValueError(f"There is no status {status}; there are {', '.join(STATUSES)}.")
+    for name, most in _MOST.items():
+        text = search[name] or "0"
+        if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
+            raise ValueError(f"The {'age' if name == 'older' else name} is a number of at most {most}.")
+        search[name] = int(text)
+    return {**search, "page": search["page"] or 1}
 
 
-def _number(name: str, text: str, most: int) -> int | None:
-    text = text.strip()
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
-        raise ValueError(f"The {name} is a number of at most {most}.")
-    return int(text)
-
-
-def answer(store: Store, search: Search) -> tuple[list[Record], bool]:
+def answer(store: Store, search: Mapping[str, Any]) -> tuple[list[Record], bool]:
     """The records of the page, the oldest write first, and whether there are more behind them.
 
     Reads up to the end of the page and no further. A whole key is one request.
     """
-    wanted = Filter(
-        status=search.status or None,
-        task=search.task or None,
-        label=search.label or None,
-        key=search.key or None,
-        older_than=None if search.older is None else search.older * 1000,
-    )
-    record = store.get(search.key) if search.key else None
+    texts = {name: search[name] or None for name in ("status", "task", "label", "key")}
+    wanted = Filter(**texts, older_than=search["older"] * 1000 or None)
+    record = store.get(search["key"]) if search["key"] else None
     if record is not None:
         return [record] if wanted.matches(record, store.now()) else [], False
-    first = (search.page - 1) * PAGE
+    first = (search["page"] - 1) * PAGE
     records = list(islice(found(store, wanted), first, first + PAGE + 1))
     return sorted(records[:PAGE], key=lambda each: each.updated_at), len(records) > PAGE
 
@@ -119,38 +83,31 @@ class Form:
 
     @classmethod
     def of(cls, sent: Mapping[str, Sequence[str]]) -> "Form":
-
-        def value(name: str) -> str:
-            return sent.get(name, [""])[-1].strip()
-
-        action = next((each for each in Action if each == value("action")), None)
-        by, reason = (one_line(" ".join(value(name).split())) for name in ("by", "reason"))
-        text, checked = value("result"), value("checked") == "yes"
-        errors = {
-            "action": "" if action else "Choose a verdict.",
-            "by": "" if by else "Say who you are.",
-            "reason": "" if reason else "Say why, such as what the receiver told you, or the number of a ticket.",
-        }
-        result = None
+        values = {name: each[-1].strip() for name, each in sent.items()}
+        action = next((each for each in Action if each == values.get("action")), None)
+        by, reason = (one_line(" ".join(values.get(name, "").split())) for name in ("by", "reason"))
+        text, checked = values.get("result", ""), values.get("checked") == "yes"
+        result, is_json = None, True
         if action is Action.COMPLETED:
             try:
                 result = verdicts.json_of(text)
             except ValueError:
-                errors["result"] = 'Write JSON: "ch_1" with its quotes, 7, {"id": 7} or null.'
-        errors["checked"] = "" if checked else "Check the receiver first; then say so."
-        errors = {name: each for name, each in errors.items() if each}
+                is_json = False
+        wanted = (
+            ("action", action, "Choose a verdict."),
+            ("by", by, "Say who you are."),
+            ("reason", reason, "Say why, such as what the receiver told you, or the number of a ticket."),
+            ("result", is_json, 'Write JSON: "ch_1" with its quotes, 7, {"id": 7} or null.'),
+            ("checked", checked, "Check the receiver first; then say so."),
+        )
+        errors = {name: sentence for name, value, sentence in wanted if not value}
         return cls(action=action, by=by, reason=reason, text=text, result=result, checked=checked, errors=errors)
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """Something that happened, or will.
+class Moment(NamedTuple):
+    """Something that happened, or will, at a time in milliseconds; None where no record tells.
 
-    Args:
-        at: When, in milliseconds; None where no record tells.
-        kind: For its colour: ``claim``, ``step``, ``verdict``, ``later`` or the name of a status.
-        title: What.
-        details: More of it, each a line.
+    ``kind`` is for its colour: ``claim``, ``step``, ``verdict``, ``later`` or the name of a status.
     """
 
     at: int | None
@@ -163,10 +120,10 @@ def timeline(record: Record, now: int) -> list[Moment]:
     """The moments of ``record``, the oldest first; a step whose end has no time stands behind the last claim."""
     claims = list(_claims(record))
     steps = [_step(name, plain) for name, plain in record.steps.items()]
-    ended = [each for each in steps if each.at is None]
-    timed = [*_verdict(record.verdict), *(each for each in steps if each.at is not None)]
+    ended, begun = [each for each in steps if each.at is None], [each for each in steps if each.at is not None]
+    verdict = [_verdict(record.verdict)] if record.verdict else []
     # Sorting keeps the order of what has one time.
-    moments = sorted([*claims, *ended, *timed], key=lambda each: each.at or claims[-1].at or 0)
+    moments = sorted([*claims, *ended, *verdict, *begun], key=lambda each: each.at or claims[-1].at or 0)
     is_announced = record.status is Status.RELEASED and not record.attempts
     if not (is_announced or is_erased(record)):  # which is told already
         error = (record.error,) if record.error else ()
@@ -174,27 +131,26 @@ def timeline(record: Record, now: int) -> list[Moment]:
     if record.status is Status.IN_PROGRESS:
         title = "The lease was over" if record.lease_until <= now else "The lease ends, unless renewed"
         moments.append(Moment(record.lease_until, "later", title))
-    until = counts_until(record)
-    if until is not None:
-        moments.append(Moment(until, "later", "Forgotten" if until <= now else "The outcome will be forgotten"))
+    if (until := counts_until(record)) is not None:
+        title = "Forgotten" if until <= now else "The outcome will be forgotten"
+        moments.append(Moment(until, "later", title))
     return moments
 
 
 def _claims(record: Record) -> Iterator[Moment]:
+    by = _details({"on": record.worker, "task id": record.task_id, "process": record.process}, " ")
     if not record.attempts:
         yield Moment(record.created_at, "claim", "Recorded by a publisher", (f"task id {record.task_id}",))
-        return
-    by = _details({"on": record.worker, "task id": record.task_id, "process": record.process}, " ")
-    if record.attempts == 1:
+    elif record.attempts == 1:
         yield Moment(record.created_at, "claim", "Attempt 1 claimed it", by)
-        return
-    attempts = "attempt is" if record.attempts == 2 else "attempts are"
-    earlier = f"{record.attempts - 1} earlier {attempts} counted, but not kept"
-    yield Moment(record.created_at, "claim", "First recorded", (earlier,))
-    # A token is the time of its claim, unless a clock went back.
-    times = "once" if record.takeovers == 1 else f"{record.takeovers} times in a row"
-    how = f"took over, as {times} an attempt had not ended" if record.takeovers else "claimed it"
-    yield Moment(record.fencing_token, "claim", f"Attempt {record.attempts} {how}", by)
+    else:
+        attempts = "attempt is" if record.attempts == 2 else "attempts are"
+        earlier = f"{record.attempts - 1} earlier {attempts} counted, but not kept"
+        yield Moment(record.created_at, "claim", "First recorded", (earlier,))
+        # A token is the time of its claim, unless a clock went back.
+        times = "once" if record.takeovers == 1 else f"{record.takeovers} times in a row"
+        how = f"took over, as {times} an attempt had not ended" if record.takeovers else "claimed it"
+        yield Moment(record.fencing_token, "claim", f"Attempt {record.attempts} {how}", by)
 
 
 def _details(lines: Mapping[str, Any], between: str = ": ") -> tuple[str, ...]:
@@ -212,22 +168,20 @@ def _step(name: str, plain: Any) -> Moment:
             return Moment(None, "step", f"Step {name}", ("not readable by this version",))
 
 
+def _verdict(told: Mapping[str, Any]) -> Moment:
+    at, action = told.get("at"), told.get("action", "?")
+    judged = f"it was {told.get('status', '?')}, attempt {told.get('attempt', '?')}"
+    lines = {"by": told.get("by"), "why": told.get("reason"), "judged": judged, "its error": told.get("error")}
+    title = f"Verdict: {_MEANINGS.get(str(action), action)}"
+    return Moment(at if isinstance(at, int) else None, "verdict", title, _details(lines))
+
+
 _MEANINGS: Mapping[str, str] = {
     Action.COMPLETED: "it happened",
     Action.RERUN: "it did not happen",
     Action.RELEASE: "the claim is given back",
     Action.FORGET: "forgotten on purpose",
 }
-
-
-def _verdict(told: Mapping[str, Any]) -> Iterator[Moment]:
-    if told:
-        at, action = told.get("at"), told.get("action", "?")
-        judged = f"it was {told.get('status', '?')}, attempt {told.get('attempt', '?')}"
-        lines = {"by": told.get("by"), "why": told.get("reason"), "judged": judged, "its error": told.get("error")}
-        title = f"Verdict: {_MEANINGS.get(str(action), action)}"
-        yield Moment(at if isinstance(at, int) else None, "verdict", title, _details(lines))
-
 
 _TITLES = {
     Status.IN_PROGRESS: "Last sign of life",
