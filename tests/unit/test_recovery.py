@@ -280,7 +280,7 @@ def test_worker_that_shuts_down_deals_with_it_first(app: Celery, parent: Any, st
     step.shutdown(parent)
     assert lost.rejected == [True]
     assert lost.was_over == [True]
-    assert not recovery.handler_of(app).under_way
+    assert not step.under_way
 
 
 def test_worker_that_loses_its_broker_deals_with_it_first(
@@ -310,7 +310,7 @@ def test_worker_shuts_down_though_a_message_cannot_go_back(
     lost.tells(WorkerLostError("signal 9"))
     step.shutdown(parent)
     assert lost.rejected == [True]
-    assert not recovery.handler_of(app).under_way
+    assert not step.under_way
     assert "message_not_returned" in caplog.text
 
 
@@ -565,7 +565,7 @@ def test_sqs_shows_the_message_at_once_though_the_store_hangs(
 
 
 def test_message_that_celery_never_settles_is_not_waited_for_without_end(
-    app: Celery, loop: Hub | None, monkeypatch: pytest.MonkeyPatch
+    app: Celery, step: recovery.Recovery, loop: Hub | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker shows it again by itself; what is under way must come to its end, or no worker would."""
     monkeypatch.setattr(recovery, "_PATIENCE", 0.2)
@@ -573,19 +573,19 @@ def test_message_that_celery_never_settles_is_not_waited_for_without_end(
     lost.message.channel = channel
     lost.message.delivery_info = {"sqs_queue": "url", "sqs_message": {"ReceiptHandle": "r"}, "routing_key": "orders"}
     lost.fails_by(WorkerLostError("signal 9"))
-    wait_until(lambda: lost._goes_on() and not recovery.handler_of(app).under_way, "it is over")
+    wait_until(lambda: lost._goes_on() and not step.under_way, "it is over")
     assert not channel.asked
 
 
 def test_other_brokers_are_not_asked_to_show_a_message(
-    app: Celery, loop: Hub | None, monkeypatch: pytest.MonkeyPatch
+    app: Celery, step: recovery.Recovery, loop: Hub | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They do at once, and have no such request."""
     asked: list[object] = []
     monkeypatch.setattr(recovery, "make_visible", lambda *given: asked.append(given))
     lost = _Lost(app, loop)
     lost.fails_by(WorkerLostError("signal 9"))
-    wait_until(lambda: lost._goes_on() and not recovery.handler_of(app).under_way, "it is over")
+    wait_until(lambda: lost._goes_on() and not step.under_way, "it is over")
     assert not asked
 
 

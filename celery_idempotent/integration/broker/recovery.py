@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
-from celery import Celery, bootsteps, current_task
+from celery import bootsteps, current_task
 from celery.app.task import Context
 from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 
@@ -43,29 +43,48 @@ _DEATHS_EVERY = 0.2
 process can be waited for; where it comes too early, and that is often, it looks again after up to five seconds."""
 
 
-class LostProcessHandler:
-    """What the worker of one app does with messages of lost processes, each in steps."""
+class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """Has a worker notice soon that a process of its pool has died, and end no sooner than it has dealt with that."""
 
-    def __init__(self) -> None:
+    # Before these are shut down, messages can still be acknowledged and given back.
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    _looking: Any = None
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
         #: The worker's event loop; None where there is none, and billiard's threads tell of lost processes.
-        self.loop: Any = None
+        self._loop: Any = None
         #: What is not done yet, and the thread that does it; None: the loop.
         self.under_way: dict[Iterator[None], threading.Thread | None] = {}
+        super().__init__(parent, **kwargs)
+
+    def start(self, parent: Any) -> None:
+        _started[runtime_of(parent.app)] = self
+        loop = self._loop = parent.hub if parent.controller.use_eventloop else None
+        self._looking = loop.call_repeatedly(_DEATHS_EVERY, parent.pool.maintain_pool) if loop else None
+
+    def stop(self, parent: Any) -> None:
+        """Look no more, and end what the loop began: Celery before 5.6 has it forget that when the broker is lost."""
+        if self._looking is not None:
+            self._looking.cancel()
+        for steps, thread in list(self.under_way.items()):
+            if thread is None:
+                self._take(steps)
+
+    def shutdown(self, parent: Any) -> None:
+        """End all: the loop does not run any more, and threads end with the process."""
+        self.stop(parent)
+        for thread in filter(None, list(self.under_way.values())):
+            thread.join(3 * _PATIENCE)
 
     def begin(self, steps: Iterator[None]) -> None:
         """Take the steps in the worker's event loop where this is its thread; in a thread where there is none."""
-        if self.loop is not None and threading.current_thread() is threading.main_thread():
+        if self._loop is not None and threading.current_thread() is threading.main_thread():
             self.under_way[steps] = None
-            self._take(steps, self.loop)
+            self._take(steps, self._loop)
         else:
             thread = self.under_way[steps] = _in_thread(partial(self._take, steps))
             if not thread.ident:
-                self._take(steps)
-
-    def end_of_loop(self) -> None:
-        """End, without it, what the loop has begun."""
-        for steps, thread in list(self.under_way.items()):
-            if thread is None:
                 self._take(steps)
 
     def _take(self, steps: Iterator[None], loop: Any = None) -> None:
@@ -81,37 +100,7 @@ class LostProcessHandler:
         self.under_way.pop(steps, None)
 
 
-_handlers: "WeakKeyDictionary[Runtime, LostProcessHandler]" = WeakKeyDictionary()
-
-
-def handler_of(app: Celery) -> LostProcessHandler:
-    return _handlers.setdefault(runtime_of(app), LostProcessHandler())
-
-
-class Recovery(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-    """Has a worker notice soon that a process of its pool has died, and end no sooner than it has dealt with that."""
-
-    # Before these are shut down, messages can still be acknowledged and given back.
-    requires = ("celery.worker.consumer.tasks:Tasks",)
-
-    _looking: Any = None
-
-    def start(self, parent: Any) -> None:
-        loop = handler_of(parent.app).loop = parent.hub if parent.controller.use_eventloop else None
-        self._looking = loop.call_repeatedly(_DEATHS_EVERY, parent.pool.maintain_pool) if loop else None
-
-    def stop(self, parent: Any) -> None:
-        """Look no more, and end what the loop began: Celery before 5.6 has it forget that when the broker is lost."""
-        if self._looking is not None:
-            self._looking.cancel()
-        handler_of(parent.app).end_of_loop()
-
-    def shutdown(self, parent: Any) -> None:
-        """End all: the loop does not run any more, and threads end with the process."""
-        handler = handler_of(parent.app)
-        handler.end_of_loop()
-        for thread in filter(None, list(handler.under_way.values())):
-            thread.join(3 * _PATIENCE)
+_started: "WeakKeyDictionary[Runtime, Recovery]" = WeakKeyDictionary()
 
 
 class ColdShutdown(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
@@ -219,7 +208,8 @@ class RecoversLease:
         error = exc_info.exception
         # billiard wraps what it tells, and tells of an exit before the process has ended.
         if isinstance(getattr(error, "exc", error), WorkerLostError | SystemExit | Terminated):
-            handler_of(self.task.app).begin(_recovered(self, go_on))
+            step = _started.get(runtime_of(self.task.app)) or Recovery(None)
+            step.begin(_recovered(self, go_on))
         else:
             go_on()
 
