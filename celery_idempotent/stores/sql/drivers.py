@@ -56,16 +56,11 @@ def connectable(url: URL) -> URL:
             f"{drivers[driver].module} is not installed; "
             f'run: pip install "celery-idempotent[sql]" "{drivers[driver].distribution}"',
         )
-    if dialect == "sqlite":
-        _check_sqlite(url)
-    return url.set(drivername=f"{dialect}+{driver}")
-
-
-def _check_sqlite(url: URL) -> None:
-    if url.database in {None, "", ":memory:"} or url.query.get("mode") == "memory":
+    if dialect == "sqlite" and (url.database in {None, "", ":memory:"} or url.query.get("mode") == "memory"):
         raise _refused(url, "every connection would have a database of its own; name a file, or use memory://")
-    if url.query and "uri" not in url.query:
+    if dialect == "sqlite" and url.query and "uri" not in url.query:
         raise _refused(url, f"unknown option for SQLite: {', '.join(url.query)}")
+    return url.set(drivername=f"{dialect}+{driver}")
 
 
 def dialect_of(url: URL) -> Dialect:

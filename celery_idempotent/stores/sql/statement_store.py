@@ -46,7 +46,6 @@ Values = Mapping[str, Any] | tuple[Any, ...]
 """Parameters by name or by position, as the driver takes them."""
 
 _C = TypeVar("_C")
-_T = TypeVar("_T")
 
 _TRIES = 10
 """How often a statement is sent that the database undoes for another's sake: a deadlock on MySQL, where several
@@ -196,7 +195,7 @@ class StatementStore(ABC, Generic[_C]):
             with self._undone(connection, "verify"):
                 try_out(self._statements, execute, repr(self))
             warn_of_losses(self.dialect, execute, repr(self))
-            warn_of_exposure(self.dialect, self._of_driver(connection), repr(self))
+            warn_if_exposed(repr(self), exposure(self._of_driver(connection)), _VERIFIED.get(self.dialect, ""))
 
     @contextmanager
     def explaining(self, operation: str, *more: type[Exception]) -> Iterator[None]:
@@ -217,11 +216,15 @@ class StatementStore(ABC, Generic[_C]):
         """Executes each statement alone, on whichever connection is free."""
 
         def ask(statement: Executable, parameters: Parameters) -> Reply:
-            def once() -> Reply:
-                with self._connected(operation) as connection:
-                    return self._execute(connection, operation, statement, parameters)
-
-            return unless_undone(once)
+            tries = 0
+            while True:
+                tries += 1
+                try:
+                    with self._connected(operation) as connection:
+                        return self._execute(connection, operation, statement, parameters)
+                except StoreUnavailable as error:
+                    if tries == _TRIES or meaning_of(error.__cause__) is not Meaning.UNDONE:
+                        raise
 
         return ask
 
@@ -297,18 +300,6 @@ def _taken(row: Row) -> TakenMessage:
     return TakenMessage(row["number"], message, row["failures"], row["taken_by"])
 
 
-def unless_undone(act: Callable[[], _T]) -> _T:
-    """What ``act`` returns, which is called again if the database has undone it for another's sake."""
-    tries = 0
-    while True:
-        tries += 1
-        try:
-            return act()
-        except StoreUnavailable as error:
-            if tries == _TRIES or meaning_of(error.__cause__) is not Meaning.UNDONE:
-                raise
-
-
 _MYSQL = (
     # A binary log that is not on disk makes InnoDB roll back at a restart what it had committed.
     "SELECT @@innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit, "
@@ -360,11 +351,6 @@ def warn_of_losses(dialect: str, execute: Execute, store: str) -> None:
             ),
             stacklevel=3,
         )
-
-
-def warn_of_exposure(dialect: str, dbapi_connection: object, store: str) -> None:
-    """Warn of a connection to another machine that is not encrypted, or not verified."""
-    warn_if_exposed(store, exposure(dbapi_connection), _VERIFIED.get(dialect, ""))
 
 
 _VERIFIED = {"postgresql": "set sslmode=verify-full and sslrootcert", "mysql": "set ssl_ca", "mariadb": "set ssl_ca"}
