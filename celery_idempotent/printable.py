@@ -26,12 +26,8 @@ def _escaped(found: re.Match[str]) -> str:
 def say(log: Callable[..., None], event: str, /, **fields: object) -> None:
     """Log what happened: in logfmt for people and parsers, and by field for formatters that make JSON of it.
 
-    A warning or an error ends with the field ``see``: the address of the entry that says what to do.
-
-    Args:
-        log: The method of a logger, such as ``logger.warning``; of ``logger.log``, a partial with the level.
-        event: Its name, without ``idempotency.``.
-        fields: What is told of it, in this order. None is left out.
+    A warning or an error ends with the field ``see``: the address of the entry that says what to do. ``log`` is the
+    method of a logger, or a partial with the level. A field that is None is left out.
     """
     told = {name: _plain(value) for name, value in fields.items() if value is not None}
     if _is_loud(log):

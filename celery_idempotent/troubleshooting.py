@@ -6,11 +6,7 @@ PAGES = "https://celery-idempotent.readthedocs.io/en/stable/troubleshooting"
 
 
 def link(entry: str) -> str:
-    """The address of an entry.
-
-    Args:
-        entry: A page and a heading on it, such as ``"errors#key-missing"``.
-    """
+    """The address of an entry: a page and a heading on it, such as ``"errors#key-missing"``."""
     page, _, heading = entry.partition("#")
     return f"{PAGES}/{page}.html#{heading}"
 

@@ -172,12 +172,7 @@ class Route:
         return None if isinstance(self.key, By) else Selector("key", self.key)
 
     def key_of(self, notification: Notification) -> str | None:
-        """The ``idempotency_key`` of its call; None for what the task's policy selects.
-
-        Raises:
-            KeyMissing: It has none.
-            PolicyError: The key cannot be told from it.
-        """
+        """The ``idempotency_key`` of its call; None for what the task's policy selects. Raises ``KeyMissing``."""
         if self.key is By.POLICY:
             return None
         if self.selector is not None:
@@ -219,16 +214,9 @@ class TaskCall:
 def call_of(
     notification: Notification, routes: Iterable[tuple[Route, inspect.Signature]], *, delivered_as: str
 ) -> TaskCall:
-    """The call that a notification asks for.
+    """The call that a notification asks for, by the queue's ``routes``, each with its task's signature.
 
-    Args:
-        notification: What the queue's message holds.
-        routes: Those of the queue, each with the signature of its task.
-        delivered_as: SQS's id of the queue's message.
-
-    Raises:
-        NotRouted: It asks for none.
-        Exception: What a route's function raises, or :meth:`Route.key_of`.
+    ``delivered_as`` is SQS's id of the queue's message. Raises ``NotRouted``, and what a route's function raises.
     """
     if notification.kind != "Notification":
         raise NotRouted(f"it is a {notification.kind} of {notification.topic}, which nobody published")
@@ -338,14 +326,7 @@ def _boto3_client() -> "SQSClient":
 
 
 class Subscriber:
-    """One queue's consumer: everything of it but the thread.
-
-    Args:
-        app: The app of the tasks.
-        routes: Those of one queue, of whose tasks each was found idempotent.
-        sqs: The client.
-        stopping: Set when it shall come to its end.
-    """
+    """One queue's consumer: everything of it but the thread. It comes to its end once ``stopping`` is set."""
 
     def __init__(self, app: Celery, routes: Sequence[Route], sqs: "SQSClient", stopping: threading.Event) -> None:
         self._app = app
@@ -403,11 +384,7 @@ class Subscriber:
                 self._sqs.change_message_visibility_batch(QueueUrl=self._url, Entries=given_back)
 
     def _publish(self, message: "MessageTypeDef", held_groups: set[str]) -> bool:
-        """Make a call of it; False if it stays in the queue, and with it those of its group, which has an order.
-
-        Raises:
-            Exception: The broker does not answer.
-        """
+        """Make a call of it; False if it stays in the queue, and with it those of its group, which has an order."""
         notification = arrived(message)
         if notification.group_id in held_groups:
             return False

@@ -118,9 +118,7 @@ def end_lease(store: Store, record: Record, clock: Clock = local_clock) -> None:
     It waits a moment for what that process sent last. Compare-and-swap keeps the record right without it, but then a
     completion under way would come too late, and a body that had ended run again. The kernel still delivers what a dead
     process has sent, and a lost packet once more, which takes the wait: the shortest retransmission of Linux is 200 ms.
-
-    Raises:
-        StoreUnavailable: No certain answer; the lease then ends by itself.
+    After ``StoreUnavailable`` the lease ends by itself.
     """
     clock.sleep(_LAST_WRITE)
     _swap(store, abandoned(record, store.now(), new_nonce()), record.revision)
@@ -347,10 +345,7 @@ class Claim:
     def packed(self, kept: Kept, slot: Slot, *, is_final: bool, small: bool = False) -> Kept:
         """``kept`` in the form that its store gives it for ``slot``; or without its result, and why.
 
-        Only what has happened already is worth waiting for.
-
-        Raises:
-            StoreUnavailable: No answer, and it is not ``is_final``.
+        Only what has happened already is worth waiting for: unless ``is_final``, no answer is ``StoreUnavailable``.
         """
         if kept.encoded is None:
             return kept

@@ -59,11 +59,7 @@ class _Thread:
         self.last: asyncio.Future[_Done] = self._loop.create_future()
 
     def start(self) -> None:
-        """Begin. The interpreter waits for the thread: an effect that happened is recorded.
-
-        Raises:
-            StoreUnavailable: The process can start no thread; nothing was asked.
-        """
+        """Begin, or raise ``StoreUnavailable``. The interpreter waits for the thread: what happened is recorded."""
         thread = threading.Thread(target=copy_context().run, args=(self._run,), name="celery-idempotent")
         try:
             thread.start()

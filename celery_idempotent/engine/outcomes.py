@@ -19,12 +19,7 @@ outage of the replay's own, and be tried again for ever."""
 
 
 def load(store: Store, record: Record) -> Record:
-    """The record with its outcome as it was encoded; or without one, and why.
-
-    Raises:
-        RecordUnreadable: It cannot be read here.
-        StoreUnavailable: No answer about it.
-    """
+    """The record with its outcome as it was encoded; or without one, and why. Raises ``RecordUnreadable``."""
     encoded = _encoded(record)
     if encoded is None:
         return record
@@ -36,11 +31,7 @@ def load(store: Store, record: Record) -> Record:
 
 
 def result_of(codec: Codec, record: Record) -> Any:
-    """The result of a completed operation whose record was loaded.
-
-    Raises:
-        ResultLost: It was not kept, or cannot be decoded here.
-    """
+    """The result of a completed operation whose record was loaded; ``ResultLost`` if there is none to decode here."""
     kept = _encoded(record)
     if kept is None:
         raise ResultLost(record.key, record.error or "no reason recorded")
@@ -51,16 +42,9 @@ def result_of(codec: Codec, record: Record) -> Any:
 
 
 def failure_of(codec: Codec, policy: Policy, record: Record, *, never: tuple[type[BaseException], ...]) -> Exception:
-    """The failure of an operation that failed for good, to be raised.
+    """The failure to raise of an operation whose record was loaded; ``ResultLost`` if it cannot be decoded here.
 
-    Args:
-        codec: How it was kept.
-        policy: Of its task.
-        record: What is recorded, loaded.
-        never: Types that steer a caller, beside the library's own.
-
-    Raises:
-        ResultLost: It cannot be decoded here.
+    ``never`` are types that steer a caller, beside the library's own.
     """
     never = (SafeToRetry, *OUR_OWN, *never)
     try:

@@ -15,11 +15,7 @@ from celery_idempotent.protocol.store import RecordTooLarge, Store
 def announce(store: Store, outgoing: Outgoing) -> Publication:
     """Record what is to be published, or say why there is nothing to publish; an ``Announce`` is stored.
 
-    A write is sent once: what a lost reply leaves open, the message answers.
-
-    Raises:
-        StoreUnavailable: No certain answer; send the message.
-        RecordTooLarge: There is no room; send the message.
+    A write is sent once: what a lost reply leaves open, the message answers. After an error send it.
     """
     seen: Record | None = None
     for _ in range(MAX_RACES):
@@ -45,9 +41,7 @@ def announce(store: Store, outgoing: Outgoing) -> Publication:
 def confirm(store: Store, announced: Announce, outgoing: Outgoing) -> None:
     """Record that the message was sent, unless somebody has written the record since, as who executes it does.
 
-    Raises:
-        StoreUnavailable: No certain answer; the message may count for a lease only.
-        RecordTooLarge: There is no room.
+    After an error the message may count for a lease only.
     """
     store.swap(confirmed(announced.record, outgoing, store.now(), new_nonce()), announced.record.revision)
 
@@ -55,8 +49,7 @@ def confirm(store: Store, announced: Announce, outgoing: Outgoing) -> None:
 def withdraw(store: Store, announced: Announce) -> None:
     """Leave the record as it was before, unless somebody has written it since: the message could not be sent.
 
-    Raises:
-        StoreUnavailable: No certain answer; the record is in doubt once its time is over.
+    After an error the record is in doubt once its time is over.
     """
     if announced.seen is None:
         store.delete(announced.record.key, announced.record.revision)

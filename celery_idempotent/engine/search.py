@@ -67,12 +67,7 @@ class Filter:
 
 
 def found(store: Store, wanted: Filter) -> Iterator[Record]:
-    """The records that are meant, in no order.
-
-    Raises:
-        PolicyError: A label is asked for, and that of a record is encrypted with a key that is not here.
-        StoreUnavailable: The store did not answer.
-    """
+    """The records that are meant, in no order; ``PolicyError`` where a label is asked for that cannot be read here."""
     now = store.now()
     status = None if wanted.status in (None, FORGOTTEN) else Status(wanted.status)
     likely = replace(wanted, label=None)
@@ -98,13 +93,9 @@ def _is_unread(record: Record) -> bool:
 def looked_up(store: Store, text: str, *, task: str | None = None) -> Record:
     """The one record that ``text`` means: its key, the beginning of its key or of its key's hash, its task id or label.
 
-    With ``task`` only those of that task. Texts may be as they are printed, with escapes in place of what is unsafe.
-    Only a whole key is found at once; for all else the store is read. The record is as people may read it, and never to
-    be written back.
-
-    Raises:
-        PolicyError: No record fits, or several do.
-        StoreUnavailable: The store did not answer.
+    With ``task`` only those of that task; ``PolicyError`` for none and for several. Texts may be as they are printed,
+    with escapes in place of what is unsafe. Only a whole key is found at once; for all else the store is read. The
+    record is as people may read it, and never to be written back.
     """
     record = store.get(text)
     if record is not None and task in (None, record.task):
@@ -143,13 +134,7 @@ _SHORTEST = 4
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How many records of which kind there are.
-
-    Args:
-        by_status: By status, with FORGOTTEN for outcomes that no longer count and were not deleted yet.
-        by_task: By task, the same.
-        oldest: By status, when the record was written that nobody has touched for longest, in milliseconds.
-    """
+    """How many records there are by status, with FORGOTTEN, and by task; when the oldest of each was written."""
 
     by_status: Mapping[str, int]
     by_task: Mapping[str, Mapping[str, int]]

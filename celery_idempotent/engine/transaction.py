@@ -24,11 +24,7 @@ def derived_id(key: str) -> str:
 
 
 def signature_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The call of ``task``, which is a task, or a signature that the arguments are added to.
-
-    Raises:
-        PolicyError: It is neither.
-    """
+    """The call of ``task``, which is a task, or a signature that the arguments are added to."""
     if hasattr(task, "signature"):
         return task.signature(args, kwargs)
     if hasattr(task, "clone"):

@@ -15,11 +15,7 @@ from celery_idempotent.protocol.verdicts import Action, given
 
 
 def recorded(store: Store, key: str, seen_revision: str | None = None) -> Record:
-    """What is recorded under ``key``; with ``seen_revision``, where time has passed since, what a person looked at.
-
-    Raises:
-        PolicyError: Nothing is, or somebody else changed it meanwhile.
-    """
+    """What is recorded under ``key``; with ``seen_revision``, where time has passed since, what a person looked at."""
     seen = store.get(key)
     if seen is None:
         raise _refused(key, "nothing is recorded under it")
@@ -40,23 +36,12 @@ def judge(
     reason: str = "",
     result: Encoded | None = None,
 ) -> Record:
-    """Give a verdict on ``seen``; gives the record as it is now.
+    """Give a verdict on ``seen``, as it is stored; gives the record as it is now. All times are milliseconds.
 
     After ``rerun`` steps that finished stay finished. Those that began and did not end are the ones in doubt: they may
     run again. ``forget`` leaves nothing of the call: no result, error, label, task id, fingerprint or step, nor what
     the store keeps elsewhere. What stays, until the store deletes it, is who has forgotten it and why, and the fencing
-    token, so that the next one is larger.
-
-    Args:
-        store: Where it is written.
-        seen: What the person saw, as it is stored.
-        action: What they decide.
-        grace: The policy's, in milliseconds, as all times are.
-        retain: For how long an outcome counts.
-        keep: For how long the verdict stays at least.
-        by: Who says so, kept with the record, as the reason is.
-        reason: Why.
-        result: With ``completed``, what every later delivery is answered with.
+    token, so that the next one is larger. ``keep`` is for how long the verdict stays at least.
 
     Raises:
         PolicyError: The record takes another verdict, or somebody else changed it meanwhile.
@@ -107,11 +92,7 @@ def fitting(record: Record, *, grace: int, now: int) -> list[Action]:
 
 
 def require(action: Action, seen: Record, *, grace: int, now: int) -> None:
-    """Refuse a verdict that ``seen`` cannot take: another one fits it, or its body may be alive.
-
-    Raises:
-        PolicyError: It says which one, or when.
-    """
+    """Refuse a verdict that ``seen`` cannot take: another one fits it, or its body may be alive."""
     is_unknown, is_running = seen.status is Status.UNKNOWN, seen.status is Status.IN_PROGRESS
     remaining, ahead = seen.lease_until + grace - now, seen.fencing_token - now
     if action in (Action.COMPLETED, Action.RERUN):

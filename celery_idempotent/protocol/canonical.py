@@ -19,12 +19,7 @@ from uuid import UUID
 
 
 class NotCanonical(TypeError):
-    """A value has no canonical form, so it cannot be told whether two of them are the same.
-
-    Args:
-        path: Where in the arguments the value stands.
-        type_name: Its type.
-    """
+    """The value at ``path`` has no canonical form, so it cannot be told whether two of them are the same."""
 
     def __init__(self, path: str, type_name: str) -> None:
         super().__init__(path, type_name)
@@ -36,11 +31,7 @@ class NotCanonical(TypeError):
 
 
 def canonical(value: Any, path: str = "value") -> str:
-    """The typed canonical form of ``value``: equal for equal values, different for different ones.
-
-    Raises:
-        NotCanonical: Some part has no canonical form; the message says which.
-    """
+    """The typed canonical form of ``value``, or :exc:`NotCanonical`, which says what has none."""
     try:
         return _form(value)
     except _Formless:

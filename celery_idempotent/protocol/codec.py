@@ -81,12 +81,7 @@ class Codec:
         return Encoded(data, content_type)
 
     def decode(self, encoded: Encoded) -> Any:
-        """The value that was encoded.
-
-        Raises:
-            kombu.exceptions.ContentDisallowed: The app does not accept its content type.
-            kombu.exceptions.DecodeError: It is damaged.
-        """
+        """The value that was encoded; raises ``DecodeError``, or ``ContentDisallowed``, which are kombu's."""
         if not encoded.data and encoded.content_type != _NEVER_ENCODED:
             raise DecodeError("it is empty")  # kombu would give it back as it is
         if _is_bare_json(encoded) and _is_kombus_json():

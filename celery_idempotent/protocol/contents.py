@@ -27,10 +27,7 @@ OBJECT = "application/vnd.celery-idempotent.object+json"
 class Slot:
     """Where a content belongs: what is packed for one slot is accepted at no other.
 
-    Args:
-        key: The idempotency key, or of a message in the outbox its task id.
-        field: What it is.
-        step: Of which step; empty for what is the operation's own.
+    ``key`` is the operation's, or of a message in the outbox its task id; ``step`` is empty for what is no step's.
     """
 
     key: str
@@ -71,12 +68,7 @@ class PackingStore(Protocol):
         """``encoded`` as a record is to keep it at ``slot``; asks nobody.
 
         Its ``write`` raises ``StoreMisconfigured`` for what will never be written until somebody changes something, and
-        ``StoreUnavailable`` for no answer.
-
-        Args:
-            encoded: The content.
-            slot: Where it belongs.
-            small: In less room than the call without it gave; None if it cannot be.
+        ``StoreUnavailable`` for no answer. ``small``: in less room than without it; None if it cannot be.
         """
 
     def unpack(self, encoded: Encoded, slot: Slot) -> Encoded:
@@ -140,11 +132,8 @@ def discard(store: Store, record: Record) -> None:
 def require_readable(store: Store, record: Record) -> None:
     """Refuse a record with which a body must not run here, as it cannot read all that it would go on from.
 
-    What is kept elsewhere is not fetched for it.
-
-    Raises:
-        RecordUnreadable: Its label or the result of a step is encrypted, and there is no key for it here; or a step is
-            damaged, or in clear where it must not be.
+    Its label or the result of a step is encrypted, and there is no key for it here; or a step is damaged, or in clear
+    where it must not be. What is kept elsewhere is not fetched for it.
     """
     if record.label.startswith(ENCRYPTED_TEXT):
         raise _without_key(Slot(record.key, "label"))
@@ -174,15 +163,7 @@ def _without_key(slot: Slot) -> RecordUnreadable:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """What a record says of an object.
-
-    Args:
-        name: Of the object, with its prefix; a change of the prefix does not lose what is recorded.
-        size: Bytes.
-        sha256: Of them, in hexadecimal digits.
-        content_type: How the result is encoded.
-        is_text: Whether what was encoded is text.
-    """
+    """What a record says of an object, by its whole name: a change of the prefix does not lose what is recorded."""
 
     name: str
     size: int

@@ -87,11 +87,7 @@ _KINDS = "Committed(), Keyed(), Fenced(), AtLeastOnce() or AtMostOnce()"
 
 
 def check_effects(effects: Mapping[str, Any]) -> None:
-    """Refuse what does not declare effects.
-
-    Raises:
-        PolicyError: It is not a mapping of names to kinds of effect; the message names the entry.
-    """
+    """Refuse what does not map names to kinds of effect."""
     if not isinstance(effects, Mapping):
         raise PolicyError("effects", repr(effects), f"must map names of steps to {_KINDS}")
     for name, effect in effects.items():

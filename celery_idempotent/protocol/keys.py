@@ -57,9 +57,7 @@ def _copied(value: Any) -> Any:
 class CallSignature:
     """Binds the arguments of a call to names, defaults included, however the call was written.
 
-    Args:
-        signature: The signature of the task's body, without ``self``.
-        convert: What turns a call's arguments into those that the body gets; None where they are the same.
+    ``signature`` is that of the task's body, without ``self``; ``convert`` gives the arguments that the body gets.
     """
 
     signature: inspect.Signature
@@ -74,12 +72,7 @@ class CallSignature:
         return {name: each.default for name, each in parameters.items()}
 
     def bind(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """The call's arguments by name, as the body gets them.
-
-        Raises:
-            TypeError: The arguments do not fit the task, as calling it would say.
-            Exception: What the conversion raises, as calling the task would.
-        """
+        """The call's arguments by name, as the body gets them; raises what calling the task would."""
         if self.convert is not None:
             args, kwargs = self.convert(_unshared(tuple(args)), _unshared(dict(kwargs)))
         args = tuple(args)
@@ -106,13 +99,7 @@ class CallSignature:
 class Selector:
     """What a policy's ``key``, ``fingerprint`` or ``label`` selects from the bound arguments of a call.
 
-    Args:
-        option: Name of the option, for messages.
-        spec: A path, a tuple of them, or a function with the task's own signature.
-        nulls: Whether null is a value like any other. In what identifies something, a part that is null is missing.
-
-    Raises:
-        PolicyError: It is none of these.
+    With ``nulls`` null is a value like any other. In what identifies something, a part that is null is missing.
     """
 
     def __init__(self, option: str, spec: Spec, *, nulls: bool = False) -> None:
@@ -136,11 +123,7 @@ class Selector:
         return ", ".join(self._paths)
 
     def check(self, signature: inspect.Signature) -> None:
-        """Refuse, before any call, a selector that can never select anything from this signature.
-
-        Raises:
-            PolicyError: A path starts with a name that is not an argument, or the function takes others.
-        """
+        """Refuse, before any call, a selector that can never select anything from this signature."""
         parameters = signature.parameters
         if callable(self.spec):
             example = signature.bind_partial()
@@ -245,9 +228,7 @@ class IntoList(Exception):
 def look_up(path: str, arguments: Mapping[str, Any]) -> Any:
     """What a path leads to: members of mappings, attributes of anything else; None where a part of it is missing.
 
-    Raises:
-        IntoList: It would have to choose from a list.
-        Exception: What a property of the author's raises.
+    Raises ``IntoList``, and what a property of the author's raises.
     """
     found: Any = arguments
     for name in path.split("."):
@@ -289,13 +270,9 @@ class ArgumentNotCanonical(PolicyError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which effect a call asks for, and with which arguments.
+    """Which effect a call asks for, and with which arguments: a hash of them, if any are declared.
 
-    Args:
-        key: The idempotency key.
-        fingerprint: Hash of the declared arguments, or None if none are declared.
-        label: What the policy's ``label`` says of the call, for people; empty where it says nothing. Two calls of
-            different labels may be one operation.
+    The label is for people: two calls of different labels may be one operation.
     """
 
     key: str
@@ -315,22 +292,15 @@ def identify(
     tick: str | None = None,
     occurrence: str | None = None,
 ) -> Identity:
-    """The identity of one call.
+    """The identity of one call, whose key begins with ``scope``; ``key`` and the others select from ``bound``.
 
-    Args:
-        scope: What the key begins with.
-        bound: The call's arguments by name.
-        task: Task name, for messages.
-        key: What selects the key.
-        fingerprint: What selects the fingerprint, if there is one.
-        label: What selects the label, if there is one.
-        explicit: The key that the publisher gave; it takes the place of what ``key`` selects.
-        tick: Which tick of a schedule the call is; equal calls of one tick are one operation, whoever sent them.
-        occurrence: Tells apart calls that are equal but meant to happen each time, such as ticks that have no name.
+    ``explicit`` is the key that the publisher gave, in place of what ``key`` selects. Equal calls of one ``tick`` of a
+    schedule are one operation, whoever sent them. ``occurrence`` tells apart calls that are equal but meant to happen
+    each time, such as ticks that have no name. ``task`` is for messages.
 
     Raises:
         KeyMissing: The call has no key.
-        PolicyError: An argument has no canonical form, or an expression does not fit it. A label raises nothing.
+        PolicyError: An argument has no canonical form, or a path does not fit it. A label raises nothing.
     """
     try:
         selected = None if explicit is not None else key.canonical(bound, task)

@@ -57,13 +57,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Somebody else's lease is running.
-
-    Args:
-        record: The other's.
-        retry_after: Milliseconds until it can be taken over.
-        running_for: Milliseconds since it was claimed, as far as the store's clock tells.
-    """
+    """Somebody else's lease is running, for another ``retry_after`` ms; its body has been for ``running_for`` ms."""
 
     record: Record
     retry_after: int

@@ -69,14 +69,10 @@ class Outgoing:
 def publication(
     record: Record | None, outgoing: Outgoing, now: int, revision: str, *, is_gone: bool = False
 ) -> Publication:
-    """What a publisher does about the record it saw.
+    """What a publisher does about the record it saw, at ``now`` on the store's clock.
 
-    Args:
-        record: What the store holds for the key, or None.
-        outgoing: What is to be published.
-        now: The store's clock in milliseconds.
-        revision: Nonce of the write that this may lead to.
-        is_gone: Whether the process that the record names has certainly ended.
+    ``revision`` is the nonce of the write that this may lead to; ``is_gone``: the process that the record names has
+    certainly ended.
     """
     operation = outgoing.operation
     announced = _announced(outgoing, now, revision)

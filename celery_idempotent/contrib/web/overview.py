@@ -97,13 +97,7 @@ def exposed(found: Counted, now: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What can be shown now.
-
-    Args:
-        counted: The last count; None if the first is not over.
-        age: Seconds since it was over.
-        so_far: Records that the next count has read; None if none is under way.
-    """
+    """The last count, its age in seconds, and how many records the next one has read, as far as there is one."""
 
     counted: Counted | None
     age: float
@@ -111,14 +105,7 @@ class View:
 
 
 class Overview:
-    """The last count, and one thread that makes the next.
-
-    Args:
-        runtime: Whose store.
-        clock: Seconds, growing.
-        statuses: Of which records; by default of all.
-        fresh: Seconds for which a count is shown without another.
-    """
+    """The last count, shown for ``fresh`` seconds without another, and one thread that makes the next."""
 
     def __init__(
         self,

@@ -71,12 +71,7 @@ _asks_for_request: ContextVar[bool] = ContextVar("asks_for_request", default=Fal
 class Signature:
     """Signature Version 4 of requests to ``url`` by POST, in the form that botocore gives it.
 
-    Args:
-        url: Where they go.
-        headers: Those of their headers that are signed, without date and token.
-        credentials: By whom.
-        region: Of the signature.
-        service: Of the signature.
+    ``headers`` are those that are signed, without date and token.
     """
 
     def __init__(
@@ -135,12 +130,9 @@ def prepare(client: Any) -> None:
 
 
 def template_of(client: Any, parameters: Mapping[str, Any], credentials: ReadOnlyCredentials | None) -> RequestTemplate:
-    """Learn how ``client`` would send a PutItem, without sending it.
+    """Learn how ``client`` would send a PutItem, without sending it; ``Unfit`` where that cannot be repeated.
 
     ``parameters`` must do no harm: whoever answers requests in the server's place may get to see them.
-
-    Raises:
-        Unfit: The client's requests cannot be repeated in this way.
     """
     if (client.meta.config.retries or {}).get("mode") == "adaptive":
         raise Unfit("adaptive retries learn from every answer")
@@ -208,13 +200,7 @@ class HttpReply:
 
 
 class DirectPath:
-    """The direct path of one process.
-
-    Args:
-        client: What would do it otherwise; its HTTP session is used.
-        credentials: What the client signs with.
-        harmless: Parameters of a PutItem that changes nothing.
-    """
+    """The direct path of one process, by the client's HTTP session; ``harmless`` is a PutItem that changes nothing."""
 
     def __init__(self, client: Any, credentials: Credentials | None, harmless: Mapping[str, Any]) -> None:
         self._client = client
@@ -224,13 +210,7 @@ class DirectPath:
         prepare(client)
 
     def put(self, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The reply, as far as the store looks at it; None: the client must ask.
-
-        Raises:
-            Unfit: All writes must go by the client.
-            BotoCoreError: The answer is damaged.
-            ResponseParserError: The answer cannot be read.
-        """
+        """The reply, as far as the store looks at it; None: the client must ask. ``Unfit``: it must for all writes."""
         template, wire = self._way()
         body = _ENCODER.encode(parameters).encode()
         headers, answer = template.headers(body), None
@@ -328,13 +308,7 @@ class _Idle:
 
 
 class Wire:
-    """The way to one URL.
-
-    Args:
-        session: botocore's HTTP session.
-        url: Where requests go, by POST.
-        host: The ``Host`` header that they have.
-    """
+    """The way to one URL, by POST over connections of botocore's session; ``host`` is the header of that name."""
 
     def __init__(self, session: Any, url: str, host: str) -> None:
         self._session = session

@@ -36,12 +36,7 @@ Ask = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index of one attribute.
-
-    Args:
-        name: Its name.
-        attribute: Its partition key, a string.
-    """
+    """An index of one attribute, a string."""
 
     name: str
     attribute: str
@@ -59,14 +54,7 @@ class Index:
 
 
 class Indexes:
-    """The indexes that a table has, as far as they are configured.
-
-    Args:
-        table: Its name.
-        unknown: Name of the index of records in doubt, if there is one.
-        label: Name of the index of labels, likewise.
-        ask: Asks DynamoDB, as the store does.
-    """
+    """The indexes that a table has, as far as they are configured; ``ask`` asks DynamoDB, as the store does."""
 
     def __init__(self, table: str, unknown: str | None, label: str | None, ask: Ask) -> None:
         self._table = table
@@ -135,17 +123,9 @@ _READY_FOR_BACKUPS_WITHIN = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Provisioning:
-    """What a table shall be.
+    """What a table shall be. ``keys`` are ``HASH`` or ``RANGE`` by attribute, ``wanted_key`` the same for people.
 
-    Args:
-        store: What errors call the store.
-        table: Name or ARN of the table.
-        keys: By attribute of its key, ``HASH`` or ``RANGE``.
-        wanted_key: The same, for people.
-        ttl_attr: The attribute by which items expire.
-        indexes: Those that it shall have.
-        ask: Asks DynamoDB, as the store does.
-        mark_doubtful: Writes the records in doubt once more, each with the attribute that their index looks for.
+    ``mark_doubtful`` writes the records in doubt once more, each with the attribute that their index looks for.
     """
 
     store: str

@@ -83,16 +83,7 @@ class LargeResults:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What a URL of ``idempotency_large_results`` says.
-
-    Args:
-        scheme: Who keeps the objects.
-        login: What stands before the ``@``; not for people.
-        bucket: The host; empty for a folder.
-        path: What follows.
-        over: Bytes.
-        options: What else is in the query.
-    """
+    """What a URL of ``idempotency_large_results`` says; a folder has no bucket. The login is not for people."""
 
     scheme: str
     login: str = field(repr=False)
@@ -109,11 +100,7 @@ class Address:
 
 
 def address_of(url: str) -> Address:
-    """What ``url`` says; nothing is imported or connected for it.
-
-    Raises:
-        PolicyError: It cannot be used.
-    """
+    """What ``url`` says; nothing is imported or connected for it."""
     before, _, query = url.partition("?")
     scheme, separator, rest = before.partition("://")
     scheme = scheme.lower()

@@ -26,13 +26,7 @@ _KNOWN = frozenset(str(each).encode() for each in Status)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A server that has records.
-
-    Args:
-        client: Where they are read.
-        server: Where their fields are asked for.
-        names: All their names there.
-    """
+    """A server whose records have these names; ``server`` is asked for their fields, ``client`` for all of one."""
 
     client: Client
     server: redis.Redis
@@ -41,8 +35,7 @@ class Source:
     def page(self, wanted: Mapping[str, str]) -> Sequence[tuple[bytes, Any]] | None:
         """The next names with their hashes, or the error that says why one is none; None: that was all.
 
-        Args:
-            wanted: By field, the value that it must have to be meant; what certainly has another is left out.
+        What certainly has another value than ``wanted``, by field, is left out.
         """
         names = list(islice(self.names, _PAGE))
         if not names:

@@ -115,11 +115,7 @@ _T = TypeVar("_T")
 
 
 def race(calls: Sequence[Callable[[], _T]]) -> list[_T]:
-    """What the calls return, each made by a thread of its own, all at once; raises what the first of them raised.
-
-    Raises:
-        BrokenBarrierError: One of the threads did not come within a minute; no call was made.
-    """
+    """What the calls return, each made by a thread of its own, all at once; raises what the first of them raised."""
     barrier = threading.Barrier(len(calls), timeout=_RACERS_COME_WITHIN)
 
     def run(call: Callable[[], _T]) -> _T:
