@@ -2,12 +2,13 @@
 
 import time
 from bisect import insort
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
-from threading import Event, Lock, Thread
+from threading import Lock, Thread
+from typing import NamedTuple
 
 from celery_idempotent.engine import search
 from celery_idempotent.engine.verdicts import fitting
@@ -41,40 +42,35 @@ class Oldest:
         return Oldest(self.count - len(self.records) + len(left), left)
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """The records of one moment: their summary, and who waits for a person."""
+class Counted(NamedTuple):
+    """The records of one moment: their summary, and who waits for a person.
+
+    The count was over ``at`` a time, and is to be made again from another on, both in seconds of a clock.
+    """
 
     summary: search.Summary
     unknown: Oldest
     abandoned: Oldest
+    at: float = 0.0
+    stale_at: float = 0.0
 
 
 OPEN = (Status.UNKNOWN, Status.IN_PROGRESS)
 """What can wait for a person; a store that has an index finds it without reading the rest."""
 
 
-def counted(
-    runtime: Runtime, read: Callable[[int], object] = lambda count: None, statuses: Sequence[Status | None] = (None,)
-) -> Counted:
-    """Reads the records of ``statuses`` once; ``read`` is told now and then how many it was.
-
-    Abandoned is what can be released: its attempt never ended, and nobody has taken over since.
-    """
-    store = runtime.store
-    now, unknown, abandoned = store.now(), Oldest(), Oldest()
+def counted(runtime: Runtime, records: Iterable[Record]) -> Counted:
+    """Reads ``records`` once. Abandoned is what can be released: its attempt never ended, nor has another begun."""
+    now, unknown, abandoned = runtime.store.now(), Oldest(), Oldest()
 
     def sorted_out() -> Iterator[Record]:
-        scanned = chain.from_iterable(store.scan(status=each) for each in statuses)
-        for number, record in enumerate(scanned, 1):
+        for record in records:
             if record.status is Status.UNKNOWN:
                 unknown.add(record)
             elif record.status is Status.IN_PROGRESS and Action.RELEASE in fitting(
                 record, grace=runtime.policy_of(record).grace_ms, now=now
             ):
                 abandoned.add(record)
-            if number % 1000 == 0:
-                read(number)
             yield record
 
     return Counted(search.summarised(sorted_out(), now), unknown, abandoned)
@@ -95,8 +91,7 @@ def exposed(found: Counted, now: int) -> str:
     return "\n".join([*lines, ""])
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """The last count, its age in seconds, and how many records the next one has read, as far as there is one."""
 
     counted: Counted | None
@@ -104,26 +99,18 @@ class View:
     so_far: int | None
 
 
+@dataclass(slots=True, eq=False)
 class Overview:
-    """The last count, shown for ``fresh`` seconds without another, and one thread that makes the next."""
+    """The last count of records of ``statuses``, shown for ``fresh`` seconds without another, and one thread that makes the next."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        statuses: Sequence[Status | None] = (None,),
-        fresh: float = 5.0,
-    ) -> None:
-        self._count_all = partial(counted, runtime, self._read, statuses)
-        self._fresh = fresh
-        self._clock = clock
-        self._lock = Lock()
-        self._last: tuple[Counted, float] | None = None
-        self._stale_at = clock()
-        self._failed: BaseException | None = None
-        self._under_way: Event | None = None
-        self._so_far = 0
+    runtime: Runtime
+    clock: Callable[[], float] = time.monotonic
+    statuses: Sequence[Status | None] = (None,)
+    fresh: float = 5.0
+    _lock: Lock = field(default_factory=Lock)
+    _last: Counted | None = None
+    _next: "Future[Counted] | None" = None
+    _so_far: int = 0
 
     def look(self, patience: float) -> View:
         """The last count, or the next if it is over within ``patience`` seconds.
@@ -131,43 +118,46 @@ class Overview:
         Raises what a count has raised since, once: a store that takes longer to fail is told of by the next look.
         """
         with self._lock:
-            if self._under_way is None and self._failed is None and self._clock() >= self._stale_at:
-                self._under_way, self._so_far = Event(), 0
+            self._take()
+            if self._next is None and (self._last is None or self.clock() >= self._last.stale_at):
+                self._next, self._so_far = Future(), 0
                 # Nobody waits for it at the end of the process.
-                Thread(target=self._count, args=(self._under_way,), name="idempotency-overview", daemon=True).start()
-            under_way = self._under_way
+                Thread(target=self._count, args=(self._next,), name="idempotency-overview", daemon=True).start()
+            under_way = self._next
         if under_way is not None:
-            under_way.wait(patience)
+            wait([under_way], patience)
         with self._lock:
-            failed, self._failed = self._failed, None
-            if failed is not None:
-                raise failed
-            so_far = None if self._under_way is None else self._so_far
-            last, at = self._last or (None, self._clock())
-            return View(last, self._clock() - at, so_far)
+            self._take()
+            so_far = None if self._next is None else self._so_far
+            return View(self._last, self.clock() - self._last.at if self._last else 0.0, so_far)
 
     def judged(self, keys: Collection[str]) -> None:
         """Records under ``keys`` wait no longer; count again at the next look."""
         with self._lock:
-            self._stale_at = self._clock()
-            if self._last is not None:
-                last, at = self._last
-                changed = replace(last, unknown=last.unknown.without(keys), abandoned=last.abandoned.without(keys))
-                self._last = changed, at
+            if self._next is not None and self._next.done() and self._next.exception() is None:
+                self._take()
+            if (last := self._last) is not None:
+                unknown, abandoned = last.unknown.without(keys), last.abandoned.without(keys)
+                self._last = last._replace(unknown=unknown, abandoned=abandoned, stale_at=self.clock())
 
-    def _count(self, over: Event) -> None:
-        began = self._clock()
+    def _take(self) -> None:
+        """Have the next count as the last one, if it is over."""
+        if self._next is not None and self._next.done():
+            over, self._next = self._next, None
+            self._last = over.result()
+
+    def _count(self, under_way: "Future[Counted]") -> None:
+        began = self.clock()
         try:
-            found = self._count_all()
+            found = counted(self.runtime, self._records())
         except BaseException as error:  # noqa: BLE001 - whoever looks raises it
-            with self._lock:
-                self._failed, self._under_way = error, None
+            under_way.set_exception(error)
         else:
-            with self._lock:
-                now, self._under_way = self._clock(), None
-                self._last = found, now
-                self._stale_at = now + max(self._fresh, (now - began) * _FRESH_FOR_EACH_SECOND)
-        over.set()
+            at = self.clock()
+            stale_at = at + max(self.fresh, (at - began) * _FRESH_FOR_EACH_SECOND)
+            under_way.set_result(found._replace(at=at, stale_at=stale_at))
 
-    def _read(self, count: int) -> None:
-        self._so_far = count
+    def _records(self) -> Iterator[Record]:
+        scanned = chain.from_iterable(self.runtime.store.scan(status=each) for each in self.statuses)
+        for self._so_far, record in enumerate(scanned, 1):
+            yield record
