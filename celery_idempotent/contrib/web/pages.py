@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from http import HTTPStatus
-from importlib.resources import files
 from typing import Any
 from urllib.parse import quote, unquote, urlencode
 
@@ -16,6 +15,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from celery_idempotent.contrib.web.guard import Denied, PageAccess, Sessions, set_cookie, with_headers
@@ -42,8 +42,6 @@ _PATIENCE_OF_A_SCRAPE = 8.0
 _MINUTE = 60.0
 """Seconds for which a count is scraped again; each costs a store without an index a look at all that it has."""
 
-_STATIC = {"style.css": "text/css", "icon.svg": "image/svg+xml"}
-
 _WHO = "idempotency_who"
 """The cookie that remembers who gives the verdicts, so that the next form need not ask."""
 
@@ -51,7 +49,6 @@ _WHO = "idempotency_who"
 def served(app: Celery, token: str, *, write: bool) -> ASGIApp:
     """The ASGI app: files that everybody may have, and pages behind a guard."""
     pages = _Pages(app, write)
-    guard = Middleware(PageAccess, sessions=Sessions(token))
     views = [
         Route("/", pages.overview),
         Route("/records", pages.records),
@@ -59,14 +56,10 @@ def served(app: Celery, token: str, *, write: bool) -> ASGIApp:
         Route("/judge", pages.judge, methods=["POST"]),
         Route("/metrics", pages.metrics),
     ]
-    static = [Route(f"/static/{name}", partial(_file, name, kind)) for name, kind in _STATIC.items()]
-    handlers: Any = {Denied: pages.refused, HTTPException: pages.not_found, IdempotencyError: pages.failed}
-    guarded = Mount("", routes=views, middleware=[guard])
-    return with_headers(Starlette(routes=[*static, guarded], exception_handlers=handlers))
-
-
-def _file(name: str, kind: str, request: Request) -> Response:
-    return Response(files(__package__).joinpath("static", name).read_bytes(), media_type=kind)
+    static = Mount("/static", StaticFiles(packages=[(str(__package__), "static")]))
+    guarded = Mount("", routes=views, middleware=[Middleware(PageAccess, sessions=Sessions(token))])
+    handlers: Any = dict.fromkeys((HTTPException, IdempotencyError), pages.failed)
+    return with_headers(Starlette(routes=[static, guarded], exception_handlers=handlers))
 
 
 def _printed(value: Any) -> Any:
@@ -84,9 +77,9 @@ class _Pages:
         self._app = app
         self._write = write
         self._runtime = runtime_of(app)
+        self._store = self._runtime.store
         self._overview = Overview(self._runtime)
         self._open = Overview(self._runtime, statuses=OPEN, fresh=_MINUTE)
-        self._store = self._runtime.store
         self._templates = Environment(
             loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined, finalize=_printed,
             trim_blocks=True, lstrip_blocks=True,
@@ -95,8 +88,6 @@ class _Pages:
             utc=display.utc, utc_short=display.utc_short, key=display.beginning, duration=display.duration, lines=_lines
         )
         self._templates.globals.update(seen=_seen, statuses=STATUSES)
-
-    # -- what people look at
 
     def overview(self, request: Request) -> Response:
         return self._page(request, "overview.html", look=self._overview.look(_PATIENCE))
@@ -144,8 +135,6 @@ class _Pages:
         if found is None:
             return PlainTextResponse("the first count is under way", HTTPStatus.SERVICE_UNAVAILABLE)
         return PlainTextResponse(exposed(found, self._store.now()), media_type="text/plain; version=0.0.4")
-
-    # -- verdicts
 
     def judge(self, request: Request) -> Response:
         """Ask for a verdict on what was chosen; once it is complete, give it."""
@@ -201,33 +190,31 @@ class _Pages:
     def _fitting(self, record: Record, now: int) -> list[Action]:
         return fitting(record, grace=self._runtime.policy_of(record).grace_ms, now=now)
 
-    # -- what went wrong
-
-    def refused(self, request: Request, refused: Denied) -> Response:
-        """The page for whoever may not come in, or not so; to whom the token is unknown, the form for it."""
-        status = HTTPStatus(refused.status_code)
-        if status is not HTTPStatus.UNAUTHORIZED:
-            return self._message(request, status, "Refused", refused.detail)
-        is_link = request.method == "GET" and "token" not in request.query_params
-        # Browsers bring no cookie where another site's link leads here; on this page's own link they do.
-        again = f"?{request.url.query}" if is_link else None
-        answer = self._message(request, status, "Log in", refused.detail, login=True, again=again)
-        answer.headers["WWW-Authenticate"] = "Bearer"
-        return answer
-
-    def not_found(self, request: Request, error: HTTPException) -> Response:
-        """The page for an address that leads nowhere."""
-        return self._message(request, HTTPStatus(error.status_code), "There is no such page", "Start at the overview.")
-
     def failed(self, request: Request, error: Exception) -> Response:
-        """The page for a store that does not answer, or cannot be read."""
-        return self._message(request, HTTPStatus.SERVICE_UNAVAILABLE, "This cannot be shown", str(error))
+        """The page for whoever may not come in, an address that leads nowhere, and a store that cannot be read."""
+        match error:
+            case Denied(status_code=HTTPStatus.UNAUTHORIZED):
+                is_link = request.method == "GET" and "token" not in request.query_params
+                # Browsers bring no cookie where another site's link leads here; on this page's own link they do.
+                again = f"?{request.url.query}" if is_link else None
+                answer = self._message(
+                    request, HTTPStatus.UNAUTHORIZED, "Log in", error.detail, login=True, again=again
+                )
+                answer.headers["WWW-Authenticate"] = "Bearer"
+                return answer
+            case Denied():
+                return self._message(request, error.status_code, "Refused", error.detail)
+            case HTTPException():
+                return self._message(request, error.status_code, "There is no such page", "Start at the overview.")
+            case _:
+                return self._message(request, HTTPStatus.SERVICE_UNAVAILABLE, "This cannot be shown", str(error))
 
-    def _message(self, request: Request, status: HTTPStatus, title: str, text: str, **login: Any) -> Response:
-        context = {"login": False, "again": None, **login}
-        return self._page(request, "message.html", status, title=title, text=text, **context)
+    def _message(
+        self, request: Request, status: int, title: str, text: str, *, login: bool = False, again: str | None = None
+    ) -> Response:
+        return self._page(request, "message.html", status, title=title, text=text, login=login, again=again)
 
-    def _page(self, request: Request, template: str, status: HTTPStatus = HTTPStatus.OK, **context: Any) -> Response:
+    def _page(self, request: Request, template: str, status: int = HTTPStatus.OK, **context: Any) -> Response:
         now = cache(self._store.now)  # asked where times are shown: not by a page that says that the store is away
         return HTMLResponse(
             self._templates.get_template(template).render(
