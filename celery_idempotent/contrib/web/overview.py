@@ -101,7 +101,7 @@ class View(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Overview:
-    """The last count of records of ``statuses``, shown for ``fresh`` seconds without another, and one thread that makes the next."""
+    """The last count, shown for ``fresh`` seconds without another, and one thread that makes the next."""
 
     runtime: Runtime
     clock: Callable[[], float] = time.monotonic
