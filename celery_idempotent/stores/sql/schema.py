@@ -13,19 +13,7 @@ Keys are compared byte by byte everywhere: no case folding, no padding, no Unico
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    SmallInteger,
-    String,
-    Table,
-    Text,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.dialects.mysql import mariadb
 from sqlalchemy.engine.interfaces import Dialect
@@ -49,13 +37,13 @@ DIALECTS: Mapping[str, Callable[[], Dialect]] = {
 """By SQLAlchemy's name, the databases that a store works on."""
 
 _KEY = (
-    Text()
-    .with_variant(Text(collation="C"), "postgresql")
+    sa.Text()
+    .with_variant(sa.Text(collation="C"), "postgresql")
     # 2048 bytes: the longest key is a scope of 1900, a generation and 64 digits; InnoDB indexes up to 3072.
     .with_variant(mysql.VARBINARY(2048), "mysql", "mariadb")
 )
-_LONG_TEXT = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
-_LONG_BYTES = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+_LONG_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+_LONG_BYTES = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 _INNODB: dict[str, Any] = {
     f"{dialect}_{option}": value
@@ -72,18 +60,18 @@ _BY_RANGES: dict[str, Any] = {
 operation from being a heap-only update, and all indexes would get another entry. See docs/adr/0017."""
 
 _WHERE_THERE_IS_ONE: dict[str, Any] = {
-    f"{dialect}_where": text("label IS NOT NULL") for dialect in ("postgresql", "sqlite")
+    f"{dialect}_where": sa.text("label IS NOT NULL") for dialect in ("postgresql", "sqlite")
 }
 """MySQL knows no index of a part."""
 
 _FILLED = 70
 """On PostgreSQL, per cent of a page that claims may fill; the rest is for the same rows when they end."""
 
-metadata = MetaData()
+metadata = sa.MetaData()
 """Holds :data:`records` and :data:`outbox`, and nothing else."""
 
 
-def records_table(name: str, *, metadata: MetaData, schema: str | None = None) -> Table:
+def records_table(name: str, *, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
     """The table of an SQL store.
 
     Times are milliseconds since the epoch, except ``expires_at``, which is in seconds. A result stands in
@@ -94,46 +82,46 @@ def records_table(name: str, *, metadata: MetaData, schema: str | None = None) -
         metadata: What it is added to.
         schema: The schema that it is in; None: the first of the connection's search path.
     """
-    return Table(
+    return sa.Table(
         name,
         metadata,
-        Column(KEY, _KEY, primary_key=True),
-        Column("status", String(16), nullable=False),
-        Column("revision", Text, nullable=False),
-        Column("owner", Text, nullable=False),
-        Column("fencing_token", BigInteger, nullable=False),
-        Column("lease_until", BigInteger, nullable=False),
-        Column("fingerprint", Text),
-        Column("attempts", BigInteger, nullable=False),
-        Column("takeovers", BigInteger, nullable=False),
-        Column("created_at", BigInteger, nullable=False),
-        Column("updated_at", BigInteger, nullable=False),
-        Column("task", Text, nullable=False),
-        Column("task_id", Text, nullable=False),
-        Column("worker", Text, nullable=False),
-        Column("app", Text),
-        Column("process", Text),
-        Column("label", String(255)),
-        Column("trace", Text),
-        Column("steps", _LONG_TEXT, nullable=False),
-        Column("verdict", _LONG_TEXT),
-        Column("result_text", _LONG_TEXT),
-        Column("result_bytes", _LONG_BYTES),
-        Column("content_type", Text),
-        Column("error", _LONG_TEXT),
-        Column("expires_at", BigInteger),
-        Column("schema_version", SmallInteger, nullable=False),
+        sa.Column(KEY, _KEY, primary_key=True),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("revision", sa.Text, nullable=False),
+        sa.Column("owner", sa.Text, nullable=False),
+        sa.Column("fencing_token", sa.BigInteger, nullable=False),
+        sa.Column("lease_until", sa.BigInteger, nullable=False),
+        sa.Column("fingerprint", sa.Text),
+        sa.Column("attempts", sa.BigInteger, nullable=False),
+        sa.Column("takeovers", sa.BigInteger, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("updated_at", sa.BigInteger, nullable=False),
+        sa.Column("task", sa.Text, nullable=False),
+        sa.Column("task_id", sa.Text, nullable=False),
+        sa.Column("worker", sa.Text, nullable=False),
+        sa.Column("app", sa.Text),
+        sa.Column("process", sa.Text),
+        sa.Column("label", sa.String(255)),
+        sa.Column("trace", sa.Text),
+        sa.Column("steps", _LONG_TEXT, nullable=False),
+        sa.Column("verdict", _LONG_TEXT),
+        sa.Column("result_text", _LONG_TEXT),
+        sa.Column("result_bytes", _LONG_BYTES),
+        sa.Column("content_type", sa.Text),
+        sa.Column("error", _LONG_TEXT),
+        sa.Column("expires_at", sa.BigInteger),
+        sa.Column("schema_version", sa.SmallInteger, nullable=False),
         # One index for two questions that are not about a key: which outcomes are forgotten, and what is in a status
         # (on PostgreSQL the second alone). Each index costs writes; that of labels only those that have one.
-        Index(f"{name}_status", "status", "expires_at", **_BY_RANGES),
-        Index(f"{name}_label", "label", **_WHERE_THERE_IS_ONE),
+        sa.Index(f"{name}_status", "status", "expires_at", **_BY_RANGES),
+        sa.Index(f"{name}_label", "label", **_WHERE_THERE_IS_ONE),
         schema=schema,
         **_INNODB,
         postgresql_with={"fillfactor": str(_FILLED)},
     )
 
 
-def outbox_table(name: str, *, metadata: MetaData, schema: str | None = None) -> Table:
+def outbox_table(name: str, *, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
     """The table of messages that wait to be published.
 
     Times are milliseconds since the epoch. A message stands in ``data_text`` or in ``data_bytes``, as it was encoded.
@@ -143,21 +131,21 @@ def outbox_table(name: str, *, metadata: MetaData, schema: str | None = None) ->
         metadata: What it is added to.
         schema: The schema that it is in; None: the first of the connection's search path.
     """
-    return Table(
+    return sa.Table(
         name,
         metadata,
         # In the order of writing, more or less: what is written first is published first. No identity, although the
         # sequence of PostgreSQL needs a right of its own: elsewhere Alembic would find it missing for ever.
-        Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
-        Column("task_id", String(64), nullable=False),
-        Column("data_text", _LONG_TEXT),
-        Column("data_bytes", _LONG_BYTES),
-        Column("content_type", Text, nullable=False),
-        Column("created_at", BigInteger, nullable=False),
-        Column("taken_until", BigInteger, nullable=False),
-        Column("taken_by", String(32)),
-        Column("failures", BigInteger, nullable=False),
-        Column("reason", Text),
+        sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+        sa.Column("task_id", sa.String(64), nullable=False),
+        sa.Column("data_text", _LONG_TEXT),
+        sa.Column("data_bytes", _LONG_BYTES),
+        sa.Column("content_type", sa.Text, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("taken_until", sa.BigInteger, nullable=False),
+        sa.Column("taken_by", sa.String(32)),
+        sa.Column("failures", sa.BigInteger, nullable=False),
+        sa.Column("reason", sa.Text),
         schema=schema,
         **_INNODB,
     )
@@ -170,17 +158,17 @@ outbox = outbox_table(OUTBOX, metadata=metadata)
 """The table of messages under its default name."""
 
 
-def creation(table: Table = records) -> Sequence[DDLElement]:
+def creation(table: sa.Table = records) -> Sequence[DDLElement]:
     """What creates ``table`` with its indexes, to be executed in order."""
     return [CreateTable(table), *map(CreateIndex, indexes_of(table))]
 
 
-def indexes_of(table: Table) -> Sequence[Index]:
+def indexes_of(table: sa.Table) -> Sequence[sa.Index]:
     """The indexes of ``table`` in an order that stays the same."""
     return sorted(table.indexes, key=lambda each: str(each.name))
 
 
-def ddl(dialect: str, *tables: Table) -> str:
+def ddl(dialect: str, *tables: sa.Table) -> str:
     """The same as text, ending in a line feed.
 
     Args:

@@ -24,27 +24,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Executable,
-    LargeBinary,
-    Select,
-    Table,
-    Text,
-    and_,
-    bindparam,
-    cast,
-    delete,
-    exists,
-    func,
-    literal,
-    literal_column,
-    select,
-    text,
-    true,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.types import TypeEngine, UserDefinedType
 
@@ -72,7 +52,7 @@ class Reply(NamedTuple):
 class Execute(Protocol):
     """Runs one statement; the module's docstring says what is expected of it."""
 
-    def __call__(self, statement: Executable, parameters: Parameters, /) -> Reply:
+    def __call__(self, statement: sa.Executable, parameters: Parameters, /) -> Reply:
         """The answer to ``statement``."""
 
 
@@ -96,11 +76,11 @@ _WON = "won"
 _KIND = "kind"
 
 
-def _clock(expression: str) -> ColumnElement[int]:
-    return literal_column(expression, BigInteger).label(SERVER_NOW)
+def _clock(expression: str) -> sa.ColumnElement[int]:
+    return sa.literal_column(expression, sa.BigInteger).label(SERVER_NOW)
 
 
-_CLOCKS: Mapping[str, Sequence[ColumnElement[int]]] = {
+_CLOCKS: Mapping[str, Sequence[sa.ColumnElement[int]]] = {
     "postgresql": [_clock("CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS BIGINT)")],
     # UNIX_TIMESTAMP(NOW(3)) would be ambiguous in the hour that daylight saving time repeats.
     "mysql": [_clock("timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(3)) DIV 1000")],
@@ -108,7 +88,7 @@ _CLOCKS: Mapping[str, Sequence[ColumnElement[int]]] = {
 }
 """By dialect, the column with the time; SQLite has no server whose time could differ."""
 
-MYSQL_GREETING = select(*_CLOCKS["mysql"], literal_column("@@max_allowed_packet").label("max_allowed_packet"))
+MYSQL_GREETING = sa.select(*_CLOCKS["mysql"], sa.literal_column("@@max_allowed_packet").label("max_allowed_packet"))
 """What to ask a new connection to MySQL: the time, and the largest statement that it takes, in bytes."""
 
 
@@ -121,39 +101,41 @@ class _TupleId(UserDefinedType[str]):
         return "TID"
 
 
-_CTID = literal_column("ctid", _TupleId())
+_CTID = sa.literal_column("ctid", _TupleId())
 
-_PAGES = text("SELECT pg_relation_size(to_regclass(:table)) / CAST(current_setting('block_size') AS BIGINT) AS pages")
+_PAGES = sa.text(
+    "SELECT pg_relation_size(to_regclass(:table)) / CAST(current_setting('block_size') AS BIGINT) AS pages"
+)
 """How many pages PostgreSQL has for a table."""
 
 _PAGES_AT_ONCE = 2048
 """Pages that one statement of a purge reads: 16 MB."""
 
 
-def _page(number: int) -> ColumnElement[str]:
-    return cast(literal(f"({number},0)", Text), _TupleId())
+def _page(number: int) -> sa.ColumnElement[str]:
+    return sa.cast(sa.literal(f"({number},0)", sa.Text), _TupleId())
 
 
 class Statements:
     """The questions of a store, as statements for one kind of database."""
 
-    def __init__(self, table: Table, dialect: str, store: str) -> None:
+    def __init__(self, table: sa.Table, dialect: str, store: str) -> None:
         self._table = table
         self._key = table.c[KEY]
         self._store = store
         self._is_mysql = dialect in {"mysql", "mariadb"}
-        self._text: TypeEngine[Any] = mysql.VARBINARY() if self._is_mysql else Text()
+        self._text: TypeEngine[Any] = mysql.VARBINARY() if self._is_mysql else sa.Text()
         self._clock = _CLOCKS["mysql" if self._is_mysql else dialect]
         self._answers_at_once = dialect == "postgresql"
         self._quoted = postgresql.dialect().identifier_preparer.format_table(table)  # type: ignore[no-untyped-call]
         #: Of a table of PostgreSQL, the page from which the next purge goes on.
         self._purging = 0
-        self._claim: Executable = self._insert(dialect)
-        self._replace: Executable = update(table).where(*self._at_expected()).values(self._new_values())
+        self._claim: sa.Executable = self._insert(dialect)
+        self._replace: sa.Executable = sa.update(table).where(*self._at_expected()).values(self._new_values())
         if self._answers_at_once:
             self._claim, self._replace = self._with_answer(self._claim), self._with_answer(self._replace)
-        self._delete = delete(table).where(*self._at_expected())
-        self._get = select(*self._clock, table).where(self._key == bindparam("key"))
+        self._delete = sa.delete(table).where(*self._at_expected())
+        self._get = sa.select(*self._clock, table).where(self._key == sa.bindparam("key"))
         # A locking read sees what is committed now, even in a transaction that began before.
         self._look = self._get.with_for_update(read=True) if self._is_mysql else self._get
 
@@ -182,11 +164,11 @@ class Statements:
         self, execute: Execute, *, status: Status | None = None, task: str | None = None, label: str | None = None
     ) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`; in the order of the keys, by many short statements."""
-        page = select(self._table).order_by(self._key)
+        page = sa.select(self._table).order_by(self._key)
         if status is not None:
             page = page.where(self._table.c.status == str(status))
         if task is not None:
-            page = page.where(self._equals("task", literal(self._as_compared(task), self._text)))
+            page = page.where(self._equals("task", sa.literal(self._as_compared(task), self._text)))
         if label is not None:
             page = page.where(self._has_label(label))
         rest = page
@@ -194,15 +176,15 @@ class Statements:
             yield from readable(rows, partial(self._whole, execute, page), _key_of)
             rest = page.where(self._key > _comparable(rows[-1]))
 
-    def _page(self, execute: Execute, rest: Select[Any]) -> Sequence[Row]:
+    def _page(self, execute: Execute, rest: sa.Select[Any]) -> Sequence[Row]:
         """The next rows; of a page with text that is not UTF-8, which only SQLite keeps, the keys alone, as bytes."""
         try:
             return execute(rest.limit(_PAGE), {}).rows
         except UnreadableRow:
-            keys = cast(self._key, LargeBinary).label(KEY), func.typeof(self._key).label(_KIND)
+            keys = sa.cast(self._key, sa.LargeBinary).label(KEY), sa.func.typeof(self._key).label(_KIND)
             return execute(rest.with_only_columns(*keys).limit(_PAGE), {}).rows
 
-    def _whole(self, execute: Execute, page: Select[Any], row: Row) -> Record | None:
+    def _whole(self, execute: Execute, page: sa.Select[Any], row: Row) -> Record | None:
         """The record of a row, which is fetched now where there is only its key."""
         if _KIND not in row:
             return record_of(row, store=self._store)
@@ -220,7 +202,7 @@ class Statements:
         forgotten = self._forgotten(now).add_columns(table.c.revision).limit(limit)
         if not self._is_mysql:
             keys = forgotten.with_only_columns(self._key)
-            return execute(delete(table).where(self._key.in_(keys)), {}).written
+            return execute(sa.delete(table).where(self._key.in_(keys)), {}).written
         # MySQL would lock by the index first and by the key second; a swap does it the other way round, and
         # both would wait for each other. A revision is never used twice, so it stands for all of the condition.
         found = execute(forgotten, {}).rows
@@ -230,7 +212,7 @@ class Statements:
             self._key.in_([each[KEY] for each in found]),
             table.c.revision.in_([each["revision"] for each in found]),
         )
-        return execute(delete(table).where(*at_found), {}).written
+        return execute(sa.delete(table).where(*at_found), {}).written
 
     def _purge_by_pages(self, execute: Execute, limit: int, now: int) -> int:
         """PostgreSQL's: no index knows what expires, so the table is read, once for however many batches.
@@ -251,43 +233,43 @@ class Statements:
                 break
         return deleted
 
-    def _forgotten(self, now: int) -> Select[Any]:
-        is_forgotten = and_(self._table.c.status.in_(_OUTCOMES), self._table.c.expires_at <= now // 1000)
+    def _forgotten(self, now: int) -> sa.Select[Any]:
+        is_forgotten = sa.and_(self._table.c.status.in_(_OUTCOMES), self._table.c.expires_at <= now // 1000)
         # PostgreSQL takes no index for what is asked of a truth value, and its index would be of no use here.
-        return select(self._key).where(is_forgotten.is_(true()) if self._answers_at_once else is_forgotten)
+        return sa.select(self._key).where(is_forgotten.is_(sa.true()) if self._answers_at_once else is_forgotten)
 
-    def _deletion(self, keys: Select[Any]) -> Executable:
+    def _deletion(self, keys: sa.Select[Any]) -> sa.Executable:
         """PostgreSQL's, of some forgotten outcomes."""
         # A row that somebody is writing is passed over, and one that has changed since the statement began
         # is looked at again. As a CTE it is asked once, so that the limit holds.
         doomed = keys.with_for_update(skip_locked=True).cte("doomed")
-        return delete(self._table).where(self._key.in_(select(doomed.c[KEY])))
+        return sa.delete(self._table).where(self._key.in_(sa.select(doomed.c[KEY])))
 
     def now(self, execute: Execute) -> int:
         """The server's time in milliseconds; not for SQLite, which has no server."""
-        return int(execute(select(*self._clock), {}).rows[0][SERVER_NOW])
+        return int(execute(sa.select(*self._clock), {}).rows[0][SERVER_NOW])
 
     def _insert(self, dialect: str) -> "mysql.Insert | postgresql.Insert | sqlite.Insert":
-        values = {KEY: bindparam("key"), **self._new_values()}
+        values = {KEY: sa.bindparam("key"), **self._new_values()}
         if self._is_mysql:
             # MySQL's own ways to go on after a duplicate hide other errors, or leave in doubt who has won.
             return mysql.insert(self._table).values(values)
         dialect_insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
         return dialect_insert(self._table).values(values).on_conflict_do_nothing(index_elements=[self._key])
 
-    def _at_expected(self) -> tuple[ColumnElement[bool], ...]:
-        return self._key == bindparam("key"), self._equals("revision", bindparam("expected", type_=self._text))
+    def _at_expected(self) -> tuple[sa.ColumnElement[bool], ...]:
+        return self._key == sa.bindparam("key"), self._equals("revision", sa.bindparam("expected", type_=self._text))
 
     def _new_values(self) -> dict[str, Any]:
-        return {each.name: bindparam(f"new_{each.name}") for each in self._table.c if each.name != KEY}
+        return {each.name: sa.bindparam(f"new_{each.name}") for each in self._table.c if each.name != KEY}
 
-    def _with_answer(self, write: Any) -> Executable:
+    def _with_answer(self, write: Any) -> sa.Executable:
         """The write, and in one row: whether it won, what there is if it did not, and the time."""
         written = write.returning(self._table.c.revision).cte("written")
-        won = exists(select(written.c.revision))
-        answer = select(literal_column("1")).subquery("answer")
-        found = answer.outerjoin(self._table, and_(self._key == bindparam("key"), ~won))
-        return select(*self._clock, won.label(_WON), self._table).select_from(found)
+        won = sa.exists(sa.select(written.c.revision))
+        answer = sa.select(sa.literal_column("1")).subquery("answer")
+        found = answer.outerjoin(self._table, sa.and_(self._key == sa.bindparam("key"), ~won))
+        return sa.select(*self._clock, won.label(_WON), self._table).select_from(found)
 
     def _swap_once(self, execute: Execute, new: Record, expected: str | None, parameters: Parameters) -> Record | None:
         write = self._claim if expected is None else self._replace
@@ -306,15 +288,15 @@ class Statements:
     def _found(self, reply: Reply) -> Record | None:
         return record_of(reply.rows[0], store=self._store) if reply.rows else None
 
-    def _equals(self, column: str, value: ColumnElement[Any]) -> ColumnElement[bool]:
+    def _equals(self, column: str, value: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
         """Equal byte by byte. MySQL ignores trailing spaces, except in bytes."""
         text = self._table.c[column]
-        return (cast(text, self._text) if self._is_mysql else text) == value
+        return (sa.cast(text, self._text) if self._is_mysql else text) == value
 
-    def _has_label(self, label: str) -> ColumnElement[bool]:
+    def _has_label(self, label: str) -> sa.ColumnElement[bool]:
         """By the column itself, first, as an index knows nothing of the bytes it is cast to."""
-        equals = self._equals("label", literal(self._as_compared(label), self._text))
-        return and_(self._table.c.label == _stored(label), equals)
+        equals = self._equals("label", sa.literal(self._as_compared(label), self._text))
+        return sa.and_(self._table.c.label == _stored(label), equals)
 
     def _as_compared(self, text: str) -> str | bytes:
         return _stored(text).encode() if self._is_mysql else _stored(text)
@@ -408,7 +390,7 @@ def _loaded(field: str, value: Any) -> Any:
 
 def _comparable(row: Row) -> Any:
     """The key of a row, to compare a column with: SQLite keeps text and bytes apart, and no text equals any bytes."""
-    return cast(literal(row[KEY], LargeBinary), Text) if row.get(_KIND) == "text" else row[KEY]
+    return sa.cast(sa.literal(row[KEY], sa.LargeBinary), sa.Text) if row.get(_KIND) == "text" else row[KEY]
 
 
 def _key_of(row: Row) -> object:
