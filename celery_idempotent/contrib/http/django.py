@@ -18,13 +18,7 @@ from django.urls import Resolver404, resolve
 from django.utils.module_loading import import_string
 
 from celery_idempotent.contrib.http.guard import Buffer, HttpGuard, Response, finish
-from celery_idempotent.contrib.http.semantics import (
-    Caller,
-    HttpOptions,
-    HttpRules,
-    RequestFacts,
-    require_function,
-)
+from celery_idempotent.contrib.http.semantics import Caller, HttpOptions, HttpRules, RequestFacts, require_function
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.store import Store
 
