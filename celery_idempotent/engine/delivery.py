@@ -11,13 +11,14 @@ from functools import partial
 from math import inf
 from typing import Any, NoReturn, TypeVar, assert_never
 
+from kombu.exceptions import KombuError
+
 from celery_idempotent import clock as local_clock
 from celery_idempotent.clock import Clock
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.claim import Claim, claim, end_lease
 from celery_idempotent.engine.events import Event, EventName, Timed, event_of, timed
 from celery_idempotent.engine.heartbeat import Heartbeat
-from celery_idempotent.engine.outcomes import OUR_OWN, failure_of, load, result_of
 from celery_idempotent.engine.processes import is_gone
 from celery_idempotent.errors import (
     DeadlineExceeded,
@@ -31,8 +32,8 @@ from celery_idempotent.errors import (
     StoreUnavailable,
     members,
 )
-from celery_idempotent.protocol.codec import Codec, describe, own_failure
-from celery_idempotent.protocol.contents import Slot, pack
+from celery_idempotent.protocol.codec import Codec, Encoded, describe, own_failure
+from celery_idempotent.protocol.contents import ContentLost, Slot, outcome_slot, pack, unpack
 from celery_idempotent.protocol.effects import in_words
 from celery_idempotent.protocol.operation import (
     Answer,
@@ -49,11 +50,16 @@ from celery_idempotent.protocol.operation import (
     Written,
     ending,
 )
+from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, process_of, trace_of
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 
 T = TypeVar("T")
 E = TypeVar("E", DeadlineExceeded, OutcomeUnknown)
+
+OUR_OWN = (LeaseLost, StoreUnavailable)
+"""What a body raises when it asks its attempt. Recorded as an outcome and replayed, it would look like an
+outage of the replay's own, and be tried again for ever."""
 
 Body = Callable[[Claim | None], Any]
 """What is to happen once; it gets its claim, or None where the policy lets it run unprotected."""
@@ -489,3 +495,44 @@ def _or_less(write: Callable[[], T], less: Callable[[RecordTooLarge], T]) -> Cal
             return less(error)
 
     return written
+
+
+def load(store: Store, record: Record) -> Record:
+    """The record with its outcome as it was encoded; or without one, and why. Raises ``RecordUnreadable``."""
+    encoded = _encoded(record)
+    if encoded is None:
+        return record
+    try:
+        outcome = unpack(store, encoded, outcome_slot(record))
+    except ContentLost as error:
+        return record.but(result=None, content_type=None, error=str(error))
+    return record if outcome is encoded else record.but(result=outcome.data, content_type=outcome.content_type)
+
+
+def result_of(codec: Codec, record: Record) -> Any:
+    """The result of a completed operation whose record was loaded; ``ResultLost`` if there is none to decode here."""
+    kept = _encoded(record)
+    if kept is None:
+        raise ResultLost(record.key, record.error or "no reason recorded")
+    try:
+        return codec.decode(kept)
+    except KombuError as error:
+        raise ResultLost(record.key, f"it cannot be decoded here: {codec.told(error)}") from error
+
+
+def failure_of(codec: Codec, policy: Policy, record: Record, *, never: tuple[type[BaseException], ...]) -> Exception:
+    """The failure to raise of an operation whose record was loaded; ``ResultLost`` if it cannot be decoded here.
+
+    ``never`` are types that steer a caller, beside the library's own.
+    """
+    never = (SafeToRetry, *OUR_OWN, *never)
+    try:
+        return codec.decode_failure(_encoded(record), record.key, remembered=policy.outcomes, never=never)
+    except KombuError as error:
+        raise ResultLost(record.key, f"its failure cannot be decoded here: {codec.told(error)}") from error
+
+
+def _encoded(record: Record) -> Encoded | None:
+    if record.result is None or record.content_type is None:
+        return None
+    return Encoded(record.result, record.content_type)

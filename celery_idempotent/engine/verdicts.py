@@ -1,17 +1,25 @@
-"""An operator's word on an operation that cannot go on by itself, written by compare-and-swap as everything is."""
+"""What becomes of an operation that cannot go on by itself: a person's word or, when nobody comes back for it, its age.
 
+What was given back, or begun, and never delivered again never expires by itself, as it holds what a later delivery
+needs: finished steps and the fingerprint. Whoever deletes it says that its message will not come any more; if it does,
+the body runs from the beginning. Where that would break a promise, a person decides.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import assert_never
+from enum import StrEnum
+from typing import TypeAlias, assert_never
 
 from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol import operation as protocol
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.contents import Slot, discard, pack
+from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status, damaged
 from celery_idempotent.protocol.steps import only_finished
 from celery_idempotent.protocol.store import Store
-from celery_idempotent.protocol.verdicts import Action, given
+from celery_idempotent.protocol.verdicts import Action, given, kept_until
 
 
 def recorded(store: Store, key: str, seen_revision: str | None = None) -> Record:
@@ -119,3 +127,56 @@ def require(action: Action, seen: Record, *, grace: int, now: int) -> None:
 
 def _refused(key: str, why: str) -> PolicyError:
     return PolicyError("key", repr(key), why)
+
+
+PolicyOf: TypeAlias = Callable[[Record], Policy | None]
+"""Gives the policy of a record's task; None where this app does not know it, or another app has made the record."""
+
+IN_DOUBT = "its attempt never ended, and its message never came back"
+
+
+class Fate(StrEnum):
+    """What becomes of an operation whose attempt never ended."""
+
+    KEPT = "kept"
+    DELETED = "deleted"
+    IN_DOUBT = "in doubt"
+
+
+def fate_of(record: Record, policy: Policy | None, *, now: int, age: int) -> Fate:
+    """What becomes of ``record`` once its lease is over for ``age`` milliseconds.
+
+    Under ``on_takeover="refuse"``, and where a step began and did not end, to forget it could repeat an effect. What
+    proves a verdict stays.
+    """
+    if policy is None or record.status is not Status.IN_PROGRESS or kept_until(record) > now:
+        return Fate.KEPT
+    if record.lease_until + policy.grace_ms + age > now:
+        return Fate.KEPT
+    try:
+        all_ended = only_finished(record.steps) == record.steps
+    except ValueError:
+        return Fate.KEPT
+    return Fate.DELETED if policy.on_takeover == "rerun" and all_ended else Fate.IN_DOUBT
+
+
+def sweep_released(store: Store, *, age: int) -> Iterator[Record]:
+    """Delete what was given back, or announced, and not touched for ``age`` milliseconds; each as it is gone."""
+    now = store.now()
+    for record in store.scan(status=Status.RELEASED):
+        if record.updated_at < now - age and kept_until(record) <= now and store.delete(record.key, record.revision):
+            yield record
+
+
+def sweep_abandoned(store: Store, policy_of: PolicyOf, *, age: int) -> Iterator[tuple[Record, Fate]]:
+    """End what was begun and never ended, by :func:`fate_of`; each as it is done."""
+    for record in store.scan(status=Status.IN_PROGRESS):
+        now = store.now()
+        fate = fate_of(record, policy_of(record), now=now, age=age)
+        if fate is Fate.DELETED and store.delete(record.key, record.revision):
+            yield record, fate
+        if fate is Fate.IN_DOUBT:
+            doubtful = protocol.given_up(record, now, new_nonce(), IN_DOUBT)
+            stored = store.swap(doubtful, record.revision)
+            if stored is not None and stored.revision == doubtful.revision:
+                yield record, fate

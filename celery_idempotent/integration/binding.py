@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery, Task
 
-from celery_idempotent.engine.outcomes import is_unfinished
+from celery_idempotent.engine.attempt import is_unfinished
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetry
 from celery_idempotent.integration.settings import SETTINGS, OptionUnknown, cipher_of, refuse_control_flow, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker

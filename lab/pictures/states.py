@@ -9,8 +9,7 @@ from functools import cache, partial
 
 from celery_idempotent import LeaseLost, Policy
 from celery_idempotent.engine import verdicts
-from celery_idempotent.engine.claim import Claim, claim
-from celery_idempotent.engine.publisher import announce
+from celery_idempotent.engine.claim import Claim, announce, claim
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.keys import Identity

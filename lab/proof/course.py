@@ -19,11 +19,10 @@ from enum import StrEnum
 from typing import Protocol
 from uuid import uuid4
 
-from celery_idempotent.engine.claim import Claim, effect_key, end_lease
+from celery_idempotent.engine.claim import Claim, announce, confirm, effect_key, end_lease
 from celery_idempotent.engine.delivery import ControlFlow, Delivery
 from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.engine.heartbeat import Heartbeat
-from celery_idempotent.engine.publisher import announce, confirm
 from celery_idempotent.errors import SafeToRetry, StoreUnavailable
 from celery_idempotent.protocol.publishing import Announce, Outgoing
 from celery_idempotent.protocol.record import Record, Status

@@ -129,7 +129,7 @@ def test_publisher_that_was_killed_on_another_machine_is_followed_after_the_leas
 ) -> None:
     """From there it cannot be seen; until then its word counts, and after that a new message is sent."""
     charge = _killed(server, broker, "before")
-    monkeypatch.setattr("celery_idempotent.engine.publisher.is_gone", lambda process: False)
+    monkeypatch.setattr("celery_idempotent.engine.claim.is_gone", lambda process: False)
     announced = _record(charge)
 
     def sent() -> str:

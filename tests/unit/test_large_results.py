@@ -10,9 +10,8 @@ import pytest
 
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
-from celery_idempotent.engine.delivery import Conflict, Outcome
+from celery_idempotent.engine.delivery import Conflict, Outcome, load
 from celery_idempotent.engine.events import EventName
-from celery_idempotent.engine.outcomes import load
 from celery_idempotent.errors import LeaseLost, ResultLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.codec import Codec, Encoded
 from celery_idempotent.protocol.contents import OBJECT, ContentLost, Pointer, Slot, pointer_in, unpack

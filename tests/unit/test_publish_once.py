@@ -132,7 +132,7 @@ def shop() -> Shop:
 @pytest.fixture
 def gone(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Have every process that a record names be gone."""
-    return lambda: monkeypatch.setattr("celery_idempotent.engine.publisher.is_gone", bool)
+    return lambda: monkeypatch.setattr("celery_idempotent.engine.claim.is_gone", bool)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, Policy
-from celery_idempotent.engine.sweeping import IN_DOUBT, Fate, fate_of, sweep_abandoned, sweep_released
+from celery_idempotent.engine.verdicts import IN_DOUBT, Fate, fate_of, sweep_abandoned, sweep_released
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.operating import periodic

@@ -7,7 +7,7 @@ import pytest
 
 from celery_idempotent import PolicyError, Status
 from celery_idempotent.engine.claim import new_nonce
-from celery_idempotent.engine.sweeping import sweep_abandoned, sweep_released
+from celery_idempotent.engine.verdicts import sweep_abandoned, sweep_released
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation, Run, decide, ended, is_forgotten

@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 
 from celery_idempotent.engine.events import EventName
 from celery_idempotent.engine.search import summary
-from celery_idempotent.engine.sweeping import Fate, sweep_abandoned, sweep_released
+from celery_idempotent.engine.verdicts import Fate, sweep_abandoned, sweep_released
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.base import AMOUNT, Invocation, command, limit, seconds

@@ -16,10 +16,10 @@ from typing import Any, assert_never
 from celery import Task, states
 from celery.utils.time import maybe_make_aware
 
+from celery_idempotent.engine.claim import announce, confirm, withdraw
+from celery_idempotent.engine.delivery import failure_of, load, result_of
 from celery_idempotent.engine.events import Event, EventName, event_of
-from celery_idempotent.engine.outcomes import failure_of, load, result_of
 from celery_idempotent.engine.processes import this_process
-from celery_idempotent.engine.publisher import announce, confirm, withdraw
 from celery_idempotent.errors import ResultLost, StoreUnavailable
 from celery_idempotent.integration.binding import is_builtin
 from celery_idempotent.integration.events import report

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from celery import Celery, bootsteps
 from kombu.exceptions import OperationalError
 
-from celery_idempotent.engine.sweeping import Fate, PolicyOf, sweep_abandoned, sweep_released
+from celery_idempotent.engine.verdicts import Fate, PolicyOf, sweep_abandoned, sweep_released
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration.operating.startup import StoreCheck
 from celery_idempotent.integration.settings import runtime_of
