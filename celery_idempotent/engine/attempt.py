@@ -274,7 +274,7 @@ class ProtectedAttempt(Attempt):
         try:
             yield
         except BaseException as error:
-            self._claim.excused = error
+            self._claim.raised_before_effects = error
             raise
         finally:
             self._stretch = _Stretch.AMONG_EFFECTS
@@ -285,7 +285,7 @@ class ProtectedAttempt(Attempt):
                 what, "inside before_effects()", "make it after the block, which says that nothing has begun"
             )
         self._stretch = _Stretch.AMONG_EFFECTS
-        self._claim.excused = None  # an earlier error that is raised again from here on excuses nothing
+        self._claim.raised_before_effects = None  # an earlier error that is raised again from here on excuses nothing
 
     def step(self, name: str, call: Callable[[Step], T]) -> T:
         return self._made(name, call, terms_of(name, self._effects))
@@ -372,7 +372,7 @@ class ProtectedAttempt(Attempt):
         return self._finished(step, value)
 
     def _finished(self, step: Step, value: T) -> T:
-        kept, slot = self._claim.unstruck(lambda: self._codec.keep(value)), Slot(self.key, "result", step.name)
+        kept, slot = self._claim.uninterrupted(lambda: self._codec.keep(value)), Slot(self.key, "result", step.name)
         self._claim.recorded(
             kept, slot, lambda each: self._claim.finish_step(step.name, Finished(each.encoded, each.lost))
         )

@@ -61,6 +61,8 @@ _CONFIRM_FOR = 600.0
 """Seconds, or one lease if that is longer, for which a final write is tried. The effect has happened, so
 giving up means that it happens again or stays unknown: worth more patience than any fail-over takes."""
 
+_LAST_WRITE = 0.5
+"""Seconds for which :func:`end_lease` waits."""
 
 _MAX_STRIKES = 3
 """How often one write may be struck by an exception of somebody else's before that is taken for the store's own."""
@@ -103,13 +105,9 @@ def claim(store: Store, operation: Operation) -> Run | Answer:
         try:
             seen = _swap(store, decision.record, decision.expected)
         except RecordTooLarge as error:
-            raise StoreMisconfigured(
-                type(store).__name__,
-                "claim",
-                f"the record's steps leave no room to claim it again ({error}); resolve it",
-            ) from error
-        won = seen is not None and seen.revision == decision.record.revision
-        if won and isinstance(decision, Run):
+            why = f"the record's steps leave no room to claim it again ({error}); resolve it"
+            raise StoreMisconfigured(type(store).__name__, "claim", why) from error
+        if isinstance(decision, Run) and seen is not None and seen.revision == decision.record.revision:
             return decision
     raise StoreUnavailable(type(store).__name__, "claim", f"{MAX_RACES} races lost in a row")
 
@@ -171,10 +169,6 @@ def end_lease(store: Store, record: Record, clock: Clock = local_clock) -> None:
     _swap(store, abandoned(record, store.now(), new_nonce()), record.revision)
 
 
-_LAST_WRITE = 0.5
-"""Seconds."""
-
-
 def _swap(store: Store, new: Record, expected: str | None) -> Record | None:
     """``store.swap``, asked once more when the answer is lost: the same revision makes that safe."""
     return _twice(lambda: store.swap(new, expected))
@@ -216,32 +210,21 @@ class Claim:
         is_stopped: Callable[[], bool] = lambda: False,
         is_underway: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.lease = lease / 1000
-        self._lease_ms = lease
-        #: Where the record lives.
         self.store = store
-        #: As :class:`~celery_idempotent.engine.attempt.Attempt` tells the body; the same as long as the claim is ours.
-        self.key, self.fencing_token, self.number = record.key, record.fencing_token, record.attempts
-        #: For people.
-        self.label = record.label
-        self.is_takeover = record.takeovers > 0
-        #: Name of the task.
-        self.task = record.task
         self._record = record
-        self._retain = retain
+        # The same for as long as the claim is ours.
+        self.key, self.task, self.label = record.key, record.task, record.label
+        self.fencing_token, self.number, self.is_takeover = record.fencing_token, record.attempts, record.takeovers > 0
+        self.lease, self._lease_ms, self._retain = lease / 1000, lease, retain
         self._clock = clock
         self._owned_until = claimed_at + self.lease
         #: By the local clock, in seconds, when the deadline is over; infinite where there is none.
         self.late_at = claimed_at + deadline / 1000
-        self._tell_late = tell_late
-        self._until = until
-        self._is_stopped = is_stopped
-        self._on_waiting = tell_waiting
-        self.is_underway = is_underway
+        self._tell_late, self._on_waiting = tell_late, tell_waiting
+        self._until, self._is_stopped, self.is_underway = until, is_stopped, is_underway
         self._told_late = threading.Lock()  # taken once, for good, so that one thread tells
-        self._lost = False
-        self._settled = False
-        self._struck: BaseException | None = None
+        self._lost = self._settled = False
+        self._interruption: BaseException | None = None
         # An attempt ends once, and has one revision for that, however often it is written.
         self._last = new_nonce()
         #: Seconds for which a final write is tried.
@@ -249,11 +232,10 @@ class Claim:
         #: Undoes a transaction that the body has left open, as a signal struck before it could be ended.
         self.undo: Callable[[], None] = lambda: None
         #: What left the block in which the author says that no effect had begun.
-        self.excused: BaseException | None = None
-        #: Why nobody can tell whether a step had its effect, once a step of this attempt met that; whatever the body
-        #: raises after it, the operation is in doubt.
+        self.raised_before_effects: BaseException | None = None
+        #: Why nobody can tell whether a step had its effect: whatever the body raises after it, that is in doubt.
         self.doubt: str | None = None
-        #: What :meth:`commit` has recorded; whatever the body does afterwards, this is the outcome.
+        #: What was committed; whatever the body does afterwards, this is the outcome.
         self.committed: Kept | None = None
         # The heartbeat renews while the body's thread settles; each write must expect the other's revision.
         self._writing = threading.Lock()
@@ -269,19 +251,15 @@ class Claim:
 
     @property
     def remaining(self) -> float | None:
-        """As :attr:`~celery_idempotent.engine.attempt.Attempt.remaining`."""
+        """Seconds until the deadline, None if there is none."""
         return None if self.late_at == inf else max(0.0, self.late_at - self._clock.monotonic())
 
     def is_late(self) -> bool:
         """Whether the deadline is over. The first to see it tells."""
-        if not self._is_past():
-            return False
-        if self._told_late.acquire(blocking=False):
+        is_late = self._clock.monotonic() >= self.late_at
+        if is_late and self._told_late.acquire(blocking=False):
             self._tell_late(self)
-        return True
-
-    def _is_past(self) -> bool:
-        return self._clock.monotonic() >= self.late_at
+        return is_late
 
     def _ensure_early(self) -> None:
         if self.is_late():
@@ -292,19 +270,15 @@ class Claim:
         if not self.is_late():
             self.late_at = inf
 
-    def ensure_time(self) -> None:
-        """Renew a lease that is half over when the reply to the claim arrives: the clock had fallen behind."""
-        if self._record.lease_until - self.store.now() < self._lease_ms / 2:
-            self._require_ours(self._go_on(self._renewal()))
-
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to renew: the attempt is settled, lost, or known to be late."""
-        return self._has_ended or self._told_late.locked()
+        return self._settled or self._lost or self._told_late.locked()
 
-    @property
-    def _has_ended(self) -> bool:
-        return self._settled or self._lost
+    def renew_if_half_over(self) -> None:
+        """Renew a lease that is half over when the reply to the claim arrives: the clock had fallen behind."""
+        if self._record.lease_until - self.store.now() < self._lease_ms / 2:
+            self._require_ours(self._go_on(self._renewal()))
 
     def renew(self) -> None:
         """Extend the lease, for the heartbeat. A loss is remembered, not raised: the body asks, or meets it at the end.
@@ -313,16 +287,15 @@ class Claim:
         transaction that the body's thread is in, and to write it would wait for that one's end, and the end for this.
         Past the deadline nothing is extended.
         """
-        if self.is_late():
-            return
 
         def replace_only(new: Record, expected: str | None) -> Record | None:
             if expected is None:
                 raise _Forgotten
             return _swap(self.store, new, expected)
 
-        with suppress(_Forgotten):
-            self._go_on(self._renewal(), replace_only)
+        if not self.is_late():
+            with suppress(_Forgotten):
+                self._go_on(self._renewal(), replace_only)
 
     def step_state(self, name: str) -> Begun | Finished | None:
         """What is recorded of the step called ``name``, by this attempt or an earlier one."""
@@ -331,47 +304,20 @@ class Claim:
     def begin_step(self, name: str) -> None:
         """Record that the call of a step is about to be made. Only then may it be; after an error, make no call."""
         self._ensure_early()
-        self._require_ours(self._checkpoint(name, Begun(self.store.now(), self.number), new_nonce()))
+        self._require_ours(self._go_on(self._checkpoint(name, Begun(self.store.now(), self.number))))
 
     def finish_step(self, name: str, finished: Finished | None) -> None:
         """Record that the call of a step returned, or, by None, that it had no effect; return once that is certain.
 
         Also past the deadline, or the next attempt would repeat it; the lease is not extended then.
-
         After ``RecordTooLarge`` finish it without its result; after ``LeaseLost`` another attempt may repeat the call.
         """
-        revision = new_nonce()
-        self._require_ours(self._until_certain(lambda: self._checkpoint(name, finished, revision)))
-        self.raise_struck()
-
-    def _checkpoint(self, name: str, state: Begun | Finished | None, revision: str) -> Written | Superseded | Lost:
-        plain = None if state is None else to_plain(state)
-        return self._go_on(
-            lambda record: self._extended(record, partial(checkpointed, revision=revision, step=name, state=plain))
-        )
-
-    def _go_on(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
-        """Write without ending the claim; every such write extends the lease, until the deadline is over."""
-        with self._writing:
-            if self._has_ended:
-                return Lost()
-            asked_at, now = self._clock.monotonic(), self.store.now()
-            settlement = self._write(transition, swap)
-            match settlement:
-                case Written():
-                    left = (self._record.lease_until - now) / 1000
-                    self._owned_until = min(asked_at + min(left, self.lease), self._until)
-                case Superseded(record) if record.owner == self._record.owner:
-                    self._settled = True  # our own completion, whose reply was lost
-                case Superseded() | Lost():
-                    self._lost = True
-                case unreachable:
-                    assert_never(unreachable)
-            return settlement
+        checkpoint = self._checkpoint(name, finished)
+        self._require_ours(self._until_certain(lambda: self._go_on(checkpoint)))
+        self.raise_interruption()
 
     def recorded(self, kept: Kept, slot: Slot, write: Callable[[Kept], T]) -> tuple[T, Kept]:
-        """Record a result at ``slot`` by ``write``, as much of it as there is room for; what that gave, and what is
-        recorded.
+        """What ``write`` gave for a result at ``slot``, and as much of the result as there was room to record.
 
         What its store needs is written first. Where that cannot be, or there is no room for what it gives, the effect
         has happened all the same: the result is lost, and the reason recorded.
@@ -396,15 +342,14 @@ class Claim:
         """
         if kept.encoded is None:
             return kept
-        encoded = kept.encoded
-        prepare = partial(pack_small if small else pack, self.store, encoded, slot)
-        packed = self.unstruck(prepare) if is_final else prepare()
+        prepare = partial(pack_small if small else pack, self.store, kept.encoded, slot)
+        packed = self.uninterrupted(prepare) if is_final else prepare()
         if packed is None:
             return replace(kept, encoded=None)
         try:
             if packed.write is not None:
                 self._patiently(packed.write) if is_final else packed.write()
-            return kept if packed.encoded is encoded else replace(kept, encoded=packed.encoded)
+            return kept if packed.encoded is kept.encoded else replace(kept, encoded=packed.encoded)
         except StoreUnavailable as error:
             if is_final or isinstance(error, StoreMisconfigured):
                 return replace(kept, encoded=None, lost=str(error))
@@ -436,7 +381,7 @@ class Claim:
 
         self._require_ours(self._until_certain(lambda: self._end(completion, swap)))
         self.committed = kept
-        self.raise_struck()
+        self.raise_interruption()
 
     def commit_in(self, transaction: Transaction, kept: Kept, taken: Callable[[], None] = lambda: None) -> None:
         """Record the result within ``transaction`` and commit it; ends the transaction in any case.
@@ -474,58 +419,62 @@ class Claim:
         """Whether the transaction that wrote ``revision`` was committed; if not, it never will be."""
         renewal = self._renewal()
         settlement = self._until_certain(lambda: self._write(renewal))
-        match settlement:
-            case Written():
-                return False
-            case Superseded(record) if record.revision == revision:
-                return True
-            case Superseded():
-                raise LeaseLost(self.key, self.fencing_token)
-            case unreachable:
-                assert_never(unreachable)
+        if isinstance(settlement, Superseded) and settlement.record.revision != revision:
+            raise LeaseLost(self.key, self.fencing_token)
+        return isinstance(settlement, Superseded)
 
     def release(self) -> Written | Superseded | Lost:
         """Give the claim back, if it is still ours; after ``StoreUnavailable`` it ends with its lease at the latest."""
-        return self.unstruck(lambda: self._end(lambda record: released(record, self.store.now(), self._last)))
+        return self.uninterrupted(lambda: self._end(lambda record: released(record, self.store.now(), self._last)))
 
     def abandon(self) -> Written | Superseded | Lost:
         """End the claim as if its process had died: the next attempt is a takeover; raises as :meth:`release` does."""
         revision = new_nonce()  # it changes no status, so by the other one it would pass for every end
-        return self.unstruck(lambda: self._end(lambda record: abandoned(record, self.store.now(), revision)))
+        return self.uninterrupted(lambda: self._end(lambda record: abandoned(record, self.store.now(), revision)))
 
     def give_up(self, reason: str) -> Written | Superseded | Lost:
         """Mark the outcome UNKNOWN, if the claim is still ours; raises as :meth:`release` does."""
-        return self.unstruck(lambda: self._end(lambda record: given_up(record, self.store.now(), self._last, reason)))
+        return self.uninterrupted(
+            lambda: self._end(lambda record: given_up(record, self.store.now(), self._last, reason))
+        )
 
-    def raise_struck(self) -> None:
-        """Raise what struck in a write that has been made certain since, such as a soft time limit, if anything did."""
-        struck, self._struck = self._struck, None
-        if struck is not None:
-            raise struck
+    def _checkpoint(self, name: str, state: Begun | Finished | None) -> _Transition:
+        plain = None if state is None else to_plain(state)
+        return self._extended(partial(checkpointed, revision=new_nonce(), step=name, state=plain))
 
     def _renewal(self) -> _Transition:
-        revision = new_nonce()
-        return lambda record: self._extended(record, partial(renewed, revision=revision))
+        return self._extended(partial(renewed, revision=new_nonce()))
 
-    def _extended(self, record: Record, transition: Callable[..., Record]) -> Record:
-        now = self.store.now()
-        held = record.lease_until - now
-        if self._is_past():
-            return transition(record, now, held)
-        left = (self._until - self._clock.monotonic()) * 1000
-        return transition(record, now, self._lease_ms if self._lease_ms <= left else max(held, round(left)))
+    def _extended(self, transition: Callable[..., Record]) -> _Transition:
+        """Every write that does not end the claim extends the lease, until the deadline is over."""
+
+        def extend(record: Record) -> Record:
+            now, asked_at = self.store.now(), self._clock.monotonic()
+            held = record.lease_until - now
+            if asked_at >= self.late_at:
+                return transition(record, now, held)
+            left = (self._until - asked_at) * 1000
+            return transition(record, now, self._lease_ms if self._lease_ms <= left else max(held, round(left)))
+
+        return extend
 
     def _ended(self, status: Status, revision: str, encoded: Encoded | None, error: str | None) -> _Transition:
         return lambda record: ended(record, status, self.store.now(), self._retain, revision, encoded, error)
+
+    def _require_ours(self, settlement: Written | Superseded | Lost) -> None:
+        if not isinstance(settlement, Written):
+            raise LeaseLost(self.key, self.fencing_token)
 
     def _until_certain(self, write: Callable[[], Written | Superseded | Lost]) -> Written | Superseded:
         settlement, waited = self._patiently(write)
         if isinstance(settlement, Lost):
             raise LeaseLost(self.key, self.fencing_token)
         if waited is not None and isinstance(settlement, Written):
-            label, seconds = self.label or None, round(waited, 1)
-            self.unstruck(lambda: say(logger.warning, "result_recorded", key=self.key, label=label, seconds=seconds))
+            self.uninterrupted(partial(self._say, "result_recorded", seconds=round(waited, 1)))
         return settlement
+
+    def _say(self, event: str, **details: Any) -> None:
+        say(logger.warning, event, key=self.key, label=self.label or None, **details)
 
     def _patiently(self, act: Callable[[], T]) -> tuple[T, float | None]:
         """``act()``, again while it gets no answer; and for how many seconds, if people were told of it."""
@@ -535,7 +484,7 @@ class Claim:
         try:
             while True:
                 try:
-                    done = self.unstruck(act)
+                    done = self.uninterrupted(act)
                     return done, self._clock.monotonic() - asked_at if is_told else None
                 except StoreMisconfigured:
                     raise
@@ -543,9 +492,9 @@ class Claim:
                     if self._clock.monotonic() >= asked_at + patience or self._is_stopped():
                         raise
                     if not is_told:
-                        self.unstruck(partial(self._tell_waiting, error, patience))
+                        self.uninterrupted(partial(self._tell_waiting, error, patience))
                     is_told = True
-                self.unstruck(partial(self._clock.sleep, pause))
+                self.uninterrupted(partial(self._clock.sleep, pause))
                 pause = min(pause * 2, _LONGEST_PAUSE)
         finally:
             waiting.discard(self)  # also after giving up: an exception's traceback keeps the claim for a while
@@ -554,10 +503,9 @@ class Claim:
         """Say, once for each write, that what has happened is not recorded yet: until it is, nobody may be told."""
         waiting.add(self)
         self._on_waiting(self, error)
-        label = self.label or None
-        say(logger.warning, "result_waits", key=self.key, label=label, seconds=round(patience, 1), reason=error)
+        self._say("result_waits", seconds=round(patience, 1), reason=error)
 
-    def unstruck(self, act: Callable[[], T]) -> T:
+    def uninterrupted(self, act: Callable[[], T]) -> T:
         """``act()``, again when a signal or a timeout of somebody else's strikes in it.
 
         The effect has happened, and an unfinished write would make it happen again. A write that is made twice has one
@@ -568,17 +516,38 @@ class Claim:
                 return act()
             except (IdempotencyError, RecordTooLarge, WriteFailed):
                 raise
-            except BaseException as error:  # noqa: BLE001 - whatever it is, raise_struck() raises it after the write
+            except BaseException as error:  # noqa: BLE001 - raise_interruption() raises it after the write
                 # A limit that follows an exit must not take its place.
-                if self._struck is None or isinstance(self._struck, Exception):
-                    self._struck = error
-        struck, self._struck = self._struck, None
+                if self._interruption is None or isinstance(self._interruption, Exception):
+                    self._interruption = error
+        struck, self._interruption = self._interruption, None
         assert struck is not None
         raise struck
 
-    def _require_ours(self, settlement: Written | Superseded | Lost) -> None:
-        if not isinstance(settlement, Written):
-            raise LeaseLost(self.key, self.fencing_token)
+    def raise_interruption(self) -> None:
+        """Raise what struck in a write that has been made certain since, such as a soft time limit, if anything did."""
+        struck, self._interruption = self._interruption, None
+        if struck is not None:
+            raise struck
+
+    def _go_on(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
+        """Write without ending the claim."""
+        with self._writing:
+            if self._settled or self._lost:
+                return Lost()
+            asked_at, now = self._clock.monotonic(), self.store.now()
+            settlement = self._write(transition, swap)
+            match settlement:
+                case Written():
+                    left = (self._record.lease_until - now) / 1000
+                    self._owned_until = min(asked_at + min(left, self.lease), self._until)
+                case Superseded(record) if record.owner == self._record.owner:
+                    self._settled = True  # our own completion, whose reply was lost
+                case Superseded() | Lost():
+                    self._lost = True
+                case unreachable:
+                    assert_never(unreachable)
+            return settlement
 
     def _end(self, transition: _Transition, swap: _Swap | None = None) -> Written | Superseded | Lost:
         self.undo()

@@ -194,14 +194,14 @@ class Delivery:
         return None
 
     def _quietly(self, claimed: Claim, end: Callable[[], object]) -> None:
-        ended = partial(claimed.unstruck, end)
+        ended = partial(claimed.uninterrupted, end)
         try:
             ended()
         except OUR_OWN:
             pass  # it is told already
         except Exception as first:  # noqa: BLE001 - as above
             self._emit(EventName.STORE_UNAVAILABLE, None, describe(own_failure(ended, first)))
-        claimed.raise_struck()
+        claimed.raise_interruption()
 
     def _claimed(self, operation: Operation) -> Claim | Answer:
         decision, asked_at = self._asked(operation)
@@ -223,7 +223,7 @@ class Delivery:
             is_underway=self._underway.locked,
         )
         try:
-            claimed.ensure_time()
+            claimed.renew_if_half_over()
             self._beating = claimed  # first: a time limit may strike as soon as it beats, and before the body begins
             self._heartbeat.start(claimed)
         except LeaseLost:
@@ -231,7 +231,7 @@ class Delivery:
         except StoreUnavailable:
             # A body whose lease nobody renews would soon run beside another.
             self._try(claimed, claimed.release)
-            claimed.raise_struck()
+            claimed.raise_interruption()
             raise
         return claimed
 
@@ -296,14 +296,14 @@ class Delivery:
             value = body(claimed)
         except BaseException as error:
             ended = partial(self._end, claimed, error)
-            instead = claimed.unstruck(ended)
-            claimed.raise_struck()
+            instead = claimed.uninterrupted(ended)
+            claimed.raise_interruption()
             if instead is None:
                 _raise_own_of_a_group(error)
                 raise
             return instead
-        finished = claimed.unstruck(lambda: self._complete(claimed, value))
-        claimed.raise_struck()
+        finished = claimed.uninterrupted(lambda: self._complete(claimed, value))
+        claimed.raise_interruption()
         return finished
 
     def _complete(self, claimed: Claim, value: Any) -> Outcome:
@@ -340,7 +340,9 @@ class Delivery:
             return Outcome(claimed.committed.value) if isinstance(error, Exception) else None
         met = _own(OutcomeUnknown, error, claimed)
         doubt = claimed.doubt or (met and met.reason)
-        excused = {id(each) for each in members(claimed.excused)} if claimed.excused else set()
+        excused = (
+            {id(each) for each in members(claimed.raised_before_effects)} if claimed.raised_before_effects else set()
+        )
         is_excused = all(id(each) in excused for each in members(error))
         match ending(
             error,

@@ -327,8 +327,8 @@ def _failed_with_steps(record: Record, status: Status, *outcome: Any) -> Record:
 
 
 def _any_error_excused(self: Delivery, claimed: Claim, error: BaseException) -> Any:
-    if claimed.excused is not None:
-        claimed.excused = error
+    if claimed.raised_before_effects is not None:
+        claimed.raised_before_effects = error
     return _end(self, claimed, error)
 
 
@@ -337,7 +337,7 @@ def _excused_after_effects(self: ProtectedAttempt) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        self._claim.excused = error
+        self._claim.raised_before_effects = error
         raise
 
 
@@ -491,7 +491,7 @@ MUTANTS = (
     Mutant("poison for ever", "an earlier version", ((protocol, "_is_poison", _never_poison),)),
     Mutant("poison one takeover early", "off by one", ((protocol, "_is_poison", _poison_early),)),
     Mutant("poison one takeover late", "off by one", ((protocol, "_is_poison", _poison_late),)),
-    Mutant("struck write given up", "an earlier version", ((Claim, "unstruck", _given_up_when_struck),)),
+    Mutant("struck write given up", "an earlier version", ((Claim, "uninterrupted", _given_up_when_struck),)),
     Mutant("every try of a completion is another write", "lost nonce", ((Claim, "_ended", _ended_anew),)),
     Mutant("steps kept in a failure", "an earlier version", ((claim, "ended", _failed_with_steps),)),
     Mutant("any error excused by before_effects()", "forgotten case", ((Delivery, "_end", _any_error_excused),)),
@@ -511,7 +511,7 @@ MUTANTS = (
     Mutant("late body gives its claim back", "forgotten case", ((Delivery, "_end", _released_when_late),)),
     Mutant("late body does not count as a takeover", "forgotten case", ((Claim, "abandon", _released),)),
     Mutant("late outcome thrown away", "forgotten case", ((Claim, "complete", _late_outcome_refused),)),
-    Mutant("claim born expired", "an earlier version", ((Claim, "ensure_time", _time_taken_for_granted),)),
+    Mutant("claim born expired", "an earlier version", ((Claim, "renew_if_half_over", _time_taken_for_granted),)),
 )
 
 

@@ -269,7 +269,7 @@ def test_limit_that_strikes_while_the_log_is_written_does_not_lose_the_result(
     assert attempt.complete(ONE) == Written()
     assert (_stored(store).status, strikes) == (Status.COMPLETED, [])
     with pytest.raises(TimeoutError):
-        attempt.raise_struck()
+        attempt.raise_interruption()
 
 
 @pytest.mark.parametrize("completes", [False, True])

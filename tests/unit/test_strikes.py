@@ -355,17 +355,17 @@ def test_limit_behind_the_last_write_of_an_observed_body_is_raised(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same, where nothing makes it wait any more."""
-    unstruck, strikes, inner = Claim.unstruck, [SoftTimeLimit()], list[object]()
+    uninterrupted, strikes, inner = Claim.uninterrupted, [SoftTimeLimit()], list[object]()
 
     def struck(self: Claim, act: Callable[[], Any]) -> Any:
         inner.append(act)
-        done = unstruck(self, act)
+        done = uninterrupted(self, act)
         inner.pop()
         if strikes and not inner:
             raise strikes.pop()
         return done
 
-    monkeypatch.setattr(Claim, "unstruck", struck)
+    monkeypatch.setattr(Claim, "uninterrupted", struck)
 
     with pytest.raises(SoftTimeLimit):
         scene.observe(lambda attempt: "charged")
