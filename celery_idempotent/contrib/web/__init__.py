@@ -42,16 +42,14 @@ def create_app(app: Celery, *, token: str, write: bool = False) -> "ASGIApp":
     try:
         from celery_idempotent.contrib.web.pages import served
     except ModuleNotFoundError as error:
-        raise ImportError(not_installed(error)) from error
+        raise ImportError(_not_installed(error)) from error
     app.loader.import_default_modules()
     return served(app, token, write=write)
 
 
-def not_installed(error: ModuleNotFoundError) -> str:
-    """What to do about it."""
-    return with_link(
-        f'{error.name} is not installed; run: pip install "celery-idempotent[web]"', "errors#package-missing"
-    )
+def _not_installed(error: ModuleNotFoundError) -> str:
+    missing = f'{error.name} is not installed; run: pip install "celery-idempotent[web]"'
+    return with_link(missing, "errors#package-missing")
 
 
 @click.command()
@@ -83,15 +81,23 @@ def web(context: click.Context, bind: str, port: int, write: bool, token: str | 
 
         page = create_app(context.obj.app, token=token, write=write)
     except ModuleNotFoundError as error:
-        raise click.ClickException(not_installed(error)) from error
+        raise click.ClickException(_not_installed(error)) from error
     except (IdempotencyError, ImportError) as error:
         raise click.ClickException(str(error)) from error
     # Other commands tell of verdicts themselves, and have the log leave them out.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    with _listening(bind, port) as listener:
+    try:
+        family, *_, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {bind}, port {port}: {error}") from error
+    with listener:
+        # Its connections inherit it. asyncio sets it only on sockets that name their protocol, which these do not; an
+        # answer is written in two parts, and the second would wait for the browser to acknowledge the first.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, port = listener.getsockname()[:2]
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-        click.echo(f"{address}?token={token}" if drawn else f"{address} (log in with your token)")
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        click.echo(f"{url}?token={token}" if drawn else f"{url} (log in with your token)")
         if not _is_local(bind):
             click.echo("Warning: without TLS before it, others on the way can read the token.", err=True)
         config = uvicorn.Config(page, access_log=False, log_level="warning", server_header=False)
@@ -103,15 +109,3 @@ def _is_local(bind: str) -> bool:
         return ipaddress.ip_address(bind).is_loopback
     except ValueError:
         return bind == "localhost"
-
-
-def _listening(bind: str, port: int) -> socket.socket:
-    try:
-        family, *_, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(address[:2], family=family)
-        # Its connections inherit it. asyncio sets it only on sockets that name their protocol, which these do not; an
-        # answer is written in two parts, and the second would wait for the browser to acknowledge the first.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
-    except OSError as error:
-        raise click.ClickException(f"cannot listen on {bind}, port {port}: {error}") from error

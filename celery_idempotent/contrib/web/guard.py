@@ -72,8 +72,7 @@ class Sessions:
         return f"idempotency_{self._signed('name')[:8]}"
 
     def knows(self, token: str) -> bool:
-        """Whether ``token`` is the right one, in a time that does not tell how much of it is."""
-        return hmac.compare_digest(_bytes(token), _bytes(self.token))
+        return _equal(token, self.token)
 
     def begun(self) -> str:
         """The cookie of a new session."""
@@ -81,14 +80,11 @@ class Sessions:
         return f"{session}.{self._signed('session', session)}"
 
     def is_valid(self, cookie: str) -> bool:
-        """Whether this app has signed ``cookie``, and not too long ago."""
         session, _, signature = cookie.rpartition(".")
-        if not hmac.compare_digest(_bytes(signature), _bytes(self._signed("session", session))):
-            return False
-        return self.clock() - int(session.partition(".")[0], 16) < _SESSION
+        is_signed = _equal(signature, self._signed("session", session))
+        return is_signed and self.clock() - int(session.partition(".")[0], 16) < _SESSION
 
     def form_token(self, cookie: str) -> str:
-        """What a form of this session must carry."""
         return self._signed("form", cookie)
 
     def _signed(self, *what: str) -> str:
@@ -97,6 +93,11 @@ class Sessions:
 
 def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
+
+
+def _equal(given: str, right: str) -> bool:
+    """Compared in a time that does not tell how much of it is right."""
+    return hmac.compare_digest(_bytes(given), _bytes(right))
 
 
 class Denied(HTTPException):
@@ -111,7 +112,7 @@ class PageAccess:
         self._sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request, or hand it on; of what is no request the app knows nothing, and closes it."""
+        # Of what is no request the app knows nothing, and closes it.
         answer = await self._admit(Request(scope, receive)) if scope["type"] == "http" else None
         await (answer or self._app)(scope, receive, send)
 
@@ -125,15 +126,20 @@ class PageAccess:
         if not is_post and "token" in query:
             rest = [(name, value) for name, value in query.multi_items() if name != "token"]
             return self._enter(request, query["token"], request.scope["path"], rest)
-        form_token = self._form_token(request)
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        cookie = request.cookies.get(self._sessions.cookie, "")
+        form_token = None  # what forms must carry: nothing of a bearer, whom no other site can make send anything
+        if scheme.lower() == "bearer":
+            form_token = "" if self._sessions.knows(bearer.strip()) else None
+        elif self._sessions.is_valid(cookie):
+            form_token = self._sessions.form_token(cookie)
         form = await _form_of(request, is_known=form_token is not None) if is_post else {}
         if "token" in form:
             return self._enter(request, form["token"][-1], f"{request.scope['root_path']}/", [])
         if form_token is None:
             raise Denied(HTTPStatus.UNAUTHORIZED, _STRANGER)
         request.state.form, request.state.form_token = form, form_token
-        given = form.get("form_token", [""])[-1]
-        if is_post and not hmac.compare_digest(_bytes(given), _bytes(form_token)):
+        if is_post and not _equal(form.get("form_token", [""])[-1], form_token):
             raise Denied(HTTPStatus.FORBIDDEN, "This form is of another session. Load its page again, and repeat.")
         return None
 
@@ -146,17 +152,6 @@ class PageAccess:
         answer = RedirectResponse(address, HTTPStatus.SEE_OTHER)
         set_cookie(request, answer, self._sessions.cookie, self._sessions.begun())
         return answer
-
-    def _form_token(self, request: Request) -> str | None:
-        """What this session's forms must carry; empty for a bearer, whom no other site can make send anything.
-
-        None for a stranger.
-        """
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return "" if self._sessions.knows(token.strip()) else None
-        cookie = request.cookies.get(self._sessions.cookie, "")
-        return self._sessions.form_token(cookie) if self._sessions.is_valid(cookie) else None
 
 
 async def _form_of(request: Request, *, is_known: bool) -> Mapping[str, list[str]]:

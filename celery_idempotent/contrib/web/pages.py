@@ -149,9 +149,8 @@ class _Pages:
         found = [self._store.get(key) for key in seen]
         records = [each for each in found if each and each.revision == seen[each.key]]
         left_out = [key for key in seen if key not in {each.key for each in records}]
-        form = Form.of(sent) if "by" in sent else None
-        if form is None or form.errors:
-            form = form or Form(by=unquote(request.cookies.get(_WHO, "")))
+        form = Form.of(sent) if "by" in sent else Form(by=unquote(request.cookies.get(_WHO, "")))
+        if form.action is None or form.errors:
             now = self._store.now()
             fits = [action for each in records for action in self._fitting(each, now)]
             return self._page(
@@ -163,7 +162,6 @@ class _Pages:
                 choices=[(action, *texts, fits.count(action)) for action, texts in CHOICES.items() if action in fits],
                 form=form,
             )
-        assert form.action is not None
         proof = {"result": form.result, "by": form.by, "reason": form.reason, "app": self._app}
         judged: list[Judged] = []
         outage = ""
