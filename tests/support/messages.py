@@ -51,6 +51,8 @@ class Module:
                 yield value
             case ast.JoinedStr(values=[ast.Constant(value=first), *_]):
                 yield f"{first!s}{UNTOLD}"
+            case ast.JoinedStr(values=[ast.FormattedValue(value=ast.Attribute(attr=name)), ast.Constant(value=end)]):
+                yield from (f"{each}{end!s}" for each in _of_subclasses(name))
             case ast.IfExp(body=one, orelse=other):
                 yield from (*self.texts(one, at), *self.texts(other, at))
             case ast.Name(id=name) if at in self._inside:
@@ -75,6 +77,14 @@ class Module:
             yield from self._named(name, self._inside[function], at)
         elif not values:
             yield str(getattr(importlib.import_module(self.name), name, UNTOLD))
+
+
+def _of_subclasses(name: str) -> Iterator[str]:
+    """The texts that classes of the package give to an attribute."""
+    for node in (each for module in modules() for each in ast.walk(module.tree)):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=given)], value=ast.Constant(value=str(value))) if given == name:
+                yield value
 
 
 def _values(node: ast.AST, name: str, at: ast.AST) -> Iterator[ast.expr]:

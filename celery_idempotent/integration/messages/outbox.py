@@ -225,9 +225,6 @@ class Relay(Periodic):
             sent[0], self.pause = 0, 0.0
         return super().wait(min(left, every), every)
 
-    def log_failure(self, log: Callable[..., None], reason: str | None) -> None:
-        say(log, "relay_failed", reason=reason)
-
     def stop(self, parent: Any) -> None:
         super().stop(parent)
         backlog.forget()

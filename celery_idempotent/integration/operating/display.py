@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from celery_idempotent.engine.search import FORGOTTEN, status_of
@@ -37,29 +38,20 @@ def state(record: Record, *, grace: int, now: int) -> str:
     return status(record, now)
 
 
-def utc(milliseconds: Any) -> str:
-    """A time of a record, in ms: ``2026-11-21 02:10:33.123 UTC``; as it is stored if it is not a time."""
-    moment = _moment(milliseconds)
-    return f"{moment:%Y-%m-%d %H:%M:%S}.{milliseconds % 1000:03} UTC" if moment else one_line(milliseconds)
-
-
-def utc_short(milliseconds: int) -> str:
-    """The same to the second and without its zone, for a column that names it."""
-    moment = _moment(milliseconds)
-    return f"{moment:%Y-%m-%d %H:%M:%S}" if moment else one_line(milliseconds)
-
-
-def iso(milliseconds: Any, precision: str = "milliseconds") -> str:
-    """The same by ISO 8601, which programs read, too: ``2026-11-21T02:10:33.123Z``."""
-    moment = _moment(milliseconds)
-    return f"{moment.replace(tzinfo=None).isoformat(timespec=precision)}Z" if moment else one_line(milliseconds)
-
-
-def _moment(milliseconds: Any) -> datetime | None:
+def iso(milliseconds: Any, precision: str = "milliseconds", *, between: str = "T", zone: str = "Z") -> str:
+    """A time of a record, in ms, by ISO 8601: ``2026-11-21T02:10:33.123Z``; as it is stored if it is no time."""
     try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+        moment = datetime.fromtimestamp(milliseconds / 1000, UTC).replace(tzinfo=None)
     except (TypeError, ValueError, OverflowError, OSError):
-        return None
+        return one_line(milliseconds)
+    return f"{moment.isoformat(between, precision)}{zone}"
+
+
+utc = partial(iso, between=" ", zone=" UTC")
+"""The same for people: ``2026-11-21 02:10:33.123 UTC``."""
+
+utc_short = partial(iso, precision="seconds", between=" ", zone="")
+"""The same to the second and without its zone, for a column that names it."""
 
 
 def duration(milliseconds: int) -> str:
@@ -119,10 +111,7 @@ def beginning(key: str) -> str:
     Not the hash alone: two tasks have the same for the same value.
     """
     identity = key.rpartition(":")[2]
-    return key[: _DIGITS - len(identity)] if len(identity) >= _HASHED else key
-
-
-_HASHED = 64
+    return key[: _DIGITS - len(identity)] if len(identity) >= 64 else key
 
 
 def outcome(result: str | bytes, content_type: str | None) -> str:

@@ -6,7 +6,6 @@ import random
 import threading
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable
 from functools import cache
 from itertools import islice
 from typing import Any, ClassVar
@@ -46,7 +45,7 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     requires = ("celery.worker.components:Pool", StoreCheck)
 
     work: ClassVar[str]
-    """What it does, in the name of its thread."""
+    """What it does, in the name of its thread and of its events."""
 
     longest_pause: ClassVar[float] = 0.0
     """Seconds between two looks at most, to which the pause grows while there is nothing to do."""
@@ -54,7 +53,6 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         #: Seconds before the next look.
         self.pause = 0.0
-        self._is_away = False
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         super().__init__(parent, **kwargs)
@@ -70,10 +68,6 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     @abstractmethod
     def look(self, app: Celery) -> bool:
         """Do what there is to do; whether to look again at once."""
-
-    @abstractmethod
-    def log_failure(self, log: Callable[..., None], reason: str | None) -> None:
-        """Have ``log`` say that a look failed, and why; without a ``reason``, it adds the exception at hand."""
 
     def start(self, parent: Any) -> None:
         _, every = runtime_of(parent.app).store, self.every(parent.app)
@@ -97,28 +91,23 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         return self._stopping.wait(pause)
 
     def _run(self, app: Celery, every: float) -> None:
-        self.pause = self.first_pause(every)
+        """Look again and again. An outage is told when it begins and when it is over."""
+        self.pause, is_away = self.first_pause(every), False
         while not self.wait(self.pause, every):
-            more = self._look(app)
+            more = False
+            try:
+                with looking:
+                    more = self.look(app)
+                if is_away:
+                    say(logger.info, f"{self.work}_resumed")
+                is_away = False
+            except (StoreUnavailable, OperationalError) as error:
+                if not is_away:
+                    say(logger.warning, f"{self.work}_failed", reason=describe(error))
+                is_away = True
+            except Exception:  # noqa: BLE001 - it is logged whole
+                say(logger.exception, f"{self.work}_failed")
             self.pause = 0.0 if more else min(max(2 * self.pause, every), max(self.longest_pause, every))
-
-    def _look(self, app: Celery) -> bool:
-        """Whether to look again at once. An outage is told when it begins and when it is over."""
-        try:
-            with looking:
-                more = self.look(app)
-        except (StoreUnavailable, OperationalError) as error:
-            if not self._is_away:
-                self.log_failure(logger.warning, describe(error))
-            self._is_away = True
-            return False
-        except Exception:  # noqa: BLE001 - it is logged whole
-            self.log_failure(logger.exception, None)
-            return False
-        if self._is_away:
-            say(logger.info, f"{self.work}_resumed")
-        self._is_away = False
-        return more
 
 
 _BATCH = 1000
@@ -144,7 +133,6 @@ class Purge(Periodic):
     work = "purge"
 
     def include_if(self, parent: Any) -> bool:
-        """Only where it is asked for, and there is something to delete."""
         runtime = runtime_of(parent.app)
         ages = runtime.purge_released, runtime.purge_abandoned
         return bool(self.every(parent.app)) and (isinstance(runtime.store, PurgeableStore) or any(ages))
@@ -157,8 +145,8 @@ class Purge(Periodic):
         return random.uniform(0, every)  # noqa: S311 - it keeps no secret
 
     def look(self, app: Celery) -> bool:
-        """Delete a batch of each kind."""
-        runtime, store = runtime_of(app), runtime_of(app).store
+        runtime = runtime_of(app)
+        store = runtime.store
         done: Counter[str] = Counter()
         if isinstance(store, PurgeableStore):
             done["outcomes"] = store.purge(_BATCH)
@@ -171,16 +159,6 @@ class Purge(Periodic):
                 if fate is Fate.IN_DOUBT:
                     say(logger.warning, "purge_in_doubt", key=record.key, task=record.task, worker=record.worker)
         if done.total():
-            say(
-                logger.info,
-                "purged",
-                outcomes=done["outcomes"],
-                released=done["released"],
-                abandoned=done[Fate.DELETED],
-                in_doubt=done[Fate.IN_DOUBT],
-            )
+            ended = {"abandoned": done[Fate.DELETED], "in_doubt": done[Fate.IN_DOUBT]}
+            say(logger.info, "purged", outcomes=done["outcomes"], released=done["released"], **ended)
         return any(count == _BATCH for count in done.values())
-
-    def log_failure(self, log: Callable[..., None], reason: str | None) -> None:
-        """What is left is there for the next look."""
-        say(log, "purge_failed", reason=reason)

@@ -19,14 +19,7 @@ from celery_idempotent.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
-from celery_idempotent.integration.binding import (
-    body_signature,
-    check_policy,
-    idempotent_tasks,
-    is_builtin,
-    is_enforced,
-    is_protected,
-)
+from celery_idempotent.integration import binding
 from celery_idempotent.integration.broker.hints import Hint, hints
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
@@ -43,7 +36,7 @@ class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
 
     def include_if(self, parent: Any) -> bool:
         """Only where something is to be protected, or somebody thinks so."""
-        return bool(idempotent_tasks(parent.app)) or parent.app.conf.get("idempotency_policy") is not None
+        return bool(binding.idempotent_tasks(parent.app)) or parent.app.conf.get("idempotency_policy") is not None
 
     def create(self, parent: Any) -> None:
         """Check the store before the pool forks, so that every child inherits what its clock taught us."""
@@ -55,28 +48,17 @@ class StoreCheck(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
                 raise click.ClickException(f"celery-idempotent: {error}") from error
             # Starting is right: tasks are postponed until the store is back, as in any later outage.
             say(logger.error, "store_unavailable", reason=error)
-        protected, unprotected = protected_tasks(parent.app)
-        store = runtime_of(parent.app).store
-        say(logger.info, "started", store=store, protected=",".join(protected), unprotected=",".join(unprotected))
-
-
-def protected_tasks(app: Celery) -> tuple[list[str], list[str]]:
-    """The names of the app's tasks that are protected, and of those that are not, without Celery's own."""
-    names: tuple[list[str], list[str]] = ([], [])
-    for name, task in sorted(app.tasks.items()):
-        if not is_builtin(type(task)):
-            names[0 if is_enforced(task) else 1].append(name)
-    return names
+        tasks = [each for _, each in sorted(parent.app.tasks.items()) if not binding.is_builtin(type(each))]
+        protected = ",".join(each.name for each in tasks if binding.is_enforced(each))
+        unprotected = ",".join(each.name for each in tasks if not binding.is_enforced(each))
+        say(logger.info, "started", store=runtime_of(parent.app).store, protected=protected, unprotected=unprotected)
 
 
 def check(app: Celery, pool: str) -> list[Hint]:
     """Check what a worker of ``app`` needs: that its tasks can be bound, its settings used, and its store, too.
 
-    The app's modules are imported by then; ``pool`` is the module of the worker's pool. A worker starts after
-    ``StoreUnavailable``, but not after ``StoreMisconfigured``.
-
-    Returns:
-        What could be better about settings that nobody wrote; of the others it warns, and of what is grave.
+    The app's modules are imported by then; ``pool`` is the module of the worker's pool. Gives what could be better
+    about settings that nobody wrote; of the others it warns, and of what is grave.
     """
     app.finalize(auto=True)
     runtime = runtime_of(app)
@@ -84,14 +66,11 @@ def check(app: Celery, pool: str) -> list[Hint]:
     store = runtime.store
     runtime.check()
     if isinstance(innermost(store), MemoryStore) and not pool.endswith((".solo", ".thread")):
-        warnings.warn(
-            IdempotencyWarning(
-                "idempotency_store=memory://: every process of this pool has a memory of its own, so duplicates that "
-                "reach another process run again; use another store, or --pool=threads or solo",
-                "idempotency_store",
-            ),
-            stacklevel=2,
+        text = (
+            "idempotency_store=memory://: every process of this pool has a memory of its own, so duplicates that "
+            "reach another process run again; use another store, or --pool=threads or solo"
         )
+        warnings.warn(IdempotencyWarning(text, "idempotency_store"), stacklevel=2)
     found = hints(app, pool, unheld_tasks(app))
     for hint in found:
         if not hint.is_advice:
@@ -106,11 +85,15 @@ def unheld_tasks(app: Celery) -> list[Any]:
     holds = runtime_of(app).hold_messages
     if holds == "all":
         return []
-    return [each for each in app.tasks.values() if not (is_builtin(type(each)) or (holds and is_protected(each)))]
+    return [
+        each
+        for each in app.tasks.values()
+        if not (binding.is_builtin(type(each)) or (holds and binding.is_protected(each)))
+    ]
 
 
 def _check_tasks(app: Celery, default: Policy) -> None:
-    tasks = idempotent_tasks(app)
+    tasks = binding.idempotent_tasks(app)
     if not tasks and app.conf.get("idempotency_policy") is not None:
         raise PolicyError(
             "idempotency_policy",
@@ -121,7 +104,7 @@ def _check_tasks(app: Celery, default: Policy) -> None:
     for task in tasks:
         if task.idempotent is None:
             try:
-                check_policy(default, body_signature(type(task)))
+                binding.check_policy(default, binding.body_signature(type(task)))
             except PolicyError as error:
                 raise PolicyError(
                     "idempotency_policy",

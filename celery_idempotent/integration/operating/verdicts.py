@@ -55,8 +55,7 @@ def resolve(
     """
     if (completed is _NOT_GIVEN) is not rerun:
         raise PolicyError("resolve", repr(key), "give either completed=<its result> or rerun=True")
-    action = Action.RERUN if rerun else Action.COMPLETED
-    result = None if rerun else completed
+    action, result = (Action.RERUN, None) if rerun else (Action.COMPLETED, completed)
     return judge(action, key, result=result, by=by, reason=reason, app=app, seen_revision=seen_revision)
 
 
@@ -119,10 +118,8 @@ def judge(
 ) -> Record:
     """Give the verdict ``action`` on ``key``, log it and send its signal.
 
-    Arguments and errors are those of :func:`resolve`; ``store`` is where the record is, if not where ``app`` writes.
-
-    Raises:
-        RecordTooLarge: The store has no room for ``result``.
+    Arguments and errors are those of :func:`resolve`, and ``RecordTooLarge`` if the store has no room for ``result``;
+    ``store`` is where the record is, if not where ``app`` writes.
     """
     app = app or current_app
     runtime = runtime_of(app)
@@ -152,13 +149,10 @@ REFUSED = (PolicyError, StoreMisconfigured, RecordTooLarge)
 def refusal(error: Exception) -> str:
     """Why a verdict was refused, by one of :data:`REFUSED`, without the key, so that many can have one reason."""
     match error:
-        case PolicyError():
-            return with_link(error.remedy, error.see)
-        case StoreMisconfigured():  # such as a damaged step of this one
-            return with_link(error.reason, error.see)
+        case PolicyError(remedy=why, see=see) | StoreMisconfigured(reason=why, see=see):  # such as of a damaged step
+            return with_link(why, see)
         case _:
-            why = f"the store has no room for so large a record: {error}"
-            return with_link(why, "options#resolve")
+            return with_link(f"the store has no room for so large a record: {error}", "options#resolve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +164,7 @@ class Judged:
 
 
 def judge_each(action: Action, records: Iterable[Record], **proof: Any) -> Iterator[Judged]:
-    """Give a verdict on each of many records as the person saw them, one after the other.
-
-    What is refused, or has changed since it was looked at, is passed over and told. ``proof`` is what :func:`judge`
-    takes, too.
+    """Judge each of many records as the person saw them, one by one; ``proof`` is what :func:`judge` takes, too.
 
     Raises:
         StoreUnavailable: No certain answer about one of them; those before it are judged, those after it are not.
@@ -187,14 +178,14 @@ def judge_each(action: Action, records: Iterable[Record], **proof: Any) -> Itera
 
 def json_of(text: str) -> Any:
     """What a person states as JSON; ``ValueError`` for all else, such as NaN, and for what is nested too deep."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=refuse)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def this_user() -> str:
