@@ -12,11 +12,9 @@ class ShortDelays(Policy):
 
     longest: ClassVar[int] = 500
 
-    def conflict_delay_ms(
-        self, postponed: int, running_for: int, retry_after: int, *, bounds: tuple[int, ...], draw: float
-    ) -> int:
+    def conflict_delay_ms(self, *args: int, bounds: tuple[int, ...], draw: float, grace: int = 1000) -> int:
         """See :meth:`Policy.conflict_delay_ms`."""
-        return super().conflict_delay_ms(postponed, running_for, retry_after, bounds=self._within(bounds), draw=draw)
+        return super().conflict_delay_ms(*args, bounds=self._within(bounds), draw=draw, grace=grace)
 
     def outage_delay_ms(self, postponed: int, *, bounds: tuple[int, ...], draw: float) -> int:
         """See :meth:`Policy.outage_delay_ms`."""

@@ -79,7 +79,7 @@ def sqs_batch(
 
     Args:
         policy: As of :func:`~celery_idempotent.idempotent`. Its ``lease`` and ``deadline`` are cut to what is left of
-            the invocation, without ``reserve``; ``grace`` is at least ``reserve``.
+            the invocation, without ``reserve``, and a takeover waits for at least ``reserve`` after a lease.
         store: Likewise where operations are recorded.
         app: Likewise the app whose settings count.
         name: Likewise what the function is called; default: module and qualified name.
@@ -255,9 +255,9 @@ def _bound(gate: Guard, left: float, reserve: int) -> Guard:
         policy,
         lease=min(policy.lease_ms, longest) / 1000,
         deadline=longest / 1000,
-        grace=max(policy.grace_ms, reserve) / 1000,  # until then something can be running
     )
-    return replace(gate, declared=bounded, until=clock.monotonic() + left / 1000)
+    # Until the end of the reserve something can be running.
+    return replace(gate, declared=bounded, until=clock.monotonic() + left / 1000, reserve=reserve)
 
 
 def _tell(level: int, task: str, message: _Message, reason: object, exc_info: BaseException | None = None) -> None:

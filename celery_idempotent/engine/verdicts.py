@@ -90,7 +90,7 @@ def _changed(key: str) -> PolicyError:
 
 
 def fitting(record: Record, *, grace: int, now: int) -> list[Action]:
-    """The verdicts that ``record`` can take at ``now``; ``grace`` is its policy's, both in milliseconds."""
+    """The verdicts that ``record`` can take at ``now``, ``grace`` milliseconds after a lease included."""
     fits: list[Action] = []
     for action in Action:
         with suppress(PolicyError):
@@ -151,7 +151,7 @@ def fate_of(record: Record, policy: Policy | None, *, now: int, age: int) -> Fat
     """
     if policy is None or record.status is not Status.IN_PROGRESS or kept_until(record) > now:
         return Fate.KEPT
-    if record.lease_until + policy.grace_ms + age > now:
+    if record.lease_until + age > now:
         return Fate.KEPT
     try:
         all_ended = only_finished(record.steps) == record.steps

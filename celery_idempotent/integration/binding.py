@@ -152,7 +152,7 @@ _OF_OTHERS = {
 """By option, what to write instead; of those that a task keeps when it moves to this library."""
 
 _FIELDS = {each.name for each in fields(Policy)}
-_POLICY_ALONE = _FIELDS - {"key", "scope", "mode", "effects", "grace"}
+_POLICY_ALONE = _FIELDS - {"key", "scope", "mode", "effects"}
 """Fields of a policy whose names a task has no other use for."""
 
 

@@ -48,6 +48,7 @@ SETTINGS: Mapping[str, Any] = {
     "idempotency_policy": None,
     "idempotency_namespace": None,
     "idempotency_large_results": None,
+    "idempotency_grace": 1,
     "idempotency_queued_for": 86_400,  # a message that nobody has executed for a day may be gone
     "idempotency_relay": 1.0,
     "idempotency_purge": 0,
@@ -233,6 +234,7 @@ class Runtime:
         lambda held: isinstance(held, bool) or held == "all",
     )
     # Milliseconds.
+    grace = _row("grace", "seconds that a takeover waits after a lease", milliseconds)
     relay_every = _row("relay", "seconds between two looks, or 0 for none", milliseconds)
     queued_for = _row("queued_for", "seconds for which a message that was sent counts as queued", milliseconds)
     purge_every = _row("purge", "seconds between two purges, or 0 for no purge", milliseconds)

@@ -27,6 +27,7 @@ class Operation:
     """One intended effect under its promise, and who asks for the right to have it.
 
     Names and ``trace`` are for people; ``process`` is for those who meet the claim later, to tell whether it is gone.
+    ``grace`` is how long a takeover waits after a lease, in milliseconds, for clocks that differ a little.
     """
 
     identity: Identity
@@ -37,6 +38,7 @@ class Operation:
     app: str = ""
     process: str = ""
     trace: str = ""
+    grace: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ def decide(record: Record | None, operation: Operation, now: int, *, owner: str,
         case Status.RELEASED:
             return Run(_reclaimed(record, claimed()), record.revision)
         case Status.IN_PROGRESS:
-            wait = record.lease_until + policy.grace_ms - now
+            wait = record.lease_until + operation.grace - now
             if wait > 0:
                 return Wait(record, wait, max(0, now - record.fencing_token))  # a token is the time of its claim
             if policy.on_takeover == "rerun" and not _is_poison(record, policy):

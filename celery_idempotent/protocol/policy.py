@@ -69,7 +69,6 @@ class Policy:
             for. It identifies nothing: a call without one runs. Default: none, so records show only a hash.
         lease: How long a claim lasts unless it is renewed, in seconds. A heartbeat renews it every third of a lease, so
             the lease bounds how long recovery takes, not how long a task may run.
-        grace: Seconds that a takeover waits after the lease, for clocks that differ a little.
         deadline: The longest that a body may run, in seconds from its claim. After it the lease is no longer renewed,
             so another delivery may take over; the signal ``deadline_exceeded`` is sent; and ``attempt.ensure_owned()``
             and every new step raise :exc:`~celery_idempotent.errors.DeadlineExceeded`. A body that calls none of these
@@ -120,7 +119,6 @@ class Policy:
     fingerprint: Spec | None = WHOLE_CALL
     label: Spec | None = None
     lease: Duration = 60
-    grace: Duration = 1
     deadline: Duration | None = None
     retain: Duration = timedelta(days=7)
     on_conflict: OnConflict = "retry"
@@ -143,7 +141,7 @@ class Policy:
             ("mode", Mode),
         ):
             self._require(option, getattr(self, option) in get_args(literal), f"must be one of {get_args(literal)}")
-        for option in ("lease", "grace", "retain", "backoff"):
+        for option in ("lease", "retain", "backoff"):
             self._require(option, is_duration(getattr(self, option)), "must be seconds or a timedelta, not negative")
         self._require("lease", self.lease_ms >= MIN_LEASE * 1000, f"must be at least {MIN_LEASE} s")
         self._require(
@@ -208,7 +206,6 @@ class Policy:
         return None if self.label is None else Selector("label", self.label, nulls=True)
 
     lease_ms = _in_ms("lease")
-    grace_ms = _in_ms("grace")
     retain_ms = _in_ms("retain")
     backoff_ms = _in_ms("backoff")
 
@@ -231,7 +228,14 @@ class Policy:
         return self.remember if self.on_takeover == "rerun" else (Exception, *self.remember)
 
     def conflict_delay_ms(
-        self, postponed: int, running_for: int, retry_after: int, *, bounds: tuple[int, ...], draw: float
+        self,
+        postponed: int,
+        running_for: int,
+        retry_after: int,
+        *,
+        bounds: tuple[int, ...],
+        draw: float,
+        grace: int = 1000,
     ) -> int:
         """How long to wait for another's body, in milliseconds: in proportion to how long it has been running.
 
@@ -246,12 +250,13 @@ class Policy:
             retry_after: Milliseconds until it can be taken over.
             bounds: Further upper bounds in milliseconds.
             draw: A random number from 0 to 1; it keeps a crowd apart.
+            grace: Milliseconds of ``retry_after`` that come after the lease.
         """
         age = max(running_for, 2 * self.backoff_ms)
         share = 0.25 if postponed < log2(age / self.backoff_ms) else 1
         longest = min((self._longest_delay_ms, *bounds)) * (1 + draw) / 2
         delay = round(min(max(age * share * (0.75 + draw / 2), self.backoff_ms), longest))
-        is_overdue = retry_after - self.grace_ms < self.lease_ms / 2
+        is_overdue = retry_after - grace < self.lease_ms / 2
         if retry_after < delay and (is_overdue or delay <= 2 * retry_after):
             return retry_after + round(draw * self.backoff_ms)
         return delay

@@ -95,7 +95,7 @@ def publication(
         case Status.UNKNOWN:
             return Send()
         case Status.IN_PROGRESS:
-            is_owned = record.lease_until + operation.policy.grace_ms > now and not is_gone
+            is_owned = record.lease_until + operation.grace > now and not is_gone
             return Underway(record) if is_owned and known and outgoing.comes_back else Send()
         case Status.RELEASED:
             # A message is no evidence of itself: who publishes it again, as a relay that takes over from another or

@@ -25,6 +25,7 @@ from celery.backends.base import DisabledBackend
 
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.integration.headers import KEY_HEADER, wire_form
+from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.integration.task.task import IdempotentMixin
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.protocol.record import Record, Status
@@ -351,7 +352,7 @@ class Scenarios:
     def __post_init__(self) -> None:
         task = self.deliveries.task
         policy = task.idempotency_policy if isinstance(task, IdempotentMixin) else None
-        self._lease = (policy.lease_ms + policy.grace_ms) / 1000 if policy else 0.0
+        self._lease = (policy.lease_ms + runtime_of(task.app).grace) / 1000 if policy else 0.0
         self._redelivers = comes_back_from_lost_worker(task)
 
     def play_all(self) -> list[Row]:

@@ -125,7 +125,8 @@ class GuardedCall:
     def operation(self, sent: dict[str, Any]) -> Operation:
         """A delivery of the order ``sent``, its key derived."""
         identity = self._task.idempotency_identity((), {"order": sent}, headers={}, task_id=_TASK_ID)
-        return Operation(identity=identity, policy=self.policy, task=self._task.name, task_id=_TASK_ID, worker=_WORKER)
+        names = {"task": self._task.name, "task_id": _TASK_ID, "worker": _WORKER}
+        return Operation(identity=identity, policy=self.policy, **names, grace=0)
 
     def delivery(self, number: int) -> Callable[[], object]:
         """A delivery of order ``number``."""

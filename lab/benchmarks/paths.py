@@ -71,7 +71,7 @@ class Body:
 def library_paths(store: Store, count: Count) -> Found:
     """Take every path once on ``store``, which is provisioned."""
     body, start = Body(), time.time_ns()
-    policy = Policy(scope="requests", lease=LEASE, grace=0, remember=(_FinalFailure,))
+    policy = Policy(scope="requests", lease=LEASE, remember=(_FinalFailure,))
     call = GuardedCall(store, policy, body)
     for number in range(_WARM_UP):
         call.delivery(start - 1 - number)()

@@ -27,7 +27,6 @@ CHARGE = Policy(
     "order",
     label="order",
     lease=2,
-    grace=1,
     on_takeover="refuse",
 )
 

@@ -30,9 +30,10 @@ Way = tuple[str, str]
 _DEPTH = 3
 """Steps after which no new way appears."""
 
-_RERUN = Policy(lease=60, grace=1, retain=3600)
-_REFUSE = Policy(lease=60, grace=1, retain=3600, on_takeover="refuse")
-_OVER = _RERUN.lease_ms + _RERUN.grace_ms
+_RERUN = Policy(lease=60, retain=3600)
+_REFUSE = Policy(lease=60, retain=3600, on_takeover="refuse")
+_GRACE = 1000
+_OVER = _RERUN.lease_ms + _GRACE
 
 
 class _Watched(MemoryStore):
@@ -112,7 +113,7 @@ _NULL = Encoded("null", "application/json")
 
 def _judge(world: _World, *, action: Action) -> None:
     seen = verdicts.recorded(world.store, "k")
-    verdicts.judge(world.store, seen, action, grace=_RERUN.grace_ms, retain=_RERUN.retain_ms, result=_NULL)
+    verdicts.judge(world.store, seen, action, grace=_GRACE, retain=_RERUN.retain_ms, result=_NULL)
 
 
 _Act = Callable[[_World], object]

@@ -383,7 +383,7 @@ class Task:
         self._left = [each.times for each in plan.strikes]
         self._held: list[Callable[[], object]] = []
         self._lock = threading.Lock()
-        self._lease = plan.promise.policy.lease_ms + plan.promise.policy.grace_ms + 1
+        self._lease = plan.promise.policy.lease_ms + 1_001
 
     def attack(self) -> Verdict:
         """Everything, from the first delivery to the audit."""

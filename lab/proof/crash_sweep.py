@@ -230,7 +230,7 @@ class _Attacker:
     def attack(self, task: Task) -> tuple[Verdict, bool]:
         """One task's verdict, and whether all its kills struck."""
         key, ahead = f"proof:1:{uuid4().hex}", 0
-        lease = task.promise.policy.lease_ms + task.promise.policy.grace_ms + 1
+        lease = task.promise.policy.lease_ms + 1_001
         histories: list[list[dict[str, Any]]] = []
 
         def deliver(kill: Kill | None) -> bool:

@@ -42,7 +42,7 @@ __all__ = ["CONTROLS", "Control", "attack", "control", "run"]
 CAMPAIGN = "store killed and restarted"
 
 _THREADS = 8
-_LEASE, _GRACE = 1.0, 0.1
+_LEASE, _GRACE = 1.0, 100
 """Seconds. A claim whose reply was lost with the server holds off the next delivery that long."""
 
 _UP, _DOWN = (0.2, 1.5), (0.0, 0.5)
@@ -136,7 +136,7 @@ class _Task:
     def deliver(self, store: Store, heartbeat: Heartbeat) -> Told:
         """Deliver it once."""
         delivered = operation(self.key, self.promise, len(self.told))
-        quick = replace(delivered, policy=replace(delivered.policy, lease=_LEASE, grace=_GRACE))
+        quick = replace(delivered, policy=replace(delivered.policy, lease=_LEASE), grace=_GRACE)
         self.told.append(tell(Delivery(quick, store, CODEC, heartbeat, ControlFlow(), self._observe), self._body))
         return self.told[-1]
 

@@ -362,7 +362,7 @@ class _Delivery:
 _PROMISE = Promise("at least once", "rerun")
 """Of the body as a whole; each kind of effect has its own."""
 
-_LEASE = Policy().lease_ms + Policy().grace_ms + 10_000
+_LEASE = Policy().lease_ms + 11_000
 """Milliseconds; so much more than a lease that no two processes' guesses at a server's clock differ by it."""
 
 

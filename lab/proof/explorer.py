@@ -175,7 +175,7 @@ class _Explorer:
         self._ordinary = program.ordinary_faults
         self._is_bare = program.effect is Effect.BARE and not program.renews
         # Enough for every lease granted so far to be over, and no more than that where all clocks are equal.
-        self._lease = program.policy.lease_ms + program.policy.grace_ms + self._deliveries.apart * deliveries
+        self._lease = program.policy.lease_ms + 1000 + self._deliveries.apart * deliveries
         self._deadline = program.policy.deadline_ms
         self._records: list[Record | None] = [None]
         self._record_numbers: dict[Hashable, int] = {None: 0}

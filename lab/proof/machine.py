@@ -330,11 +330,11 @@ class StoreMachine(RuleBasedStateMachine):
     def _operation(self, fingerprint: str, refuse: bool) -> Operation:
         policy = Policy(
             lease=LEASE / 1000,
-            grace=GRACE / 1000,
             on_takeover="refuse" if refuse else "rerun",
             max_takeovers=_MAX_TAKEOVERS,
         )
-        return Operation(identity=Identity(self.key, fingerprint), policy=policy, task="t", task_id="id", worker="w")
+        identity = Identity(self.key, fingerprint)
+        return Operation(identity=identity, policy=policy, task="t", task_id="id", worker="w", grace=GRACE)
 
     def _granted(self, decision: Run, fingerprint: str, told: _Told | None) -> _Held:
         now = self.clock.now()

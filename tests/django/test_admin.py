@@ -95,7 +95,7 @@ def _written(store: DjangoStore, status: Status = Status.IN_PROGRESS, **changes:
 
 
 def _abandoned(store: DjangoStore, **changes: Any) -> Record:
-    """What a worker leaves that died; the grace of shop.refund, 5 s, is over."""
+    """What a worker leaves that died; the grace, 5 s, is over."""
     return _written(store, lease_until=store.now() - 5_001, **changes)
 
 
@@ -154,7 +154,7 @@ def test_list_shows_what_an_operator_looks_for(store: DjangoStore, viewer: Clien
 def test_list_says_what_counts_no_longer_and_what_may_be_given_back(store: DjangoStore, viewer: Client) -> None:
     """As the other page and the commands do, in the same requests: nothing is fetched for it."""
     _written(store, Status.COMPLETED, expires_at=1)
-    _written(store, lease_until=store.now() - 2_000)  # the grace of its task is 5 s
+    _written(store, lease_until=store.now() - 2_000)  # the grace is 5 s
     with CaptureQueriesContext(connections[store.alias]) as before:
         text = _text(viewer.get(LIST))
     _abandoned(store)
@@ -872,7 +872,7 @@ def test_release_waits_for_a_confirmation(store: DjangoStore, operator: Client) 
 
 
 def test_what_may_be_alive_is_not_released(store: DjangoStore, operator: Client) -> None:
-    """A running lease is not offered; a lease that is over waits for the grace of its task."""
+    """A running lease is not offered; a lease that is over waits for the grace."""
     running, in_grace = _written(store), _written(store, lease_until=store.now() - 2_000)
     chosen = {"action": "release_selected", "index": 0, "_selected_action": [running.key]}
 

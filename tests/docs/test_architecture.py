@@ -43,9 +43,9 @@ def _by(policy: Policy) -> Operation:
     return Operation(identity=Identity("k", "f"), policy=policy, task="t", task_id="i", worker="w")
 
 
-RERUN = _by(Policy(lease=1, grace=1))
-POISON = _by(Policy(lease=1, grace=1, max_takeovers=5))
-REFUSE = _by(Policy(lease=1, grace=1, on_takeover="refuse"))
+RERUN = _by(Policy(lease=1))
+POISON = _by(Policy(lease=1, max_takeovers=5))
+REFUSE = _by(Policy(lease=1, on_takeover="refuse"))
 
 CLAIMED = Record(
     key="k",

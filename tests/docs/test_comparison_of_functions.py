@@ -89,7 +89,7 @@ class Ours:
         if lease is None:
             policy = Policy("order.id")
         else:
-            policy = Policy("order.id", lease=lease, grace=0, deadline=lease if stalls else None)
+            policy = Policy("order.id", lease=lease, deadline=lease if stalls else None)
         return idempotent(policy, store=self.store, name=name)(body)
 
     def is_renewed(self, times: int) -> bool:

@@ -60,7 +60,8 @@ def app_of(kind: str, server: str) -> Celery:
     publish: Any = "once" if kind == "once" else "always"
     if kind != "plain":
         quick = ShortDelays(**canvas_tasks.QUICK, publish=publish)
-        app.conf.update(idempotency_store=f"{server}/{STORE[kind]}", idempotency_policy=quick)
+        store = f"{server}/{STORE[kind]}"
+        app.conf.update(idempotency_store=store, idempotency_policy=quick, idempotency_grace=0.2)
     for body, policy, options in canvas_tasks.TASKS:
         own = {} if policy is None or kind == "plain" else {"idempotent": replace(policy, publish=publish)}
         app.task(name=body.__name__, lazy=False, shared=False, **{"bind": True, **own, **options})(body)

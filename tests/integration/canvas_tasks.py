@@ -17,7 +17,7 @@ from tests.support.ledger import record, wait_at
 TASKS: list[tuple[Callable[..., Any], Policy | None, dict[str, Any]]] = []
 """Each with the policy that it has where its kind is idempotent, if not the app's, and with its other options."""
 
-QUICK: dict[str, Any] = {"lease": 10, "grace": 0.2, "backoff": 0.2}
+QUICK: dict[str, Any] = {"lease": 10, "backoff": 0.2}
 Body = Callable[..., Any]
 
 

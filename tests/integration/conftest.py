@@ -181,6 +181,7 @@ def celery_setup_app(
     """The app of the test and of its workers: pytest-celery sends them what differs from the defaults."""
     celery_setup_app.conf.update(
         idempotency_store=store_url(f"{faults.host}:{faults.port}"),
+        idempotency_grace=0.2,
         **getattr(celery_broker, "settings", {}),
         **worker_options.app_settings(celery_setup_app.conf.broker_url),
     )

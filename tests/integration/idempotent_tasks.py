@@ -24,7 +24,7 @@ GUARDED: dict[str, Any] = {
     "reject_on_worker_lost": True,
 }
 # Recovery within seconds, and conflicts that come back at once.
-QUICK: dict[str, Any] = {"key": "order_id", "lease": 2, "grace": 0.2, "backoff": 0.2}
+QUICK: dict[str, Any] = {"key": "order_id", "lease": 2, "backoff": 0.2}
 FALSY: dict[str, Any] = {"none": None, "zero": 0, "false": False, "text": "", "list": []}
 
 

@@ -38,9 +38,10 @@ class Elsewhere(Exception):
     """Stands for Celery's Ignore and Reject."""
 
 
-def an_operation(key: str = "k", fingerprint: str | None = None, **policy: Any) -> Operation:
+def an_operation(key: str = "k", fingerprint: str | None = None, grace: int = 1000, **policy: Any) -> Operation:
     """An operation, and somebody who asks for it."""
-    return Operation(identity=Identity(key, fingerprint), policy=Policy(**policy), task="t", task_id="id", worker="w")
+    names = {"task": "t", "task_id": "id", "worker": "w"}
+    return Operation(identity=Identity(key, fingerprint), policy=Policy(**policy), **names, grace=grace)
 
 
 class Scene:

@@ -64,7 +64,7 @@ def test_a_lease_that_ends_in_an_outage_is_taken_over_and_the_effect_recorded_on
         name="takeover",
         arrivals=[(0, 0), (8000, 0)],
         body=10_000,
-        policy=Policy("operation", lease=1, grace=0),
+        policy=Policy("operation", lease=1),
         outages=[(100, 8000)],
     )
     report = simulate(load, 1)

@@ -28,7 +28,6 @@ OF_THE_ENGINE = {
     "conflict_delay_ms",
     "deadline_ms",
     "fingerprint_selector",
-    "grace_ms",
     "key_selector",
     "label_selector",
     "lease_ms",

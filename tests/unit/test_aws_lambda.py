@@ -430,7 +430,7 @@ def test_a_group_of_a_fifo_queue_stops_at_its_first_failure(
 
 def test_a_claim_ends_with_its_invocation(store: FakeStore) -> None:
     """Long before the policy's lease; and a living invocation cannot be taken over from, in its reserve neither."""
-    orders = Orders(store, Policy("order_id", lease=60, grace=1), reserve=5)
+    orders = Orders(store, Policy("order_id", lease=60), reserve=5)
     leases: list[int] = []
 
     def act(order_id: str) -> None:

@@ -47,7 +47,7 @@ def store(clock: FakeClock) -> FaultyStore:
 
 
 def _operation(on_takeover: str = "rerun") -> Operation:
-    return an_operation(lease=LEASE / 1000, grace=1, on_takeover=on_takeover)
+    return an_operation(lease=LEASE / 1000, on_takeover=on_takeover)
 
 
 def _claimed(store: FaultyStore, clock: FakeClock, lease: int = LEASE) -> Claim:

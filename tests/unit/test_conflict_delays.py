@@ -24,7 +24,7 @@ def _waited(policy: Policy, body: float, arrival: float, draws: random.Random) -
 def _delay(policy: Policy, postponed: int, now: float, draws: random.Random) -> float:
     # A heartbeat renews the lease every third of it.
     third = policy.lease_ms / 3
-    rest = policy.lease_ms - (now * 1000) % third + policy.grace_ms
+    rest = policy.lease_ms - (now * 1000) % third + 1000
     drawn = draws.random()
     return policy.conflict_delay_ms(postponed, round(now * 1000), round(rest), bounds=(), draw=drawn) / 1000
 
@@ -34,7 +34,7 @@ def _delay(policy: Policy, postponed: int, now: float, draws: random.Random) -> 
 @pytest.mark.parametrize("arrives", [0, 0.5])
 def test_duplicate_asks_once_for_every_doubling(body: float, lease: float, arrives: float) -> None:
     """Twice more at most, and every half a minute or more where the longest delay is reached."""
-    draws, policy = random.Random(body), Policy(lease=lease, grace=1)
+    draws, policy = random.Random(body), Policy(lease=lease)
     found = [_waited(policy, body, arrives * body + draws.random() / 10, draws) for _ in range(SEEDS)]
     bound = 2 + math.log2(body) + max(0.0, body - 60) / 30
     assert fmean(asked for asked, _ in found) <= bound + 0.5
@@ -45,7 +45,7 @@ def test_duplicate_asks_once_for_every_doubling(body: float, lease: float, arriv
 @pytest.mark.parametrize(("body", "arrives"), [(10, 0.5), (60, 0.5), (60, 0.9), (600, 0), (600, 0.5)])
 def test_duplicate_is_answered_soon_after_the_end(body: float, arrives: float, lease: float) -> None:
     """Within a third of the body's duration in the mean, and half a minute: it comes late, or the body is long."""
-    draws, policy = random.Random(body), Policy(lease=lease, grace=1)
+    draws, policy = random.Random(body), Policy(lease=lease)
     found = [_waited(policy, body, arrives * body + draws.random() / 10, draws) for _ in range(SEEDS)]
     assert fmean(late for _, late in found) <= min(body / 3, 30)
     assert max(late for _, late in found) <= min(1.25 * body, 60)
@@ -54,7 +54,7 @@ def test_duplicate_is_answered_soon_after_the_end(body: float, arrives: float, l
 @pytest.mark.parametrize("lease", [1, 2, 5, 10, 30, 60])
 def test_storm_of_duplicates_asks_less_than_sixty_times_a_second(lease: float) -> None:
     """A thousand duplicates of one long body, whatever its lease: once they have been waiting for two minutes."""
-    draws, policy = random.Random(1), Policy(lease=lease, grace=1)
+    draws, policy = random.Random(1), Policy(lease=lease)
     waiting = [(draws.random(), 0) for _ in range(1000)]
     heapq.heapify(waiting)
     asked = 0
@@ -67,17 +67,17 @@ def test_storm_of_duplicates_asks_less_than_sixty_times_a_second(lease: float) -
 
 def test_overdue_renewal_is_waited_for_and_no_longer() -> None:
     """Whoever has not renewed its lease in time is likely to be dead: the next try comes right after the lease."""
-    policy = Policy(lease=60, grace=1, backoff=1)
+    policy = Policy(lease=60, backoff=1)
     assert policy.conflict_delay_ms(99, 600_000, 20_000, bounds=(), draw=0.5) == 20_500
     assert policy.conflict_delay_ms(99, 600_000, 40_000, bounds=(), draw=0.5) == 40_500
     assert policy.conflict_delay_ms(99, 600_000, 61_000, bounds=(), draw=0.5) == 45_000
     # The grace comes after the lease, and is no sign of life.
-    assert Policy(lease=10, grace=10, backoff=1).conflict_delay_ms(99, 600_000, 14_000, bounds=(), draw=0.5) == 14_500
+    assert Policy(lease=100, backoff=1).conflict_delay_ms(99, 600_000, 14_000, bounds=(), draw=0.5) == 14_500
 
 
 def test_short_lease_that_is_renewed_is_not_asked_for_again_and_again() -> None:
     """It says nothing of how long the body still takes."""
-    policy = Policy(lease=1, grace=1, backoff=1)
+    policy = Policy(lease=1, backoff=1)
     assert policy.conflict_delay_ms(99, 600_000, 1_900, bounds=(), draw=0.0) == 30_000
 
 

@@ -136,12 +136,10 @@ def test_release_loses_against_a_write_meanwhile(clock: FakeClock) -> None:
 @pytest.fixture
 def app(store: MemoryStore) -> Celery:
     app = an_app()
-    app.conf.idempotency_store = store
+    app.conf.update(idempotency_store=store, idempotency_grace=3)
     runs: list[None] = []
 
-    @app.task(
-        base=IdempotentTask, shared=False, name="charge", idempotent=Policy(on_takeover="refuse", lease=5, grace=3)
-    )
+    @app.task(base=IdempotentTask, shared=False, name="charge", idempotent=Policy(on_takeover="refuse", lease=5))
     def charge() -> str:
         runs.append(None)
         return f"run {len(runs)}"
@@ -166,8 +164,8 @@ def _leave_behind(app: Celery, store: MemoryStore) -> str:
     return running.key
 
 
-def test_command_releases_by_the_grace_of_the_task(app: Celery, store: MemoryStore, clock: FakeClock) -> None:
-    """Its task's own grace counts: refused before its end, granted at it, and the next delivery runs."""
+def test_command_releases_by_the_grace_of_the_app(app: Celery, store: MemoryStore, clock: FakeClock) -> None:
+    """Refused before its end, granted at it, and the next delivery runs."""
     key = _leave_behind(app, store)
     clock.advance(8_000 - 1)
 

@@ -26,7 +26,7 @@ def test_defaults_are_as_documented() -> None:
     """A task that says nothing gets a minute's lease, a week's retention and at least once."""
     policy = Policy()
 
-    assert (policy.lease_ms, policy.grace_ms, policy.retain_ms) == (60_000, 1_000, 7 * 86_400_000)
+    assert (policy.lease_ms, policy.retain_ms) == (60_000, 7 * 86_400_000)
     assert policy.backoff_ms == 1_000
     assert (policy.on_conflict, policy.on_takeover, policy.on_outage, policy.mode) == (
         "retry",
@@ -57,8 +57,7 @@ def test_is_frozen_and_only_the_key_is_positional() -> None:
         {"lease": True},
         {"lease": float("inf")},
         {"lease": float("nan")},
-        {"grace": -0.1},
-        {"grace": timedelta(seconds=-1)},
+        {"backoff": timedelta(seconds=-1)},
         {"retain": 60},
         {"retain": None},
         {"backoff": 0},

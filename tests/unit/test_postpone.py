@@ -87,11 +87,12 @@ def test_delay_is_bounded_by_lease_backoff_and_broker(app: Celery, monkeypatch: 
     monkeypatch.setattr("celery_idempotent.integration.messages.postpone.random.random", lambda: 1.0)
     for policy, visibility, expected in (
         (Policy(lease=60, backoff=5), None, 5.0),
-        (Policy(lease=20, grace=0, backoff=25), None, 45.0),
+        (Policy(lease=20, backoff=25), None, 45.0),
         (Policy(lease=3600, backoff=2000), None, 900.0),
         (Policy(lease=20, backoff=50), 30, 15.0),
     ):
         app = an_app()
+        app.conf.idempotency_grace = 0
         app.conf.broker_transport_options = {"visibility_timeout": visibility} if visibility else {}
         _, met, _ = _meeting(app, policy)
         assert met.value.when == pytest.approx(expected, abs=0.5)

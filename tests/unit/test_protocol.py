@@ -48,7 +48,7 @@ OPERATION = Operation(
     worker="here",
     app="shop",
 )
-GRACE = OPERATION.policy.grace_ms
+GRACE = OPERATION.grace
 
 
 def _decide(record: Record | None, now: int = NOW, fingerprint: str | None = "f" * 64, **policy: Any) -> Decision:

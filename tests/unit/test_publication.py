@@ -34,7 +34,7 @@ OPERATION = Operation(
     app="shop",
     process="here:1:2",
 )
-GRACE = OPERATION.policy.grace_ms
+GRACE = OPERATION.grace
 LATER = NOW // 1000 + 1
 
 

@@ -505,7 +505,7 @@ def test_claim_whose_attempt_is_over_is_sent_under_a_new_id(
     """Its message may be gone for good: revoked, and its process killed. Then workers drop whatever has its id."""
     first = shop.charge.delay("o")
     shop.sent()
-    over = shop.memory.now() + (60_000 if is_gone else -ONCE.grace_ms)
+    over = shop.memory.now() + (60_000 if is_gone else -1_000)
     process = marked("here:1:2", "a")
     shop.change("o", status=Status.IN_PROGRESS, owner="a", attempts=1, lease_until=over, process=process)
     if is_gone:

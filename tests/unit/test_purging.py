@@ -85,7 +85,7 @@ def test_fate_of_an_operation_that_never_ended(values: Any, policy: Policy | Non
     """It is forgotten where that repeats nothing that was promised not to be repeated; in doubt a person decides."""
     record = a_record().but(**{"lease_until": 0, **values})
 
-    assert fate_of(record, policy, now=DAY + RERUN.grace_ms, age=DAY) is fate
+    assert fate_of(record, policy, now=DAY, age=DAY) is fate
 
 
 def test_operation_in_doubt_can_be_judged(store: MemoryStore) -> None:

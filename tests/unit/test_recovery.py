@@ -120,7 +120,7 @@ def test_completion_under_way_when_its_process_died_counts(scene: Scene) -> None
 def test_takeover_has_its_whole_lease(scene: Scene) -> None:
     """The moment that the last writes are waited for does not count: a lease can be as short as that."""
     _held(scene, GONE)
-    scene.run(lambda attempt: attempt.ensure_owned(), lease=0.5, grace=0)  # type: ignore[union-attr]
+    scene.run(lambda attempt: attempt.ensure_owned(), lease=0.5)  # type: ignore[union-attr]
     assert scene.runs == 1
 
 

@@ -406,6 +406,7 @@ def test_provision_and_check(command: Any, app: Celery) -> None:
         ("idempotency_store", None, "idempotency_store=None: set it to a store or its URL"),
         ("idempotency_policy", "refuse", "idempotency_policy='refuse': must be a Policy"),
         ("idempotency_namespace", "a:b", "idempotency_namespace='a:b': must be 1 to 64 letters"),
+        ("idempotency_grace", -0.1, "idempotency_grace=-0.1: must be seconds that a takeover waits after a lease"),
         ("idempotency_relay", "often", "idempotency_relay='often': must be seconds between two looks"),
         ("idempotency_purge", "often", "idempotency_purge='often': must be seconds between two purges"),
         ("idempotency_purge_released", -1, "idempotency_purge_released=-1: must be seconds for which they stay"),

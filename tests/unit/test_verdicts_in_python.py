@@ -22,9 +22,9 @@ from tests.support.deliveries import an_app
 def app() -> Celery:
     app = an_app()
     clock = FakeClock()
-    app.conf.idempotency_store = MemoryStore(clock.now)
+    app.conf.update(idempotency_store=MemoryStore(clock.now), idempotency_grace=5)
 
-    @app.task(base=IdempotentTask, shared=False, name="shop.charge", idempotent=Policy("order", grace=5))
+    @app.task(base=IdempotentTask, shared=False, name="shop.charge", idempotent=Policy("order"))
     def charge(order: str) -> None:
         """Nothing."""
 

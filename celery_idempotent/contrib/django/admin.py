@@ -137,8 +137,7 @@ def _state(row: IdempotencyRecord) -> str:
     """The status as people read it; or that the record cannot be read, and why."""
     if row.unreadable:
         return f"unreadable: {row.unreadable}"
-    grace = project.policy_of(row.fetched).grace_ms
-    return display.state(row.fetched, grace=grace, now=project.store_of_admin().now())
+    return display.state(row.fetched, grace=project.runtime().grace, now=project.store_of_admin().now())
 
 
 def _short_key(row: IdempotencyRecord) -> str:
@@ -246,8 +245,8 @@ class _Kind:
         """Whether the record can take it now."""
         if row.unreadable:
             return False
-        grace = project.policy_of(row.fetched).grace_ms
-        return self.action in fitting(row.fetched, grace=grace, now=project.store_of_admin().now())
+        now = project.store_of_admin().now()
+        return self.action in fitting(row.fetched, grace=project.runtime().grace, now=now)
 
 
 _AGAIN = "The next delivery runs the task; if there is none, publish it again."

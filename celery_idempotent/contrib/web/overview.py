@@ -68,7 +68,7 @@ def counted(runtime: Runtime, records: Iterable[Record]) -> Counted:
             if record.status is Status.UNKNOWN:
                 unknown.add(record)
             elif record.status is Status.IN_PROGRESS and Action.RELEASE in fitting(
-                record, grace=runtime.policy_of(record).grace_ms, now=now
+                record, grace=runtime.grace, now=now
             ):
                 abandoned.add(record)
             yield record

@@ -186,7 +186,7 @@ class _Pages:
         return page
 
     def _fitting(self, record: Record, now: int) -> list[Action]:
-        return fitting(record, grace=self._runtime.policy_of(record).grace_ms, now=now)
+        return fitting(record, grace=self._runtime.grace, now=now)
 
     def failed(self, request: Request, error: Exception) -> Response:
         """The page for whoever may not come in, an address that leads nowhere, and a store that cannot be read."""
@@ -219,7 +219,7 @@ class _Pages:
                 link=partial(_link, request.scope["root_path"]),
                 path=request.scope["path"].removeprefix(request.scope["root_path"]),
                 ago=lambda at: ago(at, now()),
-                state=lambda record: display.state(record, grace=self._runtime.policy_of(record).grace_ms, now=now()),
+                state=lambda record: display.state(record, grace=self._runtime.grace, now=now()),
                 store=repr(self._store),
                 app_name=self._app.main or "celery",
                 write=self._write,

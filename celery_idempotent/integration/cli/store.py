@@ -250,7 +250,7 @@ def purge(call: Invocation, batch: int, most: int, released: float | None, aband
         given_back = sum(1 for _ in screen.counted("deleting released", swept))
         lines.append(f"{given_back} released records deleted")
     if abandoned is not None:
-        left_behind = sweep_abandoned(store, policies_of(call.app), age=round(abandoned * _DAY))
+        left_behind = sweep_abandoned(store, policies_of(call.app), age=round(abandoned * _DAY) + call.runtime.grace)
         fates = Counter(fate for _, fate in islice(left_behind, most))
         ended = {"deleted": fates[Fate.DELETED], "in_doubt": fates[Fate.IN_DOUBT]}
         lines.append(f"{ended['deleted']} abandoned records deleted, {ended['in_doubt']} in doubt now (UNKNOWN)")

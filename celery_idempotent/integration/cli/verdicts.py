@@ -120,7 +120,7 @@ def _judge(
     fates: _Fates = {"judged": [], "refused": [], "unclear": [], "left": []}
     for seen in records if dry_run or not is_bulk else ():
         try:
-            require(action, seen, grace=policy_of(seen).grace_ms, now=now)
+            require(action, seen, grace=call.runtime.grace, now=now)
             fates["judged"].append(Judged(seen))
         except PolicyError as error:
             if not dry_run:

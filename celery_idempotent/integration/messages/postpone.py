@@ -67,7 +67,9 @@ def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
         if policy.on_conflict == "skip" and not awaited and not request.errbacks:
             raise Ignore(str(met.error))
     postponed = count_in(request.headers or {}, CONFLICTS_HEADER)
-    delay = policy.conflict_delay_ms(postponed, met.running_for, met.error.retry_after, **_bounds(task))
+    delay = policy.conflict_delay_ms(
+        postponed, met.running_for, met.error.retry_after, grace=runtime_of(task.app).grace, **_bounds(task)
+    )
     _postpone(task, CONFLICTS_HEADER, met.error, delay)
 
 

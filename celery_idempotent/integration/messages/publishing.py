@@ -97,6 +97,7 @@ def _outgoing(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any], ta
         worker="",
         app=task.app.main or "",
         process=this_process(),
+        grace=runtime_of(task.app).grace,
     )
     due = max(_seconds(task, options.get("countdown")), _seconds(task, options.get("eta")))
     queued_for = due * 1000 + runtime_of(task.app).queued_for  # from when it is due

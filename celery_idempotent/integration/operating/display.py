@@ -32,7 +32,7 @@ def status(record: Record, now: int) -> str:
 
 
 def state(record: Record, *, grace: int, now: int) -> str:
-    """As :func:`status`, and whether a person may give the claim back; ``grace`` is its policy's, in milliseconds."""
+    """As :func:`status`, and whether a person may give the claim back, ``grace`` milliseconds after its lease."""
     if Action.RELEASE in fitting(record, grace=grace, now=now):
         return f"{record.status}, lease over"
     return status(record, now)

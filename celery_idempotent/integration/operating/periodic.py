@@ -153,7 +153,7 @@ class Purge(Periodic):
         if runtime.purge_released:
             done["released"] = sum(1 for _ in islice(sweep_released(store, age=runtime.purge_released), _BATCH))
         if runtime.purge_abandoned:
-            swept = sweep_abandoned(store, policies_of(app), age=runtime.purge_abandoned)
+            swept = sweep_abandoned(store, policies_of(app), age=runtime.purge_abandoned + runtime.grace)
             for record, fate in islice(swept, _BATCH):
                 done[fate] += 1
                 if fate is Fate.IN_DOUBT:

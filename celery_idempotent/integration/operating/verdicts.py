@@ -131,7 +131,7 @@ def judge(
         store,
         seen,
         action,
-        grace=policy.grace_ms,
+        grace=runtime.grace,
         retain=policy.retain_ms,
         keep=runtime.keep_verdicts,
         by=by or this_user(),

@@ -97,6 +97,7 @@ class Guard:
         where: Tells the settings; asked at the first call.
         sender: Of its signals; default: the guard itself.
         until: By the local clock, when this process ends.
+        reserve: Milliseconds; the shortest time that a takeover waits after a lease.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Guard:
     where: Callable[[], Runtime]
     sender: Named | None = None
     until: float = inf
+    reserve: int = 0
 
     def introduce(self, caller: Any, key_for: Callable[..., str]) -> None:
         """Have what people call, and name where they connect signals, tell its name, keys and promise."""
@@ -172,9 +174,10 @@ class Guard:
     def pause_after(self, conflict: Conflict, conflicts: int) -> float:
         """Seconds after which to ask again, for somebody who has met that many conflicts before."""
         policy, draw = self.policy, random.random()  # noqa: S311 - it keeps no secret
-        bounds = (900_000,)  # somebody waits in his own thread; this only keeps numbers sane
-        retry_after, running_for = conflict.error.retry_after, conflict.running_for
-        return policy.conflict_delay_ms(conflicts, running_for, retry_after, bounds=bounds, draw=draw) / 1000
+        grace, bounds = self.where().grace, (900_000,)  # somebody waits in his own thread; this only keeps numbers sane
+        running_for, left = conflict.running_for, conflict.error.retry_after
+        delay = policy.conflict_delay_ms(conflicts, running_for, left, bounds=bounds, draw=draw, grace=grace)
+        return delay / 1000
 
     def _known(self, identity: Callable[[], Identity]) -> Identity | None:
         """What is to happen once; None where the body is to run in any case."""
@@ -205,6 +208,7 @@ class Guard:
             worker=f"{os.getpid()}@{platform.node()}",
             process=this_process(),
             trace=current_trace(),
+            grace=max(self.where().grace, self.reserve),
         )
         tell = partial(self._tell, call_id)
         delivery = delivery_of(self.where(), operation, CONTROL_FLOW, tell, until=self.until)

@@ -407,6 +407,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             app=self.app.main or "",
             process=this_process(),
             trace=current_trace(),
+            grace=runtime_of(self.app).grace,
         )
         return delivery_of(runtime_of(self.app), operation, _CONTROL_FLOW, partial(_report, self, request, observed))
 

@@ -16,7 +16,7 @@ from tests.django.project.shop.models import Charge
     bind=True,
     shared=False,
     name="shop.charge",
-    idempotent=Policy(key="order_id", lease=2, grace=0.2, backoff=0.2, retain=86_400),
+    idempotent=Policy(key="order_id", lease=2, backoff=0.2, retain=86_400),
 )
 def charge(self: Any, order_id: str, seconds: float = 0) -> str:
     """Charge once per order; a body that takes time leaves word of its beginning."""
@@ -31,7 +31,7 @@ def charge(self: Any, order_id: str, seconds: float = 0) -> str:
     base=IdempotentTask,
     shared=False,
     name="shop.refund",
-    idempotent=Policy(key="order_id", on_takeover="refuse", lease=30, grace=5, retain=3 * 86_400),
+    idempotent=Policy(key="order_id", on_takeover="refuse", lease=30, retain=3 * 86_400),
 )
 def refund(order_id: str) -> str:
     """Refund at most once per order."""
@@ -49,7 +49,7 @@ def receipt(order_id: str) -> None:
     bind=True,
     shared=False,
     name="shop.book",
-    idempotent=Policy(key="order_id", lease=2, grace=0.2, backoff=0.2),
+    idempotent=Policy(key="order_id", lease=2, backoff=0.2),
 )
 def book(self: Any, order_id: str, seconds: float = 0) -> str:
     """Book an order and have its receipt written, all or nothing."""
