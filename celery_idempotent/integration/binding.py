@@ -260,7 +260,7 @@ def problems_of_delivery(cls: type[Task], app: Celery) -> list[IdempotencyWarnin
     """How the settings make the promise of an idempotent task weaker than it looks."""
     if cls.idempotent is not None and cls.idempotent.mode == "off":
         return []
-    found: list[tuple[str, str]] = []
+    problems: list[IdempotencyWarning] = []
     # A task's own option counts more than the setting.
     lines = {
         each: f"remove {each}=False from the task" if app.conf[f"task_{each}"] else f"set task_{each}=True"
@@ -268,12 +268,11 @@ def problems_of_delivery(cls: type[Task], app: Celery) -> list[IdempotencyWarnin
         if not getattr(cls, each)
     }
     if not cls.acks_late:
-        found.append(
-            ("acks_late", f"acks_late is off, so a task whose worker dies is lost; {'; '.join(lines.values())}")
-        )
+        text = f"acks_late is off, so a task whose worker dies is lost; {'; '.join(lines.values())}"
+        problems.append(IdempotencyWarning(text, "acks_late"))
     elif not comes_back_from_lost_worker(cls):
         text = "reject_on_worker_lost is off, so a task whose pool process is killed is lost"
-        found.append(("acks_late", f"{text}; {lines['reject_on_worker_lost']}"))
+        problems.append(IdempotencyWarning(f"{text}; {lines['reject_on_worker_lost']}", "acks_late"))
     runtime = runtime_of(app)
     policy = cls.idempotent or runtime.default_policy
     timeout = runtime.broker.visibility_timeout
@@ -282,16 +281,15 @@ def problems_of_delivery(cls: type[Task], app: Celery) -> list[IdempotencyWarnin
             f"retain ({policy.retain_ms / 1000:g} s) is not longer than the broker's visibility timeout "
             f"({timeout:g} s), so a redelivery can come after its outcome was forgotten"
         )
-        found.append(("retain", text))
-    if policy.on_takeover == "refuse" and not all(
-        issubclass(each, SafeToRetry) for each in getattr(cls, "autoretry_for", ())
-    ):
+        problems.append(IdempotencyWarning(text, "retain"))
+    autoretried = (each for each in getattr(cls, "autoretry_for", ()) if not issubclass(each, SafeToRetry))
+    if policy.on_takeover == "refuse" and any(autoretried):
         text = (
             "autoretry_for turns exceptions into retries, and a retry runs the body again although on_takeover is "
             "'refuse'; list only exceptions that prove that no effect had begun, or raise SafeToRetry and list that"
         )
-        found.append(("autoretry_for", text))
-    return [IdempotencyWarning(text, option) for option, text in found]
+        problems.append(IdempotencyWarning(text, "autoretry_for"))
+    return problems
 
 
 def conversion(cls: type[Task]) -> Conversion | None:

@@ -113,10 +113,9 @@ def _given(app: Celery, setting: str) -> Any:
 
 
 def _row(
-    name: str, remedy: str, use: Callable[[Any], T], fits: Callable[[Any], bool] = is_duration
+    setting: str, remedy: str, use: Callable[[Any], T], fits: Callable[[Any], bool] = is_duration
 ) -> "cached_property[T]":
     """What a setting of this library means; it is refused where it does not fit."""
-    setting = f"idempotency_{name}"
 
     def look(runtime: "Runtime") -> T:
         value = _given(runtime._app, setting)
@@ -220,7 +219,7 @@ class Runtime:
 
     # What stands before every key of the app.
     namespace = _row(
-        "namespace",
+        "idempotency_namespace",
         "1 to 64 letters, digits, dots, dashes or underscores",
         lambda value: f"{value}:" if value else "",
         # There must be room for a scope, a generation and 64 digits in a key of 2048 bytes.
@@ -228,20 +227,24 @@ class Runtime:
     )
     # Whose messages a worker holds: of idempotent tasks, of all, or none.
     hold_messages = _row(
-        "hold_messages",
+        "idempotency_hold_messages",
         'True, False or "all"',
         lambda held: cast(bool | Literal["all"], held),
         lambda held: isinstance(held, bool) or held == "all",
     )
     # Milliseconds.
-    grace = _row("grace", "seconds that a takeover waits after a lease", milliseconds)
-    relay_every = _row("relay", "seconds between two looks, or 0 for none", milliseconds)
-    queued_for = _row("queued_for", "seconds for which a message that was sent counts as queued", milliseconds)
-    purge_every = _row("purge", "seconds between two purges, or 0 for no purge", milliseconds)
-    purge_released = _row("purge_released", "seconds for which they stay, or 0 for no purge", milliseconds)
-    purge_abandoned = _row("purge_abandoned", "seconds for which they stay, or 0 for no purge", milliseconds)
+    grace = _row("idempotency_grace", "seconds that a takeover waits after a lease", milliseconds)
+    relay_every = _row("idempotency_relay", "seconds between two looks, or 0 for none", milliseconds)
+    queued_for = _row(
+        "idempotency_queued_for", "seconds for which a message that was sent counts as queued", milliseconds
+    )
+    purge_every = _row("idempotency_purge", "seconds between two purges, or 0 for no purge", milliseconds)
+    purge_released = _row("idempotency_purge_released", "seconds for which they stay, or 0 for no purge", milliseconds)
+    purge_abandoned = _row(
+        "idempotency_purge_abandoned", "seconds for which they stay, or 0 for no purge", milliseconds
+    )
     keep_verdicts = _row(
-        "keep_verdicts", "seconds for which a verdict stays, or 0 for no longer than retain", milliseconds
+        "idempotency_keep_verdicts", "seconds for which a verdict stays, or 0 for no longer than retain", milliseconds
     )
 
     @cached_property

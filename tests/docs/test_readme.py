@@ -56,7 +56,7 @@ from tests.support.documents import DOCS, DOCUMENTS, ROOT, anchors, code, execut
 
 README = ROOT / "README.md"
 SOURCE = "\n".join(path.read_text() for path in Path(celery_idempotent.__file__).parent.rglob("*.py"))
-SETTINGS = set(re.findall(r'(?:conf\.get|= _period|= _every|_given)\((?:[\w.]+, )?"(idempotency_\w+)"', SOURCE))
+SETTINGS = set(re.findall(r'(?:conf\.get|= _row|_given)\(\s*(?:[\w.]+, )?"(idempotency_\w+)"', SOURCE))
 TOLD = {
     *(row["metric"].strip("`") for row in table(DOCS / "reference/metrics.md", "metric")),
     *(f"celery_idempotent.{name}" for name in (*EventName, "event")),

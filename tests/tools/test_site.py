@@ -24,17 +24,14 @@ LOADED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "sourc
 
 MODULES = {*PUBLIC, "celery_idempotent.testing"}
 OF_THE_ENGINE = {
-    "backoff_ms",
     "conflict_delay_ms",
     "deadline_ms",
     "fingerprint_selector",
     "key_selector",
     "label_selector",
-    "lease_ms",
     "observed",
     "outage_delay_ms",
     "outcomes",
-    "retain_ms",
     "scope_of",
 }
 """Of a policy: what the engine reads of it, in its own units. Users have the fields."""
