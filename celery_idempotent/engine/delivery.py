@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Any, NoReturn, TypeVar, assert_never
+from typing import Any, TypeVar, assert_never
 
 from kombu.exceptions import KombuError
 
@@ -32,7 +32,7 @@ from celery_idempotent.errors import (
     StoreUnavailable,
     members,
 )
-from celery_idempotent.protocol.codec import Codec, Encoded, describe, own_failure
+from celery_idempotent.protocol.codec import Codec, Encoded, Kept, describe, own_failure
 from celery_idempotent.protocol.contents import ContentLost, Slot, outcome_slot, pack, unpack
 from celery_idempotent.protocol.effects import in_words
 from celery_idempotent.protocol.operation import (
@@ -51,7 +51,7 @@ from celery_idempotent.protocol.operation import (
     ending,
 )
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.protocol.record import Record, process_of, trace_of
+from celery_idempotent.protocol.record import Record, Status, process_of, trace_of
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 
 T = TypeVar("T")
@@ -119,16 +119,11 @@ class Delivery:
         breaker: Breaker | None = None,
         until: float = inf,
     ) -> None:
-        self._operation = operation
-        self._policy = operation.policy
-        self._store = store
-        self._codec = codec
-        self._heartbeat = heartbeat
-        self._control = control
-        self._tell = tell
-        self._clock = clock
+        self._operation, self._policy = operation, operation.policy
+        self._store, self._codec, self._heartbeat = store, codec, heartbeat
+        self._control, self._tell = control, tell
+        self._clock, self._until = clock, until
         self._breaker = breaker or Breaker(repr(store), clock)
-        self._until = until
         self._beating: Claim | None = None
         # Written in C: no signal strikes while it is let go, as one can in whatever is written here.
         self._underway = threading.Lock()
@@ -142,77 +137,70 @@ class Delivery:
         with self._underway:
             try:
                 try:
-                    decision = self._claimed(self._operation)
+                    decision = self._decision(self._operation)
                 except StoreUnavailable as error:
-                    self._emit(event_of(error), None, str(error), is_one_of_many=self._breaker.is_open)
                     # Where somebody must mend something there is an answer, perhaps an outcome that cannot be read.
                     if self._policy.on_outage == "run" and not isinstance(error, StoreMisconfigured):
                         return Outcome(body(None))
                     raise
                 return self._execute(decision, body) if isinstance(decision, Claim) else self._answer(decision)
             finally:
-                self._stop_heartbeat()
+                if self._beating is not None:
+                    self._heartbeat.stop(self._beating)
 
     def observe(self, body: Body) -> Any:
         """Run ``body`` in any case, report what :meth:`run` would have suppressed, and return its value untouched."""
         with self._underway:
             try:
-                claimed = self._observed()
-                if claimed is None:
+                observed = replace(self._operation, policy=self._policy.observed)
+                decision = self._quietly(partial(self._decision, observed))
+                if not isinstance(decision, Claim):
+                    if decision is not None:
+                        self._read(decision)
                     return body(None)
                 try:
-                    self._tell_of_claim(claimed)
-                    value = body(claimed)
+                    self._tell_of_claim(decision)
+                    value = body(decision)
                 except BaseException:
-                    self._quietly(claimed, partial(self._try, claimed, claimed.release))
+                    release = partial(self._try, decision, decision.release)
+                    self._quietly(partial(decision.uninterrupted, release))
+                    decision.raise_interruption()
                     raise
-                claimed.patience = 0  # to wait for a store that is away would change when the task ends
-                self._quietly(claimed, lambda: self._complete(claimed, value))
+                decision.patience = 0  # to wait for a store that is away would change when the task ends
+                complete = partial(self._complete, decision, value)
+                self._quietly(partial(decision.uninterrupted, complete))
+                decision.raise_interruption()
                 return value
             finally:
-                self._stop_heartbeat()
+                if self._beating is not None:
+                    self._heartbeat.stop(self._beating)
 
-    def _stop_heartbeat(self) -> None:
-        if self._beating is not None:
-            self._heartbeat.stop(self._beating)
-
-    def _observed(self) -> Claim | None:
-        """The attempt that :meth:`run` would have made, if it would have made one and that can be known."""
-        claimed = partial(self._claimed, replace(self._operation, policy=self._policy.observed))
+    def _quietly(self, act: Callable[[], T]) -> T | None:
+        """``act()``, or None where it fails: whatever is wrong, observing changes nothing of what a task does."""
         try:
-            decision = claimed()
-        except StoreUnavailable as error:
-            self._emit(event_of(error), None, str(error), is_one_of_many=self._breaker.is_open)
-            return None
-        except Exception as first:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
-            self._emit(EventName.STORE_UNAVAILABLE, None, describe(own_failure(claimed, first)))
-            return None
-        if isinstance(decision, Claim):
-            return decision
-        event, reason, _ = self._read(decision)
-        self._emit(event, decision.record, reason)
-        return None
-
-    def _quietly(self, claimed: Claim, end: Callable[[], object]) -> None:
-        ended = partial(claimed.uninterrupted, end)
-        try:
-            ended()
+            return act()
         except OUR_OWN:
             pass  # it is told already
         except Exception as first:  # noqa: BLE001 - as above
-            self._emit(EventName.STORE_UNAVAILABLE, None, describe(own_failure(ended, first)))
-        claimed.raise_interruption()
+            self._emit(EventName.STORE_UNAVAILABLE, None, describe(own_failure(act, first)))
+        return None
+
+    def _decision(self, operation: Operation) -> Claim | Answer:
+        try:
+            return self._claimed(operation)
+        except StoreUnavailable as error:
+            self._emit(event_of(error), None, str(error), is_one_of_many=self._breaker.is_open)
+            raise
 
     def _claimed(self, operation: Operation) -> Claim | Answer:
         decision, asked_at = self._asked(operation)
         if not isinstance(decision, Run):
             return decision
-        policy = self._policy
         claimed = Claim(
             self._store,
             decision.record,
-            lease=policy.lease_ms,
-            retain=policy.retain_ms,
+            lease=self._policy.lease_ms,
+            retain=self._policy.retain_ms,
             claimed_at=asked_at,
             clock=self._clock,
             deadline=operation.policy.deadline_ms,
@@ -261,57 +249,60 @@ class Delivery:
     def _answer(self, answer: Answer) -> Outcome | Conflict:
         if isinstance(answer, Replay | ReplayFailure):
             answer = type(answer)(self._loaded(answer.record))  # first: without an answer about it nothing is replayed
-        event, reason, give = self._read(answer)
-        self._emit(event, answer.record, reason)
-        return give()
+        instead = self._read(answer)
+        if isinstance(instead, Conflict):
+            return instead
+        if instead is None:
+            instead = self._recorded(answer.record)
+        if isinstance(answer, Replay):
+            return Outcome(instead)
+        raise instead
 
-    def _read(self, answer: Answer) -> tuple[EventName, str, Callable[[], Outcome | Conflict]]:
-        """What an answer means: the event to tell, its reason, and what to return or raise."""
+    def _read(self, answer: Answer) -> Conflict | Exception | None:
+        """Tell what an answer means; what to return or raise for it, None where that is recorded."""
         record = answer.record
+        instead: Conflict | Exception | None = None
         match answer:
             case Replay():
-                return EventName.REPLAYED, "completed earlier", lambda: Outcome(self._result(record))
+                event, reason = EventName.REPLAYED, "completed earlier"
             case ReplayFailure():
-                reason = f"failed earlier: {record.error}"
-                return EventName.REPLAYED, reason, lambda: _raise(self._failure(record))
+                event, reason = EventName.REPLAYED, f"failed earlier: {record.error}"
             case Wait(_, retry_after, running_for):
-                conflict = Conflict(InFlight(record.key, retry_after, record.worker), record.task_id, running_for)
-                return EventName.CONFLICTED, f"in flight for another {retry_after} ms", lambda: conflict
+                event, reason = EventName.CONFLICTED, f"in flight for another {retry_after} ms"
+                instead = Conflict(InFlight(record.key, retry_after, record.worker), record.task_id, running_for)
             case Mismatch():
-                reused = KeyReused(record.key, record.task_id)
-                return (
-                    EventName.KEY_REUSED,
-                    f"it belongs to other arguments: task id {record.task_id}",
-                    lambda: _raise(reused),
-                )
+                event, reason = EventName.KEY_REUSED, f"it belongs to other arguments: task id {record.task_id}"
+                instead = KeyReused(record.key, record.task_id)
             case Unknown():
-                unknown = OutcomeUnknown(record.key, record.error or "")
-                return EventName.OUTCOME_UNKNOWN, unknown.reason, lambda: _raise(unknown)
+                event, reason = EventName.OUTCOME_UNKNOWN, record.error or ""
+                instead = OutcomeUnknown(record.key, reason)
             case unreachable:
                 assert_never(unreachable)
+        self._emit(event, record, reason)
+        return instead
 
     def _execute(self, claimed: Claim, body: Body) -> Outcome:
         try:
             self._tell_of_claim(claimed)  # to code that may end the process: from here on there is an end
             value = body(claimed)
         except BaseException as error:
-            ended = partial(self._end, claimed, error)
-            instead = claimed.uninterrupted(ended)
+            instead = claimed.uninterrupted(partial(self._end, claimed, error))
             claimed.raise_interruption()
-            if instead is None:
-                _raise_own_of_a_group(error)
-                raise
-            return instead
-        finished = claimed.uninterrupted(lambda: self._complete(claimed, value))
+            if instead is not None:
+                return instead
+            # What the body met when it asked its attempt must come again, and not look like a failure.
+            for each in members(error) if isinstance(error, ExceptionGroup) else ():
+                if isinstance(each, OUR_OWN):
+                    raise each from each.__cause__
+            raise
+        finished = claimed.uninterrupted(partial(self._complete, claimed, value))
         claimed.raise_interruption()
         return finished
 
     def _complete(self, claimed: Claim, value: Any) -> Outcome:
         claimed.end_body()
         if claimed.committed is not None:
-            self._emit(EventName.COMPLETED, claimed, "committed")
-            self._tell_of_loss(claimed, claimed.committed.lost)
-            return Outcome(claimed.committed.value)
+            return self._told_committed(claimed, claimed.committed, "committed")
         kept, slot = self._codec.keep_outcome(value), Slot(claimed.key, "result")
 
         def write() -> Written | Superseded:
@@ -322,28 +313,29 @@ class Delivery:
         instead = self._settled(claimed, write, EventName.COMPLETED, "")
         if instead is not None:
             return instead
-        self._tell_of_loss(claimed, kept.lost)
+        if kept.lost:
+            self._emit(EventName.RESULT_DROPPED, claimed, kept.lost)
         return Outcome(kept.value)
 
-    def _tell_of_loss(self, claimed: Claim, lost: str | None) -> None:
-        if lost:
-            self._emit(EventName.RESULT_DROPPED, claimed, lost)
+    def _told_committed(self, claimed: Claim, committed: Kept, reason: str) -> Outcome:
+        self._emit(EventName.COMPLETED, claimed, reason)
+        if committed.lost:
+            self._emit(EventName.RESULT_DROPPED, claimed, committed.lost)
+        return Outcome(committed.value)
 
     def _end(self, claimed: Claim, error: BaseException) -> Outcome | None:
         """Settle the claim of a body that raised; the outcome to report instead of ``error``, if there is one."""
-        policy = self._policy
+        policy, kind = self._policy, type(error).__name__
         claimed.end_body()
         if claimed.committed is not None:
             # The effects are there and recorded: what went wrong after them changes nothing of that.
-            self._emit(EventName.COMPLETED, claimed, f"{type(error).__name__} after the commit")
-            self._tell_of_loss(claimed, claimed.committed.lost)
-            return Outcome(claimed.committed.value) if isinstance(error, Exception) else None
+            outcome = self._told_committed(claimed, claimed.committed, f"{kind} after the commit")
+            return outcome if isinstance(error, Exception) else None
         met = _own(OutcomeUnknown, error, claimed)
         doubt = claimed.doubt or (met and met.reason)
-        excused = (
-            {id(each) for each in members(claimed.raised_before_effects)} if claimed.raised_before_effects else set()
-        )
-        is_excused = all(id(each) in excused for each in members(error))
+        raised = claimed.raised_before_effects
+        before_effects = {id(each) for each in members(raised)} if raised else set()
+        is_before_effects = all(id(each) in before_effects for each in members(error))
         match ending(
             error,
             on_takeover=policy.on_takeover,
@@ -351,29 +343,24 @@ class Delivery:
             nothing_begun=(SafeToRetry, *self._control.nothing_begun),
             no_outcome=(*OUR_OWN, *self._control.no_outcome),
             in_doubt=doubt is not None,
-            before_effects=is_excused,
+            before_effects=is_before_effects,
         ):
             case Ending.FAIL:
                 failure = pack(self._store, self._codec.encode_failure(error), Slot(claimed.key, "failure")).encoded
                 text = self._codec.summary(error)
-                write = _or_less(
-                    lambda: claimed.fail(failure, text), lambda _: claimed.fail(None, type(error).__name__)
-                )
-                return self._settled(claimed, write, EventName.FAILED, type(error).__name__)
+                fail = _or_less(lambda: claimed.fail(failure, text), lambda: claimed.fail(None, kind))
+                return self._settled(claimed, fail, EventName.FAILED, kind)
             case Ending.RELEASE:
                 # What is too slow, or exits, again and again is to end UNKNOWN, as what is killed again and again.
                 is_late = _own(DeadlineExceeded, error, claimed) is not None
-                is_abandoned = (is_late and not is_excused) or self._control.is_death(error)
-                give_back = claimed.abandon if is_abandoned else claimed.release
-                reason = f"{type(error).__name__}{'; the next attempt is a takeover' if is_abandoned else ''}"
-                return self._without_outcome(claimed, error, give_back, EventName.RELEASED, reason)
+                if (is_late and not is_before_effects) or self._control.is_death(error):
+                    reason = f"{kind}; the next attempt is a takeover"
+                    return self._without_outcome(claimed, error, claimed.abandon, EventName.RELEASED, reason)
+                return self._without_outcome(claimed, error, claimed.release, EventName.RELEASED, kind)
             case Ending.GIVE_UP:
-                reason = (
-                    describe(doubt)
-                    if doubt is not None and not policy.private
-                    else f"{type(error).__name__} ended attempt {claimed.number}"
-                )
-                give_up = _or_less(lambda: claimed.give_up(reason), lambda _: claimed.give_up(type(error).__name__))
+                is_told = doubt is not None and not policy.private
+                reason = describe(doubt) if is_told else f"{kind} ended attempt {claimed.number}"
+                give_up = _or_less(lambda: claimed.give_up(reason), lambda: claimed.give_up(kind))
                 return self._without_outcome(claimed, error, give_up, EventName.OUTCOME_UNKNOWN, reason)
             case unreachable:
                 assert_never(unreachable)
@@ -397,7 +384,7 @@ class Delivery:
         if not isinstance(error, Exception) or isinstance(error, self._control.steering):
             return None  # the message is already on its way elsewhere
         if isinstance(settlement, Superseded):
-            return Outcome(self._result(self._loaded(settlement.record)))
+            return Outcome(self._recorded(self._loaded(settlement.record)))
         raise LeaseLost(claimed.key, claimed.fencing_token) from error
 
     def _try(
@@ -416,21 +403,15 @@ class Delivery:
         """Make an outcome certain; the outcome that counts instead, if another attempt recorded one."""
         try:
             settlement = write()
-        except LeaseLost as error:
-            self._emit(EventName.LEASE_LOST, claimed, str(error))
+        except OUR_OWN as error:
+            lost = EventName.LEASE_LOST
+            self._emit(event_of(error) if isinstance(error, StoreUnavailable) else lost, claimed, str(error))
             raise
-        except StoreUnavailable as error:
-            self._emit(event_of(error), claimed, str(error))
-            raise
-        match settlement:
-            case Written():
-                self._emit(event, claimed, reason)
-                return None
-            case Superseded(record):
-                self._emit(EventName.LEASE_LOST, claimed, "completed by another attempt")
-                return Outcome(self._result(self._loaded(record)))
-            case unreachable:
-                assert_never(unreachable)
+        if isinstance(settlement, Written):
+            self._emit(event, claimed, reason)
+            return None
+        self._emit(EventName.LEASE_LOST, claimed, "completed by another attempt")
+        return Outcome(self._recorded(self._loaded(settlement.record)))
 
     def _loaded(self, record: Record) -> Record:
         try:
@@ -439,16 +420,12 @@ class Delivery:
             self._emit(event_of(error), record, str(error))
             raise
 
-    def _result(self, record: Record) -> Any:
-        return self._kept(record, lambda: result_of(self._codec, record))
-
-    def _failure(self, record: Record) -> Exception:
-        never = self._control.steering
-        return self._kept(record, lambda: failure_of(self._codec, self._policy, record, never=never))
-
-    def _kept(self, record: Record, decode: Callable[[], T]) -> T:
+    def _recorded(self, record: Record) -> Any:
+        """The result in a record that was loaded, or the failure to raise."""
         try:
-            return decode()
+            if record.status is Status.FAILED:
+                return failure_of(self._codec, self._policy, record, never=self._control.steering)
+            return result_of(self._codec, record)
         except ResultLost as error:
             self._emit(EventName.RESULT_LOST, record, error.reason)
             raise
@@ -475,26 +452,14 @@ def _own(kind: type[E], error: BaseException, claimed: Claim) -> E | None:
     return next((each for each in members(error) if isinstance(each, kind) and each.key == claimed.key), None)
 
 
-def _raise_own_of_a_group(error: BaseException) -> None:
-    """Raise what the body met when it asked its attempt: what must come again must not look like a failure."""
-    if isinstance(error, ExceptionGroup):
-        for each in members(error):
-            if isinstance(each, OUR_OWN):
-                raise each from each.__cause__
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
-
-
-def _or_less(write: Callable[[], T], less: Callable[[RecordTooLarge], T]) -> Callable[[], T]:
+def _or_less(write: Callable[[], T], less: Callable[[], T]) -> Callable[[], T]:
     """``write``, or ``less`` where the store has no room for it."""
 
     def written() -> T:
         try:
             return write()
-        except RecordTooLarge as error:
-            return less(error)
+        except RecordTooLarge:
+            return less()
 
     return written
 
