@@ -8,9 +8,8 @@ import inspect
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from enum import Enum
 from functools import partial
-from typing import Any, TypeVar, assert_never
+from typing import Any, Literal, TypeVar, assert_never
 
 from kombu.exceptions import KombuError
 
@@ -223,15 +222,14 @@ class Attempt:
 
         Raises as :meth:`step` does, and what publishing raises.
         """
-        return self.step(name, sending(task, args, kwargs))
+        signature = signature_of(task, args, kwargs)
 
+        def publish(step: Step) -> str:
+            task_id = derived_id(step.key)
+            signature.apply_async(task_id=task_id)
+            return task_id
 
-class _Stretch(Enum):
-    """Where in its effects a body stands."""
-
-    BEFORE_ALL = "nothing said, nothing begun"
-    BEFORE_EFFECTS = "in the block that says so"
-    AMONG_EFFECTS = "something may have begun"
+        return self.step(name, publish)
 
 
 class ProtectedAttempt(Attempt):
@@ -253,7 +251,7 @@ class ProtectedAttempt(Attempt):
         self._effects = effects or {}
         self._names: set[str] = set()
         self._naming = threading.Lock()
-        self._stretch = _Stretch.BEFORE_ALL
+        self._stretch: Literal["before all", "before effects", "among effects"] = "before all"
 
     @property
     def key(self) -> str:
@@ -266,25 +264,23 @@ class ProtectedAttempt(Attempt):
 
     @contextmanager
     def before_effects(self) -> Iterator[None]:
-        if self._stretch is not _Stretch.BEFORE_ALL:
-            raise PolicyError(
-                "before_effects", "after an effect", "it is for the beginning of the body, and entered once"
-            )
-        self._stretch = _Stretch.BEFORE_EFFECTS
+        if self._stretch != "before all":
+            why = "it is for the beginning of the body, and entered once"
+            raise PolicyError("before_effects", "after an effect", why)
+        self._stretch = "before effects"
         try:
             yield
         except BaseException as error:
             self._claim.raised_before_effects = error
             raise
         finally:
-            self._stretch = _Stretch.AMONG_EFFECTS
+            self._stretch = "among effects"
 
     def _begin_effect(self, what: str) -> None:
-        if self._stretch is _Stretch.BEFORE_EFFECTS:
-            raise PolicyError(
-                what, "inside before_effects()", "make it after the block, which says that nothing has begun"
-            )
-        self._stretch = _Stretch.AMONG_EFFECTS
+        if self._stretch == "before effects":
+            why = "make it after the block, which says that nothing has begun"
+            raise PolicyError(what, "inside before_effects()", why)
+        self._stretch = "among effects"
         self._claim.raised_before_effects = None  # an earlier error that is raised again from here on excuses nothing
 
     def step(self, name: str, call: Callable[[Step], T]) -> T:
@@ -299,9 +295,8 @@ class ProtectedAttempt(Attempt):
         self._begin_effect("commit")
         store = self._claim.store
         if not isinstance(store, CommittingStore):
-            raise PolicyError(
-                "idempotency_store", repr(store), "commits no writes; attempt.commit() needs a DynamoDB store"
-            )
+            why = "commits no writes; attempt.commit() needs a DynamoDB store"
+            raise PolicyError("idempotency_store", repr(store), why)
         if self._claim.committed is not None:
             raise PolicyError("commit", "a second time", "an operation commits once; give all writes to one commit()")
         kept = self._codec.keep_outcome(result)
@@ -316,9 +311,8 @@ class ProtectedAttempt(Attempt):
         self._begin_effect("transaction")
         store = self._claim.store
         if not isinstance(store, TransactionalStore):
-            raise PolicyError(
-                "idempotency_store", repr(store), "has no transactions; attempt.transaction() needs an SQL store"
-            )
+            why = "has no transactions; attempt.transaction() needs an SQL store"
+            raise PolicyError("idempotency_store", repr(store), why)
         if self._claim.committed is not None:
             raise PolicyError("transaction", "after a commit", "an operation commits once; do it all in one")
         return BodyTransaction(self._claim, self._codec, store, using)
@@ -327,36 +321,29 @@ class ProtectedAttempt(Attempt):
         _refuse_uncallable(name, call)  # before it counts as begun, or a slip of the author's would end UNKNOWN
         self._begin_effect("step")
         step = Step(name, self.effect_key(name), self.fencing_token)
-        self._take(name)
+        with self._naming:
+            if name in self._names:
+                why = "this attempt has made a step of that name; name each step differently"
+                raise PolicyError("step", repr(name), why)
+            self._names.add(name)
+        claim = self._claim
         try:
-            return self._performed(step, call, terms)
+            match decide_step(name, claim.step_state(name), terms=terms, now=claim.store.now()):
+                case Call():
+                    claim.ensure_owned()  # no request while the lease runs; a body that stalled begins nothing
+                    return self._finished(step, _called(call, step))
+                case Begin():
+                    return self._begun(step, call)
+                case Recall(finished):
+                    return self._recalled(step, finished)
+                case Doubt(reason):
+                    claim.doubt = reason
+                    raise OutcomeUnknown(self.key, reason)
+                case unreachable:
+                    assert_never(unreachable)
         except BaseException:
             self._names.discard(name)  # a body may catch what its call raised, and make the step again
             raise
-
-    def _take(self, name: str) -> None:
-        with self._naming:
-            if name in self._names:
-                raise PolicyError(
-                    "step", repr(name), "this attempt has made a step of that name; name each step differently"
-                )
-            self._names.add(name)
-
-    def _performed(self, step: Step, call: Callable[[Step], T], terms: Terms) -> T:
-        claim = self._claim
-        match decide_step(step.name, claim.step_state(step.name), terms=terms, now=claim.store.now()):
-            case Call():
-                claim.ensure_owned()  # no request while the lease runs; a body that stalled begins nothing
-                return self._finished(step, _called(call, step))
-            case Begin():
-                return self._begun(step, call)
-            case Recall(finished):
-                return self._recalled(step, finished)
-            case Doubt(reason):
-                claim.doubt = reason
-                raise OutcomeUnknown(self.key, reason)
-            case unreachable:
-                assert_never(unreachable)
 
     def _begun(self, step: Step, call: Callable[[Step], T]) -> T:
         try:
@@ -373,9 +360,8 @@ class ProtectedAttempt(Attempt):
 
     def _finished(self, step: Step, value: T) -> T:
         kept, slot = self._claim.uninterrupted(lambda: self._codec.keep(value)), Slot(self.key, "result", step.name)
-        self._claim.recorded(
-            kept, slot, lambda each: self._claim.finish_step(step.name, Finished(each.encoded, each.lost))
-        )
+        claim = self._claim
+        claim.recorded(kept, slot, lambda each: claim.finish_step(step.name, Finished(each.encoded, each.lost)))
         result: T = kept.value
         return result
 
@@ -412,9 +398,8 @@ def _called(call: Callable[[Step], T], step: Step) -> T:
     if is_unfinished(value):
         kind = type(value).__name__
         remedy = "write await attempt.astep(...)" if isinstance(value, Awaitable) else "return a list"
-        raise PolicyError(
-            "step", repr(step.name), f"its call returned an unfinished {kind}, so it has not run; {remedy}"
-        )
+        why = f"its call returned an unfinished {kind}, so it has not run; {remedy}"
+        raise PolicyError("step", repr(step.name), why)
     return value
 
 
@@ -443,25 +428,11 @@ def _without_claim(option: str) -> PolicyError:
 def _described(position: int | None, writes: Sequence[Mapping[str, Any]]) -> str:
     if position is None:
         return "writes"
-    match writes[position]:
-        case {**actions} if len(actions) == 1:
-            ((action, body),) = actions.items()
-            table = body.get("TableName") if isinstance(body, Mapping) else None
-            return f"writes[{position}] ({action} of {table})"
-        case _:
-            return f"writes[{position}]"
-
-
-def sending(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Step], str]:
-    """A call that publishes the task under the task id of its step, which is what it returns."""
-    signature = signature_of(task, args, kwargs)
-
-    def call(step: Step) -> str:
-        task_id = derived_id(step.key)
-        signature.apply_async(task_id=task_id)
-        return task_id
-
-    return call
+    write = writes[position]
+    if not isinstance(write, Mapping) or len(write) != 1:
+        return f"writes[{position}]"
+    ((action, body),) = write.items()
+    return f"writes[{position}] ({action} of {body.get('TableName') if isinstance(body, Mapping) else None})"
 
 
 def fenced(
