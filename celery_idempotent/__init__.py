@@ -4,8 +4,7 @@ PYTEST_DONT_REWRITE: or pytest warns where this was imported before it, as the p
 """
 
 from celery_idempotent._version import __version__
-from celery_idempotent.engine.attempt import Attempt
-from celery_idempotent.engine.execution import current_attempt
+from celery_idempotent.engine.attempt import Attempt, current_attempt
 from celery_idempotent.errors import (
     DeadlineExceeded,
     IdempotencyError,

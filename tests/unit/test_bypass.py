@@ -27,7 +27,7 @@ from celery_idempotent import (
     PolicyError,
     current_attempt,
 )
-from celery_idempotent.engine.execution import _Innermost
+from celery_idempotent.engine.attempt import _Innermost
 from celery_idempotent.integration.context import arrival_of, note_list
 from celery_idempotent.integration.headers import KEY_HEADER
 from celery_idempotent.integration.operating.startup import StoreCheck, check

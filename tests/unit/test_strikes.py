@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from celery_idempotent import Policy, current_attempt, idempotent
-from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.attempt import ProtectedAttempt, _Innermost
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Delivery, Outcome
 from celery_idempotent.engine.events import Event
-from celery_idempotent.engine.execution import _Innermost
 from celery_idempotent.errors import (
     SafeToRetry,
     StoreUnavailable,

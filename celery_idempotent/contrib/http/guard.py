@@ -28,9 +28,8 @@ from celery_idempotent.contrib.http.semantics import (
     key_of,
     record_of,
 )
-from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.attempt import Attempt, executed_by, execution
 from celery_idempotent.engine.delivery import Conflict
-from celery_idempotent.engine.execution import executed_by, execution
 from celery_idempotent.errors import IdempotencyWarning, SafeToRetry
 from celery_idempotent.integration.task.guard import Guard, place_of
 from celery_idempotent.protocol.keys import Identity

@@ -18,11 +18,10 @@ from uuid import uuid4
 
 from celery import Celery, current_app
 
-from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
+from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt, executed_by, execution
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, ControlFlow, Delivery, Outcome
 from celery_idempotent.engine.events import Event, EventName
-from celery_idempotent.engine.execution import executed_by, execution
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, PolicyError

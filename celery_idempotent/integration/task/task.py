@@ -23,11 +23,10 @@ from celery.states import FAILURE
 from celery.utils.imports import symbol_by_name
 from kombu.utils.uuid import uuid
 
-from celery_idempotent.engine.attempt import Attempt
+from celery_idempotent.engine.attempt import Attempt, executed_by, execution, passing
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, Delivery
 from celery_idempotent.engine.events import Event, EventName
-from celery_idempotent.engine.execution import executed_by, execution, passing
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, LeaseLost, PolicyError, StoreUnavailable
 from celery_idempotent.integration import binding, context
