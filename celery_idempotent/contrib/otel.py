@@ -16,8 +16,9 @@ from celery_idempotent._version import __version__
 from celery_idempotent.engine.claim import waiting
 from celery_idempotent.engine.events import EventName, Timed, listen
 from celery_idempotent.engine.heartbeat import heartbeat
+from celery_idempotent.integration import events
 from celery_idempotent.integration.broker.holding import held
-from celery_idempotent.integration.events import SIGNALS, read_trace_by
+from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.messages.outbox import backlog
 from celery_idempotent.integration.settings import runtime_of
 
@@ -115,7 +116,7 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
     for signal in SIGNALS.values():
         signal.connect(_current.receive, weak=False)
     listen(_current.time)
-    read_trace_by(_traceparent)
+    events.read_trace = _traceparent
     backlog.is_watched = True
 
 
@@ -127,7 +128,7 @@ def uninstrument() -> None:
     for signal in SIGNALS.values():
         signal.disconnect(_current.receive)
     listen(None)
-    read_trace_by(None)
+    events.read_trace = str
     backlog.is_watched = False
     _current = None
 

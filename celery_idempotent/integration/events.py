@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from celery import Celery, Task
 from celery.utils.dispatch import Signal
@@ -25,14 +25,8 @@ _ANSWERED = {EventName.REPLAYED, EventName.KEY_REUSED, EventName.OUTCOME_UNKNOWN
 """What ends the wait of a delivery that is answered by a record; a body ends its wait by its claim."""
 
 
-class Named(Protocol):
-    """What has operations: a task, or something else that has a name."""
-
-    name: str
-
-
 def report(
-    task: Named | None, task_id: str | None, event: Event, *, observed: bool, headers: Mapping[str, Any] | None = None
+    task: Any, task_id: str | None, event: Event, *, observed: bool, headers: Mapping[str, Any] | None = None
 ) -> None:
     """Log ``event``, and send its signal: of ``task`` if anybody knows it, ``observed`` if it only would have happened.
 
@@ -67,7 +61,7 @@ _shared: set[str] = set()
 
 
 def _send(
-    sender: Named | None, task_id: str | None, event: Event, observed: bool, headers: Mapping[str, Any], **more: Any
+    sender: Any, task_id: str | None, event: Event, observed: bool, headers: Mapping[str, Any], **more: Any
 ) -> None:
     signal = SIGNALS[event.name]
     if signal.receivers:
@@ -117,15 +111,5 @@ reading.listeners.append(
     )
 )
 
-_read_trace: Callable[[], str] = str
-
-
-def read_trace_by(read: Callable[[], str] | None) -> None:
-    """Have ``read`` tell the trace context (a W3C ``traceparent``) from now on; None: there is none."""
-    global _read_trace
-    _read_trace = read or str
-
-
-def current_trace() -> str:
-    """That of what runs now; empty if there is none, as without telemetry."""
-    return _read_trace()
+read_trace: Callable[[], str] = str
+"""Tells the trace context (a W3C ``traceparent``) of what runs now; empty without telemetry, which replaces this."""

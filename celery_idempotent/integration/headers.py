@@ -71,7 +71,7 @@ def publish_options(task: Task, args: Any, kwargs: Any, options: Mapping[str, An
 
 
 def eager_options(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``apply``: there is no message, and of a chord's header Celery keeps no options."""
+    # There is no message, and of a chord's header Celery keeps no options.
     _refuse_shared_key(task)
     return _with_key_in_headers(task, options)
 
@@ -168,7 +168,7 @@ def bound_header(content: str, owner: str, task_id: str) -> str:
 def _in_bound_header(headers: Mapping[str, Any], name: str, owner: str, task_id: str) -> str:
     told = str(headers.get(name, ""))
     content = told.partition(":")[2]
-    return content if told == bound_header(content, owner, task_id) else ""
+    return content if content and told == bound_header(content, owner, task_id) else ""
 
 
 def identity_header(identity: Identity, scope: str, task_id: str) -> str:

@@ -430,7 +430,7 @@ def test_wait_asks_ever_more_seldom_and_ends_when_it_is_over(monkeypatch: pytest
 def test_record_names_trace_and_process_of_its_caller(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a thread asks the store: the trace is the one that the call belongs to."""
     trace = contextvars.ContextVar("trace", default="")
-    monkeypatch.setattr("celery_idempotent.integration.events._read_trace", trace.get)
+    monkeypatch.setattr("celery_idempotent.integration.events.read_trace", trace.get)
     charge = shop.charge()
 
     def call() -> None:

@@ -133,15 +133,12 @@ class _AsgiExchange:
         declared = next(iter(self.lines("Content-Length")), "")
         return Problem.BODY_MALFORMED if declared and int(declared) != len(self._body) else bytes(self._body)
 
-    def facts(self, body: bytes, key: str, caller: str) -> RequestFacts:
+    def facts(self, **known: Any) -> RequestFacts:
         return RequestFacts(
-            method=self.method,
             path=self.native["path"],
             query=self.native.get("query_string", b"").decode("latin-1"),
             content_type=next(iter(self.lines("Content-Type")), ""),
-            body=body,
-            key=key,
-            caller=caller,
+            **known,
             route=self._route(self.native),
         )
 

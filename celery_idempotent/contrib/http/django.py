@@ -157,15 +157,12 @@ class _DjangoExchange:
                 raise
             return None
 
-    def facts(self, body: bytes, key: str, caller: str) -> RequestFacts:
+    def facts(self, **known: Any) -> RequestFacts:
         return RequestFacts(
-            method=self.method,
             path=self.native.path,
             query=self.native.META.get("QUERY_STRING", ""),
             content_type=self.native.content_type or "",
-            body=body,
-            key=key,
-            caller=caller,
+            **known,
             route=_route_of(self.native),
         )
 

@@ -83,15 +83,12 @@ class _FlaskExchange:
             )
         return body
 
-    def facts(self, body: bytes, key: str, caller: str) -> RequestFacts:
+    def facts(self, **known: Any) -> RequestFacts:
         return RequestFacts(
-            method=request.method,
             path=request.root_path + request.path,
             query=request.query_string.decode("latin-1"),
             content_type=request.content_type or "",
-            body=body,
-            key=key,
-            caller=caller,
+            **known,
             route=None if request.url_rule is None else request.url_rule.rule,
         )
 

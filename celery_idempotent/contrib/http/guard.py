@@ -136,8 +136,8 @@ class HttpExchange(Protocol[R]):
     async def read(self, rules: HttpRules) -> bytes | Problem | None:
         """The body, or what is wrong with it; None where none can be had, and the request runs unprotected."""
 
-    def facts(self, body: bytes, key: str, caller: str) -> RequestFacts:
-        """What the request is about."""
+    def facts(self, **known: Any) -> RequestFacts:
+        """What the request is about; ``known`` are method, body, key and caller."""
 
     async def respond(self, body: bytes, limit: int) -> Response[R]:
         """The application's whole response, up to ``limit`` bytes of it in memory."""
@@ -184,7 +184,9 @@ class HttpGuard:
         body = await exchange.read(self.rules)
         if not isinstance(body, bytes):
             return body
-        return Problem.BODY_TOO_LARGE if len(body) > self.rules.max_request else exchange.facts(body, key, caller)
+        if len(body) > self.rules.max_request:
+            return Problem.BODY_TOO_LARGE
+        return exchange.facts(method=exchange.method, body=body, key=key, caller=caller)
 
     def _caller(self, exchange: HttpExchange[R]) -> Any:
         """What the author says about who calls; where he says nothing, a cookie may be somebody's session."""

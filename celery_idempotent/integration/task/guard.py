@@ -25,9 +25,8 @@ from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, PolicyError
-from celery_idempotent.integration import binding
+from celery_idempotent.integration import binding, events
 from celery_idempotent.integration.context import at_once
-from celery_idempotent.integration.events import Named, current_trace, report
 from celery_idempotent.integration.settings import CONTROL_FLOW, NOTHING_BEGUN, Runtime, runtime_alone, runtime_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.keys import CallSignature, Identity, identify
@@ -102,7 +101,7 @@ class Guard:
     name: str
     declared: Policy | None
     where: Callable[[], Runtime]
-    sender: Named | None = None
+    sender: Any = None
     until: float = inf
     reserve: int = 0
 
@@ -206,7 +205,7 @@ class Guard:
             task_id=call_id,
             worker=f"{os.getpid()}@{platform.node()}",
             process=this_process(),
-            trace=current_trace(),
+            trace=events.read_trace(),
             grace=max(self.where().grace, self.reserve),
         )
         tell = partial(self._tell, call_id)
@@ -214,4 +213,4 @@ class Guard:
         return (lambda body: Outcome(delivery.observe(body))) if self.policy.mode == "observe" else delivery.run
 
     def _tell(self, call_id: str | None, event: Event) -> None:
-        report(self.sender or self, call_id, event, observed=self.policy.mode == "observe")
+        events.report(self.sender or self, call_id, event, observed=self.policy.mode == "observe")

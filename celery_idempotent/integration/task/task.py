@@ -29,11 +29,10 @@ from celery_idempotent.engine.delivery import Body, Conflict, Delivery
 from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import KeyMissing, LeaseLost, PolicyError, StoreUnavailable
-from celery_idempotent.integration import binding, context
+from celery_idempotent.integration import binding, context, events
 from celery_idempotent.integration import headers as wire
 from celery_idempotent.integration.broker import recovery
 from celery_idempotent.integration.broker.holding import Keeper
-from celery_idempotent.integration.events import current_trace, report
 from celery_idempotent.integration.messages import postpone, publishing
 from celery_idempotent.integration.messages.outbox import Relay
 from celery_idempotent.integration.operating.periodic import Purge
@@ -405,7 +404,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             worker=request.hostname or "",
             app=self.app.main or "",
             process=this_process(),
-            trace=current_trace(),
+            trace=events.read_trace(),
             grace=runtime_of(self.app).grace,
         )
         return delivery_of(runtime_of(self.app), operation, _CONTROL_FLOW, partial(_report, self, request, observed))
@@ -415,7 +414,7 @@ def _report(task: IdempotentMixin, request: Context, observed: bool, event: Even
     arrival = context.arrival_of(request)
     if arrival is not None and event.name in _ANSWERS and not observed:
         arrival.is_answered = True
-    report(task, request.id, event, observed=observed, headers=request.headers or {})
+    events.report(task, request.id, event, observed=observed, headers=request.headers or {})
 
 
 class IdempotentTask(IdempotentMixin, Task):  # type: ignore[misc]  # Celery has no types
