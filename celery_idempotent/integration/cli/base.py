@@ -5,8 +5,9 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import cached_property, update_wrapper
 from typing import Any
 
@@ -25,8 +26,7 @@ from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 
-_OPTIONAL = {"web": "celery_idempotent.contrib.web:web"}
-"""Commands of optional parts, by where they are; imported when they are asked for."""
+_WEB = "celery_idempotent.contrib.web:web"
 
 
 class _Commands(click.Group):
@@ -37,10 +37,11 @@ class _Commands(click.Group):
             raise click.ClickException(str(error)) from error
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted([*self.commands, *_OPTIONAL])
+        return sorted([*self.commands, "web"])
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        found: click.Command | None = symbol_by_name(_OPTIONAL[name]) if name in _OPTIONAL else self.commands.get(name)
+        # That of an optional part is imported when it is asked for.
+        found: click.Command | None = symbol_by_name(_WEB) if name == "web" else super().get_command(context, name)
         return found
 
 
@@ -79,8 +80,15 @@ class Invocation:
 
     def answer(self, value: Any, *lines: str, indent: int | None = 2) -> None:
         """Print ``value`` as JSON in ASCII, with nothing in it that a terminal obeys, or to a person the ``lines``."""
-        for line in [json.dumps(value, indent=indent)] if self.as_json else lines:
+        for line in [json.dumps(value, indent=indent, default=_plain)] if self.as_json else lines:
             click.echo(line)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for; of a function or a type its name."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.total_seconds() if isinstance(value, timedelta) else getattr(value, "__qualname__", str(value))
 
 
 def command(name: str, *options: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:

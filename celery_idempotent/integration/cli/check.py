@@ -1,10 +1,9 @@
 """The command that checks a deployment before it goes out."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields
-from datetime import timedelta
 from typing import Any
 
 import click
@@ -89,23 +88,10 @@ def _facts(app: Celery, task: Any) -> dict[str, Any]:
     return {
         "name": task.name,
         "protected": is_enforced(task),
-        "policy": {each.name: _plain(getattr(policy, each.name)) for each in fields(policy)},
+        "policy": {each.name: getattr(policy, each.name) for each in fields(policy)},
         "guarantee": task.guarantee(),
         "warnings": [str(each) for each in problems_of_delivery(type(task), app)],
     }
-
-
-def _plain(value: Any) -> Any:
-    """A policy's value as JSON has it; of a function or a type its name."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return getattr(value, "__qualname__", None) or str(value)
 
 
 def _broker(app: Celery, timeout: float) -> tuple[str, str]:
@@ -114,7 +100,7 @@ def _broker(app: Celery, timeout: float) -> tuple[str, str]:
     It is asked in a thread of its own: what bounds the wait for a connection differs by transport, and for some nothing
     does. A thread that hangs ends with the process.
     """
-    told: list[str] = []
+    told = [f"no answer within {timeout:g} s"]
 
     def ask() -> None:
         try:
@@ -124,13 +110,11 @@ def _broker(app: Celery, timeout: float) -> tuple[str, str]:
         except Exception as error:  # noqa: BLE001 - whatever the transport raises; it is told, by its type and its text
             told.append(f"{type(error).__name__}: {describe(error)}")
 
-    connection = app.connection_for_write()
-    name = one_line(
-        connection.as_uri()
-        if connection.password
-        else connection.as_uri().replace("//:**@", "//", 1).replace(":**@", "@", 1)
-    )
     asking = threading.Thread(target=ask, daemon=True)
+    connection = app.connection_for_write()
+    name = connection.as_uri()
+    if not connection.password:
+        name = name.replace("//:**@", "//", 1).replace(":**@", "@", 1)
     asking.start()
     asking.join(timeout)
-    return name, told[0] if told else f"no answer within {timeout:g} s"
+    return one_line(name), told[-1]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from heapq import nsmallest
 from typing import Any
 
@@ -66,7 +66,7 @@ def show(call: Invocation, key: str, task: str | None) -> None:
     record = looked_up(call.store, key, task=task)
     now, policy = call.store.now(), call.runtime.policy_of(record)
     if call.as_json:
-        call.answer(_whole(record, now, policy))
+        call.answer(_facts(record, now, policy))
     else:
         print_record(record, now, policy, is_whole=True)
 
@@ -104,7 +104,7 @@ def list_records(call: Invocation, limit: int, **filters: Any) -> None:
     oldest = nsmallest(limit + 1, records, key=lambda record: record.updated_at)
     listed, now = oldest[:limit], call.store.now()
     if call.as_json:
-        call.answer([_brief(each, now) for each in listed])
+        call.answer([_facts(each, now) for each in listed])
     else:
         print_records(listed, now)
     if len(oldest) > limit:
@@ -113,17 +113,7 @@ def list_records(call: Invocation, limit: int, **filters: Any) -> None:
         advise_on(wanted, call.app)
 
 
-_CELLS: Mapping[str, Callable[[Record, int], object]] = {
-    "STATUS": status,
-    "AGE": lambda record, now: duration(now - record.updated_at),
-    "UPDATED": lambda record, now: iso(record.updated_at, "seconds"),
-    "ATTEMPTS": lambda record, now: record.attempts,
-    "TASK": lambda record, now: record.task,
-    "LABEL": lambda record, now: record.label,
-    "KEY": lambda record, now: record.key,
-    "WORKER": lambda record, now: record.worker,
-}
-"""By the head of a column, what stands in it."""
+_HEADS = ("STATUS", "AGE", "UPDATED", "ATTEMPTS", "TASK", "LABEL", "KEY", "WORKER")
 
 
 def print_records(records: Sequence[Record], now: int) -> None:
@@ -134,8 +124,12 @@ def print_records(records: Sequence[Record], now: int) -> None:
     width = screen.width()
     left_out = {"AGE"} if width is None or width >= screen.NARROW else {"UPDATED", "ATTEMPTS", "WORKER"}
     left_out |= set() if any(each.label for each in records) else {"LABEL"}
-    heads = [each for each in _CELLS if each not in left_out]
-    rows = [{head: _CELLS[head](each, now) for head in heads} for each in records]
+    heads = [each for each in _HEADS if each not in left_out]
+    rows: list[dict[str, object]] = []
+    for each in records:
+        age, updated = duration(now - each.updated_at), iso(each.updated_at, "seconds")
+        cells = (status(each, now), age, updated, each.attempts, each.task, each.label, each.key, each.worker)
+        rows.append(dict(zip(_HEADS, cells, strict=True)))
     longest = [max([len(head), *(len(one_line(row[head])) for row in rows)]) for head in heads]
     if width is not None and sum(longest) + 2 * len(longest) > width:
         if all(f"{each.task}:" in each.key for each in records):
@@ -146,32 +140,30 @@ def print_records(records: Sequence[Record], now: int) -> None:
     screen.table(columns, [[row[head] for head in heads] for row in rows])
 
 
-def _brief(record: Record, now: int) -> dict[str, Any]:
-    """What a list tells programs of a record."""
+def _facts(record: Record, now: int, policy: Policy | None = None) -> dict[str, Any]:
+    """What programs are told of a record in a list; with its policy, all that is recorded. Only JSON is decoded."""
     verdict = dict(record.verdict)
-    times = {name: iso(verdict[name]) for name in ("at", "kept_until", "counts_until") if name in verdict}
+    verdict |= {name: iso(verdict[name]) for name in ("at", "kept_until", "counts_until") if name in verdict}
     names = ("key", "label", "task", "task_id", "worker", "attempts", "error")
-    return {
+    brief = {
         **{name: getattr(record, name) for name in names},
         "status": status(record, now),
         "created_at": iso(record.created_at),
         "updated_at": iso(record.updated_at),
-        "verdict": {**verdict, **times} if verdict else None,
+        "verdict": verdict or None,
     }
-
-
-def _whole(record: Record, now: int, policy: Policy) -> dict[str, Any]:
-    """All that is recorded, with the effect keys of its steps. Only JSON is decoded."""
+    if policy is None:
+        return brief
     until = counts_until(record)
-    steps = {name: _step(plain) for name, plain in record.steps.items()}
+    steps = {name: {**_step(plain), "effect_key": effect_key(record.key, name)} for name, plain in record.steps.items()}
     return {
         **record.to_fields(),
-        **_brief(record, now),
+        **brief,
         "lease_until": iso(record.lease_until),
         "expires_at": None if until is None else iso(until),
         "content_type": record.content_type,
         "result": _decoded(record.result, record.content_type),
-        "steps": {name: {**step, "effect_key": effect_key(record.key, name)} for name, step in steps.items()},
+        "steps": steps,
         "effect_keys": {name: effect_key(record.key, name) for name in names_of_effects(record, policy)},
     }
 
@@ -214,7 +206,7 @@ def print_record(record: Record, now: int, policy: Policy, *, is_whole: bool = F
 
     Of the result only its size, or where it is.
     """
-    facts = _brief(record, now)
+    facts = _facts(record, now)
     rows = [(name, facts[name]) for name in _SHOWN if facts[name]]
     for name in names_of_effects(record, policy):
         known = "nothing recorded" if record.expires_at is None else "not known, as an outcome keeps no steps"

@@ -6,8 +6,7 @@ written by others, so it goes through ``one_line``, and never through rich's mar
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import click
 
@@ -34,15 +33,8 @@ _LEAST = 8
 """Characters that are left of what is cut."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table.
-
-    Args:
-        head: Its head.
-        is_cut: Whether its cells may be cut, where the terminal is too narrow for all.
-        is_number: Whether its cells stand on the right.
-    """
+class Column(NamedTuple):
+    """A column: its head, whether its cells may be cut for a narrow terminal, and whether they stand on the right."""
 
     head: str
     is_cut: bool = False
@@ -66,22 +58,21 @@ def width() -> int | None:
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, paged: bool = True) -> None:
     """Print rows: in a terminal, each on one line of it, by a pager where there are more than it has lines."""
+    heads = [each.head for each in columns]
     cells = [[one_line(each) for each in row] for row in rows]
-    lengths = [max(map(len, column)) for column in zip([each.head for each in columns], *cells, strict=True)]
+    lengths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     if not is_terminal():
-        for row in [[each.head for each in columns], *cells]:
+        for row in [heads, *cells]:
             click.echo("  ".join(map(str.ljust, row, lengths)).rstrip())
         return
     from rich.table import Table
     from rich.text import Text
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for each in columns:
-        made.add_column(
-            Text(each.head), no_wrap=not each.is_cut, overflow="ellipsis", justify="right" if each.is_number else "left"
-        )
+    for head, is_cut, is_number in columns:
+        made.add_column(Text(head), no_wrap=not is_cut, overflow="ellipsis", justify="right" if is_number else "left")
     for row in cells:
-        styles = [_style(cell) if each.head == "STATUS" else "" for each, cell in zip(columns, row, strict=True)]
+        styles = [_style(cell) if head == "STATUS" else "" for head, cell in zip(heads, row, strict=True)]
         made.add_row(*(Text(*cell, no_wrap=True, overflow="ellipsis") for cell in zip(row, styles, strict=True)))
     console = _console()
     # What must not be cut may be longer than a line of the terminal, which then goes on in the next one.
