@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property, update_wrapper
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 from celery import Celery
@@ -24,7 +24,6 @@ from celery_idempotent.integration.operating.verdicts import json_of
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Status
-from celery_idempotent.protocol.store import Store
 
 _WEB = "celery_idempotent.contrib.web:web"
 
@@ -54,6 +53,8 @@ def idempotency(context: click.Context) -> None:
 
 _WARNED = "celery_idempotent.warned"
 
+Option: TypeAlias = Callable[[Any], Any]
+
 
 class Invocation:
     """What a command is called with: the app, and whether a program reads the answer."""
@@ -70,13 +71,9 @@ class Invocation:
         self.context.obj.app.loader.import_default_modules()
         return self.context.obj.app
 
-    @property
+    @cached_property
     def runtime(self) -> Runtime:
         return runtime_of(self.app)
-
-    @property
-    def store(self) -> Store:
-        return self.runtime.store
 
     def answer(self, value: Any, *lines: str, indent: int | None = 2) -> None:
         """Print ``value`` as JSON in ASCII, with nothing in it that a terminal obeys, or to a person the ``lines``."""
@@ -91,19 +88,19 @@ def _plain(value: Any) -> Any:
     return value.total_seconds() if isinstance(value, timedelta) else getattr(value, "__qualname__", str(value))
 
 
-def command(name: str, *options: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
+def command(name: str, *options: Option) -> Callable[[Callable[..., None]], click.Command]:
     """Make of a function a command with these options and --json; it is given its :class:`Invocation` first."""
 
-    def made(function: Callable[..., None]) -> click.Command:
+    def add(function: Callable[..., None]) -> click.Command:
         def invoke(context: click.Context, as_json: bool, **arguments: Any) -> None:
             function(Invocation(context, as_json), **arguments)
 
-        decorated: Any = update_wrapper(invoke, function)
-        for decorate in (click.pass_context, _AS_JSON, *reversed(options)):
-            decorated = decorate(decorated)
+        decorated: Any = click.pass_context(update_wrapper(invoke, function))
+        for option in reversed([*options, _AS_JSON]):
+            decorated = option(decorated)
         return idempotency.command(name)(decorated)
 
-    return made
+    return add
 
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs; times are ISO 8601 in UTC.")
@@ -132,15 +129,9 @@ def _age(text: str) -> int:
 _UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
-def seconds(name: str, default: float, text: str) -> Callable[[Any], Any]:
-    """The option of a command that waits."""
-    return click.option(name, default=default, show_default=True, type=AMOUNT, metavar="SECONDS", help=text)
-
-
-def limit(what: str) -> Callable[[Any], Any]:
-    """The option of a command that lists ``what``."""
-    text = f"At most that many {what}."
-    return click.option("--limit", default=100, show_default=True, type=click.IntRange(1), metavar="N", help=text)
+def number(name: str, default: float | None, kind: click.FloatRange | click.IntRange, unit: str, text: str) -> Option:
+    """An option that counts or measures."""
+    return click.option(name, default=default, show_default=True, type=kind, metavar=unit, help=text)
 
 
 of_task = click.option("--task", metavar="TASK", help="Only of this task.")

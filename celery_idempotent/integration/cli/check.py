@@ -12,7 +12,7 @@ from celery.concurrency import ALIASES
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.integration.binding import is_builtin, is_enforced, is_idempotent, problems_of_delivery
-from celery_idempotent.integration.cli.base import Invocation, advise, command, seconds
+from celery_idempotent.integration.cli.base import AMOUNT, Invocation, advise, command, number
 from celery_idempotent.integration.operating import startup
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
@@ -22,7 +22,7 @@ from celery_idempotent.protocol.codec import describe
 @command(
     "check",
     click.option("--strict", is_flag=True, help="Fail where anything warns, too."),
-    seconds("--timeout", 5.0, "How long to wait for the broker."),
+    number("--timeout", 5.0, AMOUNT, "SECONDS", "How long to wait for the broker."),
 )
 def check(call: Invocation, strict: bool, timeout: float) -> None:
     """Check tasks, settings, store and broker: the gate of a deploy.

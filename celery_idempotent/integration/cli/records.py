@@ -19,7 +19,7 @@ from celery_idempotent.integration.cli.base import (
     advise_on,
     command,
     json_value,
-    limit,
+    number,
     of_task,
 )
 from celery_idempotent.integration.cli.screen import Column
@@ -63,8 +63,9 @@ def show(call: Invocation, key: str, task: str | None) -> None:
     KEY may also be the beginning of a key or of its hash, a task id, or a label. For these the whole store is read.
     Where it fits several, --task says which is meant.
     """
-    record = looked_up(call.store, key, task=task)
-    now, policy = call.store.now(), call.runtime.policy_of(record)
+    runtime = call.runtime
+    record = looked_up(runtime.store, key, task=task)
+    now, policy = runtime.store.now(), runtime.policy_of(record)
     if call.as_json:
         call.answer(_facts(record, now, policy))
     else:
@@ -79,7 +80,7 @@ def print_effect_key(call: Invocation, key: str, name: str, task: str | None) ->
     recorded any more.
     """
     try:
-        record = looked_up(call.store, key, task=task)
+        record = looked_up(call.runtime.store, key, task=task)
     except PolicyError:
         if re.fullmatch(".+:[0-9a-f]{64}", key, re.DOTALL) is None:  # what every derived key looks like
             raise
@@ -92,7 +93,7 @@ def print_effect_key(call: Invocation, key: str, name: str, task: str | None) ->
     call.answer({"key": key, "name": name, "effect_key": made}, made)
 
 
-@command("list", *FILTERS, limit("records"))
+@command("list", *FILTERS, number("--limit", 100, click.IntRange(1), "N", "At most that many records."))
 def list_records(call: Invocation, limit: int, **filters: Any) -> None:
     """List the records that were written longest ago, oldest first.
 
@@ -100,9 +101,9 @@ def list_records(call: Invocation, limit: int, **filters: Any) -> None:
     page at a time, and of each key what show, resolve, release and forget take for it.
     """
     wanted = Filter(**filters)
-    records = screen.counted("reading", found(call.store, wanted))
+    records = screen.counted("reading", found(call.runtime.store, wanted))
     oldest = nsmallest(limit + 1, records, key=lambda record: record.updated_at)
-    listed, now = oldest[:limit], call.store.now()
+    listed, now = oldest[:limit], call.runtime.store.now()
     if call.as_json:
         call.answer([_facts(each, now) for each in listed])
     else:

@@ -16,7 +16,7 @@ from celery_idempotent.engine.search import summary
 from celery_idempotent.engine.verdicts import Fate, sweep_abandoned, sweep_released
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.base import AMOUNT, Invocation, command, limit, seconds
+from celery_idempotent.integration.cli.base import AMOUNT, Invocation, command, number
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.messages import outbox
@@ -43,7 +43,7 @@ def stats(call: Invocation) -> None:
     _look(call)
 
 
-@command("watch", seconds("--every", 2.0, "Pause between two looks."))
+@command("watch", number("--every", 2.0, AMOUNT, "SECONDS", "Pause between two looks."))
 def watch(call: Invocation, every: float) -> None:
     """Show what stats counts, again and again.
 
@@ -60,21 +60,21 @@ def watch(call: Invocation, every: float) -> None:
 
 def _look(call: Invocation, *, again: bool = False) -> None:
     """Count, and print it; what is printed ``again`` is a line of JSON, and clears the terminal."""
-    store = call.store
+    store = call.runtime.store
     counted = summary(store)
     now, here = store.now(), time.time_ns() // 1_000_000
     waiting = store.waiting(_MOST_COUNTED) if isinstance(store, Outbox) else None
     age = now - waiting[0].created_at if waiting else None
     if call.as_json:
         oldest = {status: iso(when) for status, when in counted.oldest.items()}
-        age_in_seconds = None if age is None else age / 1000
+        seconds = None if age is None else age / 1000
         numbers = {
             "at": iso(now),
             "by_status": counted.by_status,
             "by_task": counted.by_task,
             "oldest": oldest,
             "oldest_in_progress": oldest.get(Status.IN_PROGRESS),
-            "outbox": None if waiting is None else {"depth": len(waiting), "oldest_age": age_in_seconds},
+            "outbox": None if waiting is None else {"depth": len(waiting), "oldest_age": seconds},
             "clock_offset_ms": now - here,
         }
         call.answer(numbers, indent=None if again else 2)
@@ -99,7 +99,7 @@ def _look(call: Invocation, *, again: bool = False) -> None:
 @command(
     "relay",
     click.option("--once", is_flag=True, help="Publish what waits now, and end."),
-    seconds("--every", 1.0, "Pause between two looks."),
+    number("--every", 1.0, AMOUNT, "SECONDS", "Pause between two looks."),
 )
 def relay(call: Invocation, once: bool, every: float) -> None:
     """Publish messages that wait in the outbox of an SQL store.
@@ -125,14 +125,14 @@ def relay(call: Invocation, once: bool, every: float) -> None:
     call.answer({"published": total, "waiting": left}, *([f"{left} still wait; 'outbox' says why"] if left else empty))
 
 
-@command("outbox", limit("messages"))
+@command("outbox", number("--limit", 100, click.IntRange(1), "N", "At most that many messages."))
 def list_outbox(call: Invocation, limit: int) -> None:
     """List messages that wait in the outbox, the oldest first.
 
     How often and why they failed, and when they are tried next.
     """
     waiting = outbox.outbox_of(call.app).waiting(limit)
-    now = call.store.now()
+    now = call.runtime.store.now()
     if call.as_json:
         facts = [
             {
@@ -157,7 +157,7 @@ def list_outbox(call: Invocation, limit: int) -> None:
 @command("provision")
 def provision(call: Invocation) -> None:
     """Create the table or schema if it is missing; safe to repeat."""
-    store, lacking = call.store, None
+    store, lacking = call.runtime.store, None
     try:
         if isinstance(store, VerifiableStore):
             store.verify()
@@ -186,7 +186,7 @@ def ddl(call: Invocation, dialect: str | None) -> None:
     except ModuleNotFoundError as error:
         missing = f'{error.name} is not installed; run: pip install "celery-idempotent[sql]"'
         raise click.ClickException(missing) from error
-    store = innermost(call.store) if call.app.conf.get("idempotency_store") else None
+    store = innermost(call.runtime.store) if call.app.conf.get("idempotency_store") else None
     tables, whose = [], "idempotency_store, where it names no others"
     if isinstance(store, SQLStore):
         tables, whose, dialect = [store.table, store.outbox], repr(store), dialect or store.dialect
@@ -205,56 +205,52 @@ _DAY = 86_400_000
 
 @command(
     "purge",
-    click.option(
-        "--batch",
-        default=1000,
-        show_default=True,
-        type=click.IntRange(1, 10_000),
-        metavar="N",
-        help="Delete N at a time.",
-    ),
+    number("--batch", 1000, click.IntRange(1, 10_000), "N", "Delete N at a time."),
     click.option("--max", "most", default=sys.maxsize, type=click.IntRange(1), metavar="N", help="Stop after N."),
-    click.option(
+    number(
         "--released-before",
-        "released",
-        type=AMOUNT,
-        metavar="DAYS",
-        help="Delete RELEASED records, too, that were not touched for DAYS. They never expire by themselves, as they "
-        "hold the finished steps and the fingerprint of an operation that may be delivered again; both are forgotten "
-        "then.",
+        None,
+        AMOUNT,
+        "DAYS",
+        "Delete RELEASED records, too, that were not touched for DAYS. They never expire by themselves, as they hold "
+        "the finished steps and the fingerprint of an operation that may be delivered again; both are forgotten then.",
     ),
-    click.option(
+    number(
         "--abandoned-before",
-        "abandoned",
-        type=AMOUNT,
-        metavar="DAYS",
-        help="End what is IN_PROGRESS, too, if its lease has been over for DAYS: its message was lost. It is deleted, "
-        'with steps and fingerprint. Under on_takeover="refuse", and where a step began and did not end, it becomes '
+        None,
+        AMOUNT,
+        "DAYS",
+        "End what is IN_PROGRESS, too, if its lease has been over for DAYS: its message was lost. It is deleted, with "
+        'steps and fingerprint. Under on_takeover="refuse", and where a step began and did not end, it becomes '
         "UNKNOWN. What another app has begun, or a task that this one lacks, stays.",
     ),
 )
-def purge(call: Invocation, batch: int, most: int, released: float | None, abandoned: float | None) -> None:
+def purge(
+    call: Invocation, batch: int, most: int, released_before: float | None, abandoned_before: float | None
+) -> None:
     """Delete outcomes that are no longer kept.
 
     Run it once a day; workers do not mind, and can do it themselves, by idempotency_purge. Some stores delete them by
     themselves. With --released-before and --abandoned-before the whole store may be read.
     """
-    store = call.store
-    outcomes = given_back = ended = None
+    store = call.runtime.store
+    done: dict[str, Any] = {"store": repr(store), "outcomes": None, "released": None, "abandoned": None}
     lines = [f"{store!r} deletes outcomes by itself"]
     if isinstance(store, PurgeableStore):
-        outcomes = sum(1 for _ in screen.counted("deleting outcomes", _purge(store, batch, most)))
-        lines = [f"{outcomes} outcomes deleted"]
-    if released is not None:
-        swept = islice(sweep_released(store, age=round(released * _DAY)), most)
-        given_back = sum(1 for _ in screen.counted("deleting released", swept))
-        lines.append(f"{given_back} released records deleted")
-    if abandoned is not None:
-        left_behind = sweep_abandoned(store, policies_of(call.app), age=round(abandoned * _DAY) + call.runtime.grace)
+        done["outcomes"] = sum(1 for _ in screen.counted("deleting outcomes", _purge(store, batch, most)))
+        lines = [f"{done['outcomes']} outcomes deleted"]
+    if released_before is not None:
+        swept = islice(sweep_released(store, age=round(released_before * _DAY)), most)
+        done["released"] = sum(1 for _ in screen.counted("deleting released", swept))
+        lines.append(f"{done['released']} released records deleted")
+    if abandoned_before is not None:
+        age = round(abandoned_before * _DAY) + call.runtime.grace
+        left_behind = sweep_abandoned(store, policies_of(call.app), age=age)
         fates = Counter(fate for _, fate in islice(left_behind, most))
-        ended = {"deleted": fates[Fate.DELETED], "in_doubt": fates[Fate.IN_DOUBT]}
-        lines.append(f"{ended['deleted']} abandoned records deleted, {ended['in_doubt']} in doubt now (UNKNOWN)")
-    call.answer({"store": repr(store), "outcomes": outcomes, "released": given_back, "abandoned": ended}, *lines)
+        deleted, in_doubt = fates[Fate.DELETED], fates[Fate.IN_DOUBT]
+        done["abandoned"] = {"deleted": deleted, "in_doubt": in_doubt}
+        lines.append(f"{deleted} abandoned records deleted, {in_doubt} in doubt now (UNKNOWN)")
+    call.answer(done, *lines)
 
 
 def _purge(store: PurgeableStore, batch: int, most: int) -> Iterator[None]:
@@ -294,12 +290,10 @@ def copy(call: Invocation, source: str, target: str, dry_run: bool) -> None:
                 copied[record.task] += 1
             else:
                 left += 1
-    done, nothing = ("to copy", "nothing would be left") if dry_run else ("copied", "nothing is left")
-    reason = f"{left} left: an attempt is running, or TARGET has another record or no room"
+    done, rest = ("to copy", "nothing would be left") if dry_run else ("copied", "nothing is left")
+    rest = f"{left} left: an attempt is running, or TARGET has another record or no room" if left else rest
     lines = [f"{count} of {task} {done}" for task, count in sorted(copied.items())]
-    call.answer(
-        {done.replace(" ", "_"): copied, "left": left, "unreadable": unreadable}, *lines, reason if left else nothing
-    )
+    call.answer({done.replace(" ", "_"): copied, "left": left, "unreadable": unreadable}, *lines, rest)
     if unreadable and not call.as_json:
         click.echo(f"{len(unreadable)} left that cannot be read, named above; they would run again", err=True)
     if left or unreadable or (dry_run and copied):

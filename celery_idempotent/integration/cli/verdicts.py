@@ -108,7 +108,7 @@ def _judge(
         raise click.UsageError("--json asks no questions; give --yes or --dry-run, too")
     if is_bulk and not (reason or dry_run or screen.is_conversation()):
         raise click.UsageError("a verdict on many records needs a --reason")
-    store, policy_of = call.store, call.runtime.policy_of
+    store, policy_of = call.runtime.store, call.runtime.policy_of
     question, status_of_many = _QUESTIONS[action]
     if key is not None:
         records = [looked_up(store, key, task=wanted.task)]
