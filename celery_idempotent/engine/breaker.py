@@ -87,14 +87,9 @@ class Breaker:
         now, draw = self._clock.monotonic(), random.random()  # noqa: S311 - it keeps no secret
         before, after = self._change(lambda circuit: decisions.failed(circuit, now, key, is_trial=is_trial, draw=draw))
         if isinstance(before, Closed) and isinstance(after, Open):
-            say(
-                logger.warning,
-                "store_circuit_opened",
-                store=self._store,
-                failures=decisions.FAILURES,
-                next_try_in=round(after.trial_at - now, 1),
-                reason=error.reason,
-            )
+            failures, pause = decisions.FAILURES, round(after.trial_at - now, 1)
+            told = {"store": self._store, "failures": failures, "next_try_in": pause, "reason": error.reason}
+            say(logger.warning, "store_circuit_opened", **told)
 
     def _answered(self) -> None:
         before, _ = self._change(lambda circuit: CLOSED)

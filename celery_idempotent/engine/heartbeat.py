@@ -140,32 +140,18 @@ class Heartbeat:
                     if not resident.is_alive:
                         resident.start()
             except NO_THREAD as error:
-                raise StoreUnavailable(
-                    repr(claim.store),
-                    "heartbeat",
+                why = (
                     f"no thread can be started to renew the lease: {_described(error)}; "
-                    "give the worker more threads (ulimit -u, pids.max) or memory, or lower its concurrency",
-                ) from error
+                    "give the worker more threads (ulimit -u, pids.max) or memory, or lower its concurrency"
+                )
+                raise StoreUnavailable(repr(claim.store), "heartbeat", why) from error
 
     def _hand_over_due(self) -> None:
-        for beat in self._wait_for_due():
-            try:
-                _thread.start_new_thread(self._renew, (beat,))
-            except NO_THREAD as error:
-                with self._lock:
-                    if beat.is_handed_over:  # and not taken meanwhile, by a thread that was started earlier and is slow
-                        beat.left = _described(error)
-                        self._any_left.notify()
-
-    def _wait_for_due(self) -> list[_Beat]:
         with self._lock:
             while True:
                 now = self._clock.monotonic()
                 if due := [beat for beat in self._beats.values() if beat.due <= now]:
-                    for beat in due:
-                        beat.is_handed_over = True
-                        beat.due = now + beat.claim.lease / _RETRIES_PER_LEASE
-                    return due
+                    break
                 if self._beats:
                     self._sleeps_until = min(beat.due for beat in self._beats.values())
                 elif self._sleeps_until <= now:
@@ -174,6 +160,17 @@ class Heartbeat:
                     # rest of a short task.
                     self._sleeps_until = inf
                 self._changed.wait(min(self._sleeps_until - self._clock.monotonic(), _LONGEST_SLEEP))
+            for beat in due:
+                beat.is_handed_over = True
+                beat.due = now + beat.claim.lease / _RETRIES_PER_LEASE
+        for beat in due:
+            try:
+                _thread.start_new_thread(self._renew, (beat,))
+            except NO_THREAD as error:
+                with self._lock:
+                    if beat.is_handed_over:  # and not taken meanwhile, by a thread that was started earlier and is slow
+                        beat.left = _described(error)
+                        self._any_left.notify()
 
     def _renew_left(self) -> None:
         with self._lock:
@@ -182,8 +179,7 @@ class Heartbeat:
             beat = min(left, key=lambda each: each.due)
             reason, beat.left = beat.left, ""
         try:
-            told = f"no thread can be started: {reason}"
-            say(logger.warning, "renewal_delayed", key=beat.claim.key, reason=told)
+            say(logger.warning, "renewal_delayed", key=beat.claim.key, reason=f"no thread can be started: {reason}")
         finally:
             self._renew(beat)
 

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from celery_idempotent.engine.heartbeat import NO_THREAD
@@ -27,21 +26,6 @@ class _NobodyWaits(SafeToRetry):
     """Whoever asked was cancelled before the call began."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """The thread has come to the call, which gets ``given``."""
-
-    given: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """The thread has ended, with a value or an error."""
-
-    value: Any = None
-    error: BaseException | None = None
-
-
 class _Thread:
     """``act`` in a thread of its own, which leaves its one call to the loop."""
 
@@ -54,9 +38,10 @@ class _Thread:
         self.awaited = threading.Lock()
         #: What the call returned or raised, for the thread.
         self.returned: Future[Any] = Future()
-        #: What comes first, and what comes last; the same where there is no call.
-        self.first: asyncio.Future[_Turn | _Done] = self._loop.create_future()
-        self.last: asyncio.Future[_Done] = self._loop.create_future()
+        #: What the call is given, once the thread has come to it; None where it ended without.
+        self.given: asyncio.Future[tuple[Any] | None] = self._loop.create_future()
+        #: What the thread ended with, a value or an error.
+        self.end: asyncio.Future[tuple[Any, BaseException | None]] = self._loop.create_future()
 
     def start(self) -> None:
         """Begin, or raise ``StoreUnavailable``. The interpreter waits for the thread: what happened is recorded."""
@@ -64,25 +49,25 @@ class _Thread:
         try:
             thread.start()
         except NO_THREAD as error:
-            raise StoreUnavailable(
-                "celery-idempotent",
-                "waiting",
+            why = (
                 f"no thread can be started to wait for the store: {error!r}; give the process more "
-                "threads (ulimit -u, pids.max) or memory, or let fewer calls in at a time",
-            ) from error
+                "threads (ulimit -u, pids.max) or memory, or let fewer calls in at a time"
+            )
+            raise StoreUnavailable("celery-idempotent", "waiting", why) from error
 
     def _run(self) -> None:
+        value, raised = None, None
         try:
-            done = _Done(self._act(self._call))
+            value = self._act(self._call)
         except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits
-            done = _Done(error=error)
+            raised = error
         if not self._is_called:
-            self._tell(self.first, done)
-        self._tell(self.last, done)
+            self._tell(self.given, None)
+        self._tell(self.end, (value, raised))
 
     def _call(self, given: Any) -> Any:
         self._is_called = True
-        self._tell(self.first, _Turn(given))
+        self._tell(self.given, (given,))
         while not self.returned.done():
             if self._is_abandoned() and not self.returned.done():
                 raise asyncio.CancelledError("nobody awaits it any more")
@@ -94,7 +79,7 @@ class _Thread:
         is_gone = self._loop.is_closed() or not (self._loop.is_running() or _is_alive(self._home))
         return is_gone or not self.awaited.locked()
 
-    def _tell(self, future: "asyncio.Future[Any]", what: _Turn | _Done) -> None:
+    def _tell(self, future: "asyncio.Future[Any]", what: object) -> None:
         with suppress(RuntimeError):  # the loop is closed
             # No function of ours: the loop takes what a signal raises in one for its own error, and goes on.
             self._loop.call_soon_threadsafe(future.set_result, what)
@@ -119,25 +104,23 @@ async def awaited(act: Callable[[Callable[[G], Any]], T], call: Callable[[G], Aw
     with thread.awaited:
         thread.start()
         try:
-            first = await asyncio.shield(thread.first)
+            given = await asyncio.shield(thread.given)
         except BaseException as error:
             thread.returned.set_exception(_NobodyWaits("cancelled before it began"))
             if not isinstance(error, GeneratorExit):  # a coroutine that is being closed must not wait
-                await asyncio.shield(thread.last)
+                await asyncio.shield(thread.end)
             raise
-        if isinstance(first, _Turn):
-            await _made(lambda: call(first.given), thread.returned)
-        done = await asyncio.shield(thread.last)
-    if done.error is not None:
-        raise done.error
-    value: T = done.value
-    return value
-
-
-async def _made(call: Callable[[], Awaitable[Any]], returned: "Future[Any]") -> None:
-    try:
-        value = await call()
-    except BaseException as error:  # noqa: BLE001 - the thread raises it again, or what is to be raised instead
-        returned.set_exception(error)
-    else:
-        returned.set_result(value)
+        if given is not None:
+            try:
+                returned = await call(*given)
+            except BaseException as error:  # the thread raises it again, or what is to be raised instead
+                thread.returned.set_exception(error)
+                if isinstance(error, GeneratorExit):
+                    raise
+            else:
+                thread.returned.set_result(returned)
+        value, raised = await asyncio.shield(thread.end)
+    if raised is not None:
+        raise raised
+    result: T = value
+    return result

@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -52,10 +53,8 @@ class BodyTransaction:
     """``with attempt.transaction() as tx:`` commits what is done in the block, or nothing of it."""
 
     def __init__(self, claim: Claim, codec: Codec, store: TransactionalStore, using: Any) -> None:
-        self._claim = claim
-        self._codec = codec
-        self._store = store
-        self._using = using
+        self._claim, self._codec = claim, codec
+        self._store, self._using = store, using
         self._transaction: Transaction | None = None
         self._kept: Kept | None = None
         self._sent = 0
@@ -68,9 +67,6 @@ class BodyTransaction:
     def _undo(self) -> None:
         if self._transaction is not None:
             self._transaction.rollback()
-        self._forget()
-
-    def _forget(self) -> None:
         self._transaction = None
 
     def __exit__(
@@ -84,11 +80,10 @@ class BodyTransaction:
             self._undo()
             raise PolicyError("transaction", "without done()", "end its block with: return tx.done(<the result>)")
         try:
-            self._claim.commit_in(self._open, self._kept, self._forget)
+            self._claim.commit_in(self._open, self._kept, partial(setattr, self, "_transaction", None))
         except RecordTooLarge as too_large:
-            raise PolicyError(
-                "done", "this result", f"the record has no room for it; return less ({too_large})"
-            ) from too_large
+            why = f"the record has no room for it; return less ({too_large})"
+            raise PolicyError("done", "this result", why) from too_large
 
     @property
     def connection(self) -> Any:
