@@ -10,11 +10,11 @@ from typing import Any
 from celery import Celery, Task
 from celery.utils.dispatch import Signal
 
+from celery_idempotent import stores
 from celery_idempotent.engine.events import Event, EventName
 from celery_idempotent.integration.headers import waiting_since
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Record, bounded, trace_of
-from celery_idempotent.stores import reading
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def report_verdict(app: Celery, record: Record) -> None:
 
 
 # A scan of a store knows nothing of Celery.
-reading.listeners.append(
+stores.listeners.append(
     lambda key, error: _send(
         None, None, Event(EventName.RECORD_UNREADABLE, key, None, str(error)), observed=False, headers={}
     )

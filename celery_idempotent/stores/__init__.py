@@ -1,12 +1,15 @@
 """Stores, opened from a URL in the shape Celery users know; and what you need to write one."""
 
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from traceback import extract_tb
-from typing import cast
+from typing import TypeVar, cast
 
-from celery_idempotent.errors import IdempotencyError, PolicyError
-from celery_idempotent.printable import scheme_of
+from celery_idempotent.errors import IdempotencyError, PolicyError, StoreMisconfigured
+from celery_idempotent.printable import say, scheme_of
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import (
     CommittingStore,
     Outbox,
@@ -21,7 +24,6 @@ from celery_idempotent.protocol.store import (
     WaitingMessage,
     WriteFailed,
 )
-from celery_idempotent.stores.reading import readable
 
 __all__ = [
     "CommittingStore",
@@ -139,3 +141,35 @@ def _open_registered(url: str, entry_point: EntryPoint) -> Store:
 def _lacking(store: object) -> list[str]:
     """What every store has, and ``store`` has not."""
     return [name for name in vars(Store) if not name.startswith("_") and not callable(getattr(store, name, None))]
+
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+listeners: list[Callable[[str, Exception], None]] = []
+"""Each is called with the key of a record that is passed over, as far as it can be read, and what is wrong with it."""
+
+
+def readable(
+    stored: Iterable[_T], read: Callable[[_T], Record | None], key_of: Callable[[_T], object]
+) -> Iterator[Record]:
+    """What can be read of ``stored``; the rest is named in the log and passed over.
+
+    Args:
+        stored: Records as the store keeps them.
+        read: Gives the record, None if it has been deleted since, or raises ``StoreMisconfigured``.
+        key_of: Gives the key, as far as it can be read.
+    """
+    for each in stored:
+        try:
+            record = read(each)
+        except StoreMisconfigured as error:
+            key = str(key_of(each))
+            say(logger.warning, "record_unreadable", key=key, reason=error)
+            for listener in listeners:
+                listener(key, error)
+        else:
+            if record is not None:
+                yield record

@@ -18,7 +18,7 @@ from sqlalchemy import make_url
 from celery_idempotent.errors import IdempotencyWarning
 from celery_idempotent.protocol.store import VerifiableStore
 from celery_idempotent.stores import open_store
-from celery_idempotent.stores.exposure import leaves_machine, weakness_of
+from celery_idempotent.stores.failures import leaves_machine, weakness_of
 from celery_idempotent.stores.sql import SQLStore
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
 from tests.support.certificates import Certificates, new_certificates

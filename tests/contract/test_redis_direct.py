@@ -16,9 +16,8 @@ from redis.connection import Connection
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
-from celery_idempotent.stores.redis.direct import DirectClient, _packed, _told
+from celery_idempotent.stores.redis.client import DirectClient, _packed, _told, read_url
 from celery_idempotent.stores.redis.store import RedisStore
-from celery_idempotent.stores.redis.url import read_url
 from celery_idempotent.testing.contract import a_record
 from lab.embedded.redis import EmbeddedRedis
 from tests.support.redis_servers import HOST

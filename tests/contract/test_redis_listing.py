@@ -12,7 +12,7 @@ from redis.exceptions import AskError, MovedError
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.redis import RedisStore, hashes
-from celery_idempotent.stores.redis.url import read_url
+from celery_idempotent.stores.redis.client import read_url
 from celery_idempotent.testing.contract import a_record
 from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
 from tests.support.redis_servers import administrator

@@ -19,7 +19,7 @@ from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.failures import NO_RULE
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.redis.errors import trouble_of
+from celery_idempotent.stores.redis.client import trouble_of
 from celery_idempotent.testing.contract import a_completion, a_record
 from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
 from lab.embedded.redis import DURABLE

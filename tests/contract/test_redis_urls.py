@@ -12,7 +12,7 @@ from redis.credentials import CredentialProvider
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.redis.url import read_url
+from celery_idempotent.stores.redis.client import read_url
 
 SECRET = "5ecret"
 
@@ -152,7 +152,7 @@ def test_url_of_a_cluster_names_where_to_begin(
 
 def test_tls_to_a_cluster_is_never_weaker_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A redis-py that would not look at the name in a certificate is refused, unless nobody is to look."""
-    monkeypatch.setattr("celery_idempotent.stores.redis.url._CLUSTERS_CHECK_NAMES", False)
+    monkeypatch.setattr("celery_idempotent.stores.redis.client._CLUSTERS_CHECK_NAMES", False)
 
     with pytest.raises(PolicyError, match="since redis-py 6; upgrade"):
         read_url("rediss+cluster://a")

@@ -14,7 +14,7 @@ from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.redis import url as redis_url
+from celery_idempotent.stores.redis import client as redis_client
 from celery_idempotent.testing.contract import a_record, a_rival
 from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
 from tests.support.deliveries import an_app
@@ -48,10 +48,10 @@ def test_options_are_those_that_urls_know() -> None:
     for row in table(REFERENCE, "option"):
         documented.setdefault(row["for"], set()).update(re.findall("`([^`]+)`", row["option"]))
     assert documented == {
-        "all": set(redis_url._PARSERS),
+        "all": set(redis_client._PARSERS),
         "all but a cluster": {"db", "virtual_host"},
-        "TLS": set(redis_url._PARSERS_OF_TLS),
-        "Sentinel": set(redis_url._PARSERS_OF_SENTINEL),
+        "TLS": set(redis_client._PARSERS_OF_TLS),
+        "Sentinel": set(redis_client._PARSERS_OF_SENTINEL),
     }
 
 

@@ -382,7 +382,7 @@ def test_verdict_is_logged_but_to_the_terminal_of_who_is_told_of_it(
     scan = store.scan
 
     def unreadable(**asked: Any) -> Iterator[Record]:
-        logging.getLogger("celery_idempotent.stores.reading").warning("idempotency.record_unreadable key=%s", "\x1b")
+        logging.getLogger("celery_idempotent.stores").warning("idempotency.record_unreadable key=%s", "\x1b")
         return scan(**asked)
 
     monkeypatch.setattr(store, "scan", unreadable)

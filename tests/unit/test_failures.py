@@ -14,7 +14,7 @@ from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores.dynamodb import items as dynamodb
 from celery_idempotent.stores.failures import NO_RULE, Meaning, Rule, failure, rule_of
-from celery_idempotent.stores.redis import errors as redis
+from celery_idempotent.stores.redis import client as redis
 from celery_idempotent.stores.sql import errors as sql
 from celery_idempotent.stores.sql.statements import DuplicateKey, UnreadableRow
 from celery_idempotent.troubleshooting import link

@@ -27,6 +27,7 @@ from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisco
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
+from celery_idempotent.stores import readable
 from celery_idempotent.stores.dynamodb.direct import DirectPath, Unfit
 from celery_idempotent.stores.dynamodb.items import (
     ATTRIBUTES,
@@ -40,7 +41,6 @@ from celery_idempotent.stores.dynamodb.items import (
 )
 from celery_idempotent.stores.dynamodb.provisioning import ATTENTION, Indexes, Provisioning
 from celery_idempotent.stores.forks import PerProcess
-from celery_idempotent.stores.reading import readable
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient

@@ -14,9 +14,7 @@ from redis.exceptions import AskError, ResponseError
 
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge
-from celery_idempotent.stores.redis.direct import DirectClient
-from celery_idempotent.stores.redis.errors import OTHER_TYPE, trouble_of
-from celery_idempotent.stores.redis.url import Client
+from celery_idempotent.stores.redis.client import OTHER_TYPE, Client, DirectClient, trouble_of
 
 _PAGE = 500
 """Records that a scan asks about in one round trip."""

@@ -25,15 +25,28 @@ from redis.exceptions import AskError, ClusterDownError, NoScriptError, RedisErr
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import BLANK, Record, Status
+from celery_idempotent.stores import readable
 from celery_idempotent.stores.clock import ServerClock
-from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, leaves_machine, warn_if_exposed, weakness_of
-from celery_idempotent.stores.failures import failure
+from celery_idempotent.stores.failures import (
+    UNENCRYPTED,
+    UNVERIFIED,
+    failure,
+    leaves_machine,
+    warn_if_exposed,
+    weakness_of,
+)
 from celery_idempotent.stores.forks import PerProcess
-from celery_idempotent.stores.reading import readable
-from celery_idempotent.stores.redis.direct import DirectClient
-from celery_idempotent.stores.redis.errors import DRIVER_ERRORS, READ_ONLY, quotable, trouble_of
+from celery_idempotent.stores.redis.client import (
+    DRIVER_ERRORS,
+    READ_ONLY,
+    WAIT_TIMEOUT,
+    Client,
+    DirectClient,
+    quotable,
+    read_url,
+    trouble_of,
+)
 from celery_idempotent.stores.redis.hashes import Source, encoded, fields_of, legible, raised, record_of, sources
-from celery_idempotent.stores.redis.url import WAIT_TIMEOUT, Client, read_url
 
 
 def losses_of(info: Mapping[str, Any], fsync: Mapping[str, Any], wait_replicas: int) -> Iterator[str]:

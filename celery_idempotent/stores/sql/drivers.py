@@ -15,7 +15,7 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured
 from celery_idempotent.printable import scheme_of
-from celery_idempotent.stores.exposure import UNENCRYPTED, UNVERIFIED, leaves_machine, weakness_of
+from celery_idempotent.stores.failures import UNENCRYPTED, UNVERIFIED, leaves_machine, weakness_of
 from celery_idempotent.stores.sql.schema import DIALECTS
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, Sto
 from celery_idempotent.protocol.record import BLANK, Record, Status
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
 from celery_idempotent.stores.clock import ServerClock
-from celery_idempotent.stores.exposure import warn_if_exposed
-from celery_idempotent.stores.failures import Meaning
+from celery_idempotent.stores.failures import Meaning, warn_if_exposed
 from celery_idempotent.stores.sql.drivers import exposure
 from celery_idempotent.stores.sql.errors import CREATION, OTHER_TABLE, explained, meaning_of
 from celery_idempotent.stores.sql.statements import (

@@ -30,7 +30,7 @@ from sqlalchemy.types import TypeEngine, UserDefinedType
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.stores.reading import readable
+from celery_idempotent.stores import readable
 from celery_idempotent.stores.sql.schema import KEY
 
 SERVER_NOW = "server_now"
