@@ -47,17 +47,6 @@ def unnested(headers: Mapping[str, Any]) -> dict[str, Any]:
 class DeliveryContext:
     """What is known of a delivery besides its message."""
 
-    __slots__ = (
-        "_arguments",
-        "_message",
-        "body_began",
-        "identity",
-        "is_answered",
-        "is_completed",
-        "is_retried",
-        "task",
-    )
-
     def __init__(self, task: str, derive: Callable[[], Identity], request: Context) -> None:
         self.task = task
         self.body_began = False  # which ``before_start`` belongs to
@@ -88,12 +77,13 @@ def at_once(derive: Callable[[], Identity]) -> Callable[[], Identity]:
     try:
         identity = derive()
     except Exception as first:  # noqa: BLE001 - a function of the author's may raise anything
-        return partial(_raise, own_failure(derive, first))
+        error = own_failure(derive, first)
+
+        def fail() -> NoReturn:
+            raise error
+
+        return fail
     return lambda: identity
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
 
 
 def or_none(act: Callable[[], T]) -> T | None:

@@ -37,12 +37,6 @@ raised by ``self.replace()``, and ``Reject`` end a delivery without an outcome."
 NOTHING_BEGUN: tuple[type[BaseException], ...] = (SafeToRetry, *CONTROL_FLOW.nothing_begun)
 """What the call of a step raises to state that it had no effect."""
 
-_MEANINGS = {
-    Retry: "says that running again is right, so it always gives the claim back",
-    Ignore: "ends a delivery without an outcome",
-    Reject: "ends a delivery without an outcome",
-}
-
 SETTINGS: Mapping[str, Any] = {
     "idempotency_store": None,
     "idempotency_policy": None,
@@ -68,9 +62,13 @@ _VISIBILITY_TIMEOUT = {"sqs": 1800, "redis": 3600}
 def refuse_control_flow(policy: Policy) -> None:
     """Refuse a policy that takes Celery's control flow for an outcome."""
     for each in policy.remember:
-        for kind, meaning in _MEANINGS.items():
-            if issubclass(each, kind):
-                raise PolicyError("remember", repr(policy.remember), f"{each.__name__} {meaning}; leave it out")
+        if issubclass(each, CONTROL_FLOW.steering):
+            is_retry = issubclass(each, Retry)
+            meaning = "says that running again is right, so it always gives the claim back" if is_retry else _NO_OUTCOME
+            raise PolicyError("remember", repr(policy.remember), f"{each.__name__} {meaning}; leave it out")
+
+
+_NO_OUTCOME = "ends a delivery without an outcome"
 
 
 class OptionUnknown(PolicyError):

@@ -396,6 +396,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         except KeyMissing as error:
             _report(self, request, observed, Event(EventName.KEY_MISSING, "", None, str(error)))
             raise
+        runtime = runtime_of(self.app)
         operation = Operation(
             identity=known,
             policy=self.idempotency_policy,
@@ -405,9 +406,9 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             app=self.app.main or "",
             process=this_process(),
             trace=events.read_trace(),
-            grace=runtime_of(self.app).grace,
+            grace=runtime.grace,
         )
-        return delivery_of(runtime_of(self.app), operation, _CONTROL_FLOW, partial(_report, self, request, observed))
+        return delivery_of(runtime, operation, _CONTROL_FLOW, partial(_report, self, request, observed))
 
 
 def _report(task: IdempotentMixin, request: Context, observed: bool, event: Event) -> None:
