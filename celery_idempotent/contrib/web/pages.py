@@ -31,7 +31,6 @@ from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.contents import reveal
 from celery_idempotent.protocol.record import Record
-from celery_idempotent.protocol.verdicts import Action
 
 _PATIENCE = 1.0
 """Seconds that a view waits for a count that is under way."""
@@ -87,7 +86,7 @@ class _Pages:
         self._templates.filters.update(
             utc=display.utc, utc_short=display.utc_short, key=display.beginning, duration=display.duration, lines=_lines
         )
-        self._templates.globals.update(seen=_seen, statuses=STATUSES)
+        self._templates.globals.update(seen=_seen, statuses=STATUSES, page_size=PAGE)
 
     def overview(self, request: Request) -> Response:
         return self._page(request, "overview.html", look=self._overview.look(_PATIENCE))
@@ -104,7 +103,6 @@ class _Pages:
             search=search,
             records=records,
             more=more,
-            page_size=PAGE,
             all_chosen="all" in request.query_params,
             tasks=sorted(each.name for each in binding.idempotent_tasks(self._app)),
         )
@@ -126,7 +124,7 @@ class _Pages:
             effect_keys={name: effect_key(record.key, name) for name in display.names_of_effects(record, policy)},
             outcome=None if record.result is None else display.outcome(record.result, record.content_type),
             size=display.size(record.result),
-            actions=self._fitting(record, now) if self._write else [],
+            actions=fitting(record, grace=self._runtime.grace, now=now) if self._write else [],
         )
 
     def metrics(self, request: Request) -> Response:
@@ -152,7 +150,7 @@ class _Pages:
         form = Form.of(sent) if "by" in sent else Form(by=unquote(request.cookies.get(_WHO, "")))
         if form.action is None or form.errors:
             now = self._store.now()
-            fits = [action for each in records for action in self._fitting(each, now)]
+            fits = [action for each in records for action in fitting(each, grace=self._runtime.grace, now=now)]
             return self._page(
                 request,
                 "judge.html",
@@ -175,8 +173,7 @@ class _Pages:
             request,
             "judged.html",
             total=len(seen),
-            given=[each.record for each in judged if not each.refusal],
-            refused=[each for each in judged if each.refusal],
+            judged=judged,
             left_out=left_out,
             outage=outage,
             untried=records[len(judged) :],
@@ -184,9 +181,6 @@ class _Pages:
         )
         set_cookie(request, page, _WHO, quote(form.by))
         return page
-
-    def _fitting(self, record: Record, now: int) -> list[Action]:
-        return fitting(record, grace=self._runtime.grace, now=now)
 
     def failed(self, request: Request, error: Exception) -> Response:
         """The page for whoever may not come in, an address that leads nowhere, and a store that cannot be read."""

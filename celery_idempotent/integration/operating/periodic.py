@@ -51,8 +51,7 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     """Seconds between two looks at most, to which the pause grows while there is nothing to do."""
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
-        #: Seconds before the next look.
-        self.pause = 0.0
+        self.pause = 0.0  # seconds before the next look
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         super().__init__(parent, **kwargs)
@@ -70,11 +69,10 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         """Do what there is to do; whether to look again at once."""
 
     def start(self, parent: Any) -> None:
-        _, every = runtime_of(parent.app).store, self.every(parent.app)
+        _, about = runtime_of(parent.app).store, (parent.app, self.every(parent.app))
         fork_between_looks()
-        self._thread = threading.Thread(
-            target=self._run, args=(parent.app, every), name=f"celery-idempotent-{self.work}", daemon=True
-        )
+        name = f"celery-idempotent-{self.work}"
+        self._thread = threading.Thread(target=self._run, args=about, name=name, daemon=True)
         self._thread.start()
 
     def stop(self, parent: Any) -> None:
@@ -141,8 +139,7 @@ class Purge(Periodic):
         return runtime_of(app).purge_every / 1000
 
     def first_pause(self, every: float) -> float:
-        """Some part of it: workers that start together must not all begin together."""
-        return random.uniform(0, every)  # noqa: S311 - it keeps no secret
+        return random.uniform(0, every)  # noqa: S311 - workers that start together must not all begin together
 
     def look(self, app: Celery) -> bool:
         runtime = runtime_of(app)

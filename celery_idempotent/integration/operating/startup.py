@@ -23,7 +23,6 @@ from celery_idempotent.integration import binding
 from celery_idempotent.integration.broker.hints import Hint, hints
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.store import VerifiableStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.wrappers import innermost
@@ -62,7 +61,20 @@ def check(app: Celery, pool: str) -> list[Hint]:
     """
     app.finalize(auto=True)
     runtime = runtime_of(app)
-    _check_tasks(app, runtime.default_policy)
+    tasks = binding.idempotent_tasks(app)
+    if not tasks and app.conf.get("idempotency_policy") is not None:
+        raise PolicyError(
+            "idempotency_policy",
+            "Policy(...)",
+            "no task of the app is idempotent, so nothing is protected; write base=IdempotentTask, or for all tasks "
+            'Celery(..., task_cls="celery_idempotent:IdempotentTask")',
+        )
+    for task in (each for each in tasks if each.idempotent is None):
+        try:
+            binding.check_policy(runtime.default_policy, binding.body_signature(type(task)))
+        except PolicyError as error:
+            remedy = f"{task.name}: {error.remedy}; a task can have a policy of its own: idempotent=Policy(...)"
+            raise PolicyError("idempotency_policy", f"Policy({error.option}={error.value})", remedy) from error
     store = runtime.store
     runtime.check()
     if isinstance(innermost(store), MemoryStore) and not pool.endswith((".solo", ".thread")):
@@ -83,34 +95,8 @@ def check(app: Celery, pool: str) -> list[Hint]:
 def unheld_tasks(app: Celery) -> list[Any]:
     """The app's tasks whose messages no worker holds, without Celery's own."""
     holds = runtime_of(app).hold_messages
-    if holds == "all":
-        return []
-    return [
-        each
-        for each in app.tasks.values()
-        if not (binding.is_builtin(type(each)) or (holds and binding.is_protected(each)))
-    ]
-
-
-def _check_tasks(app: Celery, default: Policy) -> None:
-    tasks = binding.idempotent_tasks(app)
-    if not tasks and app.conf.get("idempotency_policy") is not None:
-        raise PolicyError(
-            "idempotency_policy",
-            "Policy(...)",
-            "no task of the app is idempotent, so nothing is protected; write base=IdempotentTask, or for all tasks "
-            'Celery(..., task_cls="celery_idempotent:IdempotentTask")',
-        )
-    for task in tasks:
-        if task.idempotent is None:
-            try:
-                binding.check_policy(default, binding.body_signature(type(task)))
-            except PolicyError as error:
-                raise PolicyError(
-                    "idempotency_policy",
-                    f"Policy({error.option}={error.value})",
-                    f"{task.name}: {error.remedy}; a task can have a policy of its own: idempotent=Policy(...)",
-                ) from error
+    ours = [each for each in app.tasks.values() if not binding.is_builtin(type(each))]
+    return [] if holds == "all" else [each for each in ours if not (holds and binding.is_protected(each))]
 
 
 connect_on_app_finalize(lambda app: app.steps["worker"].add(StoreCheck))  # for a policy that protects nothing

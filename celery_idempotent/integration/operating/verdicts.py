@@ -4,8 +4,7 @@ import getpass
 import json
 import socket
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery, current_app
 
@@ -155,8 +154,7 @@ def refusal(error: Exception) -> str:
             return with_link(f"the store has no room for so large a record: {error}", "options#resolve")
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(NamedTuple):
     """What became of one of many verdicts: the record as it is now, or as it was and why the verdict was refused."""
 
     record: Record
