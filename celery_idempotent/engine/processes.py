@@ -47,8 +47,12 @@ def is_gone(process: str) -> bool:
     if not machine or machine != _machine() or named is None:
         return False
     pid, begun = named.groups()
-    if not _exists(int(pid)):
+    try:
+        os.kill(int(pid), 0)  # /proc can be mounted so that it hides the processes of other users
+    except ProcessLookupError:
         return True
+    except (OSError, OverflowError):
+        pass  # it exists, and is somebody else's; or that is no pid
     stat = _stat(int(pid))
     return stat is not None and (stat.is_dead or stat.begun != int(begun))
 
@@ -66,26 +70,11 @@ def _machine() -> str:
         return ""
     if not boot or shown != str(os.getpid()):
         return ""
-    return sha256("\0".join((boot, pids, _time_namespace(), os.uname().nodename)).encode()).hexdigest()[:16]
-
-
-def _time_namespace() -> str:
-    """What beginnings are counted in; Linux before 5.6 has one for all."""
     try:
-        return os.readlink(_PROC / "self/ns/time")
+        times = os.readlink(_PROC / "self/ns/time")  # what beginnings are counted in
     except OSError:
-        return ""
-
-
-def _exists(pid: int) -> bool:
-    # /proc can be mounted so that it hides the processes of other users; this asks the kernel itself.
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True
+        times = ""  # Linux before 5.6 has one for all
+    return sha256("\0".join((boot, pids, times, os.uname().nodename)).encode()).hexdigest()[:16]
 
 
 class _Stat(NamedTuple):

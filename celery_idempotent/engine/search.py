@@ -14,6 +14,8 @@ from celery_idempotent.protocol.store import Store
 _MOST_NAMED = 5
 """Keys that an error names where a text fits several records."""
 
+_SHORTEST = 4
+"""Characters of a beginning that can mean one record."""
 
 FORGOTTEN = "FORGOTTEN"
 """What people are shown instead of the status of an outcome that no longer counts."""
@@ -76,12 +78,11 @@ def found(store: Store, wanted: Filter) -> Iterator[Record]:
             continue
         if wanted.label is not None and _is_unread(record):
             # Who erases all of a label must not be told that this was all.
-            raise PolicyError(
-                "label",
-                repr(wanted.label),
+            why = (
                 f"the label of {record.key} is encrypted with a key that is not here, so what has this label cannot be "
-                "told; set idempotency_cipher as workers have it, or ask by key, task or status",
+                "told; set idempotency_cipher as workers have it, or ask by key, task or status"
             )
+            raise PolicyError("label", repr(wanted.label), why)
         if wanted.matches(record, now):
             yield record
 
@@ -110,12 +111,14 @@ def looked_up(store: Store, text: str, *, task: str | None = None) -> Record:
             break
     if len(fitting) == 1:
         return reveal(store, fitting[0])
-    if not fitting:
-        remedy = "nothing is recorded under it, and it is no record's task id or label"
-        hidden = f" that can be read: {unread} are encrypted, and idempotency_cipher has no key for them here"
-        raise PolicyError("key", repr(text), f"{remedy}{hidden if unread else ''}")
-    named = ", ".join([*(each.key for each in fitting[:_MOST_NAMED]), *(["..."] if len(fitting) > _MOST_NAMED else [])])
-    raise PolicyError("key", repr(text), f"it fits several records: {named}; give the key of one, or --task")
+    why = "nothing is recorded under it, and it is no record's task id or label"
+    if fitting:
+        keys = [each.key for each in fitting[:_MOST_NAMED]]
+        more = ", ..." if len(fitting) > _MOST_NAMED else ""
+        why = f"it fits several records: {', '.join(keys)}{more}; give the key of one, or --task"
+    elif unread:
+        why += f" that can be read: {unread} are encrypted, and idempotency_cipher has no key for them here"
+    raise PolicyError("key", repr(text), why)
 
 
 def _is_named(record: Record, text: str) -> bool:
@@ -126,10 +129,6 @@ def _is_named(record: Record, text: str) -> bool:
         or any(each.startswith(text) for each in (record.key, one_line(record.key), hashed))
         or (task == record.task and hashed.startswith(digest))
     )
-
-
-_SHORTEST = 4
-"""Characters of a beginning that can mean one record."""
 
 
 @dataclass(frozen=True, slots=True)

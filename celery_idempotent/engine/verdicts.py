@@ -6,7 +6,6 @@ the body runs from the beginning. Where that would break a promise, a person dec
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from enum import StrEnum
 from typing import TypeAlias, assert_never
 
@@ -91,38 +90,34 @@ def _changed(key: str) -> PolicyError:
 
 def fitting(record: Record, *, grace: int, now: int) -> list[Action]:
     """The verdicts that ``record`` can take at ``now``, ``grace`` milliseconds after a lease included."""
-    fits: list[Action] = []
-    for action in Action:
-        with suppress(PolicyError):
-            require(action, record, grace=grace, now=now)
-            fits.append(action)
-    return fits
+    return [action for action in Action if not _unfit(action, record, grace, now)]
 
 
 def require(action: Action, seen: Record, *, grace: int, now: int) -> None:
     """Refuse a verdict that ``seen`` cannot take: another one fits it, or its body may be alive."""
+    if why := _unfit(action, seen, grace, now):
+        raise _refused(seen.key, why)
+
+
+def _unfit(action: Action, seen: Record, grace: int, now: int) -> str:
+    """Why ``seen`` cannot take that verdict; empty where it can."""
     is_unknown, is_running = seen.status is Status.UNKNOWN, seen.status is Status.IN_PROGRESS
     remaining, ahead = seen.lease_until + grace - now, seen.fencing_token - now
     if action in (Action.COMPLETED, Action.RERUN):
-        if not is_unknown:
-            raise _refused(seen.key, f"only an UNKNOWN outcome takes a verdict; it is {seen.status}")
-    elif is_unknown:
-        raise _refused(seen.key, "its outcome is UNKNOWN; check the receiver, then resolve it")
-    elif action is Action.RELEASE and not is_running:
-        raise _refused(seen.key, f"only what is IN_PROGRESS can be released; it is {seen.status}")
-    elif action is Action.RELEASE and remaining > 0:
-        raise _refused(
-            seen.key,
-            f"the body may be alive on {seen.worker}: its lease and grace run for another {remaining} ms; "
-            "release it when they are over",
-        )
-    elif action is Action.FORGET and is_running:
-        raise _refused(seen.key, "an attempt owns it; wait for its end, or release it once its lease is over")
-    elif action is Action.FORGET and ahead > 0:
+        return "" if is_unknown else f"only an UNKNOWN outcome takes a verdict; it is {seen.status}"
+    if is_unknown:
+        return "its outcome is UNKNOWN; check the receiver, then resolve it"
+    if action is Action.RELEASE and not is_running:
+        return f"only what is IN_PROGRESS can be released; it is {seen.status}"
+    if action is Action.RELEASE and remaining > 0:
+        alive = f"the body may be alive on {seen.worker}: its lease and grace run for another {remaining} ms"
+        return f"{alive}; release it when they are over"
+    if action is Action.FORGET and is_running:
+        return "an attempt owns it; wait for its end, or release it once its lease is over"
+    if action is Action.FORGET and ahead > 0:
         # A store may delete the record at once, and the next token would be the time of its claim.
-        raise _refused(
-            seen.key, f"its fencing token is {ahead} ms ahead of the store's clock; forget it after that time"
-        )
+        return f"its fencing token is {ahead} ms ahead of the store's clock; forget it after that time"
+    return ""
 
 
 def _refused(key: str, why: str) -> PolicyError:
