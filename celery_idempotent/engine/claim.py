@@ -472,11 +472,11 @@ class Claim:
         if isinstance(settlement, Lost):
             raise LeaseLost(self.key, self.fencing_token)
         if waited is not None and isinstance(settlement, Written):
-            self.uninterrupted(partial(self._say, "result_recorded", seconds=round(waited, 1)))
+            label, seconds = self.label or None, round(waited, 1)
+            self.uninterrupted(
+                lambda: say(logger.warning, "result_recorded", key=self.key, label=label, seconds=seconds)
+            )
         return settlement
-
-    def _say(self, event: str, **details: Any) -> None:
-        say(logger.warning, event, key=self.key, label=self.label or None, **details)
 
     def _patiently(self, act: Callable[[], T]) -> tuple[T, float | None]:
         """``act()``, again while it gets no answer; and for how many seconds, if people were told of it."""
@@ -505,7 +505,8 @@ class Claim:
         """Say, once for each write, that what has happened is not recorded yet: until it is, nobody may be told."""
         waiting.add(self)
         self._on_waiting(self, error)
-        self._say("result_waits", seconds=round(patience, 1), reason=error)
+        label = self.label or None
+        say(logger.warning, "result_waits", key=self.key, label=label, seconds=round(patience, 1), reason=error)
 
     def uninterrupted(self, act: Callable[[], T]) -> T:
         """``act()``, again when a signal or a timeout of somebody else's strikes in it.
