@@ -32,8 +32,7 @@ from celery_idempotent import clock
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration.binding import body_signature, is_enforced
 from celery_idempotent.integration.headers import KEY_HEADER, wire_form
-from celery_idempotent.integration.operating.periodic import fork_between_looks, looking
-from celery_idempotent.integration.operating.startup import StoreCheck
+from celery_idempotent.integration.operating.worker import StoreCheck, fork_between_looks, looking
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import describe

@@ -30,7 +30,7 @@ from celery_idempotent import (
 from celery_idempotent.engine.attempt import _Innermost
 from celery_idempotent.integration.context import arrival_of, note_list
 from celery_idempotent.integration.headers import KEY_HEADER
-from celery_idempotent.integration.operating.startup import StoreCheck, check
+from celery_idempotent.integration.operating.worker import StoreCheck, check
 from celery_idempotent.integration.task.requests import IdempotentRequest
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore

@@ -13,7 +13,7 @@ from kombu.entity import Exchange, Queue
 from celery_idempotent import IdempotencyWarning, IdempotentTask, Policy, StoreUnavailable
 from celery_idempotent.integration.broker.hints import Hint, hints
 from celery_idempotent.integration.cli import idempotency
-from celery_idempotent.integration.operating import startup
+from celery_idempotent.integration.operating import worker
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.deliveries import an_app, published
@@ -53,7 +53,7 @@ def _app(broker: str, plain: bool = False, mode: Any = "enforce", **settings: An
 def _said(broker: str, pool: str = "celery.concurrency.prefork", **options: Any) -> list[Hint]:
     app = _app(broker, **options)
     app.finalize(auto=True)
-    return hints(app, pool, startup.unheld_tasks(app))
+    return hints(app, pool, worker.unheld_tasks(app))
 
 
 @pytest.mark.parametrize("broker", [*RIGHT, "sentinel://127.0.0.1:1", "amqp://127.0.0.1:1", "memory://"])
@@ -171,10 +171,10 @@ def test_a_short_visibility_timeout_under_plain_tasks_is_warned_of(broker: str) 
     def report() -> None: ...
 
     with pytest.warns(IdempotencyWarning, match=r"no message of plain tasks is held.*timeout \(60 s\).* = \"all\""):
-        startup.StoreCheck(None).create(_Worker(app))
+        worker.StoreCheck(None).create(_Worker(app))
     app.conf.idempotency_hold_messages = "all"
     vars(runtime_of(app)).pop("hold_messages")
-    startup.StoreCheck(None).create(_Worker(app))
+    worker.StoreCheck(None).create(_Worker(app))
 
 
 def test_a_delay_that_exceeds_what_nobody_wrote_is_advice() -> None:
@@ -185,7 +185,7 @@ def test_a_delay_that_exceeds_what_nobody_wrote_is_advice() -> None:
     def report() -> None: ...
 
     app.finalize(auto=True)
-    (hint,) = hints(app, "celery.concurrency.prefork", startup.unheld_tasks(app))
+    (hint,) = hints(app, "celery.concurrency.prefork", worker.unheld_tasks(app))
     assert hint.is_advice
 
 
@@ -251,7 +251,7 @@ def test_a_worker_warns_once_of_what_somebody_wrote(caplog: pytest.LogCaptureFix
     caplog.set_level(logging.INFO, "celery_idempotent")
 
     with pytest.warns(IdempotencyWarning, match=r"visibility_timeout=1800: .* write broker_transport_options") as told:
-        startup.StoreCheck(None).create(_Worker(app))
+        worker.StoreCheck(None).create(_Worker(app))
 
     assert len(told) == 1
     assert "idempotency.hint" not in caplog.text
@@ -260,7 +260,7 @@ def test_a_worker_warns_once_of_what_somebody_wrote(caplog: pytest.LogCaptureFix
 def test_a_worker_logs_what_nobody_wrote(caplog: pytest.LogCaptureFixture) -> None:
     """At INFO: it costs time, never the promise, and most workers would warn of it at each start."""
     caplog.set_level(logging.INFO, "celery_idempotent")
-    startup.StoreCheck(None).create(_Worker(_app(REDIS, broker_transport_options={"unacked_mutex_expire": 60})))
+    worker.StoreCheck(None).create(_Worker(_app(REDIS, broker_transport_options={"unacked_mutex_expire": 60})))
 
     (line,) = [each for each in caplog.records if each.getMessage().startswith("event=idempotency.hint ")]
     assert line.levelno == logging.INFO
@@ -294,4 +294,4 @@ def test_hints_do_not_wait_for_the_store() -> None:
 
     app = _app(SQS, broker_transport_options={**RIGHT[SQS], "visibility_timeout": 1800}, idempotency_store=Away())
     with pytest.warns(IdempotencyWarning, match="visibility_timeout=1800"), pytest.raises(StoreUnavailable):
-        startup.check(app, "celery.concurrency.solo")
+        worker.check(app, "celery.concurrency.solo")

@@ -12,7 +12,7 @@ import pytest
 from celery.app.utils import HIDDEN_SETTINGS
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError, StoreMisconfigured, StoreUnavailable, idempotent
-from celery_idempotent.integration.operating.startup import check
+from celery_idempotent.integration.operating.worker import check
 from celery_idempotent.stores import objects as objects_module
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.objects import LargeResults, ObjectMissing, ObjectStore, address_of, open_large_results

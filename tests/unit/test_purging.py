@@ -17,7 +17,7 @@ from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.engine.verdicts import IN_DOUBT, Fate, fate_of, sweep_abandoned, sweep_released
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.integration.cli import idempotency
-from celery_idempotent.integration.operating import periodic
+from celery_idempotent.integration.operating import worker
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
@@ -175,7 +175,7 @@ def test_command_ends_no_more_than_it_may(app: Celery, store: MemoryStore) -> No
 
 
 def _step(app: Celery) -> Any:
-    return periodic.Purge(SimpleNamespace(app=app, steps=[]))
+    return worker.Purge(SimpleNamespace(app=app, steps=[]))
 
 
 def test_worker_purges_until_it_is_stopped(app: Celery, store: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
@@ -209,7 +209,7 @@ def test_look_that_had_enough_is_followed_by_another(
     app: Celery, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In batches, between which the worker can fork."""
-    monkeypatch.setattr(periodic, "_BATCH", 2)
+    monkeypatch.setattr(worker, "_BATCH", 2)
     for _ in range(3):
         _kept(store, status=Status.COMPLETED, expires_at=1)
     step = _step(app)
@@ -237,7 +237,7 @@ def test_worker_survives_whatever_happens(
         calls.append(1)
         raise error
 
-    monkeypatch.setattr(periodic.Purge, "look", failing)
+    monkeypatch.setattr(worker.Purge, "look", failing)
     app.conf.idempotency_purge = 0.001
     step, parent = _step(app), SimpleNamespace(app=app)
     with caplog.at_level(logging.WARNING):
@@ -290,4 +290,4 @@ def test_every_worker_of_an_idempotent_app_has_the_step(app: Celery) -> None:
     """Binding a task is enough."""
     app.finalize()
 
-    assert periodic.Purge in app.steps["worker"]
+    assert worker.Purge in app.steps["worker"]

@@ -15,7 +15,7 @@ from celery_idempotent import IdempotencyWarning, IdempotentTask
 from celery_idempotent.integration import versions
 from celery_idempotent.integration.headers import DELIVERIES_HEADER, deliveries
 from celery_idempotent.integration.messages import postpone
-from celery_idempotent.integration.operating.startup import check
+from celery_idempotent.integration.operating.worker import check
 
 GOOD = {"confirm_publish": True}
 BITS = ".".join(f"{5:028b}")

@@ -27,7 +27,7 @@ from celery_idempotent import (
     signals,
 )
 from celery_idempotent.engine.search import Filter, found, looked_up
-from celery_idempotent.integration.operating import startup
+from celery_idempotent.integration.operating import worker
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.contents import ENCRYPTED, OBJECT, Slot, reveal, unpack
@@ -751,7 +751,7 @@ def test_key_that_became_bad_is_refused_when_a_worker_starts() -> None:
     app.conf.idempotency_cipher = "hunter2"
 
     with pytest.raises(PolicyError, match="idempotency_cipher"):
-        startup.check(app, "celery.concurrency.solo")
+        worker.check(app, "celery.concurrency.solo")
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from celery_idempotent import (
     open_store,
 )
 from celery_idempotent.integration.cli import idempotency
-from celery_idempotent.integration.operating.startup import StoreCheck
+from celery_idempotent.integration.operating.worker import StoreCheck
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.verdicts import Action

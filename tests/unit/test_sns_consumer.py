@@ -19,7 +19,7 @@ from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.contrib import sns as module
 from celery_idempotent.contrib.sns import By, Route, Subscriber, Subscribers, consume
 from celery_idempotent.integration import settings
-from celery_idempotent.integration.operating.periodic import looking
+from celery_idempotent.integration.operating.worker import looking
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.deliveries import an_app, published
 from tests.support.waiting import wait_until

@@ -13,7 +13,7 @@ from celery.concurrency import ALIASES
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.integration.binding import is_builtin, is_enforced, is_idempotent, problems_of_delivery
 from celery_idempotent.integration.cli.base import AMOUNT, Invocation, advise, command, number
-from celery_idempotent.integration.operating import startup
+from celery_idempotent.integration.operating import worker
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.codec import describe
@@ -47,7 +47,7 @@ def check(call: Invocation, strict: bool, timeout: float) -> None:
     if not errors:
         with noting():
             pool = app.conf.worker_pool
-            advice = [str(each) for each in startup.check(app, str(ALIASES.get(pool, pool)).partition(":")[0])]
+            advice = [str(each) for each in worker.check(app, str(ALIASES.get(pool, pool)).partition(":")[0])]
         broker, trouble = _broker(app, timeout)
         errors += [one_line(f"the broker {broker} cannot be used: {trouble}")] if trouble else []
         with noting():

@@ -21,7 +21,7 @@ from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.messages import outbox
 from celery_idempotent.integration.operating.display import duration, iso
-from celery_idempotent.integration.operating.periodic import policies_of
+from celery_idempotent.integration.operating.worker import policies_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.record import Record, Status

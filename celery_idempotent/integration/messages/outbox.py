@@ -15,7 +15,7 @@ from kombu.utils.uuid import uuid
 from celery_idempotent import clock
 from celery_idempotent.engine.transaction import message_of, message_slot, sent, signature_of
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.integration.operating.periodic import Periodic
+from celery_idempotent.integration.operating.worker import Periodic
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line, say
 from celery_idempotent.protocol.codec import Encoded, describe

@@ -35,8 +35,7 @@ from celery_idempotent.integration.broker import recovery
 from celery_idempotent.integration.broker.holding import Keeper
 from celery_idempotent.integration.messages import postpone, publishing
 from celery_idempotent.integration.messages.outbox import Relay
-from celery_idempotent.integration.operating.periodic import Purge
-from celery_idempotent.integration.operating.startup import StoreCheck
+from celery_idempotent.integration.operating.worker import Purge, StoreCheck
 from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
 from celery_idempotent.integration.task.guard import attempt_of, delivery_of
 from celery_idempotent.integration.versions import KeepsRequest
