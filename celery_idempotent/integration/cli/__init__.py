@@ -4,7 +4,7 @@ The commands read the store itself, so they work with every broker; Celery's rem
 workers on SQS.
 """
 
-from celery_idempotent.integration.cli import check, records, store, verdicts  # noqa: F401
+from celery_idempotent.integration.cli import check, records, store  # noqa: F401
 from celery_idempotent.integration.cli.base import idempotency
 
 __all__ = ["idempotency"]
