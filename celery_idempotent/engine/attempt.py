@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeVar, assert_never
+from typing import Any, Literal, Self, TypeVar, assert_never
 
 from kombu.exceptions import KombuError
 
@@ -478,6 +478,20 @@ class Execution:
     outer: "Execution | None"
     is_left: bool = False
     process: int = field(default_factory=os.getpid)
+    _token: "Token[Execution | None] | None" = None
+
+    def __enter__(self) -> Self:
+        """Make it the innermost one."""
+        self._token = _executing.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_left = True
+        assert self._token is not None
+        try:  # noqa: SIM105 - every delivery pays for it
+            _executing.reset(self._token)
+        except ValueError:
+            pass  # a coroutine that was dropped is closed in another context than its own
 
     @property
     def is_over(self) -> bool:
@@ -518,42 +532,18 @@ def current_attempt() -> Attempt:
     """
     innermost = execution()
     if innermost is None:
-        raise LookupError(
-            with_link(
-                "nothing idempotent is executing here; call it from the body of a task or function, in its own context",
-                "errors#no-attempt",
-            )
-        )
+        why = "nothing idempotent is executing here; call it from the body of a task or function, in its own context"
+        raise LookupError(with_link(why, "errors#no-attempt"))
     return innermost.attempt
 
 
 def executed_by(
     attempt: Attempt, task: str, delivery: object | None, layer: type, item_of: object | None = None
-) -> AbstractContextManager[Execution]:
-    """Within the block, ``attempt`` is the current attempt."""
-    return _Innermost(Execution(attempt, task, delivery, layer, item_of, execution()))
+) -> Execution:
+    """Within its block, ``attempt`` is the current attempt."""
+    return Execution(attempt, task, delivery, layer, item_of, execution())
 
 
-def passing(around: Execution, layer: type) -> AbstractContextManager[Execution]:
-    """Within the block, the same execution has come to the ``__call__`` of ``layer``."""
-    return _Innermost(replace(around, layer=layer))
-
-
-class _Innermost(AbstractContextManager[Execution]):
-    """A class, as every delivery pays for it; what ``contextmanager`` makes takes three times as long."""
-
-    __slots__ = ("_execution", "_token")
-
-    def __init__(self, execution: Execution) -> None:
-        self._execution = execution
-
-    def __enter__(self) -> Execution:
-        self._token: Token[Execution | None] = _executing.set(self._execution)
-        return self._execution
-
-    def __exit__(self, *_: object) -> None:
-        self._execution.is_left = True
-        try:  # noqa: SIM105 - as above
-            _executing.reset(self._token)
-        except ValueError:
-            pass  # a coroutine that was dropped is closed in another context than its own
+def passing(around: Execution, layer: type) -> Execution:
+    """Within its block, the same execution has come to the ``__call__`` of ``layer``."""
+    return replace(around, layer=layer)

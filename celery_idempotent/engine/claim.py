@@ -69,9 +69,9 @@ _MAX_STRIKES = 3
 
 T = TypeVar("T")
 
-_Swap = Callable[[Record, str | None], Record | None]
+WriteResult = Written | Superseded | Lost
 
-_Settled = Written | Superseded | Lost
+_Swap = Callable[[Record, str | None], Record | None]
 
 _Transition = Callable[[Record], Record]
 """From a record that this attempt wrote to the next one. Made again on a newer record, it has the same revision."""
@@ -425,16 +425,16 @@ class Claim:
             raise LeaseLost(self.key, self.fencing_token)
         return isinstance(settlement, Superseded)
 
-    def release(self) -> _Settled:
+    def release(self) -> WriteResult:
         """Give the claim back, if it is still ours; after ``StoreUnavailable`` it ends with its lease at the latest."""
         return self.uninterrupted(lambda: self._end(lambda record: released(record, self.store.now(), self._last)))
 
-    def abandon(self) -> _Settled:
+    def abandon(self) -> WriteResult:
         """End the claim as if its process had died: the next attempt is a takeover; raises as :meth:`release` does."""
         revision = new_nonce()  # it changes no status, so by the other one it would pass for every end
         return self.uninterrupted(lambda: self._end(lambda record: abandoned(record, self.store.now(), revision)))
 
-    def give_up(self, reason: str) -> _Settled:
+    def give_up(self, reason: str) -> WriteResult:
         """Mark the outcome UNKNOWN, if the claim is still ours; raises as :meth:`release` does."""
         return self.uninterrupted(
             lambda: self._end(lambda record: given_up(record, self.store.now(), self._last, reason))
@@ -463,11 +463,11 @@ class Claim:
     def _ended(self, status: Status, revision: str, encoded: Encoded | None, error: str | None) -> _Transition:
         return lambda record: ended(record, status, self.store.now(), self._retain, revision, encoded, error)
 
-    def _require_ours(self, settlement: _Settled) -> None:
+    def _require_ours(self, settlement: WriteResult) -> None:
         if not isinstance(settlement, Written):
             raise LeaseLost(self.key, self.fencing_token)
 
-    def _until_certain(self, write: Callable[[], _Settled]) -> Written | Superseded:
+    def _until_certain(self, write: Callable[[], WriteResult]) -> Written | Superseded:
         settlement, waited = self._patiently(write)
         if isinstance(settlement, Lost):
             raise LeaseLost(self.key, self.fencing_token)
@@ -533,7 +533,7 @@ class Claim:
         if struck is not None:
             raise struck
 
-    def _go_on(self, transition: _Transition, swap: _Swap | None = None) -> _Settled:
+    def _go_on(self, transition: _Transition, swap: _Swap | None = None) -> WriteResult:
         """Write without ending the claim."""
         with self._writing:
             if self._settled or self._lost:
@@ -552,14 +552,14 @@ class Claim:
                     assert_never(unreachable)
             return settlement
 
-    def _end(self, transition: _Transition, swap: _Swap | None = None) -> _Settled:
+    def _end(self, transition: _Transition, swap: _Swap | None = None) -> WriteResult:
         self.undo()
         with self._writing:
             settlement = self._write(transition, swap)
             self._settled = True
             return settlement
 
-    def _write(self, transition: _Transition, swap: _Swap | None = None) -> _Settled:
+    def _write(self, transition: _Transition, swap: _Swap | None = None) -> WriteResult:
         swap = swap or partial(_swap, self.store)
         current = self._record
         if current.status is not Status.IN_PROGRESS:

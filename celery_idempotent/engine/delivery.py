@@ -16,7 +16,7 @@ from kombu.exceptions import KombuError
 from celery_idempotent import clock as local_clock
 from celery_idempotent.clock import Clock
 from celery_idempotent.engine.breaker import Breaker
-from celery_idempotent.engine.claim import Claim, claim, end_lease
+from celery_idempotent.engine.claim import Claim, WriteResult, claim, end_lease
 from celery_idempotent.engine.events import Event, EventName, Timed, event_of, timed
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.engine.processes import is_gone
@@ -38,7 +38,6 @@ from celery_idempotent.protocol.effects import in_words
 from celery_idempotent.protocol.operation import (
     Answer,
     Ending,
-    Lost,
     Mismatch,
     Operation,
     Replay,
@@ -369,7 +368,7 @@ class Delivery:
         self,
         claimed: Claim,
         error: BaseException,
-        write: Callable[[], Written | Superseded | Lost],
+        write: Callable[[], WriteResult],
         event: EventName,
         reason: str,
     ) -> Outcome | None:
@@ -387,9 +386,7 @@ class Delivery:
             return Outcome(self._recorded(self._loaded(settlement.record)))
         raise LeaseLost(claimed.key, claimed.fencing_token) from error
 
-    def _try(
-        self, claimed: Claim, write: Callable[[], Written | Superseded | Lost]
-    ) -> Written | Superseded | Lost | None:
+    def _try(self, claimed: Claim, write: Callable[[], WriteResult]) -> WriteResult | None:
         """``write()``, or None where the store gave no answer: the lease then ends the claim by itself."""
         try:
             return write()

@@ -27,7 +27,7 @@ from celery_idempotent import (
     PolicyError,
     current_attempt,
 )
-from celery_idempotent.engine.attempt import _Innermost
+from celery_idempotent.engine.attempt import Execution
 from celery_idempotent.integration.context import arrival_of, note_list
 from celery_idempotent.integration.headers import KEY_HEADER
 from celery_idempotent.integration.operating.worker import StoreCheck, check
@@ -154,7 +154,7 @@ def test_redelivery_is_no_recursion_where_an_execution_was_left_behind(
         monkeypatch.undo()
         task.apply(("n",), task_id="same")
 
-    monkeypatch.setattr(_Innermost, "__exit__", lambda *_: None)
+    monkeypatch.setattr(Execution, "__exit__", lambda *_: None)
     copy_context().run(deliver_twice)
 
     assert runs == ["n"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent import Policy, current_attempt, idempotent
-from celery_idempotent.engine.attempt import ProtectedAttempt, _Innermost
+from celery_idempotent.engine.attempt import Execution, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Delivery, Outcome
 from celery_idempotent.engine.events import Event
@@ -241,9 +241,9 @@ def test_limit_between_the_first_beat_and_the_body_leaves_no_heartbeat(scene: Sc
 
 def test_limit_in_the_exit_of_an_execution_leaves_the_next_call_protected(monkeypatch: pytest.MonkeyPatch) -> None:
     """It claims, and is answered from then on; a recursion would run without a claim, each time."""
-    leave, strikes, runs = _Innermost.__exit__, [SoftTimeLimit()], list[int]()
+    leave, strikes, runs = Execution.__exit__, [SoftTimeLimit()], list[int]()
 
-    def struck(self: _Innermost, *error: object) -> None:
+    def struck(self: Execution, *error: object) -> None:
         if strikes:
             raise strikes.pop()
         leave(self, *error)
@@ -253,7 +253,7 @@ def test_limit_in_the_exit_of_an_execution_leaves_the_next_call_protected(monkey
         runs.append(current_attempt().number)
         return "charged"
 
-    monkeypatch.setattr(_Innermost, "__exit__", struck)
+    monkeypatch.setattr(Execution, "__exit__", struck)
     with pytest.raises(SoftTimeLimit) as report:  # which keeps the traceback, and the frames in it
         charge("o-1")
 
