@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,14 +15,10 @@ from celery import Celery
 from celery.utils.imports import symbol_by_name
 
 from celery_idempotent.engine.events import EventName
-from celery_idempotent.engine.search import FORGOTTEN, Filter
 from celery_idempotent.errors import IdempotencyError, IdempotencyWarning
-from celery_idempotent.integration.binding import idempotent_tasks
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.operating.verdicts import json_of
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.record import Status
 
 _WEB = "celery_idempotent.contrib.web:web"
 
@@ -118,51 +113,14 @@ AMOUNT = _Amount(min=0, min_open=True, max=1e9)
 """Of seconds or days."""
 
 
-def _age(text: str) -> int:
-    """The milliseconds that an age such as ``2d`` is."""
-    written = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])", text, re.IGNORECASE)
-    if written is None:
-        raise click.BadParameter(f"must be an age such as 30m, 1h or 2d (s, m, h, d, w), and is {text!r}")
-    return round(float(written[1]) * _UNITS[written[2].lower()])
-
-
-_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-
-
 def number(name: str, default: float | None, kind: click.FloatRange | click.IntRange, unit: str, text: str) -> Option:
     """An option that counts or measures."""
     return click.option(name, default=default, show_default=True, type=kind, metavar=unit, help=text)
 
 
-of_task = click.option("--task", metavar="TASK", help="Only of this task.")
-
-FILTERS = (
-    click.option(
-        "--status",
-        type=click.Choice([*map(str, Status), FORGOTTEN], case_sensitive=False),
-        metavar="STATUS",
-        help=f"Only in this status: {', '.join([*Status, FORGOTTEN])}; upper or lower case.",
-    ),
-    of_task,
-    click.option("--label", metavar="LABEL", help="Only with this label; 'acme/*' stands for all that begin so."),
-    click.option("--worker", metavar="NAME", help="Only those whose last attempt ran there."),
-    click.option("--older-than", type=_age, metavar="AGE", help="Only those last written so long ago: 30m, 1h, 2d."),
-)
-"""The options that say which records are meant: what :class:`Filter` takes."""
-
-
 def advise(sentence: str) -> None:
     """Tell what may be a slip and is no error."""
     click.echo(f"Advice: {one_line(sentence)}", err=True)
-
-
-def advise_on(wanted: Filter, app: Celery) -> None:
-    """Where nothing was found, tell what may have been meant: another task, or all labels that begin so."""
-    if wanted.label and wanted.whole_label:
-        advise(f"a label counts as a whole; '{wanted.label.rstrip('/')}/*' stands for all that begin so")
-    if wanted.task is not None and wanted.task not in app.tasks:
-        known = ", ".join(sorted(each.name for each in idempotent_tasks(app)))
-        advise(f"this app has no task {wanted.task}; its idempotent tasks: {known or 'none'}")
 
 
 class _Sentences(logging.Handler):
@@ -194,15 +152,3 @@ def _as_sentences(warned: list[str]) -> Iterator[None]:
             yield
     finally:
         logging.lastResort = before
-
-
-def json_value(option: str, text: str, wanted: type = object) -> Any:
-    """The value that an option's text is, as JSON."""
-    try:
-        value = json_of(text)
-    except ValueError as error:
-        reason = f"{text!r} is not JSON: {error}; a text has quotes of its own: '\"ch_1\"'"
-        raise click.BadParameter(reason, param_hint=option) from error
-    if not isinstance(value, wanted):
-        raise click.BadParameter(f"{text!r} is not a JSON {wanted.__name__}", param_hint=option)
-    return value

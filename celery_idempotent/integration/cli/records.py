@@ -8,22 +8,15 @@ from heapq import nsmallest
 from typing import Any, TypeAlias
 
 import click
+from celery import Celery
 
 from celery_idempotent.engine.claim import effect_key
-from celery_idempotent.engine.search import Filter, found, looked_up
+from celery_idempotent.engine.search import FORGOTTEN, Filter, found, looked_up
 from celery_idempotent.engine.verdicts import require
 from celery_idempotent.errors import PolicyError, StoreUnavailable
+from celery_idempotent.integration.binding import idempotent_tasks
 from celery_idempotent.integration.cli import screen
-from celery_idempotent.integration.cli.base import (
-    FILTERS,
-    Invocation,
-    advise,
-    advise_on,
-    command,
-    json_value,
-    number,
-    of_task,
-)
+from celery_idempotent.integration.cli.base import Invocation, advise, command, number
 from celery_idempotent.integration.cli.screen import Column
 from celery_idempotent.integration.operating import display, verdicts
 from celery_idempotent.integration.operating.display import beginning, duration, iso, names_of_effects, status
@@ -38,6 +31,55 @@ from celery_idempotent.protocol.steps import Begun, Finished
 from celery_idempotent.protocol.verdicts import Action, counts_until, is_erased
 
 
+def _age(text: str) -> int:
+    """The milliseconds that an age such as ``2d`` is."""
+    written = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])", text, re.IGNORECASE)
+    if written is None:
+        raise click.BadParameter(f"must be an age such as 30m, 1h or 2d (s, m, h, d, w), and is {text!r}")
+    return round(float(written[1]) * _UNITS[written[2].lower()])
+
+
+_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+_OF_TASK = click.option("--task", metavar="TASK", help="Only of this task.")
+
+_FILTERS = (
+    click.option(
+        "--status",
+        type=click.Choice([*map(str, Status), FORGOTTEN], case_sensitive=False),
+        metavar="STATUS",
+        help=f"Only in this status: {', '.join([*Status, FORGOTTEN])}; upper or lower case.",
+    ),
+    _OF_TASK,
+    click.option("--label", metavar="LABEL", help="Only with this label; 'acme/*' stands for all that begin so."),
+    click.option("--worker", metavar="NAME", help="Only those whose last attempt ran there."),
+    click.option("--older-than", type=_age, metavar="AGE", help="Only those last written so long ago: 30m, 1h, 2d."),
+)
+"""The options that say which records are meant: what :class:`Filter` takes."""
+
+
+def _json_value(option: str, text: str, wanted: type = object) -> Any:
+    """The value that an option's text is, as JSON."""
+    try:
+        value = verdicts.json_of(text)
+    except ValueError as error:
+        reason = f"{text!r} is not JSON: {error}; a text has quotes of its own: '\"ch_1\"'"
+        raise click.BadParameter(reason, param_hint=option) from error
+    if not isinstance(value, wanted):
+        raise click.BadParameter(f"{text!r} is not a JSON {wanted.__name__}", param_hint=option)
+    return value
+
+
+def _advise_on(wanted: Filter, app: Celery) -> None:
+    """Where nothing was found, tell what may have been meant: another task, or all labels that begin so."""
+    if wanted.label and wanted.whole_label:
+        advise(f"a label counts as a whole; '{wanted.label.rstrip('/')}/*' stands for all that begin so")
+    if wanted.task is not None and wanted.task not in app.tasks:
+        known = ", ".join(sorted(each.name for each in idempotent_tasks(app)))
+        advise(f"this app has no task {wanted.task}; its idempotent tasks: {known or 'none'}")
+
+
 @command(
     "key",
     click.argument("task"),
@@ -46,7 +88,7 @@ from celery_idempotent.protocol.verdicts import Action, counts_until, is_erased
 )
 def key(call: Invocation, task: str, arguments: str, keywords: str) -> None:
     """Print the idempotency key that a call of TASK would have."""
-    args, kwargs = json_value("--args", arguments, list), json_value("--kwargs", keywords, dict)
+    args, kwargs = _json_value("--args", arguments, list), _json_value("--kwargs", keywords, dict)
     tasks = call.app.tasks
     if task not in tasks:
         raise click.BadParameter(f"this app has no task {task}; it has: {', '.join(sorted(tasks))}")
@@ -59,7 +101,7 @@ def key(call: Invocation, task: str, arguments: str, keywords: str) -> None:
     call.answer({"task": task, "key": derived}, derived)
 
 
-@command("show", click.argument("key"), of_task)
+@command("show", click.argument("key"), _OF_TASK)
 def show(call: Invocation, key: str, task: str | None) -> None:
     """Print all that is recorded under KEY.
 
@@ -75,7 +117,7 @@ def show(call: Invocation, key: str, task: str | None) -> None:
         print_record(record, now, policy, is_whole=True)
 
 
-@command("effect-key", click.argument("key"), click.argument("name"), of_task)
+@command("effect-key", click.argument("key"), click.argument("name"), _OF_TASK)
 def print_effect_key(call: Invocation, key: str, name: str, task: str | None) -> None:
     """Print the key by which the operation KEY calls a receiver.
 
@@ -96,7 +138,7 @@ def print_effect_key(call: Invocation, key: str, name: str, task: str | None) ->
     call.answer({"key": key, "name": name, "effect_key": made}, made)
 
 
-@command("list", *FILTERS, number("--limit", 100, click.IntRange(1), "N", "At most that many records."))
+@command("list", *_FILTERS, number("--limit", 100, click.IntRange(1), "N", "At most that many records."))
 def list_records(call: Invocation, limit: int, **filters: Any) -> None:
     """List the records that were written longest ago, oldest first.
 
@@ -114,7 +156,7 @@ def list_records(call: Invocation, limit: int, **filters: Any) -> None:
     if len(oldest) > limit:
         click.echo(f"Warning: there are more than these {limit}; ask for fewer, or give --limit", err=True)
     if not listed:
-        advise_on(wanted, call.app)
+        _advise_on(wanted, call.app)
 
 
 _HEADS = ("STATUS", "AGE", "UPDATED", "ATTEMPTS", "TASK", "LABEL", "KEY", "WORKER")
@@ -231,7 +273,7 @@ def print_record(record: Record, now: int, policy: Policy, *, is_whole: bool = F
 
 _OPTIONS = (
     click.argument("key", required=False),
-    *FILTERS,
+    *_FILTERS,
     click.option("--dry-run", is_flag=True, help="Print what would be judged, and judge nothing."),
     click.option("--yes", is_flag=True, help="Confirm the action without prompting."),
     click.option("--by", default="", metavar="NAME", help="Who says so; default: the user of this process."),
@@ -257,7 +299,7 @@ def resolve_unknown(call: Invocation, result: str | None, rerun: bool, **asked: 
     if result is None:
         _judge(call, Action.RERUN, **asked)
     else:
-        _judge(call, Action.COMPLETED, json_value("--completed", result), **asked)
+        _judge(call, Action.COMPLETED, _json_value("--completed", result), **asked)
 
 
 @command("release", *_OPTIONS)
@@ -337,7 +379,7 @@ def _judge(
             fates["refused"].append(Judged(seen, verdicts.refusal(error)))
     if not dry_run:
         if not records:
-            advise_on(wanted, call.app)
+            _advise_on(wanted, call.app)
         elif not yes and is_bulk:
             print_records(records, now)
         elif not yes:
