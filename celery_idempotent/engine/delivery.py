@@ -365,12 +365,7 @@ class Delivery:
                 assert_never(unreachable)
 
     def _without_outcome(
-        self,
-        claimed: Claim,
-        error: BaseException,
-        write: Callable[[], WriteResult],
-        event: EventName,
-        reason: str,
+        self, claimed: Claim, error: BaseException, write: Callable[[], WriteResult], event: EventName, reason: str
     ) -> Outcome | None:
         """End a claim whose body has no outcome; the one to report instead of ``error``, if another recorded it."""
         settlement = self._try(claimed, write)
@@ -420,9 +415,7 @@ class Delivery:
     def _recorded(self, record: Record) -> Any:
         """The result in a record that was loaded, or the failure to raise."""
         try:
-            if record.status is Status.FAILED:
-                return failure_of(self._codec, self._policy, record, never=self._control.steering)
-            return result_of(self._codec, record)
+            return outcome_of(self._codec, self._policy, record, never=self._control.steering)
         except ResultLost as error:
             self._emit(EventName.RESULT_LOST, record, error.reason)
             raise
@@ -473,27 +466,22 @@ def load(store: Store, record: Record) -> Record:
     return record if outcome is encoded else record.but(result=outcome.data, content_type=outcome.content_type)
 
 
-def result_of(codec: Codec, record: Record) -> Any:
-    """The result of a completed operation whose record was loaded; ``ResultLost`` if there is none to decode here."""
-    kept = _encoded(record)
-    if kept is None:
-        raise ResultLost(record.key, record.error or "no reason recorded")
-    try:
-        return codec.decode(kept)
-    except KombuError as error:
-        raise ResultLost(record.key, f"it cannot be decoded here: {codec.told(error)}") from error
-
-
-def failure_of(codec: Codec, policy: Policy, record: Record, *, never: tuple[type[BaseException], ...]) -> Exception:
-    """The failure to raise of an operation whose record was loaded; ``ResultLost`` if it cannot be decoded here.
+def outcome_of(codec: Codec, policy: Policy, record: Record, *, never: tuple[type[BaseException], ...]) -> Any:
+    """The result in a record that was loaded, or the failure to raise; ``ResultLost`` if there is none to decode here.
 
     ``never`` are types that steer a caller, beside the library's own.
     """
+    kept, is_failure = _encoded(record), record.status is Status.FAILED
+    if kept is None and not is_failure:
+        raise ResultLost(record.key, record.error or "no reason recorded")
     never = (SafeToRetry, *OUR_OWN, *never)
     try:
-        return codec.decode_failure(_encoded(record), record.key, remembered=policy.outcomes, never=never)
+        if kept is None or is_failure:
+            return codec.decode_failure(kept, record.key, remembered=policy.outcomes, never=never)
+        return codec.decode(kept)
     except KombuError as error:
-        raise ResultLost(record.key, f"its failure cannot be decoded here: {codec.told(error)}") from error
+        what = "its failure" if is_failure else "it"
+        raise ResultLost(record.key, f"{what} cannot be decoded here: {codec.told(error)}") from error
 
 
 def _encoded(record: Record) -> Encoded | None:

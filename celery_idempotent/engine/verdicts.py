@@ -46,13 +46,9 @@ def judge(
     """Give a verdict on ``seen``, as it is stored; gives the record as it is now. All times are milliseconds.
 
     After ``rerun`` steps that finished stay finished. Those that began and did not end are the ones in doubt: they may
-    run again. ``forget`` leaves nothing of the call: no result, error, label, task id, fingerprint or step, nor what
-    the store keeps elsewhere. What stays, until the store deletes it, is who has forgotten it and why, and the fencing
-    token, so that the next one is larger. ``keep`` is for how long the verdict stays at least.
-
-    Raises:
-        PolicyError: The record takes another verdict, or somebody else changed it meanwhile.
-        StoreUnavailable: No certain answer; look at the record before repeating.
+    run again. ``forget`` leaves, until the store deletes it, who has forgotten it and why, and the fencing token, so
+    that the next one is larger. ``keep`` is for how long the verdict stays at least. After ``StoreUnavailable`` look at
+    the record before repeating.
     """
     now, revision = store.now(), new_nonce()
     require(action, seen, grace=grace, now=now)

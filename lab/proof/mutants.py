@@ -216,7 +216,7 @@ def _renewal_wins_always(write: Record, stored: Record | None) -> Any:
     return Written()
 
 
-def _replayed_without_looking(codec: Any, record: Record) -> Any:
+def _replayed_without_looking(codec: Any, policy: Policy, record: Record, **steering: Any) -> Any:
     return None
 
 
@@ -460,7 +460,7 @@ MUTANTS = (
     Mutant(
         "replays answer with None",
         "celery-heimdall, AWS Powertools 8090",
-        ((delivery, "result_of", _replayed_without_looking),),
+        ((delivery, "outcome_of", _replayed_without_looking),),
     ),
     Mutant(
         "identity derived anew on a retry",

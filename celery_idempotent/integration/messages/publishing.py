@@ -17,7 +17,7 @@ from celery import Task, states
 from celery.utils.time import maybe_make_aware
 
 from celery_idempotent.engine.claim import announce, confirm, withdraw
-from celery_idempotent.engine.delivery import failure_of, load, result_of
+from celery_idempotent.engine.delivery import load, outcome_of
 from celery_idempotent.engine.events import Event, EventName, event_of
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import ResultLost, StoreUnavailable
@@ -126,17 +126,19 @@ def _answer(task: Task, decision: Known, options: Mapping[str, Any]) -> Any:
     codec, observed = runtime.codec_of(policy), policy.mode == "observe"
     result = task.AsyncResult(record.task_id)
     state = value = None
+
+    def recorded() -> Any:
+        return outcome_of(codec, policy, load(runtime.store, record), never=CONTROL_FLOW.steering)
+
     try:
         match decision:
             case Underway():
                 result.ignored = options.get("ignore_result", task.ignore_result)
                 reason = f"running on {record.worker}" if record.owner else "queued"
             case Replay():
-                state, value = states.SUCCESS, result_of(codec, load(runtime.store, record))
-                reason = "completed earlier"
+                state, value, reason = states.SUCCESS, recorded(), "completed earlier"
             case ReplayFailure():
-                value = failure_of(codec, policy, load(runtime.store, record), never=CONTROL_FLOW.steering)
-                state, reason = states.FAILURE, f"failed earlier: {record.error}"
+                state, value, reason = states.FAILURE, recorded(), f"failed earlier: {record.error}"
             case unreachable:
                 assert_never(unreachable)
     except (ResultLost, StoreUnavailable):
