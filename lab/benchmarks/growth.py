@@ -288,8 +288,13 @@ class Calls:
 
 
 def _operation(key: str) -> Operation:
-    names = {"task": "shop.charge", "task_id": "0b8d1a5e-7c2f-4a52-9d0c-6f6f3b1f4a11", "worker": "celery@benchmark"}
-    return Operation(identity=Identity(key, _FINGERPRINT), policy=Policy(), **names)
+    return Operation(
+        identity=Identity(key, _FINGERPRINT),
+        policy=Policy(),
+        task="shop.charge",
+        task_id="0b8d1a5e-7c2f-4a52-9d0c-6f6f3b1f4a11",
+        worker="celery@benchmark",
+    )
 
 
 def _list(store: Store, wanted: Mapping[str, Any]) -> None:
