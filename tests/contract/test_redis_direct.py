@@ -16,7 +16,7 @@ from redis.connection import Connection
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
-from celery_idempotent.stores.redis.client import DirectClient, _packed, _told, read_url
+from celery_idempotent.stores.redis.client import DirectClient, _pack, read_url
 from celery_idempotent.stores.redis.store import RedisStore
 from celery_idempotent.testing.contract import a_record
 from lab.embedded.redis import EmbeddedRedis
@@ -59,7 +59,7 @@ def single(redis_server: EmbeddedRedis) -> Iterator[DirectClient]:
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=8))
 def test_command_is_packed_as_redis_py_packs_it(command: list[bytes]) -> None:
     """The wire sees no difference between the two ways."""
-    assert _packed([b"EVALSHA", *command]) == b"".join(Connection().pack_command(b"EVALSHA", *command))
+    assert _pack([b"EVALSHA", *command]) == b"".join(Connection().pack_command(b"EVALSHA", *command))
 
 
 def test_calls_of_one_thread_share_a_connection(client: DirectClient) -> None:
@@ -205,19 +205,6 @@ def test_one_connection_is_enough_for_all_commands(redis_server: EmbeddedRedis) 
         with client.pipeline(transaction=False) as several:
             assert several.ping().execute() == [True]
     client.close()
-
-
-def test_pool_is_told_a_command_only_where_it_demands_one() -> None:
-    """redis-py 5.2, which belongs to Celery 5.5, demands it; later ones warn of it."""
-
-    class Before:
-        def get_connection(self, command_name: str, *keys: Any, **options: Any) -> None: ...
-
-    class Since:
-        def get_connection(self, command_name: str | None = None, *keys: Any, **options: Any) -> None: ...
-
-    assert len(_told(Before)) == 1
-    assert _told(Since) == ()
 
 
 def test_strike_while_a_connection_is_made_leaves_none_to_another_database(

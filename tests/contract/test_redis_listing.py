@@ -41,14 +41,14 @@ def _kept(store: RedisStore, **values: Any) -> Record:
 
 def _changes_between(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     """Let ``change`` happen after the fields of a page are known, and before its records are read."""
-    asked = hashes._asked
+    asked = hashes._ask_fields
 
     def then_changed(*arguments: Any) -> Any:
         replies = asked(*arguments)
         change()
         return replies
 
-    monkeypatch.setattr(hashes, "_asked", then_changed)
+    monkeypatch.setattr(hashes, "_ask_fields", then_changed)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_what_moves_meanwhile_is_followed(store: RedisStore, monkeypatch: pytest
     meant = _kept(store, status=Status.UNKNOWN)
     _kept(store)
     for answer in (MovedError("1 127.0.0.1:1"), AskError("1 127.0.0.1:1")):
-        monkeypatch.setattr(hashes, "_asked", lambda server, names, fields, answer=answer: [answer] * len(names))
+        monkeypatch.setattr(hashes, "_ask_fields", lambda server, names, fields, answer=answer: [answer] * len(names))
         assert list(store.scan(status=Status.UNKNOWN)) == [meant]
 
 
 def test_refusal_is_no_empty_list(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error about the server is one of the scan, not of a record."""
     _kept(store, status=Status.UNKNOWN)
-    monkeypatch.setattr(hashes, "_asked", lambda *_: [redis.ResponseError("BUSY Redis is busy")])
+    monkeypatch.setattr(hashes, "_ask_fields", lambda *_: [redis.ResponseError("BUSY Redis is busy")])
 
     with pytest.raises(StoreUnavailable, match="BUSY"):
         list(store.scan(status=Status.UNKNOWN))

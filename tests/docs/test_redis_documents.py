@@ -48,10 +48,10 @@ def test_options_are_those_that_urls_know() -> None:
     for row in table(REFERENCE, "option"):
         documented.setdefault(row["for"], set()).update(re.findall("`([^`]+)`", row["option"]))
     assert documented == {
-        "all": set(redis_client._PARSERS),
+        "all": set(redis_client._OPTIONS),
         "all but a cluster": {"db", "virtual_host"},
-        "TLS": set(redis_client._PARSERS_OF_TLS),
-        "Sentinel": set(redis_client._PARSERS_OF_SENTINEL),
+        "TLS": set(redis_client._OPTIONS_OF_TLS),
+        "Sentinel": set(redis_client._OPTIONS_OF_SENTINEL),
     }
 
 

@@ -1,14 +1,4 @@
-"""Redis URLs, as Celery and redis-py write them: which servers they mean, and how a client for those is made.
-
-=================================================  ==========================================================
-``redis://[user:password@]host[:port][/db]``       one server
-``rediss://...``                                   the same over TLS
-``redis+socket:///path``, ``unix:///path``         the same through a Unix socket
-``sentinel://host[:port][;host[:port]...][/db]``   the primary that these sentinels name
-``redis+cluster://host[:port][;host[:port]...]``   the cluster that these nodes belong to
-``rediss+cluster://...``                           the same over TLS
-=================================================  ==========================================================
-"""
+"""Clients of Redis: which a URL means, as Celery and redis-py write it, and what redis-py's errors mean."""
 
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,19 +11,10 @@ from typing import Any, TypeAlias, cast
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import redis
+from redis import exceptions
 from redis.backoff import FullJitterBackoff, NoBackoff
 from redis.cluster import REDIS_ALLOWED_KEYS, ClusterNode, RedisCluster
 from redis.credentials import CredentialProvider, UsernamePasswordCredentialProvider
-from redis.exceptions import (
-    AuthenticationError,
-    ChildDeadlockedError,
-    MovedError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisClusterException,
-    RedisError,
-)
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
@@ -41,11 +22,17 @@ from celery_idempotent.errors import PolicyError
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.stores.failures import NO_RULE, Meaning, Rule, rule_of
 
-DRIVER_ERRORS = (RedisError, RedisClusterException, ChildDeadlockedError, OSError)
+Client: TypeAlias = redis.Redis | RedisCluster
 
+DRIVER_ERRORS = (
+    exceptions.RedisError,
+    exceptions.RedisClusterException,
+    exceptions.ChildDeadlockedError,
+    OSError,
+)
 
 READ_ONLY = Rule(
-    errors=(ReadOnlyError,),
+    errors=(exceptions.ReadOnlyError,),
     text="-READONLY",
     meaning=Meaning.READ_ONLY,
     remedy="this server is a replica; name its primary, or the sentinels that know it",
@@ -58,9 +45,9 @@ OTHER_TYPE = Rule(
 # The patterns were read off Redis 6.2, Redis 7.0 and Valkey 9.1.
 _RULES = (
     READ_ONLY,
-    Rule(errors=(AuthenticationError,), remedy="the server does not accept user and password"),
+    Rule(errors=(exceptions.AuthenticationError,), remedy="the server does not accept user and password"),
     Rule(
-        errors=(NoPermissionError,),
+        errors=(exceptions.NoPermissionError,),
         text="ACL failure in script|can't run this command",
         remedy="the user may not do this; grant it "
         "+evalsha +eval +time +hgetall +hset +hdel +persist +pexpireat on keys that begin with the store's prefix, "
@@ -68,7 +55,7 @@ _RULES = (
     ),
     OTHER_TYPE,
     Rule(
-        errors=(MovedError,),
+        errors=(exceptions.MovedError,),
         text=r"^MOVED \d",  # redis-py before 6 has the class only in a cluster
         remedy="the server is part of a cluster; write redis+cluster:// or rediss+cluster://",
     ),
@@ -80,7 +67,7 @@ _RULES = (
         remedy="the server's certificate is not trusted; name the authority by ssl_ca_certs, and the host as certified",
     ),
     Rule(
-        errors=(OutOfMemoryError,),
+        errors=(exceptions.OutOfMemoryError,),
         text="-OOM",
         meaning=Meaning.UNAVAILABLE,
         remedy="the server's memory is full, so it accepts no claims; raise maxmemory, or shorten retain",
@@ -103,9 +90,12 @@ def trouble_of(error: BaseException | None) -> Rule:
     return NO_RULE
 
 
-def quotable(error: BaseException) -> str:
-    """What the error says, but not the arguments that a server quotes of a command unknown to it."""
-    return str(error).partition(", with args")[0] or type(error).__name__
+_LOST: list[type[Exception]] = [redis.ConnectionError, redis.TimeoutError]
+"""After these a command is sent again. redis-py before 6 does so only if told, except to a cluster."""
+
+_takes_no_name = signature(redis.ConnectionPool.get_connection).parameters["command_name"].default is None
+_NAME_FOR_POOL = () if _takes_no_name else ("EVALSHA",)
+"""redis-py before 5.3 demands the name of a command, and does nothing with it; later ones warn of it."""
 
 
 class DirectClient(redis.Redis):
@@ -123,13 +113,22 @@ class DirectClient(redis.Redis):
 
     def ask(self, *command: bytes) -> Any:
         """The server's reply to ``command``, as ``execute_command`` gives and raises it."""
-        packed = _packed(command)
+        packed = _pack(command)
         try:
             connection = self._in_hand.pop()
         except IndexError:
-            connection = self.connection_pool.get_connection(*_TOLD)
+            connection = self.connection_pool.get_connection(*_NAME_FOR_POOL)
+
+        def send() -> Any:
+            connection.send_packed_command([packed])
+            return connection.read_response()
+
         try:
-            reply = self._asked(connection, packed)
+            try:
+                reply = send()
+            except (redis.ConnectionError, redis.TimeoutError):
+                connection.disconnect()
+                reply = self._resends.call_with_retry(send, lambda _: connection.disconnect())
         except redis.ResponseError:
             self._in_hand.append(connection)  # an answer, too
             raise
@@ -142,44 +141,34 @@ class DirectClient(redis.Redis):
         return reply
 
     def ask_all(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
-        """The replies to commands that only read, sent at once; where the server refuses one, the error."""
-        packed = b"".join(map(_packed, commands))
+        """The replies to commands that only read, sent at once, in half the time of a pipeline; or their errors."""
+        packed = b"".join(map(_pack, commands))
         self._give_back()
-        connection: Any = self.connection_pool.get_connection(*_TOLD)
+        connection: Any = self.connection_pool.get_connection(*_NAME_FOR_POOL)
 
-        def ask() -> list[Any]:
+        def read() -> Any:
+            try:
+                return connection.read_response()
+            except redis.ResponseError as error:
+                return error
+
+        def send() -> list[Any]:
             connection.send_packed_command([packed])
-            return [_reply(connection) for _ in commands]
+            return [read() for _ in commands]
 
         try:
-            return self._resends.call_with_retry(ask, lambda _: connection.disconnect())
+            return self._resends.call_with_retry(send, lambda _: connection.disconnect())
         except BaseException:
             connection.disconnect()
             raise
         finally:
             self.connection_pool.release(connection)
 
-    def _asked(self, connection: Any, packed: bytes) -> Any:
-        def ask() -> Any:
-            connection.send_packed_command([packed])
-            return connection.read_response()
-
-        def hang_up(_: Exception) -> None:
-            connection.disconnect()
-
-        try:
-            return ask()
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            hang_up(error)
-            return self._resends.call_with_retry(ask, hang_up)
-
     def execute_command(self, *arguments: Any, **options: Any) -> Any:
-        """As redis-py's."""
         self._give_back()
         return cast(Any, super()).execute_command(*arguments, **options)
 
     def pipeline(self, *arguments: Any, **options: Any) -> Any:
-        """As redis-py's."""
         self._give_back()
         return super().pipeline(*arguments, **options)
 
@@ -198,34 +187,11 @@ class DirectClient(redis.Redis):
             self.connection_pool.release(connection)
 
 
-def _reply(connection: Any) -> Any:
-    try:
-        return connection.read_response()
-    except redis.ResponseError as error:
-        return error
-
-
-def _told(pool: type[Any]) -> tuple[str, ...]:
-    """What a pool of this class is told when a connection is taken out of it.
-
-    redis-py before 5.3 demands the name of a command, and does nothing with it; later ones warn of it.
-    """
-    name = signature(pool.get_connection).parameters["command_name"]
-    return ("EVALSHA",) if name.default is name.empty else ()
-
-
-_TOLD = _told(redis.ConnectionPool)
-
-
-def _packed(command: Sequence[bytes]) -> bytes:
+def _pack(command: Sequence[bytes]) -> bytes:
     """The command as the wire has it: an array of bulk strings (the RESP specification, "Sending commands")."""
     # redis-py's packer looks at each argument several times, and takes five times as long.
     return b"*%d\r\n" % len(command) + b"".join([b"$%d\r\n%b\r\n" % (len(each), each) for each in command])
 
-
-Client: TypeAlias = redis.Redis | RedisCluster
-Node: TypeAlias = tuple[str, int]
-Options: TypeAlias = dict[str, Any]
 
 WAIT_TIMEOUT = 1.0
 """Seconds; a replica in the same data centre answers in a few milliseconds."""
@@ -253,21 +219,22 @@ That, and TCP keepalive, is why there is no health check: it would be a second r
 _CLUSTERS_CHECK_NAMES = "ssl_check_hostname" in REDIS_ALLOWED_KEYS
 """redis-py before 6 drops the option on the way to a cluster."""
 
-_LOST: list[type[Exception]] = [redis.ConnectionError, redis.TimeoutError]
-"""After these a command is sent again. redis-py before 6 does so only if told, except to a cluster."""
+_LASTING = (type(None), UsernamePasswordCredentialProvider)
+"""Credentials that do not end while a connection lasts; of others, redis-py's pool renews the login."""
 
 _ESCAPE = "write special characters of user and password as %xx"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What a URL says."""
+class _Unusable(Exception):
+    """A part of a URL cannot be used; the text says which, and how to write it."""
 
-    #: For people: scheme, servers and database, never credentials.
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a URL says: servers and database without credentials, how to make a client, and what the store is told."""
+
     name: str
-    #: Makes a client. Only that of a cluster connects at once.
     connect: Callable[[], Client]
-    #: What is meant for the store.
     options: Mapping[str, Any]
 
 
@@ -278,110 +245,55 @@ def read_url(url: str) -> Target:
     servers = [rest]
     if scheme in _CLUSTER | {"sentinel"}:  # each with the options written behind it; the scheme need not be repeated
         servers = [each.removeprefix(f"{scheme}://") for each in rest.split(";")]
-    chunks = [_split(scheme, each) for each in servers]
-    options = _options(scheme, chunks)
-    own = {name: options.pop(name) for name in _OF_THE_STORE & options.keys()}
-    if own.get("wait_replicas") and own.get("wait_timeout", WAIT_TIMEOUT) >= options["socket_timeout"]:
-        raise _unusable(scheme, "wait_timeout (1 by default) must be less than socket_timeout (3), both in seconds")
-    name, connect = _connection(scheme, chunks, options)
-    return Target(name=f"{scheme}://{name}", connect=connect, options=own)
-
-
-def _connection(scheme: str, chunks: Sequence[SplitResult], options: Options) -> tuple[str, Callable[[], Client]]:
-    if scheme in _SOCKET:
-        path = unquote(chunks[0].path)
-        if chunks[0].hostname or not path.strip("/"):
-            raise _unusable(scheme, "write the path of the socket after three slashes")
-        return path, partial(_server, unix_socket_path=path, **options)
-    if not all(each.hostname for each in chunks):
-        raise _unusable(scheme, "write a host after the two slashes")
-    usual = 26379 if scheme == "sentinel" else 6379
-    nodes = [(str(each.hostname), each.port or usual) for each in chunks]
-    name = ";".join(f"{host}:{port}" for host, port in nodes)
-    if scheme in _CLUSTER:
-        return name, partial(_cluster, nodes, **options)
-    name += f"/{options['db']}"
-    if scheme == "sentinel":
-        if "master_name" not in options:
-            raise _unusable(scheme, "name the group of servers by ?master_name=")
-        return f"{name}?master_name={options['master_name']}", partial(_primary, nodes, **options)
-    ((host, port),) = nodes
-    return name, partial(_server, host=host, port=port, **options)
-
-
-def _server(**options: Any) -> Client:
-    has_short_life = type(options.get("credential_provider")) not in _LASTING
-    if has_short_life:
-        return redis.Redis(retry=_retry(), retry_on_error=_LOST, **options)
-    return DirectClient(resends=_retry(_RESENDS - 1), retry=_retry(), retry_on_error=_LOST, **options)
-
-
-def _cluster(nodes: Sequence[Node], **options: Any) -> Client:
-    return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in nodes], retry=_retry(), **options)
-
-
-def _primary(
-    nodes: Sequence[Node],
-    *,
-    master_name: str,
-    min_other_sentinels: int = 0,
-    sentinel_credentials: CredentialProvider | None = None,
-    sentinel_ssl: bool = False,
-    **options: Any,
-) -> Client:
-    tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
-    sentinels = Sentinel(
-        nodes,
-        min_other_sentinels=min_other_sentinels,
-        sentinel_kwargs={
-            "socket_connect_timeout": options["socket_connect_timeout"],
-            "socket_timeout": options["socket_timeout"],
-            "protocol": options["protocol"],
-            "credential_provider": sentinel_credentials,
-            "retry": Retry(NoBackoff(), 0),  # the next sentinel is asked instead
-            **({"ssl": True, **tls} if sentinel_ssl else {}),
-        },
-    )
-    client: Client = sentinels.master_for(master_name, retry=_retry(), retry_on_error=_LOST, ssl=bool(tls), **options)
-    return client
-
-
-def _retry(resends: int = _RESENDS) -> Retry:
-    return Retry(FullJitterBackoff(base=0.05, cap=0.5), resends)
-
-
-_LASTING = (type(None), UsernamePasswordCredentialProvider)
-"""Credentials that do not end while a connection lasts; of others, redis-py's pool renews the login."""
+    try:
+        chunks = [_split(scheme, each) for each in servers]
+        options = _options(scheme, chunks)
+        own = {name: options.pop(name) for name in _OF_THE_STORE & options.keys()}
+        if own.get("wait_replicas") and own.get("wait_timeout", WAIT_TIMEOUT) >= options["socket_timeout"]:
+            raise _Unusable("wait_timeout (1 by default) must be less than socket_timeout (3), both in seconds")
+        name, connect = _connection(scheme, chunks, options)
+    except _Unusable as error:
+        raise PolicyError("idempotency_store", scheme_of(f"{scheme}://"), str(error)) from None
+    return Target(f"{scheme}://{name}", connect, own)
 
 
 def _split(scheme: str, text: str) -> SplitResult:
     if "://" in text:
-        raise _unusable(scheme, "the servers of one URL have one scheme; several need sentinel:// or redis+cluster://")
+        raise _Unusable("the servers of one URL have one scheme; several need sentinel:// or redis+cluster://")
     try:
         chunk = urlsplit(f"{scheme}://{text}")
         _ = chunk.port
     except ValueError:  # whose text would quote the password
-        raise _unusable(scheme, f"host or port cannot be read; {_ESCAPE}") from None
+        raise _Unusable(f"host or port cannot be read; {_ESCAPE}") from None
     if chunk.fragment or "@" in chunk.path + chunk.query:
-        raise _unusable(scheme, f"there is an @ or # after the host; {_ESCAPE}")
+        raise _Unusable(f"there is an @ or # after the host; {_ESCAPE}")
     return chunk
 
 
-def _options(scheme: str, chunks: Sequence[SplitResult]) -> Options:
+def _options(scheme: str, chunks: Sequence[SplitResult]) -> dict[str, Any]:
     texts: dict[str, str] = {}
     for name, text in (pair for chunk in chunks for pair in _pairs(scheme, chunk)):
         if texts.setdefault(name, text) != text:
-            raise _unusable(scheme, f"{name} is given twice, and differently")
+            raise _Unusable(f"{name} is given twice, and differently")
     if scheme in _CLUSTER and texts.get("db") == "0":
         del texts["db"]
-    known = _known(scheme)
+    known = {
+        **_OPTIONS,
+        **({} if scheme in _CLUSTER else {"db": _DATABASE}),
+        **(_OPTIONS_OF_TLS if scheme in _TLS | {"sentinel"} else {}),
+        **(_OPTIONS_OF_SENTINEL if scheme == "sentinel" else {}),
+    }
     if unknown := texts.keys() - known:
-        remedy = "; TLS needs rediss:// or rediss+cluster://" if unknown & _PARSERS_OF_TLS.keys() else ""
-        raise _unusable(scheme, f"unknown option {', '.join(sorted(unknown))}{remedy}; there are: {', '.join(known)}")
-    options = {**_LIMITS, **{name: _parsed(scheme, name, text, known[name]) for name, text in texts.items()}}
-    _hide_password(scheme, options, "credential_provider", "username", "password")
-    if scheme == "sentinel":
-        _hide_password(scheme, options, "sentinel_credentials", "sentinel_username", "sentinel_password")
+        remedy = "; TLS needs rediss:// or rediss+cluster://" if unknown & _OPTIONS_OF_TLS.keys() else ""
+        raise _Unusable(f"unknown option {', '.join(sorted(unknown))}{remedy}; there are: {', '.join(known)}")
+    options = {**_LIMITS, **{name: _value(name, text, *known[name]) for name, text in texts.items()}}
+    # A provider is what redis-py makes of both anyway; unlike them it is not shown, in no version, by any repr.
+    for provider, prefix in (("credential_provider", ""), ("sentinel_credentials", "sentinel_")):
+        login = options.pop(f"{prefix}username", None), options.pop(f"{prefix}password", None)
+        if login != (None, None):
+            if provider in options:
+                raise _Unusable(f"{provider} brings user and password; drop those from the URL")
+            options[provider] = UsernamePasswordCredentialProvider(*login)
     if scheme not in _CLUSTER:
         options.setdefault("db", 0)
     if scheme not in _SOCKET:
@@ -392,19 +304,9 @@ def _options(scheme: str, chunks: Sequence[SplitResult]) -> Options:
     if is_encrypted and options.get("ssl_cert_reqs") != "none":
         options.setdefault("ssl_check_hostname", True)  # redis-py's own default only since 6
     if options.get("ssl_check_hostname") and scheme in _CLUSTER and not _CLUSTERS_CHECK_NAMES:
-        raise _unusable(scheme, "checks the names of hosts only since redis-py 6; upgrade, or ssl_check_hostname=false")
+        raise _Unusable("checks the names of hosts only since redis-py 6; upgrade, or ssl_check_hostname=false")
     # The newer protocol has nothing that is used here, and a longer greeting.
     return {**options, "protocol": 2}
-
-
-def _hide_password(scheme: str, options: Options, provider: str, username: str, password: str) -> None:
-    # A provider is what redis-py makes of both anyway; unlike them it is not shown, in no version, by any repr.
-    given = options.pop(username, None), options.pop(password, None)
-    if given == (None, None):
-        return
-    if provider in options:
-        raise _unusable(scheme, f"{provider} brings user and password; drop those from the URL")
-    options[provider] = UsernamePasswordCredentialProvider(*given)
 
 
 def _pairs(scheme: str, chunk: SplitResult) -> Iterator[tuple[str, str]]:
@@ -418,91 +320,116 @@ def _pairs(scheme: str, chunk: SplitResult) -> Iterator[tuple[str, str]]:
         yield "db" if name == "virtual_host" else name, text
 
 
-def _known(scheme: str) -> Mapping[str, Callable[[str], Any]]:
-    known = dict(_PARSERS)
-    if scheme not in _CLUSTER:
-        known["db"] = _database
-    if scheme in _TLS or scheme == "sentinel":
-        known |= _PARSERS_OF_TLS
-    if scheme == "sentinel":
-        known |= _PARSERS_OF_SENTINEL
-    return known
-
-
-def _parsed(scheme: str, name: str, text: str, parse: Callable[[str], Any]) -> Any:
+def _value(name: str, text: str, read: Callable[[str], Any], accepts: Callable[[Any], object], remedy: str) -> Any:
     try:
-        return parse(text)
+        if accepts(value := read(text)):
+            return value
     except (ValueError, TypeError, ImportError, AttributeError) as error:
-        raise _unusable(scheme, f"{name}={text!r} cannot be used: {error}") from None
+        remedy = str(error)
+    raise _Unusable(f"{name}={text!r} cannot be used: {remedy}")
 
 
-def _unusable(scheme: str, remedy: str) -> PolicyError:
-    return PolicyError("idempotency_store", scheme_of(f"{scheme}://"), remedy)
+def _connection(
+    scheme: str, chunks: Sequence[SplitResult], options: Mapping[str, Any]
+) -> tuple[str, Callable[[], Client]]:
+    """Name and maker of a client. Only that of a cluster connects at once."""
+    if scheme in _SOCKET:
+        path = unquote(chunks[0].path)
+        if chunks[0].hostname or not path.strip("/"):
+            raise _Unusable("write the path of the socket after three slashes")
+        return path, partial(_server, unix_socket_path=path, **options)
+    if not all(each.hostname for each in chunks):
+        raise _Unusable("write a host after the two slashes")
+    usual = 26379 if scheme == "sentinel" else 6379
+    nodes = [(str(each.hostname), each.port or usual) for each in chunks]
+    name = ";".join(f"{host}:{port}" for host, port in nodes)
+    if scheme in _CLUSTER:
+        # A client keeps its nodes with their connections, so each has its own.
+        return name, lambda: RedisCluster(
+            startup_nodes=[ClusterNode(*each) for each in nodes], retry=_retry(), **options
+        )
+    name += f"/{options['db']}"
+    if scheme == "sentinel":
+        if "master_name" not in options:
+            raise _Unusable("name the group of servers by ?master_name=")
+        return f"{name}?master_name={options['master_name']}", partial(_primary, nodes, **options)
+    ((host, port),) = nodes
+    return name, partial(_server, host=host, port=port, **options)
 
 
-def _reader(read: Callable[[str], Any], accepts: Callable[[Any], object], remedy: str) -> Callable[[str], Any]:
-    """What reads the text of an option, and refuses a value that ``accepts`` does not take."""
+def _server(**options: Any) -> Client:
+    if type(options.get("credential_provider")) in _LASTING:
+        return DirectClient(resends=_retry(_RESENDS - 1), retry=_retry(), retry_on_error=_LOST, **options)
+    return redis.Redis(retry=_retry(), retry_on_error=_LOST, **options)
 
-    def parse(text: str) -> Any:
-        if not accepts(value := read(text)):
-            raise ValueError(remedy)
-        return value
 
-    return parse
+def _primary(nodes: Sequence[tuple[str, int]], *, master_name: str, **options: Any) -> Client:
+    tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    sentinels = Sentinel(
+        nodes,
+        min_other_sentinels=options.pop("min_other_sentinels", 0),
+        sentinel_kwargs={
+            **{name: options[name] for name in ("socket_connect_timeout", "socket_timeout", "protocol")},
+            "credential_provider": options.pop("sentinel_credentials", None),
+            "retry": Retry(NoBackoff(), 0),  # the next sentinel is asked instead
+            **({"ssl": True, **tls} if options.pop("sentinel_ssl", False) else {}),
+        },
+    )
+    client: Client = sentinels.master_for(master_name, retry=_retry(), retry_on_error=_LOST, ssl=bool(tls), **options)
+    return client
+
+
+def _retry(resends: int = _RESENDS) -> Retry:
+    return Retry(FullJitterBackoff(base=0.05, cap=0.5), resends)
 
 
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
-_text = _reader(str, bool, "it is empty")
-_whole = _reader(int, lambda number: number >= 0, "it must not be negative")
-_seconds = _reader(float, lambda seconds: 0 < seconds <= 60, "write seconds, more than 0 and at most 60")
-_flag = _reader(lambda text: _FLAGS.get(text.lower()), lambda flag: flag is not None, "write true or false")
-_certificate_demand = _reader(
-    lambda text: text.removeprefix("CERT_").lower(),
-    {"required", "optional", "none"}.__contains__,
-    "write required, optional or none",
-)
-_file = _reader(str, lambda path: Path(path).is_file(), "the file does not exist")
-_folder = _reader(str, lambda path: Path(path).is_dir(), "the folder does not exist")
-_provider = _reader(
-    lambda name: resolve_name(name)(),
-    lambda provider: isinstance(provider, CredentialProvider),
-    "it does not name a redis.CredentialProvider",
-)
+_Kind: TypeAlias = tuple[Callable[[str], Any], Callable[[Any], object], str]
+"""What reads the text of an option, which values it may have, and what to write instead of others."""
 
-
-def _database(text: str) -> int | str:
-    # As text: hiredis 3.5 crashes the process where a signal's handler raises while it writes a number, as in SELECT.
-    # And 0 as a number, for which redis-py sends none.
-    number = _whole(text)
-    return str(number) if number else 0
-
+_TEXT: _Kind = str, bool, "it is empty"
+_WHOLE: _Kind = int, lambda number: number >= 0, "it must not be negative"
+_SECONDS: _Kind = float, lambda seconds: 0 < seconds <= 60, "write seconds, more than 0 and at most 60"
+_FLAG: _Kind = lambda text: _FLAGS.get(text.lower()), lambda flag: flag is not None, "write true or false"
+_FILE: _Kind = str, lambda path: Path(path).is_file(), "the file does not exist"
+# As text: hiredis 3.5 crashes the process where a signal's handler raises while it writes a number, as in SELECT.
+# And 0 as a number, for which redis-py sends none.
+_DATABASE: _Kind = lambda text: str(int(text)) if int(text) else 0, lambda db: int(db) >= 0, _WHOLE[2]
 
 _OF_THE_STORE = frozenset({"prefix", "wait_replicas", "wait_timeout"})
-_PARSERS: Mapping[str, Callable[[str], Any]] = {
-    "prefix": _text,
-    "wait_replicas": _whole,
-    "wait_timeout": _seconds,
-    "username": _text,
-    "password": _text,
-    "credential_provider": _provider,
-    "client_name": str,
-    "socket_connect_timeout": _seconds,
-    "socket_timeout": _seconds,
-    "max_connections": _whole,
+_OPTIONS: Mapping[str, _Kind] = {
+    "prefix": _TEXT,
+    "wait_replicas": _WHOLE,
+    "wait_timeout": _SECONDS,
+    "username": _TEXT,
+    "password": _TEXT,
+    "credential_provider": (
+        lambda name: resolve_name(name)(),
+        lambda provider: isinstance(provider, CredentialProvider),
+        "it does not name a redis.CredentialProvider",
+    ),
+    "client_name": (str, lambda name: True, ""),
+    "socket_connect_timeout": _SECONDS,
+    "socket_timeout": _SECONDS,
+    "max_connections": _WHOLE,
 }
-_PARSERS_OF_TLS: Mapping[str, Callable[[str], Any]] = {
-    "ssl_cert_reqs": _certificate_demand,
-    "ssl_ca_certs": _file,
-    "ssl_ca_path": _folder,
-    "ssl_certfile": _file,
-    "ssl_keyfile": _file,
-    "ssl_check_hostname": _flag,
+_OPTIONS_OF_TLS: Mapping[str, _Kind] = {
+    "ssl_cert_reqs": (
+        lambda text: text.removeprefix("CERT_").lower(),
+        {"required", "optional", "none"}.__contains__,
+        "write required, optional or none",
+    ),
+    "ssl_ca_certs": _FILE,
+    "ssl_ca_path": (str, lambda path: Path(path).is_dir(), "the folder does not exist"),
+    "ssl_certfile": _FILE,
+    "ssl_keyfile": _FILE,
+    "ssl_check_hostname": _FLAG,
 }
-_PARSERS_OF_SENTINEL: Mapping[str, Callable[[str], Any]] = {
-    "master_name": _text,
-    "min_other_sentinels": _whole,
-    "sentinel_username": _text,
-    "sentinel_password": _text,
-    "sentinel_ssl": _flag,
+_OPTIONS_OF_SENTINEL: Mapping[str, _Kind] = {
+    "master_name": _TEXT,
+    "min_other_sentinels": _WHOLE,
+    "sentinel_username": _TEXT,
+    "sentinel_password": _TEXT,
+    "sentinel_ssl": _FLAG,
 }

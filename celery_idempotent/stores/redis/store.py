@@ -12,7 +12,6 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from typing import Any, Self, TypeVar, cast
@@ -24,6 +23,7 @@ from redis.exceptions import AskError, ClusterDownError, NoScriptError, RedisErr
 
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import say
+from celery_idempotent.protocol.codec import ANY_TEXT
 from celery_idempotent.protocol.record import BLANK, Record, Status
 from celery_idempotent.stores import readable
 from celery_idempotent.stores.clock import ServerClock
@@ -42,51 +42,10 @@ from celery_idempotent.stores.redis.client import (
     WAIT_TIMEOUT,
     Client,
     DirectClient,
-    quotable,
     read_url,
     trouble_of,
 )
-from celery_idempotent.stores.redis.hashes import Source, encoded, fields_of, legible, raised, record_of, sources
-
-
-def losses_of(info: Mapping[str, Any], fsync: Mapping[str, Any], wait_replicas: int) -> Iterator[str]:
-    """What a server's ``INFO`` and its ``CONFIG`` of fsync say that it may forget, and what to set instead."""
-    if info.get("aof_enabled") == 0:
-        yield "appendonly is no: a restart forgets; set appendonly yes and appendfsync always."
-    else:
-        when = fsync.get("appendfsync", "always")
-        if when != "always":
-            yield f"appendfsync is {when}: a power failure forgets the last second or more; set appendfsync always."
-        if fsync.get("no-appendfsync-on-rewrite", "no") != "no":
-            yield "no-appendfsync-on-rewrite is yes: a power failure during a rewrite forgets; set it to no."
-    policy = info.get("maxmemory_policy", "noeviction")
-    if info.get("maxmemory") and policy != "noeviction":
-        yield f"maxmemory-policy is {policy}: a full memory evicts records; set maxmemory-policy noeviction."
-    if info.get("connected_slaves") and not wait_replicas:
-        yield (
-            "Replicas are attached and none is waited for: a fail-over forgets what they did not have yet; "
-            "add wait_replicas=1 to the URL."
-        )
-
-
-def prove_permissions(client: Client, name: bytes) -> None:
-    """Do what does nothing where there is no key: a refusal then names its command, and no check is left half done."""
-    with client.pipeline(transaction=False) as pipeline:
-        pipeline.execute_command("EVAL", "return 1", 1, name)  # as long as the script is known, only EVALSHA is used
-        pipeline.hgetall(name)
-        pipeline.hdel(name, b"")
-        pipeline.persist(name)
-        pipeline.pexpireat(name, 1)
-        raised(pipeline.execute(raise_on_error=False))
-
-
-def exposure_of(server: redis.Redis, client: Client) -> str:
-    """What is weak about a connection to ``server`` on another machine; empty if nothing is."""
-    # Not server.client(), which makes another of the user's own class.
-    with redis.Redis(connection_pool=server.connection_pool, single_connection_client=True) as single:
-        link: Any = getattr(single.connection, "_sock", None)
-        return weakness_of(link) if link is not None and leaves_machine(link.fileno()) else ""
-
+from celery_idempotent.stores.redis.hashes import fields_of, pages, raised, record_of, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +107,12 @@ class RedisStore:
         self._clock = ServerClock(self._ask_time)
         # Not alone: a cluster's client connects at once, and in an outage each would wait for those before it.
         self._connected = PerProcess(self._new_client, alone=False)
-        if not callable(client) and (problem := _unfit(client) or _unfit_for_forks(client)):
+        if callable(client):
+            return
+        problem = _unfit(client)
+        if not problem and isinstance(client, redis.Redis) and client.connection is not None:
+            problem = "has a single connection, which must not cross a fork; pass a function that makes it"
+        if problem:
             raise PolicyError("client", type(client).__name__, problem)
 
     @classmethod
@@ -167,11 +131,9 @@ class RedisStore:
     @property
     def way(self) -> str:
         """For people: the path that writes take, once the first has been made, as by :meth:`verify`."""
-        return "on the direct path" if self._direct(self._connected.made()) else "through redis-py's execute_command"
-
-    def _direct(self, client: Client | None) -> DirectClient | None:
-        """The client, if writes may take its short way: WAIT must follow on the same connection."""
-        return client if isinstance(client, DirectClient) and not self._wait_replicas else None
+        # WAIT must follow on the same connection.
+        is_direct = isinstance(self._connected.made(), DirectClient) and not self._wait_replicas
+        return "on the direct path" if is_direct else "through redis-py's execute_command"
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         return self._swap("swap", new, expected)
@@ -180,22 +142,34 @@ class RedisStore:
         forget_at = b"" if new.expires_at is None else b"%d" % (new.expires_at * 1000)
         written, stored = self._run(operation, new.key, expected or "", new.revision, forget_at, *fields_of(new))
         if stored:
-            return self._record(new.key, stored)
+            return record_of(new.key, stored, store=self._name)
         return new if written else None
 
     def get(self, key: str) -> Record | None:
         stored = self._ask("get", lambda client: client.hgetall(self._redis_key(key)))
-        return self._record(key, cast(dict[bytes, bytes], stored)) if stored else None
+        return record_of(key, cast(dict[bytes, bytes], stored), store=self._name) if stored else None
 
     def scan(
         self, *, status: Status | None = None, task: str | None = None, label: str | None = None
     ) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`. While the server resizes, it may list a record twice."""
-        pattern = re.sub(rb"([*?\[\\])", rb"\\\1", encoded(self._prefix)) + b"*"
+        pattern = re.sub(rb"([*?\[\\])", rb"\\\1", self._redis_key("")) + b"*"
         asked = {"status": status, "task": task, "label": label}
         wanted = {name: str(each) for name, each in asked.items() if each is not None}
-        for source in self._ask("scan", lambda client: sources(client, pattern)):
-            yield from self._listed(source, wanted)
+
+        def read(found: tuple[bytes, Mapping[bytes, bytes] | ResponseError]) -> Record | None:
+            name, stored = found
+            if isinstance(stored, ResponseError):
+                raise self._failure("read", stored) from stored
+            key = text_of(name).removeprefix(self._prefix)
+            return record_of(key, stored, store=self._name) if stored else None  # deleted since
+
+        found = self._ask("scan", lambda client: pages(client, pattern, wanted))
+        while (page := self._ask("scan", lambda client: next(found, None))) is not None:
+            for record in readable(page, read, lambda each: text_of(each[0])):
+                # It may have changed since it was found.
+                if all(getattr(record, name) == each for name, each in wanted.items()):
+                    yield record
 
     def delete(self, key: str, expected: str) -> bool:
         deleted, _ = self._run("delete", key, expected, "", b"")
@@ -220,8 +194,19 @@ class RedisStore:
             StoreUnavailable: The server did not answer, has no memory left, or is still loading.
         """
         for key in self._ask("verify", self._keys_to_check):
-            self._ask("verify", partial(prove_permissions, name=self._redis_key(key)))
-            self._claim_and_complete(key)
+            self._ask("verify", partial(_prove_permissions, name=self._redis_key(key)))
+            claimed = BLANK.but(
+                key=key,
+                status=Status.COMPLETED,
+                revision=uuid4().hex,
+                owner=key,
+                task="celery_idempotent.verify",
+                task_id=key,
+                error="a check of the store at a worker's start, forgotten in seconds",
+                expires_at=self.now() // 1000 + 10,
+            )
+            self._swap("verify", claimed, None)
+            self._swap("verify", claimed.but(revision=uuid4().hex, error=None, expires_at=1), claimed.revision)
         self._warn_of_losses()
         self._warn_of_exposure()
 
@@ -231,13 +216,6 @@ class RedisStore:
         if client is not None and client is not self._given:
             client.close()
 
-    def _listed(self, source: Source, wanted: Mapping[str, str]) -> Iterator[Record]:
-        while (page := self._ask("scan", lambda client: source.page(wanted))) is not None:
-            for record in readable(page, lambda each: self._named(*each), lambda each: legible(each[0])):
-                # It may have changed since it was found.
-                if all(getattr(record, name) == each for name, each in wanted.items()):
-                    yield record
-
     def _keys_to_check(self, client: Client) -> Sequence[str]:
         """Keys that nobody else has: one, and in a cluster, as far as chance leads there, one on every primary."""
         keys = [f"celery_idempotent.verify:{uuid4().hex}" for _ in range(_KEYS_TO_CHOOSE_FROM)]
@@ -245,25 +223,11 @@ class RedisStore:
             return keys[:1]
         return list({client.get_node_from_key(self._redis_key(key)).name: key for key in keys}.values())
 
-    def _claim_and_complete(self, key: str) -> None:
-        claimed = BLANK.but(
-            key=key,
-            status=Status.COMPLETED,
-            revision=uuid4().hex,
-            owner=key,
-            task="celery_idempotent.verify",
-            task_id=key,
-            error="a check of the store at a worker's start, forgotten in seconds",
-            expires_at=self.now() // 1000 + 10,
-        )
-        self._swap("verify", claimed, None)
-        self._swap("verify", replace(claimed, revision=uuid4().hex, error=None, expires_at=1), claimed.revision)
-
     def _run(
         self, operation: str, key: str, expected: str, revision: str, forget_at: bytes, *fields: bytes
     ) -> tuple[bool, Mapping[bytes, bytes]]:
         """What the script did: whether ``revision`` is stored, and what is, unless it has just been written."""
-        arguments = (self._redis_key(key), encoded(expected), encoded(revision), forget_at, *fields)
+        arguments = (self._redis_key(key), expected.encode(*ANY_TEXT), revision.encode(*ANY_TEXT), forget_at, *fields)
         asked_at = self._clock.before_asking()
         now, written, *stored = self._ask(operation, lambda client: self._call(client, *arguments))
         self._clock.learn(now, asked_at)
@@ -282,15 +246,21 @@ class RedisStore:
             return self._send(client, "EVAL", _SCRIPT, keys, *arguments)
 
     def _send(self, client: Client, name: str, *arguments: Any) -> Any:
-        direct = self._direct(client)
-        if direct is not None:
-            return direct.ask(name.encode(), *arguments)
-        command = name, *arguments
         if not self._wait_replicas:
-            return cast(Any, client).execute_command(*command)
+            if isinstance(client, DirectClient):
+                return client.ask(name.encode(), *arguments)
+            return cast(Any, client).execute_command(name, *arguments)
         if isinstance(client, redis.Redis):
-            return self._awaited(client, *command)
-        return self._awaited_in_cluster(client, *command)
+            return self._awaited(client, name, *arguments)
+        for _ in range(_REDIRECTIONS):
+            try:
+                node = client.get_node_from_key(arguments[2])
+                return self._awaited(client.get_redis_connection(node), name, *arguments)
+            except _MOVED:
+                # The driver finds out where the slot is now, and writes there without waiting. The next turn
+                # writes the same once more, and waits.
+                cast(Any, client).execute_command(name, *arguments)
+        raise redis.ConnectionError(f"the record's slot is still being moved after {_REDIRECTIONS} redirections")
 
     def _awaited(self, server: redis.Redis, *command: Any) -> Any:
         """The reply, once enough replicas have what was written; WAIT is about the connection that wrote."""
@@ -305,17 +275,6 @@ class RedisStore:
                 f"{acknowledged} of {self._wait_replicas} replicas have the record after {self._wait_timeout:g} s"
             )
         return reply
-
-    def _awaited_in_cluster(self, cluster: RedisCluster, *command: Any) -> Any:
-        for _ in range(_REDIRECTIONS):
-            try:
-                node = cluster.get_node_from_key(command[3])
-                return self._awaited(cluster.get_redis_connection(node), *command)
-            except _MOVED:
-                # The driver finds out where the slot is now, and writes there without waiting. The next turn
-                # writes the same once more, and waits.
-                cast(Any, cluster).execute_command(*command)
-        raise redis.ConnectionError(f"the record's slot is still being moved after {_REDIRECTIONS} redirections")
 
     def _ask(self, operation: str, call: Callable[[Client], _T]) -> _T:
         try:
@@ -337,26 +296,19 @@ class RedisStore:
             return self._given
         client = self._given()
         if problem := _unfit(client):
-            raise StoreMisconfigured(repr(self), "connect", f"the client made by your function {problem}")
+            raise StoreMisconfigured(self._name, "connect", f"the client made by your function {problem}")
         return client
 
     def _redis_key(self, key: str) -> bytes:
-        return encoded(self._prefix + key)
-
-    def _named(self, name: bytes, stored: Mapping[bytes, bytes] | ResponseError) -> Record | None:
-        """The record that a scan has found under ``name``; None if it has been deleted since."""
-        if isinstance(stored, ResponseError):
-            raise self._failure("read", stored) from stored
-        return self._record(legible(name).removeprefix(self._prefix), stored) if stored else None
-
-    def _record(self, key: str, stored: Mapping[bytes, bytes]) -> Record:
-        return record_of(key, stored, store=repr(self))
+        return (self._prefix + key).encode(*ANY_TEXT)
 
     def _failure(self, operation: str, error: BaseException) -> Exception:
         trouble = trouble_of(error)
         if trouble is READ_ONLY:
             self._drop_idle_connections()
-        return failure(trouble, repr(self), operation, quotable(error))
+        # Not the arguments that a server quotes of a command unknown to it.
+        reason = str(error).partition(", with args")[0] or type(error).__name__
+        return failure(trouble, self._name, operation, reason)
 
     def _drop_idle_connections(self) -> None:
         # A primary that was demoted keeps its connections. A new connection finds its successor behind the name.
@@ -370,16 +322,23 @@ class RedisStore:
     def _warn_of_losses(self) -> None:
         losses: set[str] = set()
         silent: set[str] = set()
+
+        def told(command: str, ask: Callable[[], Mapping[Any, Any]]) -> Mapping[str, Any]:
+            try:
+                return self._ask("verify", lambda client: ask())
+            except StoreUnavailable as error:
+                if not isinstance(error.__cause__, ResponseError):
+                    raise
+                silent.add(command)
+                return {}
+
         for server in _primaries(self._connected()):
-            info = self._told("INFO", server.info, silent)
-            fsync = self._told("CONFIG GET", partial(server.config_get, "*appendfsync*"), silent)
-            losses.update(losses_of(info, fsync, self._wait_replicas))
+            info = told("INFO", server.info)
+            fsync = told("CONFIG GET", partial(server.config_get, "*appendfsync*"))
+            losses.update(_losses_of(info, fsync, self._wait_replicas))
         if silent:
-            say(
-                logger.warning,
-                "store_unchecked",
-                reason=f"{self!r} refuses {' and '.join(sorted(silent))}, so its settings were not all checked",
-            )
+            reason = f"{self!r} refuses {' and '.join(sorted(silent))}, so its settings were not all checked"
+            say(logger.warning, "store_unchecked", reason=reason)
         if losses:
             warnings.warn(
                 IdempotencyWarning(
@@ -391,20 +350,10 @@ class RedisStore:
             )
 
     def _warn_of_exposure(self) -> None:
-        found = {self._ask("verify", partial(exposure_of, server)) for server in _primaries(self._connected())}
+        found = {self._ask("verify", partial(_weakness, server)) for server in _primaries(self._connected())}
         worst = next(each for each in (UNENCRYPTED, UNVERIFIED, "") if each in found)
-        warn_if_exposed(
-            repr(self), worst, "write rediss:// or rediss+cluster://, and name the authority by ssl_ca_certs"
-        )
-
-    def _told(self, command: str, ask: Callable[[], Mapping[Any, Any]], silent: set[str]) -> Mapping[str, Any]:
-        try:
-            return self._ask("verify", lambda client: ask())
-        except StoreUnavailable as error:
-            if not isinstance(error.__cause__, ResponseError):
-                raise
-            silent.add(command)
-            return {}
+        remedy = "write rediss:// or rediss+cluster://, and name the authority by ssl_ca_certs"
+        warn_if_exposed(self._name, worst, remedy)
 
 
 class _TooFewReplicas(RedisError):
@@ -425,7 +374,40 @@ def _unfit(client: object) -> str:
     return ""
 
 
-def _unfit_for_forks(client: object) -> str:
-    if isinstance(client, redis.Redis) and client.connection is not None:
-        return "has a single connection, which must not cross a fork; pass a function that makes it"
-    return ""
+def _prove_permissions(client: Client, name: bytes) -> None:
+    """Do what does nothing where there is no key: a refusal then names its command, and no check is left half done."""
+    with client.pipeline(transaction=False) as pipeline:
+        pipeline.execute_command("EVAL", "return 1", 1, name)  # as long as the script is known, only EVALSHA is used
+        pipeline.hgetall(name)
+        pipeline.hdel(name, b"")
+        pipeline.persist(name)
+        pipeline.pexpireat(name, 1)
+        raised(pipeline.execute(raise_on_error=False))
+
+
+def _losses_of(info: Mapping[str, Any], fsync: Mapping[str, Any], wait_replicas: int) -> Iterator[str]:
+    """What a server's ``INFO`` and its ``CONFIG`` of fsync say that it may forget, and what to set instead."""
+    if info.get("aof_enabled") == 0:
+        yield "appendonly is no: a restart forgets; set appendonly yes and appendfsync always."
+    else:
+        when = fsync.get("appendfsync", "always")
+        if when != "always":
+            yield f"appendfsync is {when}: a power failure forgets the last second or more; set appendfsync always."
+        if fsync.get("no-appendfsync-on-rewrite", "no") != "no":
+            yield "no-appendfsync-on-rewrite is yes: a power failure during a rewrite forgets; set it to no."
+    policy = info.get("maxmemory_policy", "noeviction")
+    if info.get("maxmemory") and policy != "noeviction":
+        yield f"maxmemory-policy is {policy}: a full memory evicts records; set maxmemory-policy noeviction."
+    if info.get("connected_slaves") and not wait_replicas:
+        yield (
+            "Replicas are attached and none is waited for: a fail-over forgets what they did not have yet; "
+            "add wait_replicas=1 to the URL."
+        )
+
+
+def _weakness(server: redis.Redis, client: Client) -> str:
+    """What is weak about a connection to ``server`` on another machine; empty if nothing is."""
+    # Not server.client(), which makes another of the user's own class.
+    with redis.Redis(connection_pool=server.connection_pool, single_connection_client=True) as single:
+        link: Any = getattr(single.connection, "_sock", None)
+        return weakness_of(link) if link is not None and leaves_machine(link.fileno()) else ""
