@@ -225,7 +225,7 @@ _LASTING = (type(None), UsernamePasswordCredentialProvider)
 _ESCAPE = "write special characters of user and password as %xx"
 
 
-class _Unusable(Exception):
+class _UrlUnusable(Exception):
     """A part of a URL cannot be used; the text says which, and how to write it."""
 
 
@@ -250,23 +250,23 @@ def read_url(url: str) -> Target:
         options = _options(scheme, chunks)
         own = {name: options.pop(name) for name in _OF_THE_STORE & options.keys()}
         if own.get("wait_replicas") and own.get("wait_timeout", WAIT_TIMEOUT) >= options["socket_timeout"]:
-            raise _Unusable("wait_timeout (1 by default) must be less than socket_timeout (3), both in seconds")
+            raise _UrlUnusable("wait_timeout (1 by default) must be less than socket_timeout (3), both in seconds")
         name, connect = _connection(scheme, chunks, options)
-    except _Unusable as error:
+    except _UrlUnusable as error:
         raise PolicyError("idempotency_store", scheme_of(f"{scheme}://"), str(error)) from None
     return Target(f"{scheme}://{name}", connect, own)
 
 
 def _split(scheme: str, text: str) -> SplitResult:
     if "://" in text:
-        raise _Unusable("the servers of one URL have one scheme; several need sentinel:// or redis+cluster://")
+        raise _UrlUnusable("the servers of one URL have one scheme; several need sentinel:// or redis+cluster://")
     try:
         chunk = urlsplit(f"{scheme}://{text}")
         _ = chunk.port
     except ValueError:  # whose text would quote the password
-        raise _Unusable(f"host or port cannot be read; {_ESCAPE}") from None
+        raise _UrlUnusable(f"host or port cannot be read; {_ESCAPE}") from None
     if chunk.fragment or "@" in chunk.path + chunk.query:
-        raise _Unusable(f"there is an @ or # after the host; {_ESCAPE}")
+        raise _UrlUnusable(f"there is an @ or # after the host; {_ESCAPE}")
     return chunk
 
 
@@ -274,7 +274,7 @@ def _options(scheme: str, chunks: Sequence[SplitResult]) -> dict[str, Any]:
     texts: dict[str, str] = {}
     for name, text in (pair for chunk in chunks for pair in _pairs(scheme, chunk)):
         if texts.setdefault(name, text) != text:
-            raise _Unusable(f"{name} is given twice, and differently")
+            raise _UrlUnusable(f"{name} is given twice, and differently")
     if scheme in _CLUSTER and texts.get("db") == "0":
         del texts["db"]
     known = {
@@ -285,14 +285,14 @@ def _options(scheme: str, chunks: Sequence[SplitResult]) -> dict[str, Any]:
     }
     if unknown := texts.keys() - known:
         remedy = "; TLS needs rediss:// or rediss+cluster://" if unknown & _OPTIONS_OF_TLS.keys() else ""
-        raise _Unusable(f"unknown option {', '.join(sorted(unknown))}{remedy}; there are: {', '.join(known)}")
+        raise _UrlUnusable(f"unknown option {', '.join(sorted(unknown))}{remedy}; there are: {', '.join(known)}")
     options = {**_LIMITS, **{name: _value(name, text, *known[name]) for name, text in texts.items()}}
     # A provider is what redis-py makes of both anyway; unlike them it is not shown, in no version, by any repr.
     for provider, prefix in (("credential_provider", ""), ("sentinel_credentials", "sentinel_")):
         login = options.pop(f"{prefix}username", None), options.pop(f"{prefix}password", None)
         if login != (None, None):
             if provider in options:
-                raise _Unusable(f"{provider} brings user and password; drop those from the URL")
+                raise _UrlUnusable(f"{provider} brings user and password; drop those from the URL")
             options[provider] = UsernamePasswordCredentialProvider(*login)
     if scheme not in _CLUSTER:
         options.setdefault("db", 0)
@@ -304,7 +304,7 @@ def _options(scheme: str, chunks: Sequence[SplitResult]) -> dict[str, Any]:
     if is_encrypted and options.get("ssl_cert_reqs") != "none":
         options.setdefault("ssl_check_hostname", True)  # redis-py's own default only since 6
     if options.get("ssl_check_hostname") and scheme in _CLUSTER and not _CLUSTERS_CHECK_NAMES:
-        raise _Unusable("checks the names of hosts only since redis-py 6; upgrade, or ssl_check_hostname=false")
+        raise _UrlUnusable("checks the names of hosts only since redis-py 6; upgrade, or ssl_check_hostname=false")
     # The newer protocol has nothing that is used here, and a longer greeting.
     return {**options, "protocol": 2}
 
@@ -326,7 +326,7 @@ def _value(name: str, text: str, read: Callable[[str], Any], accepts: Callable[[
             return value
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         remedy = str(error)
-    raise _Unusable(f"{name}={text!r} cannot be used: {remedy}")
+    raise _UrlUnusable(f"{name}={text!r} cannot be used: {remedy}")
 
 
 def _connection(
@@ -336,10 +336,10 @@ def _connection(
     if scheme in _SOCKET:
         path = unquote(chunks[0].path)
         if chunks[0].hostname or not path.strip("/"):
-            raise _Unusable("write the path of the socket after three slashes")
+            raise _UrlUnusable("write the path of the socket after three slashes")
         return path, partial(_server, unix_socket_path=path, **options)
     if not all(each.hostname for each in chunks):
-        raise _Unusable("write a host after the two slashes")
+        raise _UrlUnusable("write a host after the two slashes")
     usual = 26379 if scheme == "sentinel" else 6379
     nodes = [(str(each.hostname), each.port or usual) for each in chunks]
     name = ";".join(f"{host}:{port}" for host, port in nodes)
@@ -351,7 +351,7 @@ def _connection(
     name += f"/{options['db']}"
     if scheme == "sentinel":
         if "master_name" not in options:
-            raise _Unusable("name the group of servers by ?master_name=")
+            raise _UrlUnusable("name the group of servers by ?master_name=")
         return f"{name}?master_name={options['master_name']}", partial(_primary, nodes, **options)
     ((host, port),) = nodes
     return name, partial(_server, host=host, port=port, **options)
