@@ -26,7 +26,7 @@ from celery_idempotent import (
 )
 from celery_idempotent.engine.delivery import Delivery
 from celery_idempotent.integration.broker.recovery import mark
-from celery_idempotent.integration.task import task as task_module
+from celery_idempotent.integration.task import guard
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
@@ -58,7 +58,7 @@ class Scene:
         self.is_keyed = kind == "keyed"
         self.monkeypatch = monkeypatch
         self.store.before_swap = self._refuse_the_dead
-        monkeypatch.setattr(task_module, "Delivery", partial(Delivery, clock=self.clock))
+        monkeypatch.setattr(guard, "Delivery", partial(Delivery, clock=self.clock))
 
         @self.app.task(
             base=IdempotentTask,
