@@ -24,15 +24,16 @@ __all__ = ["POLICY", "VISIBILITY_TIMEOUT", "make_app"]
 POLICY = "STORM_POLICY"
 """The environment variable with options of the policy, as JSON."""
 
-VISIBILITY_TIMEOUT = 30
-"""Seconds. A duplicate that waits in a worker's memory for longer is held."""
+VISIBILITY_TIMEOUT = {"redis": 30, "sqs": 120}
+"""Seconds, by broker. On Redis a duplicate that waits in a worker's memory for longer is held. On SQS no delay is
+longer than half of it, and the bound of the questions is about delays that grow up to a minute."""
 
 
 def make_app(settings: Settings, options: Mapping[str, Any]) -> Celery:
     """An app with the task ``execute``: ``lease`` is its policy's, and ``grows`` says whether the delays do."""
     app = Celery("storm", set_as_current=False)
     app.conf.update(settings.celery(), idempotency_hold_messages=True)
-    app.conf.broker_transport_options["visibility_timeout"] = VISIBILITY_TIMEOUT
+    app.conf.broker_transport_options["visibility_timeout"] = VISIBILITY_TIMEOUT[settings.broker_url.partition(":")[0]]
     ledger = Ledger(settings.folder / "ledger.jsonl")
 
     def execute(operation: str, seconds: float) -> None:
