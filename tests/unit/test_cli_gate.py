@@ -4,6 +4,7 @@
 import json
 import threading
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def app() -> Celery:
             fingerprint=lambda order, cents: order,
             remember=(KeyError,),
             retain=timedelta(days=2),
-            effects={"charge": Keyed()},
+            effects=MappingProxyType({"charge": Keyed()}),
         ),
     )
     def charge(order: str, cents: int) -> None: ...

@@ -654,6 +654,25 @@ def test_judged_is_left_out_before_the_next_count_is_over(app: Celery, store: _S
     assert overview.look(60).so_far is None
 
 
+def test_judged_is_left_out_of_a_count_that_is_over_and_nobody_has_seen(app: Celery, store: _Store) -> None:
+    """It was counted before the verdict."""
+    judged, left = a_written(app), a_written(app)
+    overview, go_on, scan = Overview(runtime_of(app), _Clock()), threading.Event(), store.scan
+
+    def held(**asked: Any) -> Iterator[Record]:
+        assert go_on.wait(60)
+        return scan(**asked)
+
+    store.scan = held  # type: ignore[method-assign]
+    assert overview.look(0).counted is None
+    assert overview._next is not None
+    go_on.set()
+    overview._next.result(60)
+    overview.judged([judged.key])
+    assert overview._last is not None
+    assert (overview._last.unknown.count, overview._last.unknown.records) == (1, [left])
+
+
 def test_next_count_is_told_while_the_last_is_shown(app: Celery, store: _Store) -> None:
     """Whoever looks sees the last one, how old it is, and that the next is under way."""
     go_on, scan, clock = threading.Event(), store.scan, _Clock()

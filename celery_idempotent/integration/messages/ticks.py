@@ -215,11 +215,9 @@ def tick_at(given: Any, now: datetime) -> str | None:
     if isinstance(given, solar):
         # Its time differs by less than a minute, depending on the moment from which it is looked for.
         event = _latest(given, now + timedelta(minutes=1))
-        if event is None:
-            return None
         # The day by the mean sun of its place: an event near midnight is not on two days, nor two on one.
-        noon = event + timedelta(days=given.lon / 360, hours=12 - _MEAN_HOURS[given.method])
-        return noon.date().isoformat()
+        to_noon = timedelta(days=given.lon / 360, hours=12 - _MEAN_HOURS[given.method])
+        return None if event is None else (event + to_noon).date().isoformat()
     kinds = {f"{each.__module__}.{each.__qualname__}" for each in type(given).__mro__}
     due = _latest(given, now) if isinstance(given, crontab) or kinds & _OF_OTHER_PACKAGES else None
     return None if due is None else due.isoformat()
