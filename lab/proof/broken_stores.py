@@ -22,7 +22,7 @@ STEPS = 30
 _NOTICED = (AssertionError, StoreMisconfigured)
 """A record in which fields of two writes are mixed is refused when it is read, before anybody compares it."""
 
-_RACES = ("test_one_racer_wins", "test_mixed_races_have_one_history")
+_RACES = ("test_calls_at_once_have_one_history",)
 
 
 def follow(url: str, *, examples: int, flaw: str = "none", phases: tuple[Phase, ...] = tuple(Phase)) -> None:

@@ -76,7 +76,7 @@ class Unconditional(MemoryStore):
         return new
 
 
-@wrong("replaces unconditionally", "answers_as_a_register_does", "one_racer_wins")
+@wrong("replaces unconditionally", "answers_as_a_register_does", "calls_at_once_have_one_history")
 class ReplacesAnything(MemoryStore):
     def swap(self, new: Record, expected: str | None) -> Record | None:
         with self._lock():
@@ -89,7 +89,7 @@ class ReplacesAnything(MemoryStore):
 @wrong(
     "creates where a revision was expected",
     "answers_as_a_register_does",
-    "one_racer_wins",
+    "calls_at_once_have_one_history",
 )
 class Upserts(MemoryStore):
     def swap(self, new: Record, expected: str | None) -> Record | None:
@@ -98,8 +98,7 @@ class Upserts(MemoryStore):
 
 @wrong(
     "checks, then acts",
-    "one_racer_wins",
-    "mixed_races_have_one_history",
+    "calls_at_once_have_one_history",
 )
 class ChecksThenActs(MemoryStore):
     def swap(self, new: Record, expected: str | None) -> Record | None:
@@ -163,7 +162,7 @@ class ReturnsTheOld(MemoryStore):
         return old
 
 
-@wrong("reads the loser's reply in a second request", "mixed_races_have_one_history")
+@wrong("reads the loser's reply in a second request", "calls_at_once_have_one_history")
 class ReadsTheReplyLater(MemoryStore):
     """Harmless at first sight; but a deletion between both makes the loser of a claim see nothing, and give up."""
 
@@ -173,7 +172,7 @@ class ReadsTheReplyLater(MemoryStore):
         return self.get(new.key) if stored is new else stored
 
 
-@wrong("hands replies to whichever thread comes first", "threads_do_not_mix_up_their_replies")
+@wrong("hands replies to whichever thread comes first", "calls_at_once_have_one_history")
 class MixesUpReplies(MemoryStore):
     reply: Record | None = None
 
@@ -244,7 +243,7 @@ class ComparesOwners(MemoryStore):
         return super().swap(new, stored.revision if stored and mine else expected)
 
 
-@wrong("guards final states itself", "mixed_races_have_one_history", "only_an_outcome_with_an_expiry_is_forgotten")
+@wrong("guards final states itself", "calls_at_once_have_one_history", "only_an_outcome_with_an_expiry_is_forgotten")
 class GuardsFinalStates(MemoryStore):
     """Well meant; but then no expired outcome ever gives way, and no UNKNOWN is ever resolved."""
 
@@ -531,7 +530,7 @@ class DeletesAtOnce(MemoryStore):
 # -- several callers
 
 
-@wrong("writes a record in two steps", "readers_beside_a_writer_see_whole_records")
+@wrong("writes a record in two steps", "calls_at_once_have_one_history")
 class WritesInSteps(MemoryStore):
     def swap(self, new: Record, expected: str | None) -> Record | None:
         old = self.get(new.key)
@@ -542,7 +541,7 @@ class WritesInSteps(MemoryStore):
         return new if stored is not None and stored.revision == new.revision else stored
 
 
-@wrong("answers reads from a replica", "acknowledged_write_is_seen_by_everybody", "answers_as_a_register_does")
+@wrong("answers reads from a replica", "calls_at_once_have_one_history", "answers_as_a_register_does")
 class LagsBehind(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
@@ -553,7 +552,7 @@ class LagsBehind(MemoryStore):
         return self.replica.get(key)
 
 
-@wrong("answers another thread from a snapshot", "acknowledged_write_is_seen_by_everybody")
+@wrong("answers another thread from a snapshot", "calls_at_once_have_one_history")
 class SnapshotsByThread(MemoryStore):
     """A session whose transaction was never ended."""
 
@@ -571,7 +570,7 @@ class SnapshotsByThread(MemoryStore):
         return found
 
 
-@wrong("may be used by one thread only", "one_racer_wins", "threads_do_not_mix_up_their_replies")
+@wrong("may be used by one thread only", "calls_at_once_have_one_history")
 class OneThreadOnly(MemoryStore):
     """sqlite3's default."""
 
@@ -675,7 +674,7 @@ class FindsAnything(MemoryStore):
         return super().get(key) or replace(a_record(), key=key)
 
 
-@wrong("scans one page", "readers_beside_a_writer_see_whole_records")
+@wrong("scans one page", "calls_at_once_have_one_history")
 class ScansOnePage(MemoryStore):
     def scan(
         self, *, status: Status | None = None, task: str | None = None, label: str | None = None
@@ -683,7 +682,7 @@ class ScansOnePage(MemoryStore):
         return itertools.islice(super().scan(status=status, task=task, label=label), 5)
 
 
-@wrong("scans while the ground moves", "readers_beside_a_writer_see_whole_records")
+@wrong("scans while the ground moves", "calls_at_once_have_one_history")
 class ScansMovingGround(MemoryStore):
     def scan(
         self, *, status: Status | None = None, task: str | None = None, label: str | None = None
@@ -694,7 +693,7 @@ class ScansMovingGround(MemoryStore):
                 yield each
 
 
-@wrong("scans half-written records", "readers_beside_a_writer_see_whole_records")
+@wrong("scans half-written records", "calls_at_once_have_one_history")
 class ScansInSteps(MemoryStore):
     def scan(
         self, *, status: Status | None = None, task: str | None = None, label: str | None = None
@@ -789,7 +788,7 @@ class LearnsWrongly(MemoryStore):
 # -- several instances and processes
 
 
-@wrong("keeps a cache in the instance", "acknowledged_write_is_seen_by_everybody")
+@wrong("keeps a cache in the instance", "calls_at_once_have_one_history")
 class Caches(StoreWrapper):
     records: ClassVar[MemoryStore] = MemoryStore()
 
@@ -807,7 +806,7 @@ class Caches(StoreWrapper):
         return self.cache[new.key]
 
 
-@wrong("locks in the instance only", "one_racer_wins")
+@wrong("locks in the instance only", "calls_at_once_have_one_history")
 class LocksInstances(MemoryStore):
     shared: ClassVar[dict[str, Record]] = {}
 
@@ -925,7 +924,7 @@ class Files:
 @pytest.mark.parametrize(
     ("flaw", "noticed_by"),
     [
-        ("locks threads only", "one_process_wins"),
+        ("locks threads only", "calls_of_processes_have_one_history"),
         ("inherited", "store_survives_a_fork"),
         ("hangs", "store_survives_a_fork"),
         ("says goodbye for its parent", "store_survives_a_fork"),
@@ -965,7 +964,7 @@ def test_memory_that_claims_to_be_shared_is_noticed() -> None:
     """Records that no other process sees, and that carry no schema to be refused, need the test's word for it."""
     for name in (
         "store_survives_a_fork",
-        "one_process_wins",
+        "calls_of_processes_have_one_history",
         "newer_layout_is_refused_and_left_alone",
     ):
         with pytest.raises(AssertionError):
@@ -1164,7 +1163,7 @@ class TestRightCheck(VerifiableContract):
 def test_every_test_of_the_contract_can_fail() -> None:
     """Each is the one that notices some mistake above; a test that nothing fails proves nothing."""
     noticing = {name for mistake in WRONG for name in mistake.noticed_by} | {
-        "one_process_wins",
+        "calls_of_processes_have_one_history",
         "store_survives_a_fork",
         "newer_layout_is_refused_and_left_alone",
     }

@@ -262,8 +262,8 @@ def test_options_of_postgresql_change_nothing(postgres: EmbeddedPostgres, option
         connections[alias].ensure_connection()
 
         contract.test_answers_as_a_register_does(store)
-        contract.test_one_racer_wins(store)
-        contract.test_one_process_wins(store)
+        contract.test_calls_at_once_have_one_history(store)
+        contract.test_calls_of_processes_have_one_history(store)
         contract.test_answers_as_a_register_does(store)
 
         if "pool" in options:

@@ -1,14 +1,10 @@
 """The check of concurrent histories accepts what a register can have replied, and nothing else."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
-from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing import StoreWrapper
-from celery_idempotent.testing.contract import a_record, a_rival
-from celery_idempotent.testing.contract.parallel import Exchange, RecordedKey, is_linearizable, shown
+from celery_idempotent.testing.contract.parallel import Exchange, is_linearizable, shown
 
 
 def swap(new: str, expected: str | None, reply: str | None, during: tuple[int, int]) -> Exchange:
@@ -104,39 +100,3 @@ def test_history_is_shown_in_order_of_time() -> None:
         "get -> b",
         "delete b -> True",
     ]
-
-
-def test_recorded_key_notes_every_call() -> None:
-    """Who asked what and was told what, with a time for both."""
-    key = RecordedKey(MemoryStore(), (record := a_record()).key)
-
-    key.swap(record, None)
-    key.get()
-    key.delete(record.revision)
-    key.get()
-
-    assert [(call.kind, call.new, call.expected, call.reply) for call in key.calls] == [
-        ("swap", record.revision, None, record.revision),
-        ("get", None, None, record.revision),
-        ("delete", None, record.revision, True),
-        ("get", None, None, None),
-    ]
-    assert all(call.started <= call.ended for call in key.calls)
-
-
-def test_reply_that_nobody_wrote_is_refused() -> None:
-    """A record that differs in one field from the one written under its revision is no reply."""
-
-    class Altering(StoreWrapper):
-        def get(self, key: str):  # type: ignore[no-untyped-def]
-            found = super().get(key)
-            return found and replace(found, worker="another")
-
-    key = RecordedKey(Altering(MemoryStore()), (record := a_record()).key)
-    key.swap(record, None)
-    key.swap(a_rival(record), None)
-
-    with pytest.raises(AssertionError, match="nobody wrote this record"):
-        key.get()
-    with pytest.raises(AssertionError):
-        key.swap(a_record(), None)

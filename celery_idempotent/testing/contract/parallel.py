@@ -18,20 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Literal, TypeVar
-
-from celery_idempotent.protocol.record import Record
-from celery_idempotent.protocol.store import Store
-
-_Kind = Literal["swap", "get", "delete"]
-_Reply = TypeVar("_Reply", Record | None, bool)
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """One call on one key, and the revision or verdict that came back; in nanoseconds of one clock."""
 
-    kind: _Kind
+    kind: str
     new: str | None
     expected: str | None
     reply: str | bool | None
@@ -71,38 +65,6 @@ def shown(calls: Sequence[Exchange]) -> str:
         f"{asked[call.kind].format(call)} -> {call.reply}"
         for call in sorted(calls, key=lambda call: call.started)
     )
-
-
-class RecordedKey:
-    """A store narrowed to one key, which keeps the history of it; for use by several threads."""
-
-    def __init__(self, store: Store, key: str) -> None:
-        self.key = key
-        self._store = store
-        self._written: dict[str, Record] = {}
-        #: What was asked and replied so far.
-        self.calls: list[Exchange] = []
-
-    def swap(self, new: Record, expected: str | None) -> Record | None:
-        assert new.key == self.key
-        self._written[new.revision] = new
-        return self._ask("swap", new.revision, expected, lambda: self._store.swap(new, expected))
-
-    def get(self) -> Record | None:
-        return self._ask("get", None, None, lambda: self._store.get(self.key))
-
-    def delete(self, expected: str) -> bool:
-        return self._ask("delete", None, expected, lambda: self._store.delete(self.key, expected))
-
-    def _ask(self, kind: _Kind, new: str | None, expected: str | None, ask: Callable[[], _Reply]) -> _Reply:
-        started = time.monotonic_ns()
-        reply = ask()
-        ended = time.monotonic_ns()
-        if isinstance(reply, Record):
-            assert reply == self._written.get(reply.revision), f"nobody wrote this record: {reply}"
-        told = reply.revision if isinstance(reply, Record) else reply
-        self.calls.append(Exchange(kind, new, expected, told, started, ended))
-        return reply
 
 
 _CHILD_ANSWERS_WITHIN = 60

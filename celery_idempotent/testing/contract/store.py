@@ -3,14 +3,11 @@
 import json
 import os
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from itertools import cycle, pairwise
 from typing import Any, ClassVar
 from unittest.mock import patch
 from uuid import uuid4
@@ -20,7 +17,7 @@ from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import SCHEMA, Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, Store
 from celery_idempotent.testing.contract.parallel import (
-    RecordedKey,
+    Exchange,
     in_children,
     is_linearizable,
     race,
@@ -29,8 +26,8 @@ from celery_idempotent.testing.contract.parallel import (
 )
 from celery_idempotent.testing.contract.records import LONG_AFTER, a_claim, a_record, a_rival, ask_again, reply_of
 
-_RACERS = 8
-_ROUNDS = 20
+_RACES = 6
+_ROUNDS = 10
 _RUNS, _STEPS = 10, 30
 
 _DEEP: Any = "bottom"
@@ -85,114 +82,39 @@ class StoreContract:
             if other is not store:
                 other.close()
 
-    def test_one_racer_wins(self, store: Store) -> None:
-        """Of many claims, takeovers and deletions at once, by two instances, one wins and all are told which."""
+    def test_calls_at_once_have_one_history(self, store: Store) -> None:
+        """Claims, takeovers, endings, deletions and resends at once look as if one came after the other.
+
+        They come from threads on two instances. Every reply is one whole write, of the key that was asked for, and a
+        scan beside them finds all that nobody touches.
+        """
         with self.another(store) as other:
-            for _ in range(_ROUNDS):
-                key, expected = uuid4().hex, None
-                for _ in range(2):  # a claim, then a takeover
-                    contenders = [replace(a_record(), key=key) for _ in range(_RACERS)]
-                    calls = [partial((store, other)[n % 2].swap, each, expected) for n, each in enumerate(contenders)]
-                    winner = _one_winner(contenders, race(calls))
-                    expected = winner.revision
-                new, late = a_rival(winner), a_rival(winner)
-                endings: list[Callable[[], Any]] = [partial(store.swap, new, expected)]
-                endings += [partial(each.delete, key, winner.revision) for each in (store, other) * 2]
-                stored, *deleted = race(endings)
-                assert (stored, deleted.count(True)) in ((new, 0), (None, 1))
-                assert store.get(key) == stored
-                if stored is None:
-                    claimed, refused = race([partial(store.swap, new, None), partial(other.swap, late, expected)])
-                    assert claimed == store.get(key) == new
-                    assert refused in (None, new)
+            for seed in range(_RACES):
+                task = uuid4().hex
+                untouched = {each.key: each for each in (_version(f"{task}:{n}", new_nonce()) for n in range(10))}
+                for each in untouched.values():
+                    store.swap(each, None)
+                keys = [f"{task}:first", f"{task}:second"] * 4
+                actors = [
+                    partial(_act, (store, other)[n // 4], key, random.Random(f"{seed} {n}"))  # noqa: S311
+                    for n, key in enumerate(keys)
+                ]
+                *told, _ = race([*actors, partial(_look, store, task, untouched)])
+                for key in keys[:2]:
+                    calls = [call for asked, each in zip(keys, told, strict=True) if asked == key for call in each]
+                    calls += _act(other, key, random.Random(seed), turns=1)  # noqa: S311
+                    assert is_linearizable(calls), f"no register behaves like this:\n{shown(calls)}"
 
-    def test_mixed_races_have_one_history(self, store: Store) -> None:
-        """Claims, renewals, takeovers, endings, deletions and resends at once look as if one came after the other."""
-        for seed in range(6):
-            recorded = RecordedKey(store, uuid4().hex)
+    def test_calls_of_processes_have_one_history(self, store: Store) -> None:
+        """As those of threads, by the instance that each child inherits; a memory's children are alone, each."""
+        for seed in range(3):
+            chances = [random.Random(f"{seed} {actor}") for actor in range(4)]  # noqa: S311
+            key = f"{uuid4().hex}:{seed}"
 
-            race([partial(_acts, recorded, random.Random(f"{seed} {actor}")) for actor in range(6)])  # noqa: S311
+            told = in_children([partial(_act, store, key, chance) for chance in chances])
 
-            recorded.get()
-            assert is_linearizable(recorded.calls), f"no register behaves like this:\n{shown(recorded.calls)}"
-
-    def test_readers_beside_a_writer_see_whole_records(self, store: Store) -> None:
-        """Gets, losing claims and scans meet one whole record or the other, and a scan all that nobody touches."""
-        task, key = uuid4().hex, uuid4().hex
-        versions = [_filled(task, key) for _ in range(10)]
-        untouched = [replace(a_record(), task=task) for _ in range(10)]
-        # Made in advance: the less a writer does between its writes, the more often a reader meets it in one.
-        passing = [(replace(a_record(), task=task), new_nonce()) for _ in range(_ROUNDS)]
-        changed = [(first, replace(first, revision=nonce, status=Status.UNKNOWN)) for first, nonce in passing]
-        written = {
-            each.revision: each for each in (*versions, *untouched, *(each for pair in changed for each in pair))
-        }
-        for record in (versions[0], *untouched):
-            store.swap(record, None)
-        is_over = threading.Event()
-
-        def write(turns: Iterator[Any], turn: Callable[[Any, Any], object]) -> None:
-            try:
-                for old, new in turns:
-                    ask_again(partial(turn, old, new))
-                    if is_over.is_set():
-                        return
-            finally:
-                is_over.set()  # also if it fails, so that nobody waits for it
-
-        def replaced(old: Record, new: Record) -> None:
-            assert store.swap(new, old.revision) == new
-
-        def comes_and_goes(first: Record, second: Record) -> None:
-            store.swap(first, None)
-            store.swap(second, first.revision)
-            store.delete(second.key, second.revision)
-
-        def look() -> None:
-            try:
-                for _ in range(_ROUNDS):
-                    scanned, rival = list(store.scan(task=task)), a_rival(versions[0])
-                    for seen in (store.get(key), ask_again(partial(store.swap, rival, None)), *scanned):
-                        assert seen is not None
-                        assert seen == written[seen.revision]
-                    assert {each.key for each in scanned} >= {each.key for each in untouched}
-            finally:
-                is_over.set()
-
-        writers: list[Callable[[], None]] = [
-            partial(write, pairwise(cycle(versions)), replaced),
-            partial(write, cycle(changed), comes_and_goes),
-        ]
-        race([*writers, look])
-
-    def test_threads_do_not_mix_up_their_replies(self, store: Store) -> None:
-        """Many threads on one instance, each with a key of its own, each get their own records."""
-
-        def work() -> None:
-            record = a_record()
-            assert store.swap(record, None) == record
-            for _ in range(4):
-                new = a_rival(record)
-                assert store.swap(new, record.revision) == new
-                assert store.get(record.key) == new
-                record = new
-
-        race([work] * 16)
-
-    def test_acknowledged_write_is_seen_by_everybody(self, store: Store) -> None:
-        """Once a swap or delete has returned, every thread and every instance sees it."""
-        with self.another(store) as other, ThreadPoolExecutor(1) as elsewhere:
-            record = a_record()
-            for writer, reader in ((store, other), (other, store)) * 5:
-                record = replace(record, revision=new_nonce())
-                seen_before = reader.get(record.key)
-                assert writer.swap(record, seen_before.revision if seen_before else None) == record
-                assert reader.get(record.key) == record
-                assert elsewhere.submit(reader.get, record.key).result() == record
-                assert elsewhere.submit(writer.get, record.key).result() == record
-                assert reader.swap(a_rival(record), None) == record
-            assert other.delete(record.key, record.revision) is True
-            assert store.get(record.key) is None
+            for calls in [[call for each in told for call in each]] if self.shared_by_processes else told:
+                assert is_linearizable(calls), f"no register behaves like this:\n{shown(calls)}"
 
     def test_store_survives_a_fork(self, store: Store) -> None:
         """A worker's child uses the instance it inherited, and the parent goes on using its own."""
@@ -220,25 +142,6 @@ class StoreContract:
         assert store.get(swapped.key) == (swapped if self.shared_by_processes else None)
         store.close()
         assert store.get(swapped.key) == (swapped if self.shared_by_processes else None)
-
-    def test_one_process_wins(self, store: Store) -> None:
-        """Of concurrent claims by several processes exactly one wins, and so it is with takeovers."""
-        seen = [a_record() for _ in range(5)]
-        contenders = [[a_rival(each) for each in seen] for _ in range(4)]
-        for record in seen[::2]:
-            store.swap(record, None)
-
-        def racing(mine: list[Record]) -> list[Record | None]:
-            return [store.swap(new, None if index % 2 else seen[index].revision) for index, new in enumerate(mine)]
-
-        answers = in_children([partial(racing, mine) for mine in contenders])
-
-        if self.shared_by_processes:
-            for new, replies in zip(zip(*contenders, strict=True), zip(*answers, strict=True), strict=True):
-                winner = _one_winner(list(new), list(replies))
-                assert store.get(winner.key) == winner
-        else:
-            assert answers == contenders
 
     def test_answers_as_a_register_does(self, store: Store) -> None:
         """Whatever is asked in whatever order, resends and late requests included, beside a dict that does the same.
@@ -444,51 +347,63 @@ class StoreContract:
             assert abs(store.now() - start - (time.monotonic() - started) * 1000) <= _CLOCK_ERROR
 
 
-def _filled(task: str, key: str) -> Record:
-    """A record of several packets, whose every field says which write it comes from."""
-    tag = new_nonce()
-    text = tag * 200
+def _version(key: str, revision: str) -> Record:
+    """A record of several packets, whose every field tells which write it comes from."""
+    number, text = int(revision[:12], 16), revision * 200
+    status = list(Status)[number % len(Status)]
     return replace(
         a_record(),
         key=key,
-        task=task,
-        revision=tag,
-        owner=tag,
-        task_id=tag,
-        worker=tag,
-        fencing_token=int(tag[:12], 16),
-        steps={tag: text},
+        task=key.partition(":")[0],
+        revision=revision,
+        status=status,
+        owner=revision,
+        task_id=revision,
+        worker=revision,
+        fencing_token=number,
+        steps={revision: text},
         result=text,
-        content_type=tag,
+        content_type=revision,
         error=text,
+        expires_at=LONG_AFTER if status in (Status.COMPLETED, Status.FAILED) else None,
     )
 
 
-def _acts(recorded: RecordedKey, chance: random.Random) -> None:
-    """What one participant of a mixed race does: moves from what it saw last, some of them late or twice."""
-    seen: Record | None = None
-    sent: tuple[Record, str | None] | None = None
-    for _ in range(6):
-        match chance.choice(("look", "move", "move", "move", "resend", "delete")):
-            case "look":
-                seen = recorded.get()
-            case "resend" if sent is not None:
-                seen = recorded.swap(*sent)
+def _act(store: Store, key: str, chance: random.Random, turns: int = 8) -> list[Exchange]:
+    """What one participant of a race does, and is told: moves from what it saw last, some of them late or twice."""
+    calls: list[Exchange] = []
+    seen: str | None = None
+    sent: tuple[str, str | None] | None = None
+    for _ in range(turns):
+        started = time.monotonic_ns()
+        match chance.choice(("get", "get", "swap", "swap", "swap", "resend", "delete")):
+            case "get":
+                kind, new, expected = "get", None, None
+                stored = ask_again(partial(store.get, key))
             case "delete" if seen is not None:
-                recorded.delete(seen.revision)
-            case _:
-                status = chance.choice(list(Status))
-                expiry = LONG_AFTER if status in (Status.COMPLETED, Status.FAILED) else None
-                new = replace(a_record(), key=recorded.key, status=status, expires_at=expiry)
-                sent = (new, seen.revision if seen else None)
-                seen = recorded.swap(*sent)
+                kind, new, expected = "delete", None, seen
+                is_deleted = ask_again(partial(store.delete, key, seen))
+                calls.append(Exchange(kind, new, expected, is_deleted, started, time.monotonic_ns()))
+                continue
+            case choice:
+                kind = "swap"
+                new, expected = sent if choice == "resend" and sent else (new_nonce(), seen)
+                sent = new, expected
+                stored = ask_again(partial(store.swap, _version(key, new), expected))
+        ended = time.monotonic_ns()
+        assert stored is None or stored == _version(key, stored.revision), f"nobody wrote this record: {stored}"
+        seen = stored.revision if stored else None
+        calls.append(Exchange(kind, new, expected, seen, started, ended))
+    return calls
 
 
-def _one_winner(contenders: list[Record], answers: Sequence[Record | None]) -> Record:
-    winners = [each for each, answer in zip(contenders, answers, strict=True) if answer == each]
-    assert len(winners) == 1, f"{len(winners)} of {len(contenders)} racers were told that they won"
-    assert list(answers) == winners * len(contenders), "a loser was not told who won"
-    return winners[0]
+def _look(store: Store, task: str, untouched: dict[str, Record]) -> list[Exchange]:
+    for _ in range(_ROUNDS):
+        scanned = {each.key: each for each in ask_again(lambda: list(store.scan(task=task)))}
+        assert scanned.items() >= untouched.items()
+        for each in scanned.values():
+            assert each == _version(each.key, each.revision), f"nobody wrote this record: {each}"
+    return []
 
 
 def _anything(chance: random.Random, key: str, stored: Record | None) -> Record:
