@@ -342,7 +342,9 @@ class Claim:
 
         Only what has happened already is worth waiting for: unless ``is_final``, no answer is ``StoreUnavailable``.
         """
-        if kept.encoded is None:
+        if kept.encoded is None or not hasattr(
+            self.store, "pack"
+        ):  # only a store around another one has a form of its own
             return kept
         prepare = partial(pack_small if small else pack, self.store, kept.encoded, slot)
         packed = self.uninterrupted(prepare) if is_final else prepare()

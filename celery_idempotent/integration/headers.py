@@ -103,11 +103,16 @@ def explicit_key(given: Mapping[str, Any], task: str) -> str | None:
 
 
 def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) -> None:
-    like_options = (each for each in options if str(each).lower().startswith("idempot"))
-    like_headers = (each for each in headers if str(each).lower().replace("-", "_") == KEY_HEADER)
-    name = next((each for each in (*like_options, *like_headers) if each != KEY_HEADER), None)
-    if name is not None:
-        raise OptionUnknown(str(name), "...", f"{task}: unknown option; there is idempotency_key='...'")
+    for name in options:
+        if name != KEY_HEADER and str(name).lower().startswith("idempot"):
+            raise _unknown(name, task)
+    for name in headers:
+        if name != KEY_HEADER and str(name).lower().replace("-", "_") == KEY_HEADER:
+            raise _unknown(name, task)
+
+
+def _unknown(name: object, task: str) -> OptionUnknown:
+    return OptionUnknown(str(name), "...", f"{task}: unknown option; there is idempotency_key='...'")
 
 
 def _refuse_shared_key(task: Task) -> None:

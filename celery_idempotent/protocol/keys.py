@@ -91,7 +91,7 @@ class CallSignature:
         is_wrong = (
             len(arguments) > len(defaults)
             or not by_position.keys().isdisjoint(kwargs)
-            or any(each is inspect.Parameter.empty for each in arguments.values())
+            or id(inspect.Parameter.empty) in map(id, arguments.values())  # nothing of the author's compares here
         )
         return None if is_wrong else inspect.BoundArguments(self.signature, arguments)
 
@@ -236,8 +236,11 @@ def look_up(path: str, arguments: Mapping[str, Any]) -> Any:
     return found
 
 
+_MAPPING = (dict, Mapping)  # to ask the abstract class takes ten times as long
+
+
 def _member(value: Any, name: str) -> Any:
-    if isinstance(value, Mapping):
+    if isinstance(value, _MAPPING):
         return value.get(name)
     if isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "_fields"):  # which namedtuples have
         raise IntoList(f"{name!r} of a {type(value).__name__}")
