@@ -38,7 +38,7 @@ EMPTY :=
 INTERPRETERS := $(subst $(EMPTY) $(EMPTY),:,$(wildcard $(HOME)/.pyenv/versions/3.*/bin))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example pictures fast compat oldest test lint types pure covered evidence integration prove tracers soak bench capacity docs release clean
+.PHONY: help demo example pictures fast compat oldest test lint types pure covered evidence integration prove tracers soak bench docs release clean
 
 help:  ## list the targets; variables follow: make demo STORE=redis
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-8s %s\n", $$1, $$2}'
@@ -127,9 +127,6 @@ soak: $(SYSTEM)  ## real workers under fire: MINUTES=5 SEED=1 STORE=redis BROKER
 
 bench: $(SYSTEM)  ## what it costs, on each store and beside peers; PART=stores: one part
 	$(BIN)/python -m lab.benchmarks $(PART)
-
-capacity: $(INSTALLED)  ## what a load asks of a store, and what that costs, simulated: SEED=1
-	$(BIN)/python -m lab.capacity --seed $(or $(SEED),1)
 
 docs: $(INSTALLED)  ## the pages as a site, in build/site; a dead link is an error
 	rm -rf build/site

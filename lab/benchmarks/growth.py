@@ -30,9 +30,8 @@ from lab.benchmarks.contenders import make_app
 from lab.benchmarks.cpu_per_call import collecting_by_hand
 from lab.benchmarks.environment import Servers
 from lab.benchmarks.filling import Filled, filled_at, key_of
-from lab.benchmarks.paths import Count
 from lab.benchmarks.payloads import order, result_of
-from lab.benchmarks.places import Place, places
+from lab.benchmarks.places import Count, Place, places
 from lab.benchmarks.report import Goal, Grid, Section, ratio
 from lab.benchmarks.stats import Spread, ratios, shuffled, spread
 from lab.folders import temporary_folder
@@ -119,7 +118,7 @@ def measure(servers: Servers, rounds: int, largest: int, progress: Callable[[], 
         "new key and one duplicate of a record drawn from all it holds, in random order. `claim` is from the call to "
         "the beginning of the body, `completion` from its end to the return, `duplicate` a whole replay. CPU is user "
         "and system time of the calling process. A ratio is that of two calls of one round, to the store with the "
-        "fewest records. Requests are counted as in section 5. The DynamoDB here is an emulator that keeps a table in "
+        "fewest records. Requests are counted on the wire. The DynamoDB here is an emulator that keeps a table in "
         f"a Python dict and takes in some thousand records a second, so it is filled to {_limit(subjects, 'DynamoDB')} "
         "only, and its times say nothing about AWS; it lists a table in one page, where AWS begins "
         f"another after each MB. MariaDB is filled to {_limit(subjects, 'MariaDB')}. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,14 +17,14 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from lab.benchmarks import wire
-from lab.benchmarks.bare import bare_redis, bare_sql
-from lab.benchmarks.contenders import BareBoto3, Contender, recorded_requests
 from lab.benchmarks.environment import Servers
-from lab.benchmarks.paths import Count
 from lab.benchmarks.wire import Protocol, Tap, trips_during
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis, EmbeddedRedisCluster, Server
 
 __all__ = ["Place", "Watched", "places"]
+
+Count = Callable[[Callable[[], object]], list[str]]
+"""Does something and names the requests that it made."""
 
 _TABLE = "benchmark-stores"
 _PATIENCE = 30.0
@@ -46,15 +46,11 @@ class Place:
         name: How it is called in the tables.
         url: The address for ``idempotency_store``.
         watch: Gives the place another address, and counts what comes that way.
-        bare: Its driver alone, doing what the library does, while the block lasts; None where there is no driver.
-        counted: What is counted there, in the plural.
     """
 
     name: str
     url: str
     watch: Callable[[], AbstractContextManager[Watched]]
-    bare: Callable[[], AbstractContextManager[Contender]] | None
-    counted: str = "round trips"
 
 
 @contextmanager
@@ -85,54 +81,44 @@ def places(
 
 @contextmanager
 def _memory(name: str) -> Iterator[Place]:
-    yield Place(name, "memory://", partial(_unwatched, "memory://"), None, "requests")
+    yield Place(name, "memory://", partial(_unwatched, "memory://"))
 
 
 @contextmanager
 def _dynamodb(servers: Servers, name: str) -> Iterator[Place]:
     url = servers.store_url(_TABLE)
 
-    @contextmanager
-    def bare() -> Iterator[Contender]:
-        client = servers.session().client("dynamodb", endpoint_url=servers.dynamodb)
-        yield BareBoto3("bare boto3", client, recorded_requests(servers))
-
-    yield Place(name, url, partial(_tapped, url, wire.aws), bare)
+    yield Place(name, url, partial(_tapped, url, wire.aws))
 
 
 @contextmanager
 def _redis(name: str) -> Iterator[Place]:
-    with EmbeddedRedis() as server, redis.Redis(port=server.port) as client:
-        url = server.url
-        yield Place(name, url, partial(_tapped, url, wire.redis), lambda: nullcontext(bare_redis(url, client)))
+    with EmbeddedRedis() as server:
+        yield Place(name, server.url, partial(_tapped, server.url, wire.redis))
 
 
 @contextmanager
 def _redis_cluster(name: str) -> Iterator[Place]:
-    with EmbeddedRedisCluster() as cluster, redis.RedisCluster.from_url(f"redis://{cluster.address}") as client:
-        url = f"redis+cluster://{cluster.address}"
-        # What is sent is the same as to one server, and a tap on one node would not see the others.
-        with EmbeddedRedis() as recorded:
-            bare = bare_redis(recorded.url, client)
-        yield Place(name, url, partial(_tapped_cluster, cluster), lambda: nullcontext(bare))
+    with EmbeddedRedisCluster() as cluster:
+        yield Place(name, f"redis+cluster://{cluster.address}", partial(_tapped_cluster, cluster))
 
 
 @contextmanager
 def _postgresql(name: str) -> Iterator[Place]:
     with EmbeddedPostgres() as server:
-        yield Place(name, server.url, partial(_tapped, server.url, wire.postgresql), partial(bare_sql, server.url))
+        yield Place(name, server.url, partial(_tapped, server.url, wire.postgresql))
 
 
 @contextmanager
 def _mariadb(name: str) -> Iterator[Place]:
     with EmbeddedMariaDB() as server:
-        yield Place(name, server.url, partial(_tapped, server.url, wire.mysql), partial(bare_sql, server.url))
+        yield Place(name, server.url, partial(_tapped, server.url, wire.mysql))
 
 
 @contextmanager
 def _sqlite(folder: Path, name: str) -> Iterator[Place]:
     url = f"sqlite:///{folder / 'benchmark.sqlite3'}"
-    yield Place(name, url, partial(_traced_sqlite, url), partial(bare_sql, url), "statements")
+    yield Place(name, url, partial(_traced_sqlite, url))
 
 
 @contextmanager

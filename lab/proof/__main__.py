@@ -17,13 +17,12 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lab import tether
-from lab.proof import page
 from lab.proof.explorer import Exploration, Violation, explore
 from lab.proof.multitude import STORES
 from lab.proof.mutants import MUTANTS, judge
 from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Program
 from lab.proof.table import CONTROL, FOLDER, PLAIN, Row, as_table, read, save, versions
-from lab.proof.targets import ALL, DURABLE, TARGETS, start, why_not
+from lab.proof.targets import ALL, TARGETS, start, why_not
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -66,7 +65,7 @@ def _far(program: Program) -> list[tuple[int, int]]:
 
 
 @click.group()
-@click.option("--publish", is_flag=True, help="Keep results under docs/reliability, for the published page.")
+@click.option("--publish", is_flag=True, help="Keep results under docs/reliability.")
 @click.pass_context
 def main(context: click.Context, publish: bool) -> None:
     """Attack the production code and report what happened; exits with 1 if a promise was broken.
@@ -100,19 +99,17 @@ def _folder() -> Path:
 @click.option("--seed", default=SEED, show_default=True, help="Chooses the random faults.")
 @click.pass_context
 def everything(context: click.Context, quick: bool, seed: int) -> None:
-    """Explorer, mutants, oracle, sweeps, strikes, kills of the store, faults, recovery, storm, baselines, the table."""
+    """Explorer, mutants, oracle, sweeps, strikes, faults, recovery, baselines, and the table of all of them."""
     context.invoke(explorer, quick=quick)
     context.invoke(mutants)
     context.invoke(oracle, examples=50 if quick else 500)
     context.invoke(sweep, quick=quick, tasks=2_000, seed=seed)
     context.invoke(effects, quick=quick)
     context.invoke(strikes, every=11 if quick else 1)
-    context.invoke(durability, seconds=5.0 if quick else 30.0, seed=seed)
     context.invoke(faults, tasks=500 if quick else 5_000, seed=seed)
     context.invoke(multitude, faulted=1_000 if quick else 20_000, first=0, seed=seed)
     if not quick:
         context.invoke(recovery, seed=seed)
-        context.invoke(storm, duplicates=1_000, seconds=120.0)
         context.invoke(baselines, seed=seed)
     context.invoke(table)
 
@@ -213,20 +210,6 @@ def strikes(every: int) -> None:
 
 
 @main.command()
-@_stores(DURABLE)
-@click.option("--seconds", default=30.0, show_default=True, help="How long each server is killed and restarted.")
-@click.option("--seed", default=SEED, show_default=True, help="Chooses the moments of the kills.")
-def durability(stores: tuple[str, ...], seconds: float, seed: int) -> None:
-    """Kill the store's server and start it again, while tasks run; and one that may forget, as a control."""
-    from lab.proof import durability as durability_module
-
-    for store in _present(stores):
-        with _told("durability") as progress:
-            rows = durability_module.run(store, seconds=seconds, seed=seed, progress=progress)
-        _campaign(f"durability_{store}", rows)
-
-
-@main.command()
 @click.option("--tasks", default=5_000, show_default=True, help="How many tasks are attacked.")
 @click.option("--seed", default=SEED, show_default=True)
 def faults(tasks: int, seed: int) -> None:
@@ -296,30 +279,10 @@ def recovery(seed: int) -> None:
         found = recovery_module.run(seed, progress)
     told = [each.as_json() for each in found]
     _keep("recovery", {"seed": seed, "recoveries": told})
-    console.print(page.recoveries(told))
+    console.print(_recoveries(told))
     wrong, early = sum(each.wrong for each in found), sum(each.early for each in found)
     if wrong or early:
         raise click.ClickException(f"{wrong} operations without an effect or with several, {early} before their lease")
-
-
-@main.command()
-@click.option("--duplicates", default=1_000, show_default=True, help="How many ask for one running body.")
-@click.option("--seconds", default=120.0, show_default=True, help="How long that body runs.")
-def storm(duplicates: int, seconds: float) -> None:
-    """A crowd of duplicates of one running body: requests to the store, and when they are answered."""
-    from lab.proof import storm as storm_module
-
-    with _told("storm") as progress:
-        found = storm_module.run(progress, duplicates=duplicates, body=seconds)
-    told = [each.as_json() for each in found]
-    _keep("storm", {"storms": told})
-    console.print(page.storms(told))
-    ours = [each for each in found if not each.is_control]
-    broken = [f"{each.broker}, lease {each.lease:g} s: {sentence}" for each in ours for sentence in each.broken()]
-    if broken:
-        raise click.ClickException("; ".join(broken))
-    if all(each.steady < storm_module.MOST for each in found if each.is_control):
-        raise click.ClickException("no workers were able to ask more often, so this proves nothing")
 
 
 @main.command()
@@ -335,9 +298,8 @@ def baselines(seed: int) -> None:
 
 @main.command()
 def table() -> None:
-    """Print the table of all campaigns that were kept, and write its page."""
+    """Print the table of all campaigns that were kept."""
     console.print(as_table(read(_folder())))
-    console.print(f"written: {page.write(_folder())}")
 
 
 def _present(stores: Iterable[str]) -> Iterator[str]:
@@ -467,6 +429,14 @@ def _explorations(found: Iterable[Exploration]) -> Table:
             f"{len(each.reached)} of {len(each.program.faults)}",
             f"{each.seconds:.1f}",
         )
+    return table
+
+
+def _recoveries(found: Iterable[Mapping[str, object]]) -> Table:
+    columns = ("death", "system", "broker", "lease", "operations", "p50", "p95", "max", "after lease", "conflicts")
+    table = Table(*columns, title="From a death to the outcome, in seconds")
+    for each in found:
+        table.add_row(*("" if each[column] is None else str(each[column]) for column in columns))
     return table
 
 

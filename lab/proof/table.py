@@ -15,7 +15,7 @@ from rich.table import Table
 
 from lab.embedded import EmbeddedMariaDB
 
-__all__ = ["CONTROL", "FOLDER", "PLAIN", "Row", "as_table", "cells", "columns", "read", "save", "versions"]
+__all__ = ["CONTROL", "FOLDER", "PLAIN", "Row", "as_table", "read", "save", "versions"]
 
 CONTROL = "negative control: celery-idempotent"
 """What a row calls this library where something beneath it is broken on purpose, so that its promise must break."""
@@ -78,11 +78,6 @@ class Row:
     seconds: float
     seed: int | None = None
 
-    @property
-    def bound(self) -> float | None:
-        """Upper 95 % bound of the rate of violations after none in ``faulted`` tasks: the rule of three."""
-        return 3 / self.faulted if self.faulted and not self.violations else None
-
 
 def save(campaign: str, rows: Iterable[Row], folder: Path = FOLDER, **besides: object) -> Path:
     """Keep the rows of one campaign, and what else it found; replaces those of an earlier run."""
@@ -102,81 +97,29 @@ def read(folder: Path = FOLDER) -> list[Row]:
 
 
 def as_table(rows: Iterable[Row]) -> Table:
-    """The table for a terminal, where only what decides has room; the page has the rest."""
+    """The table for a terminal, where only what decides has room; the files that are kept have the rest."""
     table = Table(title="Reliability under fire")
-    for column in _DECISIVE:
+    for column in _COLUMNS:
         table.add_column(column, overflow="fold")
     for row in rows:
-        shown = dict(zip(_COLUMNS, cells(row), strict=True))
-        shown["system"] += f" on {row.store}"
-        table.add_row(*(shown[column] for column in _DECISIVE), style="red" if row.violations else "")
+        cells = (
+            f"{row.system} on {row.store}",
+            row.promise,
+            row.campaign,
+            f"{row.faulted:,}",
+            f"{row.effects_0:,} / {row.effects_1:,} / {row.effects_2:,}",
+            f"{row.unknown:,} ({row.unexplained:,})",
+            f"{row.stuck:,}",
+            f"{row.violations:,}",
+        )
+        table.add_row(*cells, style="red" if row.violations else "")
     return table
 
 
 _COLUMNS = (
-    "system",
-    "store",
-    "promise",
-    "campaign",
-    "tasks",
-    "faulted",
-    "deliveries",
-    "faults",
-    "takeovers",
-    "replies healed",
-    "not published again",
-    "effects 0 / 1 / 2+",
-    "UNKNOWN (unexplained)",
-    "stuck",
-    "violations",
-    "95 % bound",
-    "recovery p50 / p95 / max, leases",
-    "extra requests per task",
-    "seed",
+    *("system", "promise", "campaign", "faulted", "effects 0 / 1 / 2+"),
+    *("UNKNOWN (unexplained)", "stuck", "violations"),
 )
-
-
-_DECISIVE = (
-    "system",
-    "promise",
-    "campaign",
-    "faulted",
-    "effects 0 / 1 / 2+",
-    "UNKNOWN (unexplained)",
-    "stuck",
-    "violations",
-)
-
-
-def columns() -> tuple[str, ...]:
-    """What the cells of a row are."""
-    return _COLUMNS
-
-
-def cells(row: Row) -> list[str]:
-    """A row for people."""
-    recovery = "" if row.recovery is None else " / ".join(f"{each:.2f}" for each in row.recovery)
-    return [
-        row.system,
-        row.store,
-        row.promise,
-        row.campaign,
-        f"{row.tasks:,}",
-        f"{row.faulted:,}",
-        f"{row.deliveries:,}",
-        ", ".join(f"{count:,} {kind}" for kind, count in row.faults.items()),
-        f"{row.takeovers:,}",
-        "" if row.healed is None else f"{row.healed:,}",
-        f"{row.not_published:,}" if row.not_published else "",
-        f"{row.effects_0:,} / {row.effects_1:,} / {row.effects_2:,}",
-        f"{row.unknown:,} ({row.unexplained:,})",
-        f"{row.stuck:,}",
-        f"{row.violations:,}",
-        "" if row.bound is None else f"{row.bound:.1e}",
-        recovery,
-        "" if row.extra_requests is None else f"{row.extra_requests:.2f}",
-        "" if row.seed is None else str(row.seed),
-    ]
 
 
 def _row(values: dict[str, Any]) -> Row:

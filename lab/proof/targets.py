@@ -8,7 +8,7 @@ from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis, Serve
 from lab.folders import temporary_folder
 from lab.servers import Servers
 
-__all__ = ["ALL", "DURABLE", "TARGETS", "Site", "Target", "start", "why_not"]
+__all__ = ["ALL", "TARGETS", "Site", "Target", "start", "why_not"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,6 @@ TARGETS: Mapping[str, Target] = {
 """By name, as options and :class:`lab.servers.Servers` know it."""
 
 ALL = tuple(TARGETS)
-DURABLE = ("redis", "postgres", "mariadb")
-"""Those whose server can be killed and started again on its data."""
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The recovery campaign measures what it says: one death after another, and the effect of each operation once."""
 
-from lab.proof import page
 from lab.proof.recovery import Death, Part, Recovery, run
 from lab.proof.recovery_app import SHORT_LEASE, System
 from tests.support.stores import a_store
@@ -23,12 +22,11 @@ def test_lease_is_waited_for_only_where_nobody_can_tell() -> None:
 
 
 def test_numbers_are_those_of_the_operations() -> None:
-    """Median and maximum of all, and what all but one in twenty kept below; a row of the page has them."""
+    """Median and maximum of all, and what all but one in twenty kept below."""
     part = Part(system=System.PLAIN, death=Death.WORKER, rounds=5, at_once=4, lease=None)
     told = Recovery(part=part, broker="Redis", seconds=tuple(map(float, range(1, 21))), conflicts=0, wrong=0).as_json()
     assert (told["kills"], told["operations"]) == (5, 20)
     assert (told["p50"], told["p95"], told["max"]) == (10.5, 19.0, 20.0)
-    assert "| 10.50 | 19.00 | 20.00 |  | 0 |" in page.recoveries([told])
 
 
 def test_effect_before_the_end_of_a_lease_is_early() -> None:
@@ -36,12 +34,3 @@ def test_effect_before_the_end_of_a_lease_is_early() -> None:
     part = Part(system=System.OURS, death=Death.MACHINE, rounds=1, at_once=3, lease=SHORT_LEASE)
     found = Recovery(part=part, broker="Redis", seconds=(9, 10, 11), after_lease=(1, -0.5, 2), conflicts=0, wrong=0)
     assert (found.early, found.as_json()["after lease"]) == (1, -0.5)
-    assert "| -0.50 | 0 |" in page.recoveries([found.as_json()])
-
-
-def test_pool_processes_come_first_on_the_page_and_machines_last() -> None:
-    """Whatever the order in which they were killed."""
-    measured = {"system": "", "broker": "", "lease": None, "p50": 1, "p95": 1, "max": 1, "after lease": None}
-    counted = {"kills": 1, "operations": 1, "conflicts": 0}
-    lines = page.recoveries({"death": each, **measured, **counted} for each in reversed(Death)).splitlines()[2:]
-    assert [line.split("|")[1].strip() for line in lines] == list(Death)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from celery_idempotent.stores.memory import MemoryStore
-from lab.benchmarks import memory
 from lab.benchmarks.own_code import Tracers
 from lab.benchmarks.stats import Spread, added, ratios, shuffled, spread
 
@@ -58,27 +57,3 @@ def test_order_changes_with_the_round_and_not_with_the_run() -> None:
     assert {order[:2] for order in orders} == {("a", "b"), ("a", "c"), ("b", "a"), ("b", "c"), ("c", "a"), ("c", "b")}
     assert all(sorted(order) == list("abc") for order in orders)
     assert orders == [tuple(shuffled("abc", number)) for number in range(50)]
-
-
-def test_memory_is_compared_to_what_it_was_after_two_tenths() -> None:
-    """What fills at the beginning is no leak."""
-    assert memory.growth([50, 100, *[500] * 7, 110]) == 1.1
-    with pytest.raises(ValueError, match="9 samples"):
-        memory.growth([1] * 9)
-
-
-def test_tasks_of_the_memory_benchmark_are_run_and_their_size_is_told() -> None:
-    """Ten samples in bytes, of a process that holds at least an interpreter and Celery."""
-    samples: list[int] = []
-    memory.run_tasks(20, samples.append)
-    assert len(samples) == memory.SAMPLES
-    assert min(samples) > 10_000_000
-
-
-def test_forgetful_store_keeps_the_last_thousand() -> None:
-    """What a server would keep is not to count as the worker's."""
-    store = memory.Forgetful()
-    tracers = Tracers(store)
-    for number in range(1_005):
-        tracers.delivery("idempotent", number)()
-    assert len(list(store.scan())) == 1_000
