@@ -1,4 +1,4 @@
-"""One column of the first act: a queue, two workers, a ledger, and the load."""
+"""One column: a queue, two workers, a ledger, and the load."""
 
 from __future__ import annotations
 

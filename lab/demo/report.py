@@ -1,4 +1,4 @@
-"""The table of the first act, and the summary of both."""
+"""The table, and what it says in a few sentences."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Verdict:
 
 
 def summary(plain: Tally, ours: Tally) -> list[str]:
-    """The first act in four sentences."""
+    """The run in four sentences."""
     return [
         f"{plain.kills + ours.kills} worker processes were killed, right before an effect or right after it.",
         f"Plain Celery charged {plain.charged_more} of {plain.orders} orders more than once.",

@@ -1,15 +1,12 @@
-"""docs/pictures: the files are what the code draws now, and they show what the code is."""
+"""docs/pictures: whole, readable, and, where they follow from code and pages, what these are now."""
 
 import re
-from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from celery_idempotent.protocol.record import Status
-from lab.pictures import demo, rooms, states, takeover, tools
+from lab.pictures import rooms, tools
 from lab.pictures.every import FOLDER, PICTURES
 from lab.pictures.pages import plain
 from tests.support.browser import a_window
@@ -32,11 +29,6 @@ def test_the_file_is_what_the_code_draws(name: str) -> None:
     drawn = PICTURES[name]()
     assert drawn == PICTURES[name]()
     assert (FOLDER / f"{name}.svg").read_text() == drawn, "run: make pictures"
-
-
-def test_every_picture_has_its_code() -> None:
-    """No file is left of one that nobody draws any more."""
-    assert {each.stem for each in FOLDER.glob("*.svg")} == set(PICTURES)
 
 
 @pytest.mark.parametrize("path", DRAWN, ids=lambda path: path.stem)
@@ -93,13 +85,10 @@ def test_text_stays_within_its_picture_and_its_box(tmp_path: Path) -> None:
             assert min(sizes) * PHONE / width >= SMALLEST, path.stem
 
 
-def test_every_screenshot_is_on_a_page_and_can_be_taken_again() -> None:
-    """By the incident; a file that no page shows is not kept."""
+def test_every_screenshot_is_on_a_page() -> None:
+    """A file that no page shows is not kept."""
     pages = "".join(page.read_text() for page in DOCS.rglob("*.md"))
-    incident = (ROOT / "lab/incident/__main__.py").read_text()
-    for path in FOLDER.glob("*.png"):
-        assert f"pictures/{path.name}" in pages
-        assert f'"{path.stem}"' in incident
+    assert [path.name for path in FOLDER.glob("*.png") if f"pictures/{path.name}" not in pages] == []
 
 
 def _contrast(one: str, other: str) -> float:
@@ -121,66 +110,7 @@ def test_every_picture_is_on_a_page_with_words_for_those_who_cannot_see_it() -> 
         for page in pages
         for says, at in re.findall(r"!\[([^\]]*)\]\(([^)]+\.svg)\)", page.read_text())
     }
-    assert {name for name in PICTURES if len(shown.get(name, "")) < 30} <= {"demo"}
-
-
-# -- the states of a record
-
-
-def test_all_ways_between_states_are_found() -> None:
-    """One step more finds none that the picture lacks; each leads between states that a record can have."""
-    assert states.ways(4) == states.ways()
-    assert {state for way in states.ways() for state in way} == {*map(str, Status), states.NOTHING}
-
-
-@pytest.mark.parametrize(
-    ("way", "who"),
-    [
-        (("IN_PROGRESS", "COMPLETED"), {"worker"}),
-        (("UNKNOWN", "COMPLETED"), {"person", "worker"}),
-        (("UNKNOWN", "RELEASED"), {"person"}),
-        (("FAILED", states.NOTHING), {"person", "time"}),
-        ((states.NOTHING, "RELEASED"), {"publisher"}),
-    ],
-)
-def test_a_way_is_known_with_all_who_go_it(way: states.Way, who: set[str]) -> None:
-    """As the documents promise it."""
-    assert states.ways()[way] == who
-
-
-def test_nothing_but_a_person_or_its_own_attempt_ends_doubt() -> None:
-    """No delivery claims what is UNKNOWN, and time does not forget it."""
-    assert {end for start, end in states.ways() if start == "UNKNOWN"} == {"COMPLETED", "FAILED", "RELEASED"}
-
-
-def test_a_way_that_the_picture_lacks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot be drawn wrong and stay green."""
-    lines: Mapping[states.Way, object] = states._LINES
-    monkeypatch.setattr(states, "_LINES", {way: lines[way] for way in list(lines)[1:]})
-    with pytest.raises(ValueError, match="differ"):
-        states.draw()
-
-
-# -- a takeover
-
-
-def test_the_takeover_has_what_its_page_says() -> None:
-    """The second worker waits for the lease, gets a larger token, and the first one's write is refused."""
-    seen = [each for each in takeover.events() if each.kind != "refused" or each.worker == "A"]
-    assert [(each.worker, each.kind) for each in seen] == [
-        *(("A", "claimed"), ("A", "renewed"), ("A", "stalls")),
-        *(("B", "postponed"), ("B", "claimed"), ("B", "completed"), ("B", "reports by B")),
-        *(("A", "wakes"), ("A", "refused"), ("A", "reports by B")),
-    ]
-    first, second = (each for each in seen if each.kind == "claimed")
-    renewed = next(each for each in seen if each.kind == "renewed")
-    assert second.token > first.token == renewed.token
-    assert renewed.record
-    assert second.at * 1000 > renewed.record.lease_until - first.token
-    assert all(one.at <= other.at for one, other in pairwise(seen))
-
-
-# -- tools and rooms
+    assert {path.stem for path in FOLDER.glob("*.svg") if len(shown.get(path.stem, "")) < 30} <= {"demo"}
 
 
 def test_the_tree_ends_in_the_tools_of_the_table() -> None:
@@ -204,33 +134,6 @@ def test_the_arrows_lead_to_all_that_a_room_may_import_from() -> None:
 def _reached(room: str, arrows: list[tuple[str, str]]) -> set[str]:
     below = {end for start, end in arrows if start == room}
     return below.union(*(_reached(each, arrows) for each in below))
-
-
-# -- the demo
-
-
-def test_the_demo_is_shown_as_it_was_recorded() -> None:
-    """Every line of the picture is one of the recording's, in its order, and its promises were kept."""
-    recording = demo.RECORDING.read_text().splitlines()
-    shown = [each for each in demo.shown(recording)[1:] if each.strip() not in ("", "⋮")]
-    rest = iter(recording)
-    assert all(line in rest for line in shown)
-    assert "Every promise was kept." in shown
-    words = " ".join(" ".join("".join(each.itertext()) for each in _elements(demo.draw(), "text")).split())
-    assert all(" ".join(line.split()) in words for line in shown)
-
-
-def test_the_recording_is_of_todays_demo() -> None:
-    """Its verdict has the words that the demo says now."""
-    text = demo.RECORDING.read_text()
-    source = "".join(path.read_text() for path in (ROOT / "lab").rglob("*.py") if "pictures" not in path.parts)
-    for words in (
-        "worker processes were killed, right before an effect",
-        "Stock and mail know no keys",
-        "Every promise",
-    ):
-        assert words in text
-        assert words in source
 
 
 def _elements(picture: str, tag: str) -> list[ElementTree.Element]:

@@ -333,7 +333,7 @@ class TestEnvironment:
 
     def test_everything_that_is_imported_at_once_is_in_it(self) -> None:
         """What belongs to another store's server is imported where that is started."""
-        names = ("demo", "kinds", "embedded", "fleet.py", "servers.py", "tether.py", "tether_program.py")
+        names = ("demo", "embedded", "fleet.py", "servers.py", "tether.py", "tether_program.py")
         paths = [path for name in names for path in (ROOT / "lab").glob(f"{name}/*.py" if "." not in name else name)]
         found = {each for path in (*paths, *(ROOT / "example_project").glob("*.py")) for each in _heads(path)}
         config = configparser.ConfigParser()

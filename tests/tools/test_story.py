@@ -6,14 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from lab.demo import column, screen
 from lab.demo.ledger import Ledger, Row
-from lab.demo.story import Ending, Story
-from lab.kinds import column as kinds
-from lab.kinds.tally import KINDS
+from lab.demo.story import Story
 
 CHARGE, STOCK = "charge_card", "reserve_stock"
 
@@ -125,16 +122,6 @@ def test_few_accidents_of_a_kind_are_told_and_all_are_counted() -> None:
     ]
     lines = [line for each in rows if (line := story.hear(each))]
     assert (len(lines), story.kills, story.takeovers, len(story.ended)) == (2 * column.VOICE.told, 5, 5, 5)
-
-
-@pytest.mark.parametrize("task", KINDS)
-@pytest.mark.parametrize("point", ["before", "after"])
-@pytest.mark.parametrize("sign", ["taken_over", "replayed", "outcome_unknown", ""])
-def test_every_ending_of_every_kind_has_its_words(task: str, point: str, sign: str) -> None:
-    """On one line of 80 characters, with a process number of seven digits."""
-    text = kinds.ending(Ending(1_000_000, task, point, frozenset({sign}), 0))
-    assert len(f"{'':23}{text}") <= 80
-    assert ("once more" in text) == (point == "after" and not sign)
 
 
 def test_lines_reach_a_screen_that_is_no_terminal() -> None:
