@@ -7,16 +7,17 @@ read brings is decided about before it is forwarded. Nothing happens by chance.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Self
 from urllib.parse import urlsplit
 
 from celery_idempotent.testing.stores import Fault
 
-__all__ = ["HOST", "Proxy"]
+__all__ = ["HOST", "Proxy", "aws_operations"]
 
 HOST = "127.0.0.1"
 
@@ -201,3 +202,11 @@ class _Connection:
                 self._trip = None
                 self._client.sendall(reply)
         self.cut()
+
+
+_TARGET = re.compile(rb"\r\nx-amz-target: *[^.\r]*\.(\w+)", re.IGNORECASE)
+
+
+def aws_operations(trips: Sequence[bytes]) -> list[str]:
+    """By trip, the operations of AWS's JSON protocol over HTTP."""
+    return ["+".join(each.decode() for each in _TARGET.findall(trip)) for trip in trips]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Protocol
 
 import redis
@@ -20,8 +21,9 @@ from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.sql import SQLStore
 from lab.benchmarks.environment import Servers
+from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
 
-__all__ = ["Filled", "filled_at", "item_bytes", "key_of"]
+__all__ = ["Filled", "filled_at", "item_bytes", "key_of", "urls"]
 
 
 def key_of(template: str, number: int | str) -> str:
@@ -34,9 +36,6 @@ class Filled(Protocol):
 
     store: Store
 
-    def at(self, url: str) -> str:
-        """This store by another address of its server, which is that of no size."""
-
     def fill(self, template: Record, count: int) -> None:
         """Add records 0 to ``count``, all as ``template``, which is there already."""
 
@@ -45,6 +44,19 @@ class Filled(Protocol):
 
     def close(self) -> None:
         """Close what is open, the store included."""
+
+
+@contextmanager
+def urls(servers: Servers, folder: Path) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """By name, the address of every store that runs here while the block lasts; and what is missing for the others."""
+    kinds: Mapping[str, Any] = {"Redis": EmbeddedRedis, "PostgreSQL": EmbeddedPostgres, "MariaDB": EmbeddedMariaDB}
+    missing = {name: lack for name, kind in kinds.items() if (lack := kind.missing())}
+    found = {"memory": "memory://", "DynamoDB": servers.store_url("benchmark-stores")}
+    with ExitStack() as stack:
+        for name, kind in kinds.items():
+            if name not in missing:
+                found[name] = stack.enter_context(kind()).url
+        yield {**found, "SQLite": f"sqlite:///{folder / 'benchmark.sqlite3'}"}, missing
 
 
 @contextmanager

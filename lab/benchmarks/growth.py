@@ -7,7 +7,7 @@ import random
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
@@ -16,7 +16,6 @@ from typing import Any
 from uuid import uuid4
 
 from celery_idempotent import Policy
-from celery_idempotent.engine.claim import claim
 from celery_idempotent.engine.delivery import Delivery
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
@@ -24,14 +23,12 @@ from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
-from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
 from lab.benchmarks.contenders import make_app
 from lab.benchmarks.cpu_per_call import collecting_by_hand
 from lab.benchmarks.environment import Servers
-from lab.benchmarks.filling import Filled, filled_at, key_of
+from lab.benchmarks.filling import Filled, filled_at, key_of, urls
 from lab.benchmarks.payloads import order, result_of
-from lab.benchmarks.places import Count, Place, places
 from lab.benchmarks.report import Goal, Grid, Section, ratio
 from lab.benchmarks.stats import Spread, ratios, shuffled, spread
 from lab.folders import temporary_folder
@@ -46,7 +43,6 @@ _LIMITS: Mapping[str, int] = {"DynamoDB": 10_000, "MariaDB": 100_000}
 _BIG_LIMITS: Mapping[str, int] = {"DynamoDB": 100_000}
 """The same within some minutes."""
 
-_STORES = ("memory", "DynamoDB", "Redis", "PostgreSQL", "MariaDB", "SQLite")
 CALLS = ("claim", "completion", "duplicate")
 FLAT = 1.2
 """Times the smallest store: what a call on the largest may cost."""
@@ -73,9 +69,6 @@ class Cost:
 Costs = Mapping[str, Mapping[int, Mapping[str, Sequence[Cost]]]]
 """By store, size and call."""
 
-Requests = Mapping[str, Mapping[int, Mapping[str, int]]]
-"""The same, how many."""
-
 
 @dataclass(frozen=True, slots=True)
 class Listing:
@@ -84,7 +77,6 @@ class Listing:
     size: int
     by: str
     seconds: float
-    requests: int
 
 
 _LABEL = "acme/7"
@@ -96,19 +88,18 @@ def measure(servers: Servers, rounds: int, largest: int, progress: Callable[[], 
     limits = _BIG_LIMITS if big else _LIMITS
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
-        found, missing = stack.enter_context(places(servers, folder, _STORES))
+        found, missing = stack.enter_context(urls(servers, folder))
         subjects = {
-            place.name: {
-                size: _Subject(place, stack.enter_context(filled_at(place.name, place.url, size, servers)), size)
+            name: {
+                size: _Subject(stack.enter_context(filled_at(name, url, size, servers)), size)
                 for size in SIZES
-                if size <= min(largest, limits.get(place.name, largest))
+                if size <= min(largest, limits.get(name, largest))
             }
-            for place in found
+            for name, url in found.items()
         }
         record_bytes = {name: _fill(by_size) for name, by_size in subjects.items()}
         record_bytes["memory"] = _bytes_in_memory()
         costs = _costs(subjects, rounds, progress)
-        requests = {name: {size: each.requests() for size, each in found.items()} for name, found in subjects.items()}
         listings = {name: _listed(by_size) for name, by_size in subjects.items()}
     return Section(
         "9. Growth",
@@ -118,7 +109,7 @@ def measure(servers: Servers, rounds: int, largest: int, progress: Callable[[], 
         "new key and one duplicate of a record drawn from all it holds, in random order. `claim` is from the call to "
         "the beginning of the body, `completion` from its end to the return, `duplicate` a whole replay. CPU is user "
         "and system time of the calling process. A ratio is that of two calls of one round, to the store with the "
-        "fewest records. Requests are counted on the wire. The DynamoDB here is an emulator that keeps a table in "
+        "fewest records. The DynamoDB here is an emulator that keeps a table in "
         f"a Python dict and takes in some thousand records a second, so it is filled to {_limit(subjects, 'DynamoDB')} "
         "only, and its times say nothing about AWS; it lists a table in one page, where AWS begins "
         f"another after each MB. MariaDB is filled to {_limit(subjects, 'MariaDB')}. "
@@ -128,8 +119,8 @@ def measure(servers: Servers, rounds: int, largest: int, progress: Callable[[], 
         f"order. Listing is `scan(status=UNKNOWN)` and `scan(label=...)` with {_UNKNOWN} such records, median of "
         f"{_LISTINGS}, on DynamoDB by its optional indexes."
         + "".join(f" {name} is missing here: {lack}." for name, lack in missing.items()),
-        [*(_grid(call, costs, requests) for call in CALLS), _listing_grid(listings, record_bytes)],
-        list(_goals(costs, requests, listings)),
+        [*(_grid(call, costs) for call in CALLS), _listing_grid(listings, record_bytes)],
+        list(_goals(costs, listings)),
         {
             "calls": {
                 name: {
@@ -139,7 +130,6 @@ def measure(servers: Servers, rounds: int, largest: int, progress: Callable[[], 
                             "wall_us": asdict(spread([cost.wall for cost in by_call[call]])),
                             "cpu_to_smallest": asdict(_to_smallest(by_size, size, call, "cpu")),
                             "wall_to_smallest": asdict(_to_smallest(by_size, size, call, "wall")),
-                            "requests": requests[name][size][call],
                         }
                         for call in CALLS
                     }
@@ -161,13 +151,11 @@ class _Subject:
     """A store of one size, and the calls on it.
 
     Args:
-        place: Where it is.
         filled: The store.
         size: How many records it is to hold.
     """
 
-    def __init__(self, place: Place, filled: Filled, size: int) -> None:
-        self._place = place
+    def __init__(self, filled: Filled, size: int) -> None:
         self._filled = filled
         self._size = size
         self._calls = Calls(filled.store)
@@ -195,17 +183,6 @@ class _Subject:
         deliver()
         return {"duplicate": before.until(_Moment())}
 
-    def requests(self) -> Mapping[str, int]:
-        """How many requests each call makes."""
-        with self._watched() as (store, count):
-            calls = Calls(store)
-            for _ in range(12):  # until drivers have connected, loaded scripts and prepared statements
-                calls.deliver(self._new())()
-                calls.deliver(TEMPLATE)()
-            claimed = len(count(lambda: claim(store, _operation(self._new()))))
-            both = len(count(calls.deliver(self._new())))
-            return {"claim": claimed, "completion": both - claimed, "duplicate": len(count(calls.deliver(TEMPLATE)))}
-
     def listings(self) -> Sequence[Listing]:
         """List the few records that wait for a person, by their status and by their label."""
         store, template = self._filled.store, self._template()
@@ -221,17 +198,10 @@ class _Subject:
                 error="the attempt never ended",
             )
             store.swap(unknown, None)
-        with self._watched() as (other, count):
-            other.get(TEMPLATE)  # connects
-            return [
-                Listing(
-                    self._size,
-                    by,
-                    median(_seconds(partial(_list, store, wanted)) for _ in range(_LISTINGS)),
-                    len(count(partial(_list, other, wanted))),
-                )
-                for by, wanted in _QUESTIONS.items()
-            ]
+        return [
+            Listing(self._size, by, median(_seconds(partial(_list, store, wanted)) for _ in range(_LISTINGS)))
+            for by, wanted in _QUESTIONS.items()
+        ]
 
     def _template(self) -> Record:
         template = self._filled.store.get(TEMPLATE)
@@ -241,14 +211,6 @@ class _Subject:
     def _new(self) -> str:
         self._made += 1
         return key_of(TEMPLATE, f"new {self._made}")
-
-    @contextmanager
-    def _watched(self) -> Iterator[tuple[Store, Count]]:
-        with self._place.watch() as watched, ExitStack() as stack:
-            if isinstance(self._filled.store, MemoryStore):  # another one would be empty
-                yield self._filled.store, watched.count
-            else:
-                yield stack.enter_context(closing(open_store(self._filled.at(watched.url)))), watched.count
 
 
 _FINGERPRINT = sha256(b"the arguments").hexdigest()
@@ -366,16 +328,16 @@ def steepest(by_size: Mapping[int, Mapping[str, Sequence[Cost]]], clock: str) ->
     return call, found[call]
 
 
-def _grid(call: str, costs: Costs, requests: Requests) -> Grid:
+def _grid(call: str, costs: Costs) -> Grid:
     def row(name: str, size: int) -> tuple[str, ...]:
         by_size = costs[name]
         cpu, wall = (spread([getattr(each, clock) for each in by_size[size][call]]).median for clock in _CLOCKS)
-        cells = (f"{name}, {size:,}", str(requests[name][size][call]), f"{cpu:,.0f}", f"{wall:,.0f}")
+        cells = (f"{name}, {size:,}", f"{cpu:,.0f}", f"{wall:,.0f}")
         if size == min(by_size):
             return (*cells, "1", "1")
         return (*cells, *(ratio(_to_smallest(by_size, size, call, clock)) for clock in _CLOCKS))
 
-    columns = ("Store and records", "requests", "CPU us", "on the clock, us", "CPU to smallest", "clock to smallest")
+    columns = ("Store and records", "CPU us", "on the clock, us", "CPU to smallest", "clock to smallest")
     rows = [row(name, size) for name, by_size in costs.items() for size in by_size]
     return Grid(f"{call}: medians, and of pairs median [p25-p75]", columns, rows)
 
@@ -387,15 +349,13 @@ def _listing_grid(listings: Mapping[str, Sequence[Listing]], record_bytes: Mappi
     def row(name: str) -> tuple[str, ...]:
         found, size = listings[name], record_bytes[name]
         bytes_of = "" if size is None else f"{size:,.0f}"
-        taken = [cell for each in found for cell in (f"{each.seconds * 1000:,.1f}", f"{each.requests:,}")]
-        return (name, bytes_of, f"{found[0].size:,}", *taken)
+        return (name, bytes_of, f"{found[0].size:,}", *(f"{each.seconds * 1000:,.1f}" for each in found))
 
-    asked = [cell for by in _QUESTIONS for cell in (f"by {by}, ms", "requests")]
-    columns = ("Store", "bytes per record", "listed of", *asked)
+    columns = ("Store", "bytes per record", "listed of", *(f"by {by}, ms" for by in _QUESTIONS))
     return Grid(f"Room, and listing {_UNKNOWN} UNKNOWN records", columns, list(map(row, listings)))
 
 
-def _goals(costs: Costs, requests: Requests, listings: Mapping[str, Sequence[Listing]]) -> Iterator[Goal]:
+def _goals(costs: Costs, listings: Mapping[str, Sequence[Listing]]) -> Iterator[Goal]:
     for name, by_size in costs.items():
         sizes = f"{min(by_size):,} to {max(by_size):,} records"
         for clock, what in zip(_CLOCKS, ("CPU", "on the clock"), strict=True):
@@ -403,13 +363,10 @@ def _goals(costs: Costs, requests: Requests, listings: Mapping[str, Sequence[Lis
             yield Goal(
                 f"{name}, {sizes}, {what}", f"at most {FLAT} times", f"{measured:.3f} ({call})", measured <= FLAT
             )
-        counts = {tuple(each[call] for call in CALLS) for each in requests[name].values()}
-        told = "; ".join(", ".join(map(str, each)) for each in sorted(counts))
-        yield Goal(f"{name}, {sizes}, requests of {', '.join(CALLS)}", "the same", told, len(counts) == 1)
         for found in listings[name]:
             yield Goal(
                 f"{name}, {_UNKNOWN} UNKNOWN of {found.size:,} by {found.by}",
                 f"under {_LISTED_IN:.0f} s",
-                f"{found.seconds:.3f} s in {found.requests:,} requests",
+                f"{found.seconds:.3f} s",
                 found.seconds < _LISTED_IN,
             )

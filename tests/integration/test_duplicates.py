@@ -12,7 +12,7 @@ from celery_idempotent import forget
 from celery_idempotent.errors import KeyReused
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
-from lab.benchmarks.wire import aws
+from lab.proxy import aws_operations
 from tests.integration.cluster import GREEN_POOLS, IdempotentSetup, in_pools, on_every_broker, on_redis, record_of
 from tests.integration.idempotent_tasks import (
     FALSY,
@@ -139,7 +139,7 @@ def test_a_new_key_costs_two_requests_and_a_duplicate_one(
     def requests_of(order_id: str) -> list[str]:
         before = faults.round_trips
         charge.delay(order_id).get(timeout=60)
-        return aws(faults.trips[before:])
+        return aws_operations(faults.trips[before:])
 
     requests_of("another, so that the pool's process has its connection")
     assert requests_of("o") == ["PutItem", "PutItem"]

@@ -13,7 +13,7 @@ import pytest
 from celery import VERSION as CELERY
 from redis import Redis
 
-from lab.benchmarks import wire
+from lab.proxy import aws_operations
 from tests.integration.cluster import (
     GREEN_POOLS,
     AwsContainer,
@@ -257,7 +257,7 @@ class TestCost:
         before, began = len(faults.trips), time.monotonic()
         outlast(began, lambda: True)
         elapsed = time.monotonic() - began
-        rate = wire.aws(faults.trips[before:]).count("ChangeMessageVisibilityBatch") * VISIBILITY / elapsed
+        rate = aws_operations(faults.trips[before:]).count("ChangeMessageVisibilityBatch") * VISIBILITY / elapsed
         assert 2 <= rate <= 3.5
         # The others are kombu's, which asks for the length.
         assert sum(b"GetQueueAttributes" in trip and b"VisibilityTimeout" in trip for trip in faults.trips) == 1

@@ -9,7 +9,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError
 
-from lab.benchmarks.wire import aws
+from lab.proxy import aws_operations
 from tests.integration.cluster import IdempotentSetup, short_visibility
 from tests.integration.plain_tasks import add, plain_effect
 from tests.support.ledger import Ledger
@@ -128,7 +128,7 @@ def test_a_cut_reply_loses_the_answer_but_not_the_write(dynamodb: Any, table: st
     assert cut.struck
     dynamodb.put_item(TableName=table, Item={"key": {"S": "order-3"}})
     assert keys(dynamodb, table) == {"other", "order-1", "order-2", "order-3"}
-    assert aws(faults.trips).count("PutItem") == 4
+    assert aws_operations(faults.trips).count("PutItem") == 4
 
 
 def test_a_cut_request_never_reaches_the_store(dynamodb: Any, table: str, faults: TcpProxy) -> None:

@@ -77,7 +77,7 @@ def test_filled_records_of_redis_are_forgotten_like_others(redis_server: Embedde
     """The server's dictionary of expiry times is part of what a record costs."""
     with (
         filled_at("Redis", redis_server.url, COUNT, Servers("", "")) as found,
-        redis.Redis.from_url(found.at(redis_server.url)) as client,
+        redis.Redis(port=redis_server.port, db=len(str(COUNT))) as client,
     ):
         client.flushdb()
         Calls(found.store).deliver(TEMPLATE)()
