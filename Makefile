@@ -28,7 +28,9 @@ RELEASE := .venv-release
 
 # make test WORKERS=8: how many processes run tests at once; twice as many where tests wait for Celery workers.
 WORKERS ?= 2
-PYTEST := $(BIN)/pytest --dist worksteal --numprocesses
+# Left out of make test: what is slow and rarely breaks.
+TESTS := -m "not nightly"
+PYTEST := $(BIN)/pytest $(TESTS) --dist worksteal --numprocesses
 
 OLDER_TRACERS := ddtrace==2.21.12 sentry-sdk==1.14.0 sentry-sdk==1.45.1 sentry-sdk==2.0.1 sentry-sdk==2.20.0
 
@@ -38,7 +40,7 @@ EMPTY :=
 INTERPRETERS := $(subst $(EMPTY) $(EMPTY),:,$(wildcard $(HOME)/.pyenv/versions/3.*/bin))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example pictures fast compat oldest test lint types pure covered evidence integration prove tracers soak bench docs release clean
+.PHONY: help demo example pictures fast compat oldest test nightly lint types pure covered evidence integration prove tracers soak bench docs release clean
 
 help:  ## list the targets; variables follow: make demo STORE=redis
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-8s %s\n", $$1, $$2}'
@@ -78,7 +80,11 @@ example: $(DEMO)/.installed-demo  ## what you copy: run it, and read it in examp
 
 fast: lint types pure  ## after every change, in seconds: linters, types, unit tests
 
-test: lint types covered evidence integration oldest  ## everything CI runs
+test: lint types covered evidence integration  ## before a patch: everything that CI runs
+
+nightly:  ## what is slow and rarely breaks, too, and the oldest Celery; before a release
+	$(MAKE) test TESTS=
+	$(MAKE) oldest
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -110,7 +116,7 @@ compat: $(INSTALLED)  ## the oldest and newest Celery and Python; ALL=1: those b
 	PATH="$(INTERPRETERS):$$PATH" $(BIN)/tox run $(if $(ALL),,-e $(COMPAT))
 
 oldest: $(INSTALLED)
-	@# The other targets of make test run on the newest Celery; this one on the oldest, and on the same Python.
+	@# The other targets run on the newest Celery; this one on the oldest, and on the same Python.
 	$(BIN)/tox run -e celery54
 
 prove: $(SYSTEM)  ## attack code and stores: interleavings, mutants, kills, faults, peers
