@@ -100,7 +100,7 @@ covered: $(SYSTEM) $(CDK)
 	@# Apart from the races of the contract: whoever has imported the unit tests has an audit hook, and in its midst
 	@# Python 3.11 may end a thread that begins under coverage (tests/unit/conftest.py).
 	$(PYTEST) $(WORKERS) tests/unit tests/docs tests/processes --cov --cov-report=
-	$(PYTEST) $(WORKERS) tests/contract tests/django --ignore=tests/django/live --cov --cov-append --cov-report=
+	$(PYTEST) $$((2 * $(WORKERS))) tests/contract tests/django --ignore=tests/django/live --cov --cov-append --cov-report=
 	@# Left out: what runs in forked children, which coverage does not see.
 	$(BIN)/coverage report --skip-covered --fail-under=100 --omit="*/testing/*"
 

@@ -4,6 +4,7 @@ import time
 from contextlib import ExitStack
 from uuid import uuid4
 
+import pytest
 from redis.cluster import RedisCluster
 
 from celery_idempotent.engine.claim import Claim, claim
@@ -15,6 +16,8 @@ from lab.embedded import EmbeddedRedisCluster
 from tests.support.redis_servers import paused, settings
 from tests.support.scene import an_operation
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.nightly
 
 LEASE = 4_000
 

@@ -50,7 +50,7 @@ def shop() -> Iterator[Celery]:
     _state._tls.current_app = before
 
 
-KINDS = ["sqlite", "postgresql", "mariadb"]
+KINDS = ["sqlite", "postgresql", pytest.param("mariadb", marks=pytest.mark.nightly)]
 
 
 def _empty(kind: str, request: pytest.FixtureRequest, folder: Path) -> Settings:

@@ -40,9 +40,10 @@ def on(*brokers: Any) -> pytest.MarkDecorator:
 
 
 def in_pool(name: str) -> list[pytest.MarkDecorator]:
-    """With workers of that pool, where it is installed."""
+    """With workers of that pool, where it is installed; others than prefork at night."""
     is_missing = name in GREEN_POOLS and importlib.util.find_spec(name) is None
-    return [pytest.mark.worker(pool=name), pytest.mark.skipif(is_missing, reason=f"needs {name}")]
+    marks = [pytest.mark.worker(pool=name), pytest.mark.skipif(is_missing, reason=f"needs {name}")]
+    return marks if name == "prefork" else [*marks, pytest.mark.nightly]
 
 
 def in_pools(*names: str) -> pytest.MarkDecorator:
@@ -56,18 +57,19 @@ green = [pytest.param("redis", id=f"redis-{name}", marks=in_pool(name)) for name
 
 without_quorum = pytest.mark.skipif(CELERY < (5, 5), reason="Celery knows quorum queues since 5.5")
 quorum = pytest.param("quorum", marks=without_quorum)
+quorum_at_night = pytest.param("quorum", marks=[without_quorum, pytest.mark.nightly])
 attentive = pytest.mark.worker(settings={"broker_heartbeat": 2})
 attentive_rabbitmq = [
     pytest.param("classic", marks=attentive),
-    pytest.param("quorum", marks=[attentive, without_quorum]),
+    pytest.param("quorum", marks=[attentive, without_quorum, pytest.mark.nightly]),
 ]
 """RabbitMQ that closes the connection of a frozen worker within seconds instead of minutes."""
 
 on_redis = on("redis")
 on_sqs = on("sqs")
 on_rabbitmq = on("classic", quorum)
-on_every_broker = on("redis", "sqs", "classic", quorum)
-on_every_broker_and_green = on("redis", "sqs", "classic", quorum, *green)
+on_every_broker = on("redis", "sqs", "classic", quorum_at_night)
+on_every_broker_and_green = on("redis", "sqs", "classic", quorum_at_night, *green)
 
 short_visibility = pytest.mark.worker(visibility_timeout=3)
 

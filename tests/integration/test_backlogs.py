@@ -93,6 +93,7 @@ def test_a_worker_holds_claims_back_and_says_so_once(
     assert said.opened == PROCESSES
 
 
+@pytest.mark.nightly
 @pytest.mark.worker(settings={"worker_prefetch_multiplier": 20, **WITHOUT_A_BREAKER})
 def test_without_a_breaker_each_postponement_is_asked_for_and_logged(
     celery_setup: IdempotentSetup, ledger: Ledger, server: EmbeddedRedis

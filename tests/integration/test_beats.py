@@ -79,8 +79,8 @@ def _all_send(ledger: Ledger, count: int, *kinds: str) -> None:
     "beat",
     [
         "celery",
-        pytest.param("django", marks=needs("django_celery_beat")),
-        pytest.param("redbeat", marks=needs("redbeat")),
+        pytest.param("django", marks=[needs("django_celery_beat"), pytest.mark.nightly]),
+        pytest.param("redbeat", marks=[needs("redbeat"), pytest.mark.nightly]),
     ],
     indirect=True,
 )

@@ -89,7 +89,13 @@ def workers_at_work(place: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("store", "broker"), [("dynamodb", "sqs"), ("redis", "redis"), ("postgres", "sqs"), ("redis", "rabbitmq")]
+    ("store", "broker"),
+    [
+        ("dynamodb", "sqs"),
+        pytest.param("redis", "redis", marks=pytest.mark.nightly),
+        pytest.param("postgres", "sqs", marks=pytest.mark.nightly),
+        pytest.param("redis", "rabbitmq", marks=pytest.mark.nightly),
+    ],
 )
 def test_every_order_is_charged_exactly_once_under_fire(place: Path, store: str, broker: str) -> None:
     """On the default, on Redis, a database and RabbitMQ: the other stores differ in their own code only."""
@@ -118,11 +124,11 @@ def assert_its_story_is_told(output: str) -> None:
         (signal.SIGINT, "dynamodb", "sqs"),
         (signal.SIGTERM, "dynamodb", "sqs"),
         (signal.SIGKILL, "dynamodb", "sqs"),
-        (signal.SIGINT, "postgres", "redis"),
-        (signal.SIGKILL, "postgres", "redis"),
-        (signal.SIGKILL, "redis-cluster", "redis"),
-        (signal.SIGKILL, "mariadb", "sqs"),
-        (signal.SIGKILL, "sqlite", "rabbitmq"),
+        pytest.param(signal.SIGINT, "postgres", "redis", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGKILL, "postgres", "redis", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGKILL, "redis-cluster", "redis", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGKILL, "mariadb", "sqs", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGKILL, "sqlite", "rabbitmq", marks=pytest.mark.nightly),
     ],
 )
 def test_interrupting_it_leaves_no_process(place: Path, how: signal.Signals, store: str, broker: str) -> None:

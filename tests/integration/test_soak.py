@@ -31,8 +31,11 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("store", "broker", "seconds", "seed", "operations"),
-    [("dynamodb", "sqs", 40, 7, 40), ("redis", "redis", 30, 39, 30), ("dynamodb", "rabbitmq", 20, 7, 20)],
-    ids=["sqs", "redis", "rabbitmq"],
+    [
+        pytest.param("dynamodb", "sqs", 40, 7, 40, id="sqs", marks=pytest.mark.nightly),
+        pytest.param("redis", "redis", 30, 39, 30, id="redis"),
+        pytest.param("dynamodb", "rabbitmq", 20, 7, 20, id="rabbitmq", marks=pytest.mark.nightly),
+    ],
 )
 def test_workers_under_fire_break_no_promise_and_leave_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, broker: str, seconds: float, seed: int, operations: int

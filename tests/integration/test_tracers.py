@@ -40,8 +40,8 @@ def ledger(redis_server: EmbeddedRedis) -> Iterator[Ledger]:
         "nobody",
         pytest.param("ddtrace", marks=needs("ddtrace")),
         pytest.param("sentry-sdk", marks=needs("sentry_sdk")),
-        pytest.param("newrelic", marks=needs("newrelic")),
-        pytest.param("elastic-apm", marks=needs("elasticapm")),
+        pytest.param("newrelic", marks=[needs("newrelic"), pytest.mark.nightly]),
+        pytest.param("elastic-apm", marks=[needs("elasticapm"), pytest.mark.nightly]),
         pytest.param("opentelemetry", marks=needs("opentelemetry.instrumentation")),
     ]
 )
