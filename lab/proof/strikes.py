@@ -138,8 +138,8 @@ class Stage:
 
     def task(self, body: Callable[..., Any], **policy: Any) -> Any:
         """A task whose body gets itself and the order."""
-        bound = self.app.task(base=IdempotentTask, bind=True, name=body.__name__, idempotent=Policy("order", **policy))
-        return bound(body)
+        options = {"name": body.__name__, "shared": False, "idempotent": Policy("order", **policy)}
+        return self.app.task(base=IdempotentTask, bind=True, **options)(body)
 
     def count(self, order: str) -> int:
         """How often it was charged."""

@@ -24,6 +24,8 @@ from lab.embedded import EmbeddedRedis
 from tests.support.documents import DOCS, code, execute_block, table
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.nightly
+
 ONCE, SINGLETON, HERE = "celery-once", "celery-singleton", "here"
 PAGES = {ONCE: DOCS / "how-to/from-celery-once.md", SINGLETON: DOCS / "how-to/from-celery-singleton.md"}
 KEPT = Policy(key="index", publish="once", retain=61)

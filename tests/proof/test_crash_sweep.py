@@ -91,6 +91,7 @@ def test_broken_variant_is_seen(url: str, flaw: str) -> None:
     assert sweep("singles", url=url, flaw=flaw).tally.problems
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [each for each in ALL if each != "dynamodb"])
 def test_every_store_survives_death_at_every_point(name: str) -> None:
     """The same on the other stores, each point once under each promise: all points struck, and nothing broke."""
@@ -104,7 +105,7 @@ def test_every_store_survives_death_at_every_point(name: str) -> None:
     assert row(found, "at most once").effects_2 == 0
 
 
-@pytest.mark.parametrize("name", ["redis", "postgres"])
+@pytest.mark.parametrize("name", ["redis", pytest.param("postgres", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("way", [each for each in WAYS if each != "delivery"])
 def test_every_way_survives_death_at_every_point(name: str, way: str) -> None:
     """What is no task keeps the same promises: all points struck, and nothing broke."""
@@ -117,6 +118,7 @@ def test_every_way_survives_death_at_every_point(name: str, way: str) -> None:
     assert (row(found, "at most once").effects_2, row(found, "exactly once").effects_2) == (0, 0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", [each for each in WAYS if each != "delivery"])
 def test_broken_store_is_seen_by_every_way(way: str) -> None:
     """The same sweeps over a store with one rule undone report violations."""
@@ -124,6 +126,7 @@ def test_broken_store_is_seen_by_every_way(way: str) -> None:
         assert sweep("brief", target="redis", url=site.url, flaw="drops completions", way=way).tally.problems
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["redis", "postgres", "sqlite"])
 def test_store_that_claims_what_is_taken_is_seen(name: str) -> None:
     """A mistake in a store's own script or statements breaks promises in the sweep, too."""

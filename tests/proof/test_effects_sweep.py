@@ -26,7 +26,10 @@ EXACTLY_ONCE = {Kind.KEYED, Kind.FENCED, Kind.COMMIT, Kind.TRANSACTION, *LARGE}
 BETWEEN = ("checkpoint stored, reply not read", "before the effect", "after the effect", "before the checkpoint")
 
 
-@pytest.fixture(scope="module", params=STORES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=[] if each == "sqlite" else [pytest.mark.nightly]) for each in STORES],
+)
 def swept(request: pytest.FixtureRequest) -> dict[Kind, Sweep]:
     name = request.param
     if reason := why_not(name):

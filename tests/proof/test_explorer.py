@@ -157,6 +157,7 @@ def test_violation_tells_the_way_there() -> None:
     assert "1. delivery 0 swaps IN_PROGRESS" in str(raised.value)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_noticed(mutant: Mutant) -> None:
     """Explorer, contract or oracle notices each mistake; a survivor would be a hole in the evidence."""

@@ -20,7 +20,14 @@ SEED = 5
 MEMORY = Site("")
 
 
-@pytest.mark.parametrize("name", [each for each in STORES if each != "memory"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=[pytest.mark.nightly] if each in {"redis-cluster", "mariadb"} else [])
+        for each in STORES
+        if each != "memory"
+    ],
+)
 def test_no_fault_at_any_write_breaks_a_promise(name: str) -> None:
     """Effects, records and what every caller was told stay within the promise, whichever store is struck."""
     with a_store(name) as site:

@@ -1,10 +1,13 @@
 """The recovery campaign measures what it says: one death after another, and the effect of each operation once."""
 
+import pytest
+
 from lab.proof.recovery import Death, Part, Recovery, run
 from lab.proof.recovery_app import SHORT_LEASE, System
 from tests.support.stores import a_store
 
 
+@pytest.mark.nightly
 def test_lease_is_waited_for_only_where_nobody_can_tell() -> None:
     """A killed pool process costs a moment, and the lease where claims name no process."""
     parts = [
