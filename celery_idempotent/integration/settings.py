@@ -298,7 +298,7 @@ def _steady(look: Callable[[], Any]) -> Any:
             "idempotency_store",
             "None",
             "set it to a store or its URL, such as dynamodb://@eu-west-1/idempotency (under a settings namespace "
-            "CELERY it is called CELERY_IDEMPOTENCY_STORE); what is no task may be given store=... instead",
+            "CELERY it is called CELERY_IDEMPOTENCY_STORE); functions and requests may be given store=... instead",
         )
     return seen
 

@@ -648,8 +648,8 @@ def test_steps_in_doubt_are_named(store: DjangoStore, operator: Client) -> None:
     assert re.search(r"Step reserve</th><td>finished", text)
     assert re.search(r"Step sms</th><td>began at 2027-01-15 08:00:00.000 UTC in attempt 2, and did not end", text)
     assert re.search(r"Step odd</th><td>not readable by this version", text)
-    assert "neither fits" in text
-    assert "neither fits" not in _text(operator.get(_url(without, "resolve")))
+    assert "neither verdict fits" in text
+    assert "neither verdict fits" not in _text(operator.get(_url(without, "resolve")))
 
 
 @pytest.mark.parametrize("verdict", ["completed", "rerun"])
@@ -719,7 +719,7 @@ def test_steps_of_several_records_are_named(store: DjangoStore, operator: Client
     text = _text(operator.post(LIST, chosen))
 
     assert re.search(rf"{records[0].key}:\s+step sms began at [^;]*; step odd not readable by this version\.", text)
-    assert text.count("neither fits") == 1
+    assert text.count("neither verdict fits") == 1
 
 
 def test_what_is_forgotten_runs_again(store: DjangoStore, operator: Client) -> None:

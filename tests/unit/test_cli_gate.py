@@ -82,7 +82,7 @@ def test_every_task_is_told_with_what_it_promises(app: Celery) -> None:
     assert any(line.startswith("  key: ") for line in lines)
     assert "  charge: exactly once, as long as the receiver honours the step's key" in lines
     assert "NOT protected: shop.mail: nothing is promised; every delivery runs" in lines
-    assert "NOT protected: shop.report: nothing is promised: it is no idempotent task" in lines
+    assert "NOT protected: shop.report: nothing is promised: it is not an IdempotentTask" in lines
     assert not [line for line in lines if "celery." in line and "pytest" not in line]
 
     code, found = checked(app, "--strict")

@@ -360,7 +360,7 @@ def test_timeline_of_a_takeover_and_its_steps() -> None:
     events = timeline(record, NOW + HOUR)
     assert [each.title for each in events] == [
         "First recorded",
-        "Attempt 3 took over, as 2 times in a row an attempt had not ended",
+        "Attempt 3 took over: the 2 attempts before it never ended",
         "Step charge ended",
         "Step mail ended",
         "Step odd",
@@ -382,7 +382,7 @@ def test_timeline_of_a_verdict() -> None:
     events = timeline(replace(a_completion(unknown), verdict=verdict, updated_at=NOW + 3_000), NOW + HOUR)
     assert [each.title for each in events] == [
         "First recorded",
-        "Attempt 2 took over, as once an attempt had not ended",
+        "Attempt 2 took over: the attempt before it never ended",
         "Verdict: it happened",
         "Completed",
         "The outcome will be forgotten",

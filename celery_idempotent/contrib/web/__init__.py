@@ -60,21 +60,21 @@ def _not_installed(error: ModuleNotFoundError) -> str:
     "--token",
     envvar="IDEMPOTENCY_WEB_TOKEN",
     metavar="TOKEN",
-    help="What people must know to come in; default: the variable IDEMPOTENCY_WEB_TOKEN, or else one that is drawn "
+    help="What people must know to come in; default: the variable IDEMPOTENCY_WEB_TOKEN, or else one that is generated "
     "and printed. Others on the machine can read a command line, and not a variable.",
 )
 @click.pass_context
 def web(context: click.Context, bind: str, port: int, write: bool, token: str | None) -> None:
     """Serve a page on which people see every operation.
 
-    The page of one process, for those who have its token. An address that others can reach needs a token of your own: a
-    drawn one stands in the log, which others may read, and is another one after each start.
+    The page of one process, for those who have its token. An address that others can reach needs a token of your own.
+    A generated one is printed to the log, where others may read it, and changes with every start.
     """
     if token is None and not _is_local(bind):
         raise click.UsageError(
             f"{bind} can be reached by others; set IDEMPOTENCY_WEB_TOKEN, and put a proxy with TLS before the page"
         )
-    drawn = token is None
+    is_generated = token is None
     token = token or secrets.token_urlsafe(24)
     try:
         import uvicorn
@@ -97,7 +97,7 @@ def web(context: click.Context, bind: str, port: int, write: bool, token: str | 
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-        click.echo(f"{url}?token={token}" if drawn else f"{url} (log in with your token)")
+        click.echo(f"{url}?token={token}" if is_generated else f"{url} (log in with your token)")
         if not _is_local(bind):
             click.echo("Warning: without TLS before it, others on the way can read the token.", err=True)
         config = uvicorn.Config(page, access_log=False, log_level="warning", server_header=False)

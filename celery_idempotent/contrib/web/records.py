@@ -148,8 +148,8 @@ def _claims(record: Record) -> Iterator[Moment]:
         earlier = f"{record.attempts - 1} earlier {attempts} counted, but not kept"
         yield Moment(record.created_at, "claim", "First recorded", (earlier,))
         # A token is the time of its claim, unless a clock went back.
-        times = "once" if record.takeovers == 1 else f"{record.takeovers} times in a row"
-        how = f"took over, as {times} an attempt had not ended" if record.takeovers else "claimed it"
+        before = "the attempt" if record.takeovers == 1 else f"the {record.takeovers} attempts"
+        how = f"took over: {before} before it never ended" if record.takeovers else "claimed it"
         yield Moment(record.fencing_token, "claim", f"Attempt {record.attempts} {how}", by)
 
 

@@ -27,9 +27,9 @@ from celery_idempotent.protocol.codec import describe
 def check(call: Invocation, strict: bool, timeout: float) -> None:
     """Check tasks, settings, store and broker: the gate of a deploy.
 
-    The first three as a worker does at its start. Nothing that it writes stays, save an object of a few bytes where
-    there is a place for large results. The pool is that of the setting worker_pool. A store or broker that does not
-    answer is an error here; a worker would start, and wait. --strict: a warning is an error, too.
+    It runs the checks that a worker runs at its start, for the pool that worker_pool names, and asks the broker. It
+    leaves nothing behind, except an object of a few bytes where large results are kept. A store or broker that does not
+    answer is an error here; a worker would start and wait. --strict turns warnings into errors.
     """
     app: Celery = call.context.obj.app
     errors: list[str] = []
@@ -82,7 +82,7 @@ def check(call: Invocation, strict: bool, timeout: float) -> None:
 def _facts(app: Celery, task: Any) -> dict[str, Any]:
     """Whether the task's duplicates are suppressed, its policy by option, what it promises, and what weakens that."""
     if not is_idempotent(task):
-        promise = "nothing is promised: it is no idempotent task"
+        promise = "nothing is promised: it is not an IdempotentTask"
         return {"name": task.name, "protected": False, "policy": None, "guarantee": promise, "warnings": []}
     policy = task.idempotency_policy
     return {
