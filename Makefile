@@ -82,7 +82,7 @@ fast: lint types pure  ## after every change, in seconds: linters, types, unit t
 
 test: lint types covered evidence integration  ## before a patch: everything that CI runs
 
-nightly:  ## what is slow and rarely breaks, too, and the oldest Celery; before a release
+nightly:  ## before a release: what is slow and rarely breaks, too
 	$(MAKE) test TESTS=
 	$(MAKE) oldest
 

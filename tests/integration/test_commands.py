@@ -149,7 +149,8 @@ def test_report_hides_the_store(tmp_path: Path, namespace: str, task: str) -> No
     assert PASSWORD not in report
 
 
-@pytest.mark.parametrize("namespace", ["", pytest.param("CELERY", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("namespace", ["", "CELERY"])
 def test_inspected_worker_hides_the_store(tmp_path: Path, redis_server: EmbeddedRedis, namespace: str) -> None:
     """What `inspect conf` prints comes from the worker, over the broker."""
     name = "CELERY_IDEMPOTENCY_STORE" if namespace else "idempotency_store"

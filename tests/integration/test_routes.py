@@ -45,7 +45,7 @@ WAYS: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]] = {
         {"queue": "orders", "headers": OF_ORDERS},
     ),
 }
-"""By name the brokers, the settings, and the options of the call."""
+"""By name the brokers, the settings, and the options of the call; most are for the night."""
 
 
 def _scenes() -> Iterator[Any]:
@@ -53,8 +53,9 @@ def _scenes() -> Iterator[Any]:
         for broker in brokers:
             for pool in ("prefork", "threads") if name == "topic" else ("prefork",):
                 worker = pytest.mark.worker(pool=pool, queues="celery,orders", settings=settings)
-                marks = [*getattr(broker, "marks", ()), worker]
                 (plain,) = getattr(broker, "values", (broker,))
+                by_day = name in {"default", "topic", "headers"} and pool == "prefork" and plain != "quorum"
+                marks = [*getattr(broker, "marks", ()), worker, *([] if by_day else [pytest.mark.nightly])]
                 yield pytest.param(plain, options, id=f"{name}-{plain}-{pool}", marks=marks)
 
 

@@ -33,7 +33,7 @@ pytestmark = [
     ("store", "broker", "seconds", "seed", "operations"),
     [
         pytest.param("dynamodb", "sqs", 40, 7, 40, id="sqs", marks=pytest.mark.nightly),
-        pytest.param("redis", "redis", 30, 39, 30, id="redis"),
+        pytest.param("redis", "redis", 30, 39, 30, id="redis", marks=pytest.mark.nightly),
         pytest.param("dynamodb", "rabbitmq", 20, 7, 20, id="rabbitmq", marks=pytest.mark.nightly),
     ],
 )

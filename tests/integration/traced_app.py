@@ -198,9 +198,9 @@ def publish() -> None:
     note("fulfilled", "o-2", answers=[fulfil.delay("o-2").get(timeout=60)])
 
     first = deliver_late.apply_async(("o-3",), idempotency_key="f")
-    ledger.wait_for("begin")
+    ledger.wait_for("begin", key="o-3")
     second = deliver_late.apply_async(("o-3",), idempotency_key="f")
-    ledger.wait_for("conflicted", 2)
+    ledger.wait_for("conflicted", 2, "deliver_late")
     ledger.open("late")
     note("late", "o-3", answers=[each.get(timeout=60) for each in (first, second)])
 

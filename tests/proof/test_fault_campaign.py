@@ -79,6 +79,7 @@ def test_same_seed_gives_the_same_plans() -> None:
     assert once == again != other
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("flaw", "rule"),
     [

@@ -169,6 +169,7 @@ def test_metadata_names_the_project_and_its_pages(metadata: Message) -> None:
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_unit_tests_pass_against_the_wheel(wheel: Path, tracked: set[str], tmp_path: Path) -> None:
     """In an environment that has nothing else, beside a checkout without the package."""
@@ -191,6 +192,7 @@ def test_the_redis_extra_is_all_that_a_shop_on_redis_needs(
     assert _run(str(python), "shop.py", redis_server.url, cwd=tmp_path).split() == ["1", "1", "1", "1"]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_tutorial_does_what_it_says(wheel: Path) -> None:
     """Each file, command and output of the page, in its order, in two terminals and an environment that is empty."""
