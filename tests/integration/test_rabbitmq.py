@@ -64,8 +64,11 @@ def celery_impatient_broker(impatient_server: EmbeddedRabbitMQ) -> RabbitMQBroke
 
 @on_rabbitmq
 @pytest.mark.worker(count=2)
-def test_a_killed_workers_message_is_taken_over_at_once(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
-    """RabbitMQ gives it to the other worker of the machine, which sees that the claim's process is gone."""
+def test_a_killed_workers_message_is_taken_over_before_its_lease(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """RabbitMQ gives it to the other worker of the machine, which sees that the claim's process is gone.
+
+    At once, or where the message comes back before the process has ended, after one or two short pauses.
+    """
     result = charge_with_a_long_lease.delay("o", gate="go")
     (killed,) = ledger.wait_for("begin")
     celery_setup.worker_cluster.worker_of(killed).kill()
@@ -73,7 +76,7 @@ def test_a_killed_workers_message_is_taken_over_at_once(celery_setup: Idempotent
     ledger.open("go:2")
     assert result.get(timeout=60) == "o by attempt 2"
     assert successor.details["takeover"]
-    assert not ledger.rows("conflicted")
+    assert 0 < successor.token - killed.token < 60_000  # milliseconds; the lease is 90 s
 
 
 @on_rabbitmq
