@@ -21,8 +21,6 @@ IS_ARCHIVE = (ROOT / "PKG-INFO").exists()
 INCLUDED = {ROOT / f"{page.stem.upper()}.md": f"project/{page.stem}" for page in DOCS.glob("project/*.md")}
 """Pages of the site that are files beside this folder."""
 CHILDREN = {
-    "adr/README": "0*",
-    "how-to/effects": "effect-*",
     "troubleshooting/index": "[!i]*",
 }
 """By page: what stands below it in the table of contents. The pages do not say it themselves: GitHub would show it."""

@@ -1,7 +1,7 @@
 """Encryption at rest by the package ``cryptography``: AES-256-GCM, under a key of its own for each record.
 
 The keys are as ``Fernet.generate_key()`` makes them, and rotated as by ``MultiFernet``. Fernet itself does not bind a
-ciphertext to its place: docs/adr/0018.
+ciphertext to its place: docs/decisions.md, 18.
 """
 
 import os

@@ -1,27 +1,22 @@
 """The pages on Django: what they say beside the steps of the how-to, which ``live/test_page.py`` follows."""
 # mypy: allow-untyped-decorators
 
-import re
 from dataclasses import replace
 from typing import Any
 
 from celery import Celery
-from django.core.checks import run_checks
 from django.db import transaction
 from django.test import TransactionTestCase
 
 from celery_idempotent import open_store, outbox
-from celery_idempotent.contrib.django import admin
-from celery_idempotent.contrib.django.apps import IdempotencyConfig
-from celery_idempotent.contrib.django.models import IdempotencyOutbox, IdempotencyRecord
+from celery_idempotent.contrib.django.models import IdempotencyOutbox
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.testing.contract import a_record
-from tests.django.project import app as shop
 from tests.django.project.shop.tasks import receipt
 from tests.support.documents import DOCS, code
 
 PAGE = DOCS / "how-to/django.md"
-TEXT = (DOCS / "reference/django.md").read_text()
+TEXT = (DOCS / "how-to/django.md").read_text()
 
 
 class TestView(TransactionTestCase):
@@ -50,18 +45,3 @@ class TestView(TransactionTestCase):
         store.swap(done, None)
         names["purge_idempotency_records"].run()
         assert store.get(done.key) is None
-
-
-def test_what_is_named_is_there() -> None:
-    """Tables, the label of the migration, the check, and the length of a list."""
-    assert f"`{IdempotencyRecord._meta.db_table}`" in TEXT
-    assert f"`{IdempotencyOutbox._meta.db_table}`" in TEXT
-    assert f"sqlmigrate {IdempotencyConfig.label} 0001" in TEXT
-    assert f"A list ends at {admin._MOST_LISTED:,} records" in TEXT
-    shop.conf.idempotency_store, before = "memory://", shop.conf.idempotency_store
-    try:
-        (warning,) = [each for each in run_checks() if "idempotency records" in each.msg]
-    finally:
-        shop.conf.idempotency_store = before
-    assert f"check {warning.id}." in TEXT
-    assert set(re.findall(r"\*\*(Re\w+)\*\* \|", TEXT)) == {"Resolve", "Release"}

@@ -16,7 +16,7 @@ from tests.support.documents import DOCS, ROOT, table
 from tests.unit.test_layers import FLOORS, MAY_USE, MODULES, modules_used
 
 ROOMS = DOCS / "architecture.md"
-DECIDED = DOCS / "reference/decisions.md"
+DECIDED = DOCS / "reference/record.md"
 DELIVERY = DOCS / "explanation/one-delivery.md"
 PACKAGE = ROOT / "celery_idempotent"
 WALK = table(DELIVERY, "step")

@@ -37,7 +37,7 @@ from tests.support.aws_lambda import QUEUE, Context, Event, Handler, a_record, a
 from tests.support.documents import DOCS, code, execute_block, table
 
 PAGE = DOCS / "how-to/aws-lambda.md"
-REFERENCE = DOCS / "reference/aws-lambda.md"
+REFERENCE = DOCS / "how-to/aws-lambda.md"
 TEMPLATE = DOCS / "aws" / "lambda.yaml"
 FIFO = f"{QUEUE}.fifo"
 

@@ -412,7 +412,7 @@ ENDINGS: dict[str, tuple[Any, ...]] = {
 }
 """By row of the table of endings, what the body raises; the last row is the matrix's own."""
 
-ENDINGS_TABLE = table(DOCS / "reference/endings.md", "the body ...")
+ENDINGS_TABLE = table(DOCS / "reference/failures.md", "the body ...")
 
 
 def test_every_ending_of_a_body_is_acted_out() -> None:

@@ -27,7 +27,7 @@ from tests.support.waiting import wait_until
 
 PAGES = [DOCS / f"how-to/{name}.md" for name in ("fastapi", "flask", "django-requests")]
 PROBLEMS = DOCS / "troubleshooting/http.md"
-ROWS = table(DOCS / "reference/http.md", "When")
+ROWS = table(DOCS / "how-to/http.md", "When")
 BIN = Path(sys.executable).parent
 KEY = ("idempotency-key", "k-1")
 DAY = 86_400_000

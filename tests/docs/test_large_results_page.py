@@ -207,7 +207,7 @@ class TestPermissions:
 
 def test_documented_urls_open(tmp_path: Path) -> None:
     """Each row of the page's first table, with the size that it says."""
-    for row in table(DOCS / "reference/large-results.md", "`idempotency_large_results`"):
+    for row in table(DOCS / "how-to/large-results.md", "`idempotency_large_results`"):
         url = row["`idempotency_large_results`"].strip("`")
         if "://" in url:
             assert open_large_results(url).over in {102_400, 1_048_576}

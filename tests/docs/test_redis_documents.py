@@ -8,8 +8,6 @@ from uuid import uuid4
 import pytest
 import redis
 
-from celery_idempotent import forget
-from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores import open_store
@@ -17,7 +15,6 @@ from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis import client as redis_client
 from celery_idempotent.testing.contract import a_record, a_rival
 from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
-from tests.support.deliveries import an_app
 from tests.support.documents import DOCS, code, table
 from tests.support.operator import operate, refused
 from tests.support.redis_servers import GROUP, HOST, EmbeddedSentinel, a_user, administrator
@@ -169,43 +166,3 @@ def test_permission_on_sentinels_is_enough(redis_server: EmbeddedRedis) -> None:
         claims_and_completes(
             f"sentinel://{HOST}:{sentinel.port}?master_name={GROUP}&sentinel_username=looker&sentinel_password=pass"
         )
-
-
-def test_sizes_are_about_right(redis_server: EmbeddedRedis) -> None:
-    """A record takes about the memory that the page says."""
-    plain = replace(a_record(), label="", trace="")
-    records = {
-        "in progress": plain,
-        "completed, a result of 28 bytes": replace(plain, status=Status.COMPLETED, result="x" * 28),
-        "completed, a result of 1 KB": replace(plain, status=Status.COMPLETED, result="x" * 1024),
-    }
-    store = opened(redis_server.url)
-    for row in table(REFERENCE, "record"):
-        record = records[row["record"]]
-        if record.result:
-            record = replace(record, content_type="application/json", expires_at=4_000_000_000)
-        record = replace(record, key=f"orders.charge:{new_nonce().ljust(64, 'x')}")
-        store.swap(record, None)
-        with administrator(redis_server) as client:
-            used = client.memory_usage(f"celery-idempotent:{record.key}", samples=0)
-        documented = int(row["Valkey 9.1"].removesuffix(" bytes").replace(",", ""))
-        assert used == pytest.approx(documented, rel=0.1)
-    store.close()
-
-
-def test_who_forgets_a_record_is_told_by_the_log_alone(
-    redis_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Redis deletes what is past its time at once; on other stores the mark stays until they do."""
-    app = an_app()
-    store = app.conf.idempotency_store = opened(redis_server.url)
-    key = f"forgotten-{uuid4()}"
-    ends = store.now() // 1000 + 600
-    store.swap(replace(a_record(), key=key, status=Status.COMPLETED, expires_at=ends, fencing_token=1), None)
-
-    judged = forget(key, by="ann", reason="GDPR-7", app=app)
-
-    assert (judged.verdict["by"], store.get(key)) == ("ann", None)
-    assert f"key={key} " in caplog.text
-    assert "by=ann reason=GDPR-7" in caplog.text
-    assert "deleted at once, with who did so and why" in REFERENCE.read_text()

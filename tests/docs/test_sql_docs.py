@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 
 from celery_idempotent.stores import open_store
-from celery_idempotent.stores.sql.drivers import _DRIVERS, _RECYCLE
+from celery_idempotent.stores.sql.drivers import _DRIVERS
 from celery_idempotent.stores.sql.schema import ddl
-from celery_idempotent.stores.sql.statements import _STALE_ANSWERS
 from celery_idempotent.stores.sql.store import _POOL_SIZE, _TIMEOUT, SQLStore
 from tests.support.documents import DOCS, code, table
 
 PAGE = DOCS / "how-to/sql.md"
 REFERENCE = DOCS / "reference/sql.md"
-SCHEMA = DOCS / "reference/sql-schema.md"
+SCHEMA = DOCS / "reference/sql.md"
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb"])
@@ -66,11 +65,3 @@ def test_options_are_the_stores() -> None:
         row["option"]: int(found[1]) for row in documented if (found := re.search(r"none: (\d+)$", row["meaning"]))
     }
     assert nones == {"`timeout`": _TIMEOUT, "`pool_size`": _POOL_SIZE}
-
-
-def test_numbers_in_words_are_the_codes() -> None:
-    """Five minutes, a hundred answers."""
-    assert "five minutes old" in REFERENCE.read_text()
-    assert _RECYCLE == 300
-    assert "a hundred answers" in PAGE.read_text()
-    assert _STALE_ANSWERS == 100

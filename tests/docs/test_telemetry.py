@@ -1,4 +1,4 @@
-"""how-to/telemetry.md and reference/metrics.md against what is exported; the recipe in a real worker."""
+"""how-to/telemetry.md and how-to/telemetry.md against what is exported; the recipe in a real worker."""
 
 import json
 import os
@@ -38,7 +38,7 @@ from tests.support.waiting import wait_until
 from tests.support.web import a_page, a_program, a_shop
 
 PAGE = DOCS / "how-to/telemetry.md"
-METRICS = DOCS / "reference/metrics.md"
+METRICS = DOCS / "how-to/telemetry.md"
 SHIPPED = DOCS / "operations"
 RULES = yaml.safe_load((SHIPPED / "alerts.yml").read_text())["groups"][0]["rules"]
 DASHBOARD = json.loads((SHIPPED / "dashboard.json").read_text())

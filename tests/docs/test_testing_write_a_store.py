@@ -14,8 +14,8 @@ BARE = ("-p", "no:cacheprovider", "-p", "no:celery", "-p", "no:ddtrace", "-p", "
 """Without what else is installed here."""
 
 PAGE = DOCS / "how-to/write-a-store.md"
-RULES = DOCS / "reference/store-contract.md"
-OTHERS = DOCS / "reference/store-capabilities.md"
+RULES = DOCS / "how-to/write-a-store.md"
+OTHERS = DOCS / "how-to/write-a-store.md"
 
 
 PROGRAM = """

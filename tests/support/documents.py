@@ -17,7 +17,6 @@ DOCUMENTS = [
         for folder in ("how-to", "reference", "explanation", "troubleshooting")
         for page in sorted(DOCS.glob(f"{folder}/*.md"))
     ),
-    *sorted(DOCS.glob("adr/[0-9]*.md")),
 ]
 
 

@@ -57,7 +57,7 @@ _BY_RANGES: dict[str, Any] = {
     "postgresql_with": {"autosummarize": "on"},
 }
 """On PostgreSQL, an index that sums up ranges of pages: one with an entry for each row would keep the end of an
-operation from being a heap-only update, and all indexes would get another entry. See docs/adr/0017."""
+operation from being a heap-only update, and all indexes would get another entry. See docs/decisions.md, 17."""
 
 _WHERE_THERE_IS_ONE: dict[str, Any] = {
     f"{dialect}_where": sa.text("label IS NOT NULL") for dialect in ("postgresql", "sqlite")
