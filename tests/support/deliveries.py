@@ -1,6 +1,7 @@
 """Deliveries in this process: Celery's own tracer on a message's fields, with a broker in memory behind it."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -9,7 +10,11 @@ from celery.app.trace import build_tracer
 from celery.utils.imports import symbol_by_name
 from kombu.serialization import loads, prepare_accept_content
 
+from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import FakeClock, FaultyStore
 
 
 def an_app(**settings: Any) -> Celery:
@@ -93,3 +98,92 @@ def published(app: Celery, queue: str | None = None) -> list[Any]:
             found[-1].accept = prepare_accept_content(app.conf.accept_content)
         waiting.close()
     return found
+
+
+class CountedStore(FaultyStore):
+    """A faulty store that counts all requests and can be away."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.asked: list[str] = []
+        self.away: dict[str, Exception] = {}
+        """What a request raises, by its name: swap, get, scan, delete."""
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        self._ask("swap")
+        return super().swap(new, expected)
+
+    def get(self, key: str) -> Record | None:
+        self._ask("get")
+        return super().get(key)
+
+    def scan(self, **selected: Any) -> Iterator[Record]:
+        self._ask("scan")
+        return super().scan(**selected)
+
+    def delete(self, key: str, expected: str) -> bool:
+        self._ask("delete")
+        return super().delete(key, expected)
+
+    def _ask(self, request: str) -> None:
+        self.asked.append(request)
+        if request in self.away:
+            raise self.away[request]
+
+
+class Shop:
+    """An app in memory with the task ``charge``, which notes its calls and does what a test says.
+
+    Args:
+        policy: The task's.
+        settings: Of the app; ``idempotency_store`` replaces the store in memory that is counted and has a clock.
+    """
+
+    def __init__(self, policy: Policy | None = None, **settings: Any) -> None:
+        self.clock = FakeClock()
+        self.memory = MemoryStore(self.clock.now)
+        self.store = CountedStore(self.memory)
+        self.app = an_app(**{"idempotency_store": self.store, **settings})
+        self.runs: list[Any] = []
+        """The order of each call of a body."""
+        self.does: Callable[..., Any] = lambda order_id, cents: f"charged {cents}"
+        self.charge = self.task(policy)
+
+    def task(self, policy: Policy | None = None, body: Any = None, name: str = "charge", **options: Any) -> Any:
+        """A task with this policy; without a body of its own it is another ``charge``."""
+
+        def charge(order_id: Any, cents: Any = 1) -> Any:
+            self.runs.append(order_id)
+            return self.does(order_id, cents)
+
+        usual = {"base": IdempotentTask, "shared": False, "lazy": False}
+        return self.app.task(name=name, **{**usual, "idempotent": policy or Policy(), **options})(body or charge)
+
+    def deliver(self, *args: Any, **kwargs: Any) -> Ended:
+        """Deliver a message of ``charge``."""
+        return deliver(self.charge, *args, **kwargs)
+
+    def published(self) -> list[Any]:
+        """The messages at the broker, taken out."""
+        return published(self.app)
+
+    def redeliver(self) -> list[Ended]:
+        """Deliver the messages at the broker."""
+        return [redeliver(self.app, message) for message in self.published()]
+
+    @property
+    def record(self) -> Record:
+        """The only one."""
+        (record,) = self.memory.scan()
+        return record
+
+    def record_of(self, *args: Any, **kwargs: Any) -> Record | None:
+        """The one of this call of ``charge``."""
+        return self.memory.get(self.charge.idempotency_key_for(*args, **kwargs))
+
+    def change(self, record: Record | None = None, **changes: Any) -> Record:
+        """Change a record, by default the only one, as time or another process does."""
+        record = record or self.record
+        changed = replace(record, **{"revision": "changed", **changes})
+        assert self.memory.swap(changed, record.revision) == changed
+        return changed
