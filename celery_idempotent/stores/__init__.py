@@ -65,8 +65,8 @@ def open_store(url: str | Store) -> Store:
 
     Args:
         url: ``dynamodb://@eu-west-1/table``, ``dynamodb://@localhost:8000/table``, ``memory://``,
-            ``redis://host/0`` or another form of ``docs/reference/redis.md``, ``postgresql+psycopg://host/database`` or
-            another of ``docs/reference/sql.md``, or the scheme of an entry point in the group
+            ``redis://host/0`` or another form of ``docs/how-to/redis.md``, ``postgresql+psycopg://host/database`` or
+            another of ``docs/how-to/sql.md``, or the scheme of an entry point in the group
             ``celery_idempotent.stores``, which must be a callable that takes the URL.
 
     Raises:

@@ -97,7 +97,7 @@ def test_swap_is_one_round_trip(served: Database) -> None:
 def test_paths_cost_what_the_documentation_says(served: Database) -> None:
     """New keys, duplicates, conflicts, takeovers and renewals, as an attempt meets them."""
     column = {"postgresql": "PostgreSQL", "mysql": "MySQL, MariaDB"}[served.dialect]
-    documented = {row["path"]: int(row[column]) for row in table(DOCS / "reference/sql.md", "path")}
+    documented = {row["path"]: int(row[column]) for row in table(DOCS / "how-to/sql.md", "path")}
     result = Encoded("1", "application/json")
     with _behind(served) as (store, proxy):
 

@@ -117,7 +117,7 @@ class RedisStore:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """The store that a URL names: see ``docs/reference/redis.md``.
+        """The store that a URL names: see ``docs/how-to/redis.md``.
 
         Raises:
             PolicyError: The URL cannot be used; the message names the part and the remedy.
