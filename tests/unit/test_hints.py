@@ -1,7 +1,7 @@
 """What is said of the broker's settings: each hint where it is due, with the line to write, and else nothing."""
 # mypy: allow-untyped-decorators
 
-import logging
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,17 +14,21 @@ from celery_idempotent import IdempotencyWarning, IdempotentTask, Policy, StoreU
 from celery_idempotent.integration.broker.hints import Hint, hints
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.operating import worker
-from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.deliveries import an_app, published
 
-REDIS = "redis://127.0.0.1:1"
-SQS = "sqs://a:b@127.0.0.1:1//"
+REDIS, SQS, AMQP = "redis://127.0.0.1:1", "sqs://a:b@127.0.0.1:1//", "amqp://127.0.0.1:1"
 RIGHT: dict[str, dict[str, Any]] = {
     REDIS: {"visibility_timeout": 60, "unacked_mutex_expire": 60},
     SQS: {"visibility_timeout": 60, "polling_interval": 0},
+    AMQP: {"confirm_publish": True},
+    "sentinel://127.0.0.1:1": {"visibility_timeout": 60, "unacked_mutex_expire": 60},
+    "memory://": {},
 }
 """By broker, transport options of which there is nothing to say."""
+NONE = object()
+UNHELD: dict[str, Any] = {"idempotency_hold_messages": False}
+PLAIN: dict[str, Any] = {"plain": True}
 GROUPED = {"queue": "orders.fifo", "MessageGroupId": "orders"}
 
 
@@ -35,158 +39,106 @@ def _only_own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery._state._on_app_finalizers", builtins)
 
 
-def _app(broker: str, plain: bool = False, mode: Any = "enforce", **settings: Any) -> Celery:
-    app = an_app()
-    app.conf.update(broker_url=broker, worker_pool="solo", **settings)
+def _nothing() -> None: ...
 
-    @app.task(base=IdempotentTask, shared=False, name="shop.charge", idempotent=Policy(mode=mode))
-    def charge() -> None: ...
 
+def _app(
+    broker: str, options: dict[str, Any], *, plain: bool = False, delay: int = 180, mode: Any = "enforce", **given: Any
+) -> Celery:
+    """An app whose broker has the right options but for ``options``, where NONE leaves one out."""
+    chosen = {name: value for name, value in {**RIGHT[broker], **options}.items() if value is not NONE}
+    app = an_app(**{"broker_channel_error_retry": True, **given})
+    app.conf.update(broker_url=broker, worker_pool="solo", broker_transport_options=chosen)
+    app.task(base=IdempotentTask, shared=False, name="charge", idempotent=Policy(mode=mode))(_nothing)
     if plain:
-
-        @app.task(shared=False, name="shop.plain")
-        def other() -> None: ...
-
+        app.task(shared=False, name="report", default_retry_delay=delay)(_nothing)
     return app
 
 
-def _said(broker: str, pool: str = "celery.concurrency.prefork", **options: Any) -> list[Hint]:
-    app = _app(broker, **options)
+def _said(broker: str, options: dict[str, Any], pool: str = "prefork", **given: Any) -> list[Hint]:
+    app = _app(broker, options, **given)
     app.finalize(auto=True)
-    return hints(app, pool, worker.unheld_tasks(app))
+    return hints(app, f"celery.concurrency.{pool}", worker.unheld_tasks(app))
 
 
-@pytest.mark.parametrize("broker", [*RIGHT, "sentinel://127.0.0.1:1", "amqp://127.0.0.1:1", "memory://"])
+def _queue(kind: str = "topic", **arguments: Any) -> dict[str, Any]:
+    named = {f"x-{name.replace('_', '-')}": value for name, value in {"queue_type": "quorum", **arguments}.items()}
+    return {"task_queues": [Queue("orders", Exchange("work", kind), "orders", queue_arguments=named)]}
+
+
 @pytest.mark.parametrize("held", [True, "all"])
+@pytest.mark.parametrize("broker", RIGHT)
 def test_right_settings_are_silent(broker: str, held: Any) -> None:
-    """Also those of brokers that take back no message by themselves."""
-    options = RIGHT.get(broker, {**RIGHT[REDIS], "confirm_publish": True})
-    right: dict[str, Any] = {"broker_transport_options": options, "broker_channel_error_retry": True}
-    assert _said(broker, **right, idempotency_hold_messages=held) == []
-    assert _said(broker, **{**right, "broker_transport_options": {**options, "visibility_timeout": 300}}) == []
-
-
-@pytest.mark.parametrize("broker", RIGHT)
-def test_arguments_of_queues_that_only_rabbitmq_knows_are_no_matter_elsewhere(broker: str) -> None:
-    """An app that has come from RabbitMQ may still have them."""
-    queue = Queue("orders", Exchange("work"), queue_arguments={"x-queue-type": "quorum", "x-consumer-timeout": 1})
-    assert _said(broker, broker_transport_options=RIGHT[broker], task_queues=[queue]) == []
-
-
-@pytest.mark.parametrize(("broker", "default"), [(REDIS, 3600), (SQS, 1800)])
-def test_a_visibility_timeout_that_keeps_messages_of_dead_machines_away_is_told(broker: str, default: int) -> None:
-    """The default as much as a value that somebody wrote when it had to be longer than any body."""
-    others = {name: value for name, value in RIGHT[broker].items() if name != "visibility_timeout"}
-    for options, seconds in ((others, default), ({**others, "visibility_timeout": 301}, 301)):
-        (hint,) = _said(broker, broker_transport_options=options)
-        assert hint.setting == "visibility_timeout"
-        assert hint.found == str(seconds)
-        assert f"stay away for {seconds} s" in hint.cost
-        assert 'broker_transport_options = {..., "visibility_timeout": 60' in hint.instead
-        assert (', "unacked_mutex_expire": 60}' in hint.instead) == (broker == REDIS)
-        assert ("queues that exist" in hint.instead) == (broker == SQS)
-        assert hint.is_default == (options is others)
-
-
-@pytest.mark.parametrize("settings", [{"idempotency_hold_messages": False}, {"plain": True}, {"mode": "off"}])
-@pytest.mark.parametrize("broker", RIGHT)
-def test_a_long_visibility_timeout_is_right_where_messages_are_not_held(broker: str, settings: Any) -> None:
-    """It has to be longer than the bodies of which nobody holds the message."""
-    assert _said(broker, broker_transport_options={**RIGHT[broker], "visibility_timeout": 3600}, **settings) == []
-
-
-def test_every_task_may_be_held() -> None:
-    """Then the bodies of plain tasks do not need a long timeout, either."""
-    options = {**RIGHT[SQS], "visibility_timeout": 3600}
-    (hint,) = _said(SQS, broker_transport_options=options, plain=True, idempotency_hold_messages="all")
-    assert hint.setting == "visibility_timeout"
+    """Also those of brokers that take back no message by themselves, and up to a timeout of five minutes."""
+    for options in ({}, {"visibility_timeout": 300}):
+        assert _said(broker, options, idempotency_hold_messages=held) == []
 
 
 @pytest.mark.parametrize(
-    ("pool", "interval"),
-    [("prefork", "0"), ("thread", "0"), ("solo", "0"), ("gevent", "0.1")],
-)
-def test_kombus_pause_on_sqs_is_told(pool: str, interval: str) -> None:
-    """It caps the throughput of a worker; a value that somebody wrote is a choice. None of kombu's is a value."""
-    for options in ({"visibility_timeout": 60}, {"visibility_timeout": 60, "polling_interval": None}):
-        (hint,) = _said(SQS, f"celery.concurrency.{pool}", broker_transport_options=options)
-        assert (hint.setting, hint.found, hint.is_default) == ("polling_interval", "1", True)
-        assert "concurrency x worker_prefetch_multiplier tasks in a second" in hint.cost
-        assert hint.instead == f'broker_transport_options = {{..., "polling_interval": {interval}}}'
-    assert _said(SQS, broker_transport_options={"visibility_timeout": 60, "polling_interval": 1}) == []
-
-
-def test_a_lock_of_redis_that_outlasts_the_visibility_timeout_is_told() -> None:
-    """Also one that comes as text, out of the environment."""
-    for options, found in (({}, "300"), ({"unacked_mutex_expire": 61}, "61"), ({"unacked_mutex_expire": "61"}, "61")):
-        (hint,) = _said(REDIS, broker_transport_options={"visibility_timeout": 60.5, **options})
-        assert (hint.setting, hint.found, hint.is_default) == ("unacked_mutex_expire", found, not options)
-        assert f"from looking for {found} s" in hint.cost
-        assert hint.instead == 'broker_transport_options = {..., "unacked_mutex_expire": 60}'
-    (hint,) = _said(REDIS, broker_transport_options={"visibility_timeout": 0.5})
-    assert hint.instead == 'broker_transport_options = {..., "unacked_mutex_expire": 1}'  # 0 would never be free
-
-
-def test_kombus_pace_on_redis_is_told_where_no_keeper_looks() -> None:
-    """A keeper looks every third of the timeout; kombu alone every hundred seconds."""
-    base = {**RIGHT[REDIS], "visibility_timeout": 90, "unacked_mutex_expire": 90}
-    for options in ({}, {"unacked_restore_interval": 100, "unacked_restore_throttle": 1}):
-        said = _said(REDIS, broker_transport_options={**base, **options}, idempotency_hold_messages=False)
-        hint = said[0]
-        assert hint.setting == "unacked_restore_interval x unacked_restore_throttle"
-        assert (hint.found, hint.is_default) == ("100", not options)
-        assert "every 100 s, though the visibility timeout is 90 s" in hint.cost
-        assert '{..., "unacked_restore_interval": 30, "unacked_restore_throttle": 1}' in hint.instead
-    quick = {"visibility_timeout": 200, "unacked_restore_throttle": 10, "unacked_mutex_expire": 90}
-    assert _said(REDIS, broker_transport_options=quick, idempotency_hold_messages=False) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "whose", "instead"),
+    ("broker", "options", "settings"),
     [
-        ({"idempotency_hold_messages": False}, "any task", "idempotency_hold_messages = True"),
-        ({"idempotency_hold_messages": False, "plain": True}, "any task", 'idempotency_hold_messages = "all"'),
-        ({"plain": True}, "plain tasks", 'idempotency_hold_messages = "all"'),
+        *((each, {"visibility_timeout": 3600}, given) for each in (REDIS, SQS) for given in (UNHELD, PLAIN)),
+        *((each, {"visibility_timeout": 3600}, {"mode": "off"}) for each in (REDIS, SQS)),
+        *((each, {}, _queue("direct", consumer_timeout=1)) for each in (REDIS, SQS)),
+        (SQS, {"polling_interval": 1}, {}),
+        (SQS, {"visibility_timeout": 301}, UNHELD),
+        (REDIS, {"visibility_timeout": 200, "unacked_restore_throttle": 10}, UNHELD),
+        (AMQP, {}, _queue()),
+        (AMQP, {}, {"task_queues": [Queue("orders", Exchange("work"), "orders")]}),
+        (AMQP, {}, _queue(consumer_timeout="soon")),
+        (AMQP, {}, {**_queue(consumer_timeout=60_000), "task_time_limit": 59}),
+        (REDIS, {}, {"task_default_queue": "orders.fifo"}),
     ],
 )
-def test_what_waits_for_longer_than_the_visibility_timeout_and_is_not_held_is_told(
-    settings: Any, whose: str, instead: str
+def test_a_setting_that_is_right_where_it_stands_is_silent(broker: str, options: Any, settings: Any) -> None:
+    """A long timeout where nobody holds the messages; what only another broker knows; what RabbitMQ will refuse."""
+    assert _said(broker, options, **settings) == []
+
+
+LONG, POLL, LOCK = "visibility_timeout", "polling_interval", "unacked_mutex_expire"
+LOOKS, HOLD = "unacked_restore_interval x unacked_restore_throttle", "idempotency_hold_messages"
+THROTTLE, CHANNEL = "unacked_restore_throttle", "broker_channel_error_retry"
+CONSUMER = "x-consumer-timeout of the queue orders"
+
+
+@pytest.mark.parametrize(
+    ("broker", "options", "settings", "setting", "found", "is_advice", "instead"),
+    [
+        (REDIS, {LONG: NONE}, {}, LONG, "3600", True, '"visibility_timeout": 60, "unacked_mutex_expire": 60}'),
+        (SQS, {LONG: NONE}, {}, LONG, "1800", True, '"visibility_timeout": 60}, and set it on queues that exist'),
+        (REDIS, {LONG: 301}, {}, LONG, "301", False, '"visibility_timeout": 60, '),
+        (SQS, {LONG: 301}, {}, LONG, "301", False, '"visibility_timeout": 60}'),
+        (SQS, {LONG: 3600}, {**PLAIN, HOLD: "all"}, LONG, "3600", False, '"visibility_timeout": 60}'),
+        (SQS, {POLL: NONE}, {}, POLL, "1", True, '{..., "polling_interval": 0}'),
+        (SQS, {POLL: None}, {"pool": "thread"}, POLL, "1", True, '{..., "polling_interval": 0}'),
+        (SQS, {POLL: None}, {"pool": "gevent"}, POLL, "1", True, '{..., "polling_interval": 0.1}'),
+        (REDIS, {LONG: 60.5, LOCK: NONE}, {}, LOCK, "300", True, '{..., "unacked_mutex_expire": 60}'),
+        (REDIS, {LONG: 60.5, LOCK: 61}, {}, LOCK, "61", False, '{..., "unacked_mutex_expire": 60}'),
+        (REDIS, {LONG: 60.5, LOCK: "61"}, {}, LOCK, "61", False, '{..., "unacked_mutex_expire": 60}'),
+        (REDIS, {LONG: 0.5}, {}, LOCK, "60", False, '{..., "unacked_mutex_expire": 1}'),
+        (REDIS, {LONG: 99}, UNHELD, LOOKS, "100", True, '_interval": 33, "unacked_restore_thr'),
+        (REDIS, {LONG: 99, THROTTLE: 11}, UNHELD, LOOKS, "110", False, '"unacked_restore_thrott'),
+        (SQS, {LONG: 179}, UNHELD, HOLD, "False", False, "idempotency_hold_messages = True"),
+        (SQS, {LONG: 179}, {**UNHELD, **PLAIN}, HOLD, "False", False, 'idempotency_hold_messages = "all"'),
+        (SQS, {LONG: 179}, PLAIN, HOLD, "True", False, 'idempotency_hold_messages = "all"'),
+        (SQS, {LONG: 60}, {**PLAIN, "delay": 1}, HOLD, "True", False, 'idempotency_hold_messages = "all"'),
+        (SQS, {LONG: NONE}, {**PLAIN, "delay": 7200}, HOLD, "True", True, "longer than all of these"),
+        (AMQP, {"confirm_publish": NONE}, {}, "confirm_publish", "False", False, '{..., "confirm_publish": True}'),
+        (AMQP, {"confirm_publish": 0}, {}, "confirm_publish", "False", False, '{..., "confirm_publish": True}'),
+        (AMQP, {}, {CHANNEL: False}, CHANNEL, "False", False, "broker_channel_error_retry = True"),
+        (AMQP, {}, _queue("direct"), "exchange of the quorum queue orders", "direct", False, '_type = "topic"'),
+        (AMQP, {}, _queue(consumer_timeout=60_000), CONSUMER, "60000", False, "longer x-consumer-timeout"),
+        (AMQP, {}, {**_queue(consumer_timeout=6), "task_time_limit": 60}, CONSUMER, "6", False, "shorter task_time_li"),
+    ],
+)
+def test_a_setting_that_costs_something_is_told_with_the_line_to_write(
+    broker: str, options: Any, settings: Any, setting: str, found: str, is_advice: bool, instead: str
 ) -> None:
-    """Such as a retry: Celery's default_retry_delay is three minutes."""
-    (hint,) = _said(SQS, broker_transport_options={**RIGHT[SQS], "visibility_timeout": 179}, **settings)
-    assert hint.setting == "idempotency_hold_messages"
-    assert not hint.is_advice
-    assert f"no message of {whose} is held, so what takes longer than the visibility timeout (179 s)" in hint.cost
-    assert "waits for its default_retry_delay (180 s)" in hint.cost
-    assert hint.instead.startswith(instead)
-    assert _said(SQS, broker_transport_options={**RIGHT[SQS], "visibility_timeout": 301}, **settings) == []
-
-
-@pytest.mark.parametrize("broker", RIGHT)
-def test_a_short_visibility_timeout_under_plain_tasks_is_warned_of(broker: str) -> None:
-    """A body of three minutes would begin three times, whatever its retries wait for; at a timeout that is written."""
-    app = _app(broker, broker_transport_options=RIGHT[broker])
-
-    @app.task(shared=False, name="shop.report", default_retry_delay=1)
-    def report() -> None: ...
-
-    with pytest.warns(IdempotencyWarning, match=r"no message of plain tasks is held.*timeout \(60 s\).* = \"all\""):
-        worker.StoreCheck(None).create(_Worker(app))
-    app.conf.idempotency_hold_messages = "all"
-    vars(runtime_of(app)).pop("hold_messages")
-    worker.StoreCheck(None).create(_Worker(app))
-
-
-def test_a_delay_that_exceeds_what_nobody_wrote_is_advice() -> None:
-    """kombu's timeout is long, and right for most plain tasks."""
-    app = _app(SQS, broker_transport_options={"polling_interval": 0})
-
-    @app.task(shared=False, name="shop.report", default_retry_delay=7200)
-    def report() -> None: ...
-
-    app.finalize(auto=True)
-    (hint,) = hints(app, "celery.concurrency.prefork", worker.unheld_tasks(app))
-    assert hint.is_advice
+    """A default that breaks no promise is advice; what somebody wrote, and what loses messages, is worth a warning."""
+    said = _said(broker, options, **settings)
+    assert (said[0].setting, said[0].found, said[0].is_advice) == (setting, found, is_advice)
+    assert instead in said[0].instead
+    assert len(said) == (2 if setting == LOOKS else 1), "where kombu alone looks, no message is held, which is told too"
 
 
 @pytest.mark.parametrize(
@@ -200,31 +152,23 @@ def test_a_delay_that_exceeds_what_nobody_wrote_is_advice() -> None:
         {"predefined_queues": {"orders.fifo": {"url": "https://sqs.eu-west-1.amazonaws.com/1/orders.fifo"}}},
     ],
 )
-def test_one_message_group_for_all_is_told(settings: dict[str, Any]) -> None:
-    """Wherever the queue is named; unless a route names a group, or a router of one's own may."""
-    options = RIGHT[SQS] | {name: settings.pop(name) for name in list(settings) if name == "predefined_queues"}
-    (hint,) = _said(SQS, broker_transport_options=options, **settings)
-    assert (hint.setting, hint.found, hint.is_default) == ("MessageGroupId", "'default'", True)
-    assert "run one by one (orders.fifo)" in hint.cost
-    assert 'apply_async(..., MessageGroupId="customer-7")' in hint.instead
-    for routes in ({"shop.*": GROUPED}, [_to_a_group], _to_a_group, "shop.routes.to_a_group", ["shop.routes.Router"]):
-        assert _said(SQS, broker_transport_options=options, **{**settings, "task_routes": routes}) == []
-    assert _said(REDIS, broker_transport_options=RIGHT[REDIS], **settings) == []
-
-
-def _to_a_group(name: str, args: Any, kwargs: Any, options: Any, **rest: Any) -> dict[str, Any]:
-    return GROUPED
+def test_one_message_group_for_all_is_told_wherever_the_queue_is_named(settings: dict[str, Any]) -> None:
+    """Unless a route names a group, or a router of one's own may."""
+    options = {name: settings.pop(name) for name in list(settings) if name == "predefined_queues"}
+    (hint,) = _said(SQS, options, **settings)
+    assert (hint.setting, hint.found, hint.is_advice) == ("MessageGroupId", "'default'", True)
+    for routes in ({"shop.*": GROUPED}, [len], len, "shop.routes.to_a_group", ["shop.routes.Router"]):
+        assert _said(SQS, options, **{**settings, "task_routes": routes}) == []
 
 
 def test_the_line_for_message_groups_makes_one_of_the_arguments() -> None:
     """What the hint says to write is what Celery takes."""
-    (hint,) = _said(SQS, broker_transport_options=RIGHT[SQS], task_default_queue="orders.fifo")
+    (hint,) = _said(SQS, {}, task_default_queue="orders.fifo")
     written: dict[str, Any] = {}
     exec(hint.instead.partition(", or ")[2], written)
-    app = an_app(task_routes=written["task_routes"])
-    app.conf.task_default_queue = "orders.fifo"
+    app = an_app(task_routes=written["task_routes"], task_default_queue="orders.fifo")
 
-    @app.task(base=IdempotentTask, shared=False, name="shop.charge")
+    @app.task(base=IdempotentTask, shared=False, name="charge")
     def charge(customer: int) -> None: ...
 
     charge.delay(7)
@@ -232,57 +176,30 @@ def test_the_line_for_message_groups_makes_one_of_the_arguments() -> None:
     assert message.properties["MessageGroupId"] == "7"
 
 
-# -- where they are told
+def _worker(app: Celery) -> Any:
+    return SimpleNamespace(app=app, pool_cls=type("TaskPool", (), {"__module__": "celery.concurrency.solo"}))
 
 
-class _Worker:
-    def __init__(self, app: Celery) -> None:
-        self.app = app
-        self.pool_cls = type("TaskPool", (), {"__module__": "celery.concurrency.solo"})
-
-
-def test_a_worker_warns_once_of_what_somebody_wrote(caplog: pytest.LogCaptureFixture) -> None:
-    """For the app, not for each of its tasks."""
-    app = _app(SQS, broker_transport_options={**RIGHT[SQS], "visibility_timeout": 1800})
-
-    @app.task(base=IdempotentTask, shared=False, name="shop.refund")
-    def refund() -> None: ...
-
-    caplog.set_level(logging.INFO, "celery_idempotent")
-
-    with pytest.warns(IdempotencyWarning, match=r"visibility_timeout=1800: .* write broker_transport_options") as told:
-        worker.StoreCheck(None).create(_Worker(app))
-
-    assert len(told) == 1
-    assert "idempotency.hint" not in caplog.text
-
-
-def test_a_worker_logs_what_nobody_wrote(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_warns_once_of_what_somebody_wrote_and_logs_what_nobody_wrote(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """At INFO: it costs time, never the promise, and most workers would warn of it at each start."""
-    caplog.set_level(logging.INFO, "celery_idempotent")
-    worker.StoreCheck(None).create(_Worker(_app(REDIS, broker_transport_options={"unacked_mutex_expire": 60})))
+    caplog.set_level("INFO", "celery_idempotent")
+    app = _app(SQS, {"visibility_timeout": 1800, "polling_interval": NONE})
+    app.task(base=IdempotentTask, shared=False, name="refund")(_nothing)
+    with pytest.warns(IdempotencyWarning, match="^visibility_timeout=1800: .* write broker_transport_options") as told:
+        worker.StoreCheck(None).create(_worker(app))
+    assert len(told) == 1
+    (line,) = [each for each in caplog.records if "idempotency.hint" in each.getMessage()]
+    assert (line.levelname, "setting=polling_interval found=1 cost=" in line.getMessage()) == ("INFO", True)
+    assert r'instead="broker_transport_options = {..., \"polling_interval\": 0}' in line.getMessage()
 
-    (line,) = [each for each in caplog.records if each.getMessage().startswith("event=idempotency.hint ")]
-    assert line.levelno == logging.INFO
-    assert 'setting=visibility_timeout found=3600 cost="when a machine dies' in line.getMessage()
-    assert r'instead="broker_transport_options = {..., \"visibility_timeout\": 60, ' in line.getMessage()
 
-
-@pytest.mark.filterwarnings("default")
-def test_check_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What somebody wrote as a warning, and what nobody wrote as advice; it succeeds all the same."""
-    monkeypatch.setattr("kombu.Connection.connect", lambda self: None)
-    app = _app(SQS, broker_transport_options={"visibility_timeout": 1800})
-    told = CliRunner().invoke(idempotency, ["check"], obj=SimpleNamespace(app=app))
-
-    assert told.exit_code == 0
-    warned, advised = sorted(told.stderr.splitlines(), reverse=True)
-    assert warned.startswith("Warning: visibility_timeout=1800: ")
-    assert advised.startswith("Advice: polling_interval=1 (default): ")
-    assert "answers and can be used" in told.stdout
-
-    right = _app(SQS, broker_transport_options=RIGHT[SQS])
-    assert CliRunner().invoke(idempotency, ["check"], obj=SimpleNamespace(app=right)).stderr == ""
+@pytest.mark.parametrize(("value", "found"), [(NONE, "False (default):"), (False, "False:")])
+def test_a_warning_tells_a_default_from_what_somebody_wrote(value: Any, found: str) -> None:
+    """Who reads it looks for the line to change, or learns that there is none yet."""
+    (hint,) = _said(AMQP, {"confirm_publish": value})
+    assert str(hint).startswith(f"confirm_publish={found}")
 
 
 def test_hints_do_not_wait_for_the_store() -> None:
@@ -292,6 +209,19 @@ def test_hints_do_not_wait_for_the_store() -> None:
         def verify(self) -> None:
             raise StoreUnavailable("s", "verify", "timed out")
 
-    app = _app(SQS, broker_transport_options={**RIGHT[SQS], "visibility_timeout": 1800}, idempotency_store=Away())
+    app = _app(SQS, {"visibility_timeout": 1800}, idempotency_store=Away())
     with pytest.warns(IdempotencyWarning, match="visibility_timeout=1800"), pytest.raises(StoreUnavailable):
         worker.check(app, "celery.concurrency.solo")
+
+
+def test_check_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody wrote as a warning, and what nobody wrote as advice; it succeeds all the same."""
+    monkeypatch.setattr("kombu.Connection.connect", lambda self: None)
+    app = _app(SQS, {"visibility_timeout": 1800, "polling_interval": NONE})
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        told = CliRunner().invoke(idempotency, ["check"], obj=SimpleNamespace(app=app))
+    said = [each.partition("=")[0] for each in sorted(told.stderr.splitlines())]
+    assert (told.exit_code, said) == (0, ["Advice: polling_interval", "Warning: visibility_timeout"])
+    app = _app(SQS, {})
+    assert CliRunner().invoke(idempotency, ["check"], obj=SimpleNamespace(app=app)).stderr == ""

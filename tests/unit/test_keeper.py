@@ -1,63 +1,66 @@
 """The keeper: which messages it holds, for how long, and what it does about a broker that does not answer."""
 
 import gc
-import logging
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import celery.worker.request
-import celery.worker.state
 import pytest
 from celery import Celery
 from celery.signals import task_received
+from celery.worker import state
+from celery.worker.request import Request
 from click import ClickException
 
-from celery_idempotent import IdempotentTask, Policy, PolicyError
+from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.integration.broker.extenders import Missing, Refused, SqsExtender
-from celery_idempotent.integration.broker.holding import HeldMessages, Keeper, held, pause
-from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.broker.holding import (
+    HeldMessage,
+    HeldMessages,
+    Keeper,
+    due,
+    held,
+    pause,
+    pause_after,
+)
 from tests.support.deliveries import an_app
 from tests.support.links import unlinked
 from tests.support.waiting import wait_until
-from tests.unit.test_extenders import RedisChannel, SqsChannel
+from tests.unit.test_extenders import RedisChannel
 
-QUEUE = "orders"
+GUARDED: dict[str, Any] = {"base": IdempotentTask}
+OFF: dict[str, Any] = {**GUARDED, "idempotent": Policy(mode="off")}
+OBSERVED: dict[str, Any] = {**GUARDED, "idempotent": Policy(mode="observe", deadline=90)}
 
 
 class FakeExtender(SqsExtender):
     """A broker with a visibility timeout of a minute that does what a test says."""
 
-    size = 10
     longest = 12 * 3600.0
-    queues: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.extended: list[dict[str, int]] = []
-        self.restored = 0
+        self.asked = self.restored = 0
+        self.timeout: float | Exception = 60
         self.answer = Refused()
-        self.error: Exception | None = None
 
     def queue_of(self, message: Any) -> str:
-        """As the message says."""
         if message.queue is None:
             raise Missing("the queue of a message")
         return str(message.queue)
 
     def visibility(self, queue: str) -> float:
-        """A minute, or an error."""
-        if self.error is not None:
-            raise self.error
-        return 60
+        self.asked += 1
+        if isinstance(self.timeout, Exception):
+            raise self.timeout
+        return self.timeout
 
     def extend(self, queue: str, seconds: Mapping[str, int]) -> Refused:
-        """Keep what was asked for."""
         self.extended.append(dict(seconds))
         return self.answer
 
     def restore(self) -> None:
-        """Count."""
         self.restored += 1
 
 
@@ -66,366 +69,271 @@ class FakeRequest:
 
     acknowledged = False
 
-    def __init__(self, task: Any, tag: str, queue: str | None = QUEUE) -> None:
-        self.task, self.name, self.id = task, "shop.charge", f"id of {tag}"
+    def __init__(self, task: Any, tag: str, queue: str | None = "orders") -> None:
+        self.task, self.name, self.id = task, "shop.charge", f"id-{tag}"
         self.message = SimpleNamespace(delivery_tag=tag, queue=queue)
 
 
 def a_task(app: Celery, **options: Any) -> Any:
-    """A task of the app."""
-
-    def charge(order_id: str) -> None:
-        """Do nothing."""
+    def charge(order_id: str) -> None: ...
 
     return app._task_from_fun(charge, name="shop.charge", **options)
 
 
-@pytest.fixture
-def task() -> Any:
-    """An idempotent one."""
-    return a_task(an_app(), base=IdempotentTask)
+class Place:
+    """A worker's held messages, over a broker and a clock of the test; all are of one task."""
+
+    def __init__(self, *tags: str, everything: bool = False, queue: str | None = "orders", **options: Any) -> None:
+        self.extender, self.now = FakeExtender(), 1000.0
+        self.holding = HeldMessages(self.extender, everything=everything, clock=lambda: self.now)
+        task = a_task(an_app(), **(options or GUARDED))
+        self.requests = {tag: FakeRequest(task, tag, queue) for tag in tags}
+        for each in self.requests.values():
+            self.holding.receive(each)
+
+    def look(self, after: float = 20) -> float:
+        self.now += after
+        return self.holding.look()
 
 
-@pytest.fixture
-def extender() -> FakeExtender:
-    return FakeExtender()
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [unlinked(each).removeprefix("event=idempotency.") for each in caplog.messages]
 
 
-@pytest.fixture
-def now() -> list[float]:
-    """Seconds."""
-    return [1000.0]
+def a_message(age: float, number: int = 0) -> HeldMessage:
+    """A message at time 1000 that was extended so many seconds ago."""
+    return HeldMessage(f"tag-{number}", "queue", 1000 - age, 1000 - age, lambda: None)
 
 
-@pytest.fixture
-def holding(extender: FakeExtender, now: list[float]) -> HeldMessages:
-    return HeldMessages(extender, everything=False, clock=lambda: now[0])
+# -- what to extend, and when
 
 
-class TestHolding:
-    """Look by look."""
+@pytest.mark.parametrize(("age", "is_due"), [(0, False), (19.9, False), (20, True), (59, True), (600, True)])
+def test_a_message_is_due_after_a_third_of_its_timeout(age: float, is_due: bool) -> None:
+    """So two tries remain if one fails, and short bodies cost nothing."""
+    assert bool(due([a_message(age)], 60, 1000, 10)) is is_due
 
-    def test_a_message_is_extended_every_third_of_its_timeout(
-        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any
-    ) -> None:
-        """For as long as its worker has it, and no longer."""
-        request = FakeRequest(task, "a")
-        holding.receive(request)
-        for second in range(100):
-            now[0] = 1000.0 + second
-            assert holding.look() == 1
-        assert extender.extended == [{"a": 60}] * 4
-        request.acknowledged = True
-        now[0] += 60
-        holding.look()
-        assert len(extender.extended) == 4
 
-    def test_more_messages_than_a_request_takes_are_extended_in_several(
-        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any
-    ) -> None:
-        """Ten in each."""
-        requests = [FakeRequest(task, str(number)) for number in range(23)]
-        for request in requests:
-            holding.receive(request)
-        now[0] += 20
-        holding.look()
-        assert [len(each) for each in extender.extended] == [10, 10, 3]
+def test_a_request_is_filled_with_what_is_soon_due_and_none_is_made_for_that() -> None:
+    """Eleven are due, so there is room for nine more, the oldest, from half a third on."""
+    now_due = [a_message(30, number) for number in range(11)]
+    soon = [a_message(10 + number / 100, 20 + number) for number in range(15)]
+    assert list(due([a_message(9.9), *soon, *now_due], 60, 1000, 10)) == [*now_due, *reversed(soon)][:20]
+    assert due([a_message(9.9), *now_due[:1]], 60, 1000, 10) == now_due[:1]
+    assert due(soon, 60, 1000, 10) == []
 
-    def test_a_request_that_celery_forgot_is_not_held(
-        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any
-    ) -> None:
-        """Nobody will ever acknowledge its message: only another delivery can bring it to its end."""
-        request = FakeRequest(task, "a")
-        holding.receive(request)
-        del request
+
+@pytest.mark.parametrize(("visibilities", "seconds"), [((), 1.0), ((1800.0,), 1.0), ((1800.0, 6.0, 3.0), 0.25)])
+def test_the_shortest_timeout_says_how_often_to_look(visibilities: tuple[float, ...], seconds: float) -> None:
+    """A look asks nobody."""
+    assert pause(visibilities) == seconds
+
+
+def test_a_broker_that_fails_is_asked_ever_more_seldom_and_before_the_timeout_is_over() -> None:
+    """The longest pause is a sixth of the timeout."""
+    assert [pause_after(failures, 60) for failures in (1, 2, 3, 4, 5, 6, 1000)] == [1, 2, 4, 8, 10, 10, 10]
+    assert pause_after(1, 3) == 0.5
+
+
+# -- look by look
+
+
+def test_a_message_is_extended_every_third_of_its_timeout_until_it_is_acknowledged() -> None:
+    """For as long as its worker has it, and no longer."""
+    place = Place("a")
+    assert [place.look(1) for _ in range(99)] == [1] * 99
+    assert place.extender.extended == [{"a": 60}] * 4
+    place.requests["a"].acknowledged = True
+    place.look(60)
+    assert len(place.extender.extended) == 4
+
+
+def test_more_messages_than_a_request_takes_are_extended_in_several() -> None:
+    """Ten in each."""
+    place = Place(*map(str, range(23)))
+    place.look()
+    assert [len(each) for each in place.extender.extended] == [10, 10, 3]
+
+
+def test_a_request_that_celery_forgot_is_not_held() -> None:
+    """Nobody will ever acknowledge its message: only another delivery can bring it to its end."""
+    place = Place("a")
+    place.requests.clear()
+    gc.collect()
+    place.look()
+    assert place.extender.extended == []
+
+
+def test_a_task_that_ended_without_an_acknowledgement_is_not_held() -> None:
+    """As after a time limit under ``acks_on_failure_or_timeout=False``: its message is to come back."""
+    place = Place("a")
+    with patch.object(state, "reserved_requests", set(place.requests.values())):
+        place.look(0)
+        place.look()
+    place.look()
+    assert len(place.extender.extended) == 1
+
+
+def test_a_body_that_outlasts_a_warm_shutdown_is_held() -> None:
+    """Celery before 5.7 has forgotten by then that it had reserved it, and still knows that it runs."""
+    place = Place("a")
+    with patch.object(state, "active_requests", set(place.requests.values())):
+        with patch.object(state, "reserved_requests", set(place.requests.values())):
+            place.look(0)
+        place.look()
+        place.look()
+    assert len(place.extender.extended) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "everything", "is_held"),
+    [
+        (GUARDED, False, True),
+        (OBSERVED, False, True),
+        (OFF, False, False),
+        ({"ignore_result": True}, False, False),
+        ({"ignore_result": True}, True, True),
+        (OFF, True, True),
+    ],
+)
+def test_messages_of_plain_tasks_are_held_only_on_request(options: Any, everything: bool, is_held: bool) -> None:
+    """Nobody's semantics change by an import."""
+    place = Place("a", everything=everything, **options)
+    place.look()
+    assert bool(place.extender.extended) is is_held
+
+
+def test_a_message_whose_body_is_past_its_deadline_is_let_go(caplog: pytest.LogCaptureFixture) -> None:
+    """Others may take over, so one of them is to get it. It waited for long before, which is no part of that."""
+    place = Place("a", **GUARDED, idempotent=Policy(deadline=90))
+    for _ in range(30):
+        place.look()
+    place.extender.extended.clear()
+    with patch.object(state, "active_requests", set(place.requests.values())):
+        for _ in range(300):
+            place.look(1)
+    assert place.extender.extended == [{"a": 60}] * 4, "the last when it had been running for 80 seconds"
+    assert told(caplog) == ['hold_ended task=shop.charge task_id=id-a reason="its body is past its deadline"']
+
+
+@pytest.mark.parametrize("options", [GUARDED, OBSERVED, {"ignore_result": True}], ids=["forever", "observed", "plain"])
+def test_a_body_without_a_deadline_is_held_for_as_long_as_it_runs(options: Any) -> None:
+    """Nobody may take over from it, or nothing is promised."""
+    place = Place("a", everything=True, **options)
+    with patch.object(state, "active_requests", set(place.requests.values())):
+        for _ in range(300):
+            place.look()
+    assert len(place.extender.extended) == 300
+
+
+def test_a_message_that_is_gone_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody else may have it; nothing can be done about it here."""
+    place = Place("a")
+    place.extender.answer = Refused({"a": "ReceiptHandleIsInvalid: expired"})
+    for _ in range(3):
+        place.look()
+    assert len(place.extender.extended) == 1
+    assert told(caplog) == ['hold_lost task=shop.charge task_id=id-a reason="ReceiptHandleIsInvalid: expired"']
+
+
+def test_one_that_was_acknowledged_or_forgotten_meanwhile_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """The acknowledgement was faster than the extension."""
+    place = Place("a", "b")
+
+    def acknowledged(queue: str, seconds: Mapping[str, int]) -> Refused:
+        place.requests.pop("a").acknowledged = True
+        place.requests["b"].acknowledged = True
         gc.collect()
-        now[0] += 20
-        holding.look()
-        assert extender.extended == []
+        return Refused(dict.fromkeys(seconds, "MessageNotInflight"))
 
-    def test_a_task_that_ended_without_an_acknowledgement_is_not_held(
-        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any
-    ) -> None:
-        """As after a time limit under ``acks_on_failure_or_timeout=False``: its message is to come back."""
-        request = FakeRequest(task, "a")
-        holding.receive(request)
-        with patch.object(celery.worker.state, "reserved_requests", {request}):
-            holding.look()
-            now[0] += 20
-            holding.look()
-        assert len(extender.extended) == 1
-        now[0] += 20
-        holding.look()
-        assert len(extender.extended) == 1
+    with patch.object(place.extender, "extend", acknowledged):
+        place.look()
+    assert told(caplog) == []
 
-    def test_a_body_that_outlasts_a_warm_shutdown_is_held(
-        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any
-    ) -> None:
-        """Celery before 5.7 has forgotten by then that it had reserved it, and still knows that it runs."""
-        request = FakeRequest(task, "a")
-        holding.receive(request)
-        with patch.object(celery.worker.state, "active_requests", {request}):
-            with patch.object(celery.worker.state, "reserved_requests", {request}):
-                holding.look()
-            for _ in range(2):
-                now[0] += 20
-                holding.look()
-        assert len(extender.extended) == 2
 
-    @pytest.mark.parametrize(
-        ("options", "everything", "is_held"),
-        [
-            ({"base": IdempotentTask}, False, True),
-            ({"base": IdempotentTask, "idempotent": Policy(mode="observe")}, False, True),
-            ({"base": IdempotentTask, "idempotent": Policy(mode="off")}, False, False),
-            ({}, False, False),
-            ({}, True, True),
-            ({"base": IdempotentTask, "idempotent": Policy(mode="off")}, True, True),
-        ],
-    )
-    def test_messages_of_plain_tasks_are_held_only_if_that_is_asked_for(
-        self, extender: FakeExtender, now: list[float], options: Any, everything: bool, is_held: bool
-    ) -> None:
-        """Nobody's semantics change by an import."""
-        holding = HeldMessages(extender, everything=everything, clock=lambda: now[0])
-        request = FakeRequest(a_task(an_app(), **options), "a")
-        holding.receive(request)
-        now[0] += 20
-        holding.look()
-        assert bool(extender.extended) is is_held
+def test_a_message_that_failed_is_asked_for_again_and_the_others_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    """An outage is told once, with what it is about, and its end once."""
+    caplog.set_level("INFO")
+    place = Place("a", "b")
+    place.extender.answer = Refused(failed={"a": "InternalError: later"})
+    place.look()
+    place.look(1)
+    place.extender.answer = Refused()
+    place.look(2)
+    place.look(1)
+    assert place.extender.extended == [{"a": 60, "b": 60}, {"a": 60}, {"a": 60}]
+    assert told(caplog) == [
+        'hold_failed queue=orders messages=2 visibility_timeout=60 reason="NotExtended: InternalError: later"',
+        "hold_recovered queue=orders",
+    ]
 
-    def test_a_message_whose_body_is_past_its_deadline_is_let_go(
-        self, holding: HeldMessages, extender: FakeExtender, now: list[float], caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """Others may take over, so one of them is to get it. It waited for long before, which is no part of that."""
-        request = FakeRequest(a_task(an_app(), base=IdempotentTask, idempotent=Policy(deadline=90)), "a")
-        holding.receive(request)
-        for second in range(0, 600, 20):
-            now[0] = 1000.0 + second
-            holding.look()
-        extender.extended.clear()
-        with patch.object(celery.worker.state, "active_requests", {request}):
-            for second in range(600, 900):
-                now[0] = 1000.0 + second
-                holding.look()
-        assert extender.extended == [{"a": 60}] * 5, "the last when it had been running for 80 seconds"
-        assert [unlinked(each) for each in caplog.messages] == [
-            'event=idempotency.hold_ended task=shop.charge task_id="id of a" reason="its body is past its deadline"'
-        ]
 
-    @pytest.mark.parametrize(
-        "policy", [Policy(), Policy(deadline=90, mode="observe"), None], ids=["no deadline", "observed", "plain task"]
-    )
-    def test_a_body_without_a_deadline_is_held_for_as_long_as_it_runs(
-        self, extender: FakeExtender, now: list[float], policy: Policy | None
-    ) -> None:
-        """Nobody may take over from it, or nothing is promised."""
-        options = {"base": IdempotentTask, "idempotent": policy} if policy else {}
-        request = FakeRequest(a_task(an_app(), **options), "a")
-        holding = HeldMessages(extender, everything=True, clock=lambda: now[0])
-        holding.receive(request)
-        with patch.object(celery.worker.state, "active_requests", {request}):
-            for second in range(0, 6000, 20):
-                now[0] = 1000.0 + second
-                holding.look()
-        assert len(extender.extended) == 6000 / 20 - 1
+def test_a_broker_that_fails_raises_nothing_and_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However long it lasts; it is asked ever more seldom."""
+    place = Place("a")
+    place.extender.timeout = OSError("no\nroute")
+    asked = []
+    for _ in range(10):
+        place.look(0.5)
+        asked.append(place.extender.asked)
+    assert asked == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    (line,) = told(caplog)
+    assert line == r'hold_failed queue=orders messages=1 visibility_timeout=unknown reason="OSError: no\\nroute"'
 
-    def test_a_message_that_is_gone_is_told_of_once(
-        self,
-        holding: HeldMessages,
-        extender: FakeExtender,
-        now: list[float],
-        task: Any,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """Somebody else may have it; nothing can be done about it here."""
-        request = FakeRequest(task, "a")
-        holding.receive(request)
-        extender.answer = Refused({"a": "ReceiptHandleIsInvalid: expired"})
-        with caplog.at_level(logging.WARNING):
-            for _ in range(3):
-                now[0] += 20
-                holding.look()
-        assert [unlinked(each) for each in caplog.messages] == [
-            'event=idempotency.hold_lost task=shop.charge task_id="id of a" reason="ReceiptHandleIsInvalid: expired"'
-        ]
-        assert len(extender.extended) == 1
 
-    def test_one_that_was_acknowledged_meanwhile_is_no_error(
-        self,
-        holding: HeldMessages,
-        extender: FakeExtender,
-        now: list[float],
-        task: Any,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """The acknowledgement was faster than the extension; or Celery has forgotten the request by now."""
-        request, forgotten = FakeRequest(task, "a"), FakeRequest(task, "b")
-        held = [forgotten]
-        holding.receive(request)
-        holding.receive(forgotten)
-        del forgotten
+def test_a_timeout_of_nothing_does_not_make_a_busy_loop() -> None:
+    """A queue can be set to 0 seconds."""
+    place = Place("a")
+    place.extender.timeout = 0
+    assert place.look() == pause([1])
 
-        def acknowledged(queue: str, seconds: Mapping[str, int]) -> Refused:
-            request.acknowledged = True
-            held.clear()
-            gc.collect()
-            return Refused(dict.fromkeys(seconds, "MessageNotInflight"))
 
-        now[0] += 20
-        with patch.object(extender, "extend", acknowledged), caplog.at_level(logging.WARNING):
-            holding.look()
-        assert caplog.messages == []
+@pytest.mark.parametrize(
+    ("longest", "after", "allowed"),
+    [
+        *((43_200, 43_200 - left, [{"a": left}]) for left in (60, 50, 1)),
+        *((43_200, 43_200 - left, []) for left in (0.5, 0, -3600)),
+        (float("inf"), 7 * 86_400, [{"a": 60}]),
+    ],
+)
+def test_a_message_is_extended_up_to_what_the_broker_allows_in_all(longest: float, after: float, allowed: Any) -> None:
+    """SQS refuses more than 12 hours since it handed the message out; Redis has no such limit."""
+    place = Place("a")
+    place.extender.longest = longest
+    place.look(after)
+    assert (place.extender.extended, bool(place.holding.messages)) == (allowed, bool(allowed))
 
-    def test_a_message_that_failed_is_asked_for_again_and_the_others_are_not(
-        self,
-        holding: HeldMessages,
-        extender: FakeExtender,
-        now: list[float],
-        task: Any,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """An outage is told once, with what it is about, and its end once."""
-        requests = [FakeRequest(task, tag) for tag in "ab"]
-        for request in requests:
-            holding.receive(request)
-        extender.answer = Refused(failed={"a": "InternalError: later"})
-        with caplog.at_level(logging.INFO):
-            now[0] += 20
-            holding.look()
-            now[0] += 1
-            holding.look()
-            extender.answer = Refused()
-            now[0] += 2
-            holding.look()
-            now[0] += 1
-            holding.look()
-        assert extender.extended == [{"a": 60, "b": 60}, {"a": 60}, {"a": 60}]
-        assert [unlinked(each) for each in caplog.messages] == [
-            "event=idempotency.hold_failed queue=orders messages=2 visibility_timeout=60 "
-            'reason="NotExtended: InternalError: later"',
-            "event=idempotency.hold_recovered queue=orders",
-        ]
 
-    def test_whatever_the_broker_does_nothing_is_raised_and_it_is_asked_ever_more_seldom(
-        self,
-        holding: HeldMessages,
-        extender: FakeExtender,
-        now: list[float],
-        task: Any,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """One line in the log, however long it lasts."""
-        request = FakeRequest(task, "a")
-        holding.receive(request)
-        extender.error = OSError("no\nroute")
-        asked: list[float] = []
-        visibility = extender.visibility
+def test_people_are_told_before_a_message_can_be_held_no_longer(caplog: pytest.LogCaptureFixture) -> None:
+    """Once, an hour before; the last extension ends with what SQS allows, and then it is let go."""
+    place = Place("a")
+    place.look(11 * 3600 - 20)
+    assert told(caplog) == []
+    for _ in range(4000):
+        place.look(1)
+    assert told(caplog) == ['hold_ends task=shop.charge task_id=id-a reason="the broker allows 12.0 h in all"']
+    assert 0 < place.extender.extended[-1]["a"] < 60
+    assert not place.holding.messages
 
-        def asking(queue: str) -> float:
-            asked.append(now[0] - 1000)
-            return visibility(queue)
 
-        with patch.object(extender, "visibility", asking), caplog.at_level(logging.INFO):
-            for _ in range(10):
-                holding.look()
-                now[0] += 0.5
-        assert asked == [0, 1, 2, 3, 4]
-        assert [unlinked(each) for each in caplog.messages] == [
-            "event=idempotency.hold_failed queue=orders messages=1 visibility_timeout=unknown "
-            r'reason="OSError: no\\nroute"'
-        ]
+def test_what_nobody_holds_is_looked_for_though_nothing_is_held() -> None:
+    """Every third of the timeout, where the broker has to be told."""
+    place = Place()
+    place.extender.queues = ("",)
+    for _ in range(61):
+        place.look(1)
+    assert place.extender.restored == 3
 
-    def test_a_timeout_of_nothing_does_not_make_a_busy_loop(
-        self, holding: HeldMessages, extender: FakeExtender, task: Any
-    ) -> None:
-        """A queue can be set to 0 seconds."""
-        request = FakeRequest(task, "a")
-        holding.receive(request)
-        with patch.object(extender, "visibility", return_value=0):
-            assert holding.look() == pause([1])
 
-    def test_a_broker_without_such_a_limit_holds_for_a_week(
-        self,
-        holding: HeldMessages,
-        extender: FakeExtender,
-        now: list[float],
-        task: Any,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """As Redis does."""
-        extender.longest = float("inf")
-        request = FakeRequest(task, "a")
-        holding.receive(request)
-        now[0] += 168 * 3600
-        holding.look()
-        assert extender.extended == [{"a": 60}]
-        assert caplog.messages == []
+def test_a_message_that_does_not_tell_its_queue_ends_it_all(caplog: pytest.LogCaptureFixture) -> None:
+    """kombu has changed: said once, and nothing is held."""
+    place = Place("a", "b", queue=None)
+    place.look()
+    assert place.extender.extended == []
+    assert [each.split(" reason=")[0] for each in told(caplog)] == ['hold_impossible missing="the queue of a message"']
 
-    @pytest.mark.parametrize(("left", "allowed"), [(60, 60), (50, 50), (1, 1), (0.5, None), (0, None), (-3600, None)])
-    def test_a_message_is_extended_up_to_what_the_broker_allows_in_all(
-        self, holding: HeldMessages, extender: FakeExtender, now: list[float], task: Any, left: float, allowed: Any
-    ) -> None:
-        """SQS refuses more than 12 hours since it handed the message out, and would extend it by nothing then."""
-        request = FakeRequest(task, "a")
-        holding.receive(request)
-        now[0] += extender.longest - left
-        holding.look()
-        assert extender.extended == ([] if allowed is None else [{"a": allowed}])
-        assert bool(holding.messages) is (allowed is not None)
 
-    def test_people_are_told_before_a_message_can_be_held_no_longer(
-        self,
-        holding: HeldMessages,
-        extender: FakeExtender,
-        now: list[float],
-        task: Any,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """Once, an hour before; the last extension ends with what SQS allows, and then it is let go."""
-        request = FakeRequest(task, "a")
-        holding.receive(request)
-        with caplog.at_level(logging.WARNING):
-            while now[0] < 1000 + 13 * 3600:
-                now[0] += 1
-                holding.look()
-        assert [unlinked(each) for each in caplog.messages] == [
-            'event=idempotency.hold_ends task=shop.charge task_id="id of a" reason="the broker allows 12.0 h in all"'
-        ]
-        last = extender.extended[-1]["a"]
-        assert 0 < last <= 60
-        assert extender.extended[0] == {"a": 60}
-
-    def test_what_nobody_holds_is_looked_for_though_nothing_is_held(
-        self, extender: FakeExtender, now: list[float]
-    ) -> None:
-        """Every third of the timeout, where the broker has to be told."""
-        extender.queues = ("",)
-        holding = HeldMessages(extender, everything=False, clock=lambda: now[0])
-        for _ in range(61):
-            holding.look()
-            now[0] += 1
-        assert extender.restored == 3
-
-    def test_a_message_that_does_not_tell_its_queue_ends_it_all(
-        self,
-        holding: HeldMessages,
-        extender: FakeExtender,
-        now: list[float],
-        task: Any,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """kombu has changed: said once, and nothing is held."""
-        requests = [FakeRequest(task, tag, None) for tag in "ab"]
-        with caplog.at_level(logging.WARNING):
-            for request in requests:
-                holding.receive(request)
-        now[0] += 20
-        holding.look()
-        assert extender.extended == []
-        assert [message.split(" reason=")[0] for message in caplog.messages] == [
-            'event=idempotency.hold_impossible missing="the queue of a message"'
-        ]
+# -- the worker's step
 
 
 class Consumer(SimpleNamespace):
@@ -434,159 +342,117 @@ class Consumer(SimpleNamespace):
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
-def a_consumer(app: Celery, driver: str, channel: Any) -> Consumer:
-    """One that consumes by that channel."""
-    return Consumer(
-        app=app,
-        steps=[],
-        task_consumer=SimpleNamespace(channel=channel),
-        connection=SimpleNamespace(transport=SimpleNamespace(driver_type=driver)),
-    )
+def a_consumer(app: Celery, driver: str = "redis", channel: Any = None) -> Consumer:
+    transport = SimpleNamespace(driver_type=driver)
+    channel = RedisChannel() if channel is None else channel
+    about: dict[str, Any] = {"task_consumer": SimpleNamespace(channel=channel)}
+    return Consumer(app=app, steps=[], connection=SimpleNamespace(transport=transport), **about)
 
 
-class TestKeeper:
-    """The worker's step."""
+@pytest.fixture
+def app() -> Celery:
+    app = an_app()
+    a_task(app, **GUARDED)
+    return app
 
-    @pytest.fixture
-    def app(self) -> Celery:
-        app = an_app()
-        a_task(app, base=IdempotentTask)
-        return app
 
-    @pytest.fixture
-    def stopping(self) -> Iterator[list[Any]]:
-        """Steps and consumers to shut down at the end."""
-        started: list[Any] = []
-        yield started
-        for step, consumer in started:
-            step.shutdown(consumer)
-
-    def start(self, stopping: list[Any], consumer: Any) -> Keeper:
-        """A step of that consumer's."""
-        step = Keeper(consumer)
-        stopping.append((step, consumer))
-        step.start(consumer)
-        return step
-
-    def test_holds_what_celery_receives_until_it_is_shut_down(self, app: Celery, stopping: list[Any]) -> None:
-        """By a thread, which ends with it. What came by a connection that is lost is held no more."""
-        first, second = RedisChannel(), RedisChannel()
-        first.visibility_timeout = second.visibility_timeout = 1
-        consumer = a_consumer(app, "redis", first)
-        step = self.start(stopping, consumer)
-        thread = step._thread
-        request = FakeRequest(app.tasks["shop.charge"], "a")
-        task_received.send(sender=consumer, request=request)
-        task_received.send(sender=a_consumer(app, "redis", first), request=FakeRequest(request.task, "of another"))
-        wait_until(lambda: first.added, "the message is extended")
-        consumer.task_consumer.channel = second
-        step.start(consumer)
-        next_request = FakeRequest(request.task, "b")
-        task_received.send(sender=consumer, request=next_request)
-        wait_until(lambda: second.added, "the message is extended over the new channel")
-        wait_until(lambda: thread is not None and not thread.is_alive(), "the old thread ends")
+@pytest.fixture
+def steps() -> Iterator[dict[Any, Keeper]]:
+    """The started steps, each with its consumer."""
+    steps: dict[Any, Keeper] = {}
+    yield steps
+    for consumer, step in steps.items():
         step.shutdown(consumer)
-        assert step._thread is not None
-        assert not step._thread.is_alive()
-        assert {tag for _, scores, _ in first.added for tag in scores} == {"a"}
-        assert {tag for _, scores, _ in second.added for tag in scores} == {"b"}
-        task_received.send(sender=consumer, request=FakeRequest(request.task, "late"))
-        assert step._held is not None
-        assert list(step._held.messages) == ["b"]
 
-    def test_counts_what_the_workers_of_the_process_hold(self, app: Celery, stopping: list[Any]) -> None:
-        """For gauges; None is no count, as where nothing is held, or the worker is gone."""
-        assert held() is None
-        consumers = [a_consumer(app, "redis", RedisChannel()) for _ in range(2)]
-        steps = [self.start(stopping, consumer) for consumer in consumers]
-        requests = [FakeRequest(app.tasks["shop.charge"], tag) for tag in "ab"]
-        for consumer, request in zip(consumers, requests, strict=True):
-            task_received.send(sender=consumer, request=request)
-        assert held() == 2
-        steps[0].shutdown(consumers[0])
-        assert held() == 1
-        steps[1].shutdown(consumers[1])
-        assert held() is None
 
-    def test_lets_a_worker_on_sqs_outlive_expired_receipts(self, app: Celery, stopping: list[Any]) -> None:
-        """On each channel of its consumer's."""
-        channel = SqsChannel()
-        self.start(stopping, a_consumer(app, "sqs", channel))
-        assert "basic_ack" in vars(channel)
+def started(steps: dict[Any, Keeper], consumer: Consumer) -> Any:
+    step = steps[consumer] = Keeper(consumer)
+    step.start(consumer)
+    return step
 
-    def test_has_nothing_to_do_with_other_brokers(
-        self, app: Celery, stopping: list[Any], caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """And says nothing."""
-        with caplog.at_level(logging.INFO):
-            step = self.start(stopping, a_consumer(app, "amqp", SimpleNamespace()))
-        assert step._thread is None
-        assert caplog.messages == []
 
-    def test_says_what_is_missing_and_holds_nothing(
-        self, app: Celery, stopping: list[Any], caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """A worker starts all the same."""
-        with caplog.at_level(logging.WARNING):
-            step = self.start(stopping, a_consumer(app, "sqs", SimpleNamespace()))
-        assert step._thread is None
-        (message,) = caplog.messages
-        assert message.startswith('event=idempotency.hold_impossible missing="sqs of kombu\'s SimpleNamespace" ')
+def test_keeper_holds_what_celery_receives_until_it_is_shut_down(app: Celery, steps: dict[Any, Keeper]) -> None:
+    """By a thread, which ends with it. What came by a connection that is lost is held no more."""
+    first, second = RedisChannel(), RedisChannel()
+    first.visibility_timeout = second.visibility_timeout = 1
+    consumer = a_consumer(app, channel=first)
+    step = started(steps, consumer)
+    thread = step._thread
+    of_first, of_second, late, of_another = (FakeRequest(app.tasks["shop.charge"], tag) for tag in "abcd")
+    task_received.send(sender=consumer, request=of_first)
+    task_received.send(sender=a_consumer(app), request=of_another)
+    wait_until(lambda: first.added, "the message is extended")
+    consumer.task_consumer.channel = second
+    step.start(consumer)
+    task_received.send(sender=consumer, request=of_second)
+    wait_until(lambda: second.added, "the message is extended over the new channel")
+    wait_until(lambda: not thread.is_alive(), "the old thread ends")
+    step.shutdown(consumer)
+    task_received.send(sender=consumer, request=late)
+    assert not step._thread.is_alive()
+    assert [{tag for _, scores, _ in each.added for tag in scores} for each in (first, second)] == [{"a"}, {"b"}]
+    assert list(step._held.messages) == ["b"]
 
-    @pytest.mark.parametrize(
-        ("whole", "name"),
-        [
-            (celery.worker.request.Request, "acknowledged"),
-            (celery.worker.request.Request, "message"),
-            (celery.worker.request.Request, "task"),
-            (celery.worker.state, "active_requests"),
-            (celery.worker.state, "reserved_requests"),
-        ],
-    )
-    def test_what_celery_does_not_have_any_more_is_named(
-        self,
-        app: Celery,
-        stopping: list[Any],
-        whole: Any,
-        name: str,
-        monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """When the worker starts."""
-        monkeypatch.delattr(whole, name)
-        step = self.start(stopping, a_consumer(app, "redis", RedisChannel()))
-        assert step._thread is None
-        assert f'missing="{name} of Celery\'s {whole.__name__}" ' in caplog.text
 
-    @pytest.mark.parametrize(("setting", "is_included"), [(True, True), ("all", True), (False, False)])
-    def test_is_left_out_where_it_is_switched_off(self, app: Celery, setting: Any, is_included: bool) -> None:
-        """By a setting."""
-        app.conf.idempotency_hold_messages = setting
-        consumer = a_consumer(app, "redis", RedisChannel())
-        assert bool(Keeper(consumer).include_if(consumer)) is is_included
+def test_keeper_counts_what_the_workers_of_the_process_hold(app: Celery, steps: dict[Any, Keeper]) -> None:
+    """For gauges; None is no count, as where nothing is held, or the worker is gone."""
+    counts = [held()]
+    requests = [FakeRequest(app.tasks["shop.charge"], tag) for tag in "ab"]
+    for each in requests:
+        consumer = a_consumer(app)
+        started(steps, consumer)
+        task_received.send(sender=consumer, request=each)
+        counts.append(held())
+    for consumer, step in steps.items():
+        step.shutdown(consumer)
+        counts.append(held())
+    assert counts == [None, 1, 2, 1, None]
 
-    @pytest.mark.parametrize(("setting", "is_included"), [(True, False), ("all", True)])
-    def test_without_an_idempotent_task_only_all_messages_are_held(self, setting: Any, is_included: bool) -> None:
-        """There is nothing else to hold."""
-        app = an_app(idempotency_hold_messages=setting)
-        consumer = a_consumer(app, "redis", RedisChannel())
-        assert bool(Keeper(consumer).include_if(consumer)) is is_included
 
-    @pytest.mark.parametrize("setting", ["none", 1, 0, None, "ALL"])
-    def test_another_setting_is_refused(self, app: Celery, setting: Any) -> None:
-        """With what it can be."""
-        app.conf.idempotency_hold_messages = setting
-        with pytest.raises(PolicyError, match='idempotency_hold_messages=.*: must be True, False or "all"'):
-            _ = runtime_of(app).hold_messages
+@pytest.mark.parametrize(
+    ("driver", "lacks", "missing"),
+    [
+        ("amqp", None, None),
+        ("sqs", None, "sqs of kombu's SimpleNamespace"),
+        *(("redis", (Request, name), f"{name} of Celery's Request") for name in ("acknowledged", "message", "task")),
+        ("redis", (state, "active_requests"), "active_requests of Celery's celery.worker.state"),
+        ("redis", (state, "reserved_requests"), "reserved_requests of Celery's celery.worker.state"),
+    ],
+)
+def test_keeper_holds_nothing_where_it_need_not_or_cannot(
+    app: Celery,
+    driver: str,
+    lacks: Any,
+    missing: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A worker starts all the same, and says what its Celery or kombu lacks."""
+    caplog.set_level("INFO")
+    if lacks:
+        monkeypatch.delattr(*lacks)
+    channel = RedisChannel() if driver == "redis" else SimpleNamespace()
+    assert started({}, a_consumer(app, driver, channel))._thread is None
+    named = [each.partition(" reason=")[0] for each in told(caplog)]
+    assert named == ([f'hold_impossible missing="{missing}"'] if missing else [])
 
-    def test_worker_of_plain_tasks_ends_with_the_same_words(self) -> None:
-        """Nothing else of such an app is checked, and a traceback would say less."""
-        app = an_app(idempotency_hold_messages="ALL")
-        consumer = a_consumer(app, "redis", RedisChannel())
-        with pytest.raises(ClickException, match='must be True, False or "all"'):
-            Keeper(consumer).include_if(consumer)
 
-    def test_every_consumer_of_an_idempotent_app_has_it(self, app: Celery) -> None:
-        """Binding a task is enough."""
-        app.finalize()
-        assert Keeper in app.steps["consumer"]
+@pytest.mark.parametrize(
+    ("setting", "with_idempotent_task", "without"),
+    [(True, True, False), ("all", True, True), (False, False, False)],
+)
+def test_keeper_is_there_where_messages_are_to_be_held(
+    app: Celery, setting: Any, with_idempotent_task: bool, without: bool
+) -> None:
+    """Without an idempotent task only ``"all"`` holds messages."""
+    for each, is_included in ((app, with_idempotent_task), (an_app(), without)):
+        each.conf.idempotency_hold_messages = setting
+        assert bool(Keeper(a_consumer(each)).include_if(a_consumer(each))) is is_included
+
+
+@pytest.mark.parametrize("setting", ["none", 1, 0, None, "ALL"])
+def test_another_setting_ends_the_worker(setting: Any) -> None:
+    """Without a traceback: of an app of plain tasks nothing else is checked."""
+    consumer = a_consumer(an_app(idempotency_hold_messages=setting))
+    with pytest.raises(ClickException, match="idempotency_hold_messages="):
+        Keeper(consumer).include_if(consumer)

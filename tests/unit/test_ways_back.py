@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from celery import VERSION as CELERY
 from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import Reject
@@ -11,7 +12,9 @@ from kombu.entity import Exchange, Queue, binding
 
 from celery_idempotent import IdempotentTask, InFlight, Policy
 from celery_idempotent.engine.delivery import Conflict
-from celery_idempotent.integration.messages.postpone import conflict, way_back
+from celery_idempotent.integration import versions
+from celery_idempotent.integration.headers import DELIVERIES_HEADER, deliveries
+from celery_idempotent.integration.messages.postpone import _delay_options, conflict, way_back
 from tests.support.deliveries import an_app, published
 
 TOPIC, DIRECT, FANOUT = Exchange("topics", "topic"), Exchange("work"), Exchange("news", "fanout")
@@ -23,6 +26,7 @@ QUEUES = [
     Broadcast("all", queue="all"),
     Queue("heads", Exchange("heads", "headers")),
 ]
+needs_quorum = pytest.mark.skipif(CELERY < (5, 5), reason="Celery knows quorum queues since 5.5")
 
 
 @pytest.fixture
@@ -32,40 +36,37 @@ def app() -> Celery:
     return app
 
 
+def a_delivery(exchange: str, key: str, **other: Any) -> Context:
+    return Context(delivery_info={"exchange": exchange, "routing_key": key}, **other)
+
+
 def _found(app: Celery, exchange: str, key: str, *, is_rabbitmq: bool = False, **other: Any) -> dict[str, Any]:
-    request = Context(delivery_info={"exchange": exchange, "routing_key": key}, **other)
     options = {"exchange": exchange, "routing_key": key} if exchange else {"queue": key}
-    return way_back(app, request, options, is_rabbitmq=is_rabbitmq)
+    return way_back(app, a_delivery(exchange, key, **other), options, is_rabbitmq=is_rabbitmq)
 
 
 @pytest.mark.parametrize(
-    ("exchange", "key", "queue"),
+    ("exchange", "key", "queue", "on_rabbitmq"),
     [
-        ("", "unknown", "unknown"),
-        ("topics", "orders.eu.1", "eu"),
-        ("topics", "orders.us", "words"),
-        ("work", "exact.key", "exact"),
-        ("work", "0." * 28 + "exact.key", "exact"),
-        ("work", "other", "two"),
-        ("news", "any", "two"),
-        ("heads", "", "heads"),
+        ("", "unknown", "unknown", "unknown"),
+        ("topics", "orders.eu.1", "eu", "eu"),
+        ("topics", "orders.us", "words", "words"),
+        ("work", "exact.key", "exact", "exact"),
+        ("work", "0." * 28 + "exact.key", "exact", "exact"),
+        ("work", "other", "two", "two"),
+        ("heads", "", "heads", "heads"),
+        ("news", "any", "eu", "two"),
+        ("all", "all", "eu", "all"),
     ],
 )
-@pytest.mark.parametrize("is_rabbitmq", [True, False])
 def test_a_message_goes_to_its_queue_past_every_exchange(
-    app: Celery, exchange: str, key: str, queue: str, is_rabbitmq: bool
+    app: Celery, exchange: str, key: str, queue: str, on_rabbitmq: str
 ) -> None:
-    """Whatever a pool process has declared; what copies messages to several queues copies it no more."""
-    found = _found(app, exchange, key, is_rabbitmq=is_rabbitmq)
-    expected = "eu" if exchange == "news" and not is_rabbitmq else queue
-    assert (found["queue"].name, found["exchange"], found["routing_key"]) == (expected, "", expected)
-    assert found["declare"] == [], "it has no arguments here, and RabbitMQ refuses a queue with others"
-
-
-def test_a_copy_for_a_subscriber_waits_in_a_queue(app: Celery) -> None:
-    """A subscription of Redis is no queue; RabbitMQ has one for each worker."""
-    assert _found(app, "all", "")["queue"].name == "eu"
-    assert _found(app, "all", "all", is_rabbitmq=True)["queue"].name == "all"
+    """What copies messages copies it no more. A subscription of Redis is no queue; RabbitMQ has one for each worker."""
+    for is_rabbitmq, name in ((False, queue), (True, on_rabbitmq)):
+        found = _found(app, exchange, key, is_rabbitmq=is_rabbitmq)
+        assert (found["queue"].name, found["exchange"], found["routing_key"]) == (name, "", name)
+        assert found["declare"] == [], "it has no arguments here, and RabbitMQ refuses a queue with others"
 
 
 def test_a_call_that_no_message_made_has_no_queue(app: Celery) -> None:
@@ -82,11 +83,99 @@ def test_a_message_of_no_known_queue_goes_back_to_the_broker(app: Celery) -> Non
     def lost() -> None: ...
 
     lost.push_request(id="x", args=[], kwargs={}, delivery_info={"exchange": "topics", "routing_key": "invoices"})
-    with pytest.raises(Reject) as given_back:
+    with pytest.raises(Reject, match="'topics' with routing key 'invoices'") as given_back:
         conflict(lost, Policy(backoff=0.01), Conflict(InFlight("k", 0, "w"), "holder", 0))
     retry = lost.signature_from_request()
     lost.pop_request()
     assert (retry.options["exchange"], retry.options["routing_key"]) == ("topics", "invoices")
     assert given_back.value.requeue
-    assert "no queue of this worker is bound to exchange 'topics' with routing key 'invoices'" in str(given_back.value)
     assert not published(app)
+
+
+# -- RabbitMQ's quorum queues
+
+
+def on_rabbitmq(*names: str, kind: str = "quorum") -> Celery:
+    exchange, arguments = Exchange("work", "topic"), {"x-queue-type": kind}
+    app = an_app(task_queues=[Queue(each, exchange, each, queue_arguments=arguments) for each in names])
+    app.conf.broker_url = "amqp://nobody@127.0.0.1:1//"
+    return app
+
+
+@needs_quorum
+@pytest.mark.parametrize("delay", [{"countdown": 5}, {"eta": "2030-01-01T00:00:00"}])
+@pytest.mark.parametrize(
+    ("exchange", "key", "kind", "comes_out"),
+    [
+        ("work", "orders", "topic", "orders"),
+        ("work", "orders.eu", "topic", "orders.eu"),
+        ("celery_delayed_2", ".".join(f"{5:028b}") + ".orders", "topic", "orders"),
+        ("others", "orders", "direct", "orders"),
+    ],
+)
+def test_a_delayed_message_comes_out_where_it_was_received(
+    exchange: str, key: str, kind: str, comes_out: str, delay: dict[str, Any]
+) -> None:
+    """By its own routing key, without the delay that it has behind it; Celery delays nothing of unknown exchanges."""
+    options = {"exchange": exchange, "routing_key": key, **delay}
+    found = way_back(on_rabbitmq("orders"), a_delivery(exchange, key), options, is_rabbitmq=True)
+    queue = found["queue"]
+    assert (queue.exchange.name, queue.exchange.type, queue.routing_key) == (exchange, kind, comes_out)
+    assert found["declare"] == []
+
+
+TO_ORDERS = {"exchange": "work", "routing_key": "orders"}
+
+
+@needs_quorum
+@pytest.mark.parametrize(
+    ("request_", "options"),
+    [
+        (a_delivery("work", "orders"), {"exchange": "work", "routing_key": "others"}),
+        (a_delivery("work", "orders"), {"exchange": "work", "routing_key": "others", "countdown": 5}),
+        (a_delivery("work", "orders"), {"exchange": "other", "routing_key": "orders", "countdown": 5}),
+        (a_delivery("work", "orders"), {**TO_ORDERS, "queue": "others", "countdown": 5}),
+        *((a_delivery("", "orders"), {**way, "countdown": 5}) for way in ({"queue": "orders"}, TO_ORDERS, {})),
+        *((Context(), {**way, "countdown": 5}) for way in ({"queue": "orders"}, TO_ORDERS, {})),
+    ],
+)
+def test_a_message_goes_where_its_author_or_celery_sends_it(request_: Context, options: dict[str, Any]) -> None:
+    """The routing key of the default exchange is the name of a queue, and no queue can be bound to that exchange."""
+    assert way_back(on_rabbitmq("orders", "others"), request_, options, is_rabbitmq=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "delay", "countdown"),
+    [
+        ("classic", 300, 0.3),
+        *(pytest.param("quorum", *each, marks=needs_quorum) for each in ((1, 1), (1000, 1), (1001, 2))),
+    ],
+)
+def test_quorum_queues_delay_by_whole_seconds_rounded_up(kind: str, delay: int, countdown: float) -> None:
+    """Celery refuses to publish what waits for less than one, and cuts off what is more; else a worker keeps it."""
+    app = on_rabbitmq("orders", kind=kind)
+    assert _delay_options(app, a_delivery("work", "orders"), delay) == {"countdown": countdown}
+
+
+def test_celery_without_quorum_queues_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 5.5 a queue may be one, and nothing follows from it."""
+    monkeypatch.setattr(versions, "DEFAULTS", {})
+    assert not versions.has_quorum_queues(on_rabbitmq("orders"))
+
+
+@needs_quorum
+def test_a_retry_is_sent_the_way_back() -> None:
+    """Celery itself would take the default queue."""
+
+    @on_rabbitmq("celery", "orders").task(base=IdempotentTask, shared=False)
+    def task() -> None: ...
+
+    request = a_delivery("work", "orders", id="i", args=[], kwargs={})
+    assert task.signature_from_request(request, countdown=5).options["queue"].routing_key == "orders"
+
+
+def test_quorum_queues_tell_how_often_a_message_was_delivered() -> None:
+    """The count goes on over messages; what RabbitMQ tells of one is not said of the next."""
+    request = Context(headers={"x-delivery-count": 2, DELIVERIES_HEADER: 4})
+    assert (deliveries(request), deliveries(Context(headers={}))) == (7, 1)
+    assert dict(versions.headers_again(request)) == {DELIVERIES_HEADER: 4}
