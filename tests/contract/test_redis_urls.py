@@ -1,163 +1,24 @@
-"""What Redis URLs mean: servers, options, defaults; and that what cannot be meant is refused, telling no secret."""
+"""URLs of Redis: they mean what Celery and redis-py mean by them, or are refused naming the part, and no secret."""
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import redis
+from hypothesis import given
+from hypothesis import strategies as st
 from redis.cluster import RedisCluster
-from redis.connection import ConnectionPool
 from redis.credentials import CredentialProvider
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.redis.client import read_url
+from celery_idempotent.stores.redis.client import DirectClient, read_url
 
 SECRET = "5ecret"
-
-
-def pool_of(url: str) -> ConnectionPool:
-    store = open_store(url)
-    assert isinstance(store, RedisStore)
-    client = store._connected()
-    assert isinstance(client, redis.Redis)
-    return client.connection_pool
-
-
-def meant(url: str) -> dict[str, Any]:
-    """What the driver is told, with user and password as they will be sent."""
-    pool = pool_of(url)
-    options: dict[str, Any] = dict(pool.connection_kwargs)
-    provider = options.get("credential_provider")
-    return {
-        **{name: options.get(name) for name in ("host", "port", "db", "path")},
-        "credentials": provider.get_credentials() if provider else None,
-        "class": pool.connection_class.__name__,
-    }
-
-
-PLAIN = {"host": None, "port": 6379, "db": 0, "path": None, "credentials": None, "class": "Connection"}
-SOCKET = {**PLAIN, "port": None, "class": "UnixDomainSocketConnection"}
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("redis://localhost", {**PLAIN, "host": "localhost"}),
-        ("redis://localhost/", {**PLAIN, "host": "localhost"}),
-        ("REDIS://localhost", {**PLAIN, "host": "localhost"}),
-        ("redis://10.0.0.7:6380/2", {**PLAIN, "host": "10.0.0.7", "port": 6380, "db": "2"}),
-        ("redis://[::1]:6380/2", {**PLAIN, "host": "::1", "port": 6380, "db": "2"}),
-        ("redis://localhost?db=3", {**PLAIN, "host": "localhost", "db": "3"}),
-        ("redis://localhost/3?db=3", {**PLAIN, "host": "localhost", "db": "3"}),
-        ("redis://localhost?virtual_host=3", {**PLAIN, "host": "localhost", "db": "3"}),
-        ("redis://:p%40ss%2Fw@localhost", {**PLAIN, "host": "localhost", "credentials": ("p@ss/w",)}),
-        ("redis://shop:p%3Bw@localhost", {**PLAIN, "host": "localhost", "credentials": ("shop", "p;w")}),
-        ("redis://shop@localhost", {**PLAIN, "host": "localhost", "credentials": ("shop", "")}),
-        (
-            "rediss://localhost:6390/1",
-            {**PLAIN, "host": "localhost", "port": 6390, "db": "1", "class": "SSLConnection"},
-        ),
-        ("redis+socket:///run/redis.sock", {**SOCKET, "path": "/run/redis.sock"}),
-        ("redis+socket:///run/redis.sock?virtual_host=4", {**SOCKET, "path": "/run/redis.sock", "db": "4"}),
-        ("redis+socket://:pw@/run/redis.sock", {**SOCKET, "path": "/run/redis.sock", "credentials": ("pw",)}),
-        ("unix:///run/a%20b.sock?db=4", {**SOCKET, "path": "/run/a b.sock", "db": "4"}),
-        (
-            "unix://shop@/run/redis.sock?password=pw",
-            {**SOCKET, "path": "/run/redis.sock", "credentials": ("shop", "pw")},
-        ),
-    ],
-)
-def test_url_of_one_server_means_what_celery_and_redis_py_mean(url: str, expected: dict[str, Any]) -> None:
-    """Host, port, database, socket and login are those that a broker URL of the same text names."""
-    assert meant(url) == expected
-
-
-def test_database_is_chosen_by_text() -> None:
-    """hiredis crashes the process where a time limit strikes while it writes a number, such as that of SELECT."""
-    assert pool_of("redis://localhost/2").connection_kwargs["db"] == "2"
-
-
-@pytest.mark.parametrize(
-    ("url", "sentinels", "db", "credentials"),
-    [
-        ("sentinel://a:1?master_name=m", [("a", 1)], 0, None),
-        ("sentinel://a?master_name=m", [("a", 26379)], 0, None),
-        ("sentinel://:pw@a:1;sentinel://b:2/3?master_name=m", [("a", 1), ("b", 2)], "3", ("pw",)),
-        ("sentinel://:pw@a:1/3;sentinel://:pw@b:2/3?master_name=m", [("a", 1), ("b", 2)], "3", ("pw",)),
-        ("sentinel://a:1/3?master_name=m;b:2;c:3", [("a", 1), ("b", 2), ("c", 3)], "3", None),
-    ],
-)
-def test_url_of_sentinels_means_the_primary_that_they_name(
-    url: str, sentinels: list[tuple[str, int]], db: int | str, credentials: tuple[str, ...] | None
-) -> None:
-    """Servers are parted by semicolons, as in a broker URL; login and database are the primary's."""
-    pool: Any = pool_of(url)
-
-    provider = pool.connection_kwargs.get("credential_provider")
-    assert (pool.service_name, pool.is_master) == ("m", True)
-    asked = [each.connection_pool.connection_kwargs for each in pool.sentinel_manager.sentinels]
-    assert [(each["host"], each["port"]) for each in asked] == sentinels
-    assert pool.connection_kwargs["db"] == db
-    assert pool.connection_kwargs["socket_keepalive"] is True
-    assert (provider and provider.get_credentials()) == credentials
-    assert all(each["credential_provider"] is None for each in asked)
-
-
-def test_sentinels_have_a_login_and_tls_of_their_own(tmp_path: Path) -> None:
-    """What the primary is told, the sentinels are told only if the URL says so."""
-    authority = tmp_path / "ca.pem"
-    authority.touch()
-    base = f"sentinel://u:p@a?master_name=m&sentinel_username=su&sentinel_password=sp&ssl_ca_certs={authority}"
-    for suffix, is_safe in (("&sentinel_ssl=true", True), ("&sentinel_ssl=false", False), ("", False)):
-        pool: Any = pool_of(f"{base}{suffix}&min_other_sentinels=2")
-        manager = pool.sentinel_manager
-        (sentinel,) = manager.sentinels
-        asked = sentinel.connection_pool
-
-        assert pool.connection_class is redis.SentinelManagedSSLConnection
-        assert pool.connection_kwargs["ssl_ca_certs"] == str(authority)
-        assert pool.connection_kwargs["credential_provider"].get_credentials() == ("u", "p")
-        assert manager.min_other_sentinels == 2
-        assert (asked.connection_class is redis.SSLConnection) is is_safe
-        assert asked.connection_kwargs.get("ssl_ca_certs") == (str(authority) if is_safe else None)
-        assert asked.connection_kwargs["credential_provider"].get_credentials() == ("su", "sp")
-        assert asked.connection_kwargs["socket_timeout"] == 3
-        assert asked.connection_kwargs["socket_connect_timeout"] == 2
-
-
-@pytest.mark.parametrize(
-    ("url", "nodes"),
-    [
-        ("redis+cluster://a:1", [("a", 1)]),
-        ("redis+cluster://a;b:2/0", [("a", 6379), ("b", 2)]),
-        ("redis+cluster://a:1;redis+cluster://b:2", [("a", 1), ("b", 2)]),
-        ("rediss+cluster://a:1;b?ssl_check_hostname=false", [("a", 1), ("b", 6379)]),
-    ],
-)
-def test_url_of_a_cluster_names_where_to_begin(
-    url: str, nodes: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Several nodes may be named, so that one of them may be down."""
-    seen: dict[str, Any] = {}
-    monkeypatch.setattr(RedisCluster, "__init__", lambda self, **options: seen.update(options))
-
-    read_url(url).connect()
-
-    assert [(each.host, each.port) for each in seen["startup_nodes"]] == nodes
-    assert seen.get("ssl", False) is url.startswith("rediss")
-    assert "db" not in seen
-
-
-def test_tls_to_a_cluster_is_never_weaker_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A redis-py that would not look at the name in a certificate is refused, unless nobody is to look."""
-    monkeypatch.setattr("celery_idempotent.stores.redis.client._CLUSTERS_CHECK_NAMES", False)
-
-    with pytest.raises(PolicyError, match="since redis-py 6; upgrade"):
-        read_url("rediss+cluster://a")
-    for allowed in ("rediss+cluster://a?ssl_cert_reqs=none", "rediss+cluster://a?ssl_check_hostname=false"):
-        read_url(allowed)
+PEM, HERE = __file__, str(Path(__file__).parent)
+"""Whether files are there is all that is looked at before a connection is made."""
 
 
 class Provider(CredentialProvider):
@@ -168,151 +29,227 @@ class Provider(CredentialProvider):
         return "shop", "token"
 
 
-def test_options_reach_the_driver(tmp_path: Path) -> None:
-    """Every option that the URL may carry is what the driver calls by the same name."""
-    file = tmp_path / "pem"
-    file.touch()
-    options = pool_of(
-        "rediss://h?socket_timeout=1.5&socket_connect_timeout=0.5&max_connections=7&client_name=shop&"
-        f"credential_provider={__name__}.Provider&ssl_cert_reqs=CERT_OPTIONAL&ssl_ca_certs={file}&"
-        f"ssl_ca_path={tmp_path}&ssl_certfile={file}&ssl_keyfile={file}&ssl_check_hostname=False"
-    )
-
-    given: dict[str, Any] = options.connection_kwargs
-    assert isinstance(given["credential_provider"], Provider)
-    assert options.max_connections == 7
-    assert {
-        name: given[name] for name in given if name.startswith(("ssl_c", "ssl_k", "socket_", "client"))
-    }.items() >= {
-        "socket_timeout": 1.5,
-        "socket_connect_timeout": 0.5,
-        "socket_keepalive": True,
-        "client_name": "shop",
-        "ssl_cert_reqs": "optional",
-        "ssl_ca_certs": str(file),
-        "ssl_ca_path": str(tmp_path),
-        "ssl_certfile": str(file),
-        "ssl_keyfile": str(file),
-        "ssl_check_hostname": False,
-    }.items()
+def _told(pool: Any) -> dict[str, Any]:
+    """What a pool tells its connections, with the login as it will be sent."""
+    options = dict(pool.connection_kwargs)
+    provider = options.get("credential_provider")
+    login = provider.get_credentials() if provider else None
+    return {**options, "login": login, "class": pool.connection_class.__name__, "most": pool.max_connections}
 
 
-def test_certificates_are_demanded_unless_the_url_says_otherwise() -> None:
-    """TLS without a look at the certificate is no default."""
-    assert pool_of("rediss://h").connection_kwargs["ssl_cert_reqs"] == "required"
-    assert pool_of("rediss://h").connection_kwargs["ssl_check_hostname"] is True
-    assert pool_of("rediss://h?ssl_cert_reqs=none").connection_kwargs["ssl_cert_reqs"] == "none"
+def told(url: str) -> dict[str, Any]:
+    """What the driver is told of one server, or of the primary that sentinels name; and those, under ``sentinels``."""
+    client = RedisStore.from_url(url)._connected()
+    assert isinstance(client, redis.Redis)
+    pool: Any = client.connection_pool
+    shown = repr(pool) + repr(pool.connection_kwargs)
+    manager = getattr(pool, "sentinel_manager", None)
+    if manager:
+        shown += repr(manager.sentinels) + repr(manager.connection_kwargs)
+    assert SECRET not in shown
+    sentinels = [_told(each.connection_pool) for each in manager.sentinels] if manager else []
+    return {**_told(pool), "sentinels": sentinels, "others": getattr(manager, "min_other_sentinels", None)}
 
 
-def test_options_of_the_store_reach_the_store() -> None:
-    """Prefix, number of replicas and seconds to wait for them."""
-    store = open_store("redis://h?prefix=shop%3A&wait_replicas=2&wait_timeout=0.5")
-
-    assert isinstance(store, RedisStore)
-    assert (store._prefix, store._wait_replicas, store._wait_timeout) == ("shop:", 2, 0.5)
+PLAIN = (
+    {"host": "h", "port": 6379, "path": None, "db": 0, "login": None, "class": "Connection", "protocol": 2}
+    | {"socket_timeout": 3, "socket_connect_timeout": 2, "socket_keepalive": True, "most": 10_000}
+    | {"client_name": "celery-idempotent", "sentinels": []}
+)
+ABSENT = dict.fromkeys(("host", "port", "socket_keepalive", "socket_connect_timeout"))
+SOCKET = {**PLAIN, **ABSENT, "class": "UnixDomainSocketConnection"}
+TLS = {**PLAIN, "class": "SSLConnection", "ssl_cert_reqs": "required", "ssl_check_hostname": True}
+LIMITS = "socket_timeout=1.5&socket_connect_timeout=0.5&max_connections=7&client_name=s"
+LIMITED = {"socket_timeout": 1.5, "socket_connect_timeout": 0.5, "most": 7, "client_name": "s"}
+FILES = f"ssl_ca_certs={PEM}&ssl_ca_path={HERE}&ssl_certfile={PEM}&ssl_keyfile={PEM}"
 
 
 @pytest.mark.parametrize(
-    ("url", "remedy"),
+    ("url", "usual", "other"),
     [
-        ("redis://", "write a host"),
-        ("redis:///0", "write a host"),
-        ("redis://h/first", "db='first'"),
-        ("redis://h/-1", "negative"),
-        ("redis://h/1?db=2", "db is given twice"),
-        ("redis://h:99999", "port cannot be read"),
-        ("redis://h:1;redis://h:2", "several need sentinel:// or redis"),
-        ("redis://h:1;h:2", "port cannot be read"),
-        ("redis://h?wait_replica=1", "unknown option wait_replica; there are: .*wait_replicas"),
-        ("redis://h?wait_replicas=one", "wait_replicas='one'"),
-        ("redis://h?wait_replicas=1&wait_timeout=3", "wait_timeout .* less than socket_timeout"),
-        ("redis://h?wait_replicas=1&socket_timeout=0.5", "wait_timeout .* less than socket_timeout"),
-        ("redis://h?wait_timeout=0", "wait_timeout='0'"),
-        ("redis://h?socket_timeout=61", "at most 60"),
-        ("redis://h?prefix=", "prefix=''"),
-        ("redis://h?ssl_cert_reqs=none", "TLS needs rediss://"),
-        ("unix:///s?ssl_cert_reqs=none", "TLS needs rediss://"),
-        ("rediss://h?ssl_cert_reqs=maybe", "required, optional or none"),
-        ("rediss://h?ssl_check_hostname=maybe", "true or false"),
-        ("rediss://h?ssl_ca_certs=/no/such/file", "the file does not exist"),
-        ("rediss://h?ssl_ca_path=/no/such/folder", "the folder does not exist"),
-        ("redis://h?credential_provider=os.getcwd", "not name a redis.CredentialProvider"),
-        ("redis://h?credential_provider=no.such.module", "No module"),
-        ("redis://h?credential_provider=os.nothing", "credential_provider"),
-        ("redis://h?credential_provider=os.path.join", "credential_provider"),
-        (f"redis://u:{SECRET}@h?credential_provider={__name__}.Provider", "credential_provider brings"),
-        ("redis+socket://", "path of the socket"),
-        ("unix:///", "path of the socket"),
-        ("unix://run/redis.sock", "three slashes"),
-        ("sentinel://a:1", "master_name="),
-        ("sentinel://a:1?master_name=", "master_name=''"),
-        ("sentinel://a:1?master_name=m;b:2?master_name=n", "master_name is given twice"),
-        ("sentinel://a:1;redis://2?master_name=m", "one scheme"),
-        ("redis+cluster://a:1;rediss+cluster://b:2", "one scheme"),
-        ("sentinel://a:1;;b:2?master_name=m", "write a host"),
-        ("redis://h?master_name=m", "unknown option master_name"),
-        ("redis+cluster://h/1", "unknown option db"),
-        ("redis://h/0#1", "@ or #"),
+        ("redis://h", PLAIN, {}),
+        ("REDIS://h/", PLAIN, {}),
+        ("redis://10.0.0.7:6380/2", PLAIN, {"host": "10.0.0.7", "port": 6380, "db": "2"}),
+        ("redis://[::1]/0", PLAIN, {"host": "::1"}),
+        ("redis://h?db=3", PLAIN, {"db": "3"}),
+        ("redis://h/3?db=3", PLAIN, {"db": "3"}),
+        ("redis://h?virtual_host=3", PLAIN, {"db": "3"}),
+        ("redis://shop@h", PLAIN, {"login": ("shop", "")}),
+        ("redis://:p@h", PLAIN, {"login": ("p",)}),
+        (f"redis://h?credential_provider={__name__}.Provider", PLAIN, {"login": ("shop", "token")}),
+        (f"redis://h?{LIMITS}", PLAIN, LIMITED),
+        ("redis://h?client_name=", PLAIN, {"client_name": ""}),
+        ("rediss://h:6390/1", TLS, {"port": 6390, "db": "1"}),
+        ("rediss://h?ssl_cert_reqs=none", {**PLAIN, "class": "SSLConnection"}, {"ssl_cert_reqs": "none"}),
+        ("rediss://h?ssl_cert_reqs=CERT_OPTIONAL", TLS, {"ssl_cert_reqs": "optional"}),
+        ("rediss://h?ssl_check_hostname=False", TLS, {"ssl_check_hostname": False}),
+        (f"rediss://h?{FILES}", TLS, {"ssl_ca_certs": PEM, "ssl_ca_path": HERE, "ssl_certfile": PEM}),
+        ("redis+socket:///run/r.sock?virtual_host=4", SOCKET, {"path": "/run/r.sock", "db": "4"}),
+        ("redis+socket://:pw@/run/r.sock", SOCKET, {"path": "/run/r.sock", "login": ("pw",)}),
+        ("unix://shop@/run/a%20b.sock?password=pw", SOCKET, {"path": "/run/a b.sock", "login": ("shop", "pw")}),
     ],
 )
-def test_unusable_url_is_refused_with_the_part_and_the_remedy(url: str, remedy: str) -> None:
-    """What cannot be meant is told when the store is opened, not when a task runs."""
-    with pytest.raises(PolicyError, match=f"^idempotency_store='.*{remedy}") as raised:
-        open_store(url)
-    assert SECRET not in str(raised.value)
+def test_url_of_one_server_means_what_celery_and_redis_py_mean(url: str, usual: Any, other: Any) -> None:
+    """Host, port, database, socket, login and TLS; a database as text, as a number crashes hiredis under a signal."""
+    wanted, found = {**usual, **other}, told(url)
+    assert {name: found.get(name) for name in wanted} == wanted
 
 
-@pytest.mark.parametrize("special", ["/", "?", "#", "[", "]", ":", ";", "@", "%"])
-@pytest.mark.parametrize(
-    "form", ["redis://u:{}@h", "redis://:{}@h:6379/0", "sentinel://:{}@h?master_name=m", "redis+cluster://u:{}@h"]
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_escaped_login_arrives_as_it_was_and_is_shown_by_nobody(user: str, password: str) -> None:
+    """Not by the store's name, and not by the driver's own objects, which its errors quote."""
+    password += SECRET
+    url = f"redis://{quote(user, safe='')}:{quote(password, safe='')}@h"
+
+    assert told(url)["login"] == (user, password)
+    assert repr(open_store(url)) == "redis://h:6379/0"
+
+
+@given(
+    st.sampled_from(
+        ["redis://u:{}@h", "redis://:{}@h:6379/0", "sentinel://:{}@h?master_name=m", "redis+cluster://u:{}@h"]
+    ),
+    st.text("/?#[]:;@%12x", min_size=1, max_size=5),
 )
-@pytest.mark.parametrize("beginning", [SECRET, "12"])
-def test_password_that_breaks_its_url_is_not_told(special: str, form: str, beginning: str) -> None:
-    """Of a password with special characters that were not escaped, no piece appears in the error or in the name."""
+def test_password_that_breaks_its_url_is_not_told(form: str, beginning: str) -> None:
+    """Of a password whose special characters were not escaped, no piece is in the error or in the name."""
     try:
-        shown = repr(open_store(form.format(f"{beginning}{special}{SECRET}")))
+        shown = repr(open_store(form.format(f"{beginning}{SECRET}")))
     except PolicyError as error:
         shown = f"{error} {error!r} {error.__cause__} "
     assert SECRET not in shown
 
 
+SENTINELS = {"host": "a", "port": 26379, "login": None, "class": "Connection", "socket_timeout": 3, "protocol": 2}
+
+
 @pytest.mark.parametrize(
-    ("url", "name"),
+    ("url", "primary", "sentinels", "name"),
     [
-        (f"redis://u:{SECRET}@h:1/2?prefix=x", "redis://h:1/2"),
-        (f"rediss://u:{SECRET}@h", "rediss://h:6379/0"),
-        (f"redis+socket://:{SECRET}@/run/r.sock", "redis+socket:///run/r.sock"),
-        (f"unix:///run/r.sock?password={SECRET}", "unix:///run/r.sock"),
+        ("a:1?master_name=m", {}, [{"port": 1}], "a:1/0"),
+        (":pw@a;sentinel://b:2/3?master_name=m", {"db": "3", "login": ("pw",)}, [{}, {"host": "b", "port": 2}], None),
+        (":pw@a/3;:pw@b/3?master_name=m", {"db": "3", "login": ("pw",)}, [{}, {"host": "b"}], "a:26379;b:26379/3"),
+        ("a/3?master_name=m;b", {"db": "3"}, [{}, {"host": "b"}], None),
         (
-            f"sentinel://:{SECRET}@a;b:2/1?master_name=m&sentinel_password={SECRET}",
-            "sentinel://a:26379;b:2/1?master_name=m",
+            f"u:{SECRET}@a?master_name=m&sentinel_username=su&sentinel_password={SECRET}&min_other_sentinels=2",
+            {"login": ("u", SECRET), "others": 2},
+            [{"login": ("su", SECRET)}],
+            "a:26379/0",
         ),
-        (f"redis+cluster://:{SECRET}@a;b:2", "redis+cluster://a:6379;b:2"),
+        (
+            f"a?master_name=m&ssl_ca_certs={PEM}",
+            {"class": "SentinelManagedSSLConnection", "ssl_ca_certs": PEM, "ssl_check_hostname": True},
+            [{"ssl_ca_certs": None}],
+            None,
+        ),
+        (f"a?master_name=m&ssl_ca_certs={PEM}&sentinel_ssl=false", {"ssl_ca_certs": PEM}, [{}], None),
+        (
+            f"a?master_name=m&ssl_ca_certs={PEM}&sentinel_ssl=true",
+            {"ssl_ca_certs": PEM},
+            [{"class": "SSLConnection", "ssl_ca_certs": PEM}],
+            None,
+        ),
     ],
 )
-def test_name_has_no_credentials(url: str, name: str) -> None:
-    """What appears in logs and errors says where the records are, and nothing else."""
-    store = open_store(url)
+def test_url_of_sentinels_means_the_primary_that_they_name(
+    url: str, primary: dict[str, Any], sentinels: list[dict[str, Any]], name: str | None
+) -> None:
+    """Servers are parted by semicolons, as in a broker's URL; what the primary is told, sentinels are told if asked."""
+    found = told(f"sentinel://{url}")
+    wanted = {"db": 0, "login": None, "others": 0, "socket_keepalive": True, **primary}
 
-    assert repr(store) == name
+    assert {each: found[each] for each in wanted} == wanted
+    for asked, other in zip(found["sentinels"], sentinels, strict=True):
+        assert {each: asked.get(each) for each in {**SENTINELS, **other}} == {**SENTINELS, **other}
+    if name:
+        assert repr(open_store(f"sentinel://{url}")) == f"sentinel://{name}?master_name=m"
 
 
 @pytest.mark.parametrize(
-    "url", [f"redis://u:{SECRET}@h", f"sentinel://:{SECRET}@a?master_name=m&sentinel_password={SECRET}"]
+    ("url", "nodes"),
+    [
+        ("redis+cluster://a:1", [("a", 1)]),
+        (f"redis+cluster://:{SECRET}@a;b:2/0", [("a", 6379), ("b", 2)]),
+        ("redis+cluster://a:1;redis+cluster://b:2", [("a", 1), ("b", 2)]),
+        ("rediss+cluster://a:1;b?ssl_check_hostname=false", [("a", 1), ("b", 6379)]),
+    ],
 )
-def test_driver_does_not_show_the_password_either(url: str) -> None:
-    """Not even the driver's own objects, which its errors quote."""
-    pool: Any = pool_of(url)
+def test_url_of_a_cluster_names_where_to_begin(
+    url: str, nodes: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several nodes may be named, so that one of them may be down."""
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(RedisCluster, "__init__", lambda self, **options: seen.update(options))
+    target = read_url(url)
+    target.connect()
 
-    shown = f"{pool!r} {pool.connection_kwargs!r}"
-    if "sentinel" in url:
-        shown += f"{pool.sentinel_manager.sentinels!r} {pool.sentinel_manager.connection_kwargs!r}"
-    assert SECRET not in shown
+    assert [(each.host, each.port) for each in seen["startup_nodes"]] == nodes
+    assert (seen.get("ssl", False), "db" in seen) == (url.startswith("rediss"), False)
+    assert target.name.partition("://")[2] == ";".join(f"{host}:{port}" for host, port in nodes)
+
+
+def test_tls_to_a_cluster_is_never_weaker_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A redis-py that would not look at the name in a certificate is refused, unless nobody is to look."""
+    monkeypatch.setattr("celery_idempotent.stores.redis.client._CLUSTERS_CHECK_NAMES", False)
+    with pytest.raises(PolicyError, match="redis-py 6"):
+        read_url("rediss+cluster://a")
+    for allowed in ("ssl_cert_reqs=none", "ssl_check_hostname=false"):
+        read_url(f"rediss+cluster://a?{allowed}")
+
+
+def test_options_of_the_store_reach_the_store() -> None:
+    """Prefix, number of replicas and seconds to wait for them."""
+    store = RedisStore.from_url("redis://h?prefix=shop%3A&wait_replicas=2&wait_timeout=0.5")
+
+    assert (store._prefix, store._wait_replicas, store._wait_timeout) == ("shop:", 2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("url", "part"),
+    [
+        *(("redis://", "host"), ("redis:///0", "host"), ("sentinel://a:1;;b:2?master_name=m", "host")),
+        *(("redis://h/first", "db='first'"), ("redis://h/-1", "negative"), ("redis://h/1?db=2", "db is given twice")),
+        *(("redis://h:99999", "port"), ("redis://h:1;h:2", "port"), ("redis://h/0#1", "@ or #")),
+        *(("redis://h:1;redis://h:2", "sentinel://"), ("sentinel://a:1;redis://2?master_name=m", "one scheme")),
+        ("redis+cluster://a:1;rediss+cluster://b:2", "one scheme"),
+        ("redis://h?wait_replica=1", "wait_replica; there are: .*wait_replicas"),
+        ("redis://h?wait_replicas=one", "wait_replicas='one'"),
+        *((f"redis://h?wait_replicas=1&{each}", "less than") for each in ("wait_timeout=3", "socket_timeout=0.5")),
+        *(("redis://h?wait_timeout=0", "wait_timeout='0'"), ("redis://h?socket_timeout=61", "at most 60")),
+        ("redis://h?prefix=", "prefix=''"),
+        *((f"{each}?ssl_cert_reqs=none", "TLS needs rediss://") for each in ("redis://h", "unix:///s")),
+        *(("rediss://h?ssl_cert_reqs=maybe", "required"), ("rediss://h?ssl_check_hostname=maybe", "true or false")),
+        *(("rediss://h?ssl_ca_certs=/no/such", "file"), ("rediss://h?ssl_ca_path=/no/such", "folder")),
+        ("redis://h?credential_provider=os.getcwd", "redis.CredentialProvider"),
+        *((f"redis://h?credential_provider={each}", "provider") for each in ("no.such", "os.nothing", "os.path.join")),
+        (f"redis://u:{SECRET}@h?credential_provider={__name__}.Provider", "credential_provider brings"),
+        *(("redis+socket://", "path of the socket"), ("unix:///", "path of the socket"), ("unix://run/r", "slashes")),
+        *(("sentinel://a:1", "master_name="), ("sentinel://a:1?master_name=", "master_name=''")),
+        ("sentinel://a:1?master_name=m;b:2?master_name=n", "master_name is given twice"),
+        *(("redis://h?master_name=m", "option master_name"), ("redis+cluster://h/1", "option db")),
+    ],
+)
+def test_unusable_url_is_refused_with_the_part(url: str, part: str) -> None:
+    """When the store is opened, and not when a task runs."""
+    with pytest.raises(PolicyError, match=f"^idempotency_store='.*{part}") as raised:
+        open_store(url)
+    assert SECRET not in str(raised.value)
 
 
 def test_nothing_is_connected_when_a_store_is_opened() -> None:
-    """A publisher that only names the store needs no server."""
+    """A publisher that only names the store needs no server, and not even a client."""
     for url in ("redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "sentinel://127.0.0.1:1?master_name=m"):
-        store = open_store(url)
+        store = RedisStore.from_url(url)
         store.close()
-    assert store._connected.made() is None  # type: ignore[attr-defined]
+        assert store._connected.made() is None
+
+
+def test_all_tries_of_a_call_end_within_half_a_lease() -> None:
+    """Each may wait as long as it may; both ways give up after as many."""
+    client = RedisStore.from_url("redis://localhost")._connected()
+    assert isinstance(client, DirectClient)
+    options: Any = client.connection_pool.connection_kwargs
+
+    tries = 1 + options["retry"]._retries
+    assert tries == 2 + client._resends._retries
+    assert tries * (options["socket_connect_timeout"] + options["socket_timeout"]) == 15
