@@ -14,12 +14,29 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.stores.redis import RedisStore
 from lab.embedded import EmbeddedRedis
 from lab.embedded.redis import DURABLE
 from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"
 GROUP = "orders"
+
+
+@contextmanager
+def opened(url: str) -> Iterator[RedisStore]:
+    """The store that a URL names, until it is closed."""
+    store = RedisStore.from_url(url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def redis_key(record: Record) -> str:
+    """Where a record stands by default."""
+    return f"celery-idempotent:{record.key}"
 
 
 @contextmanager
