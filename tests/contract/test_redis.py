@@ -4,9 +4,9 @@
 import os
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
@@ -46,14 +46,17 @@ def sentinel(primary: EmbeddedRedis) -> Iterator[EmbeddedSentinel]:
 class TestRedisStore(StoreContract):
     """The whole contract on one server, a cluster, one whose replica must have each record, and behind a sentinel."""
 
-    @pytest.fixture(params=["server", "cluster", "replica", "sentinel"])
+    WAYS: ClassVar = {
+        "server": ("redis_server", "{server.url}"),
+        "cluster": ("redis_cluster", "redis+cluster://{server.address}"),
+        "replica": ("primary", "{server.url}?wait_replicas=1"),
+        "sentinel": ("sentinel", f"sentinel://{HOST}:{{server.port}}/0?master_name={GROUP}&wait_replicas=1"),
+    }
+
+    @pytest.fixture(params=WAYS)
     def store(self, request: pytest.FixtureRequest) -> Iterator[Store]:
-        self.url = {
-            "server": lambda get: get("redis_server").url,
-            "cluster": lambda get: f"redis+cluster://{get('redis_cluster').address}",
-            "replica": lambda get: f"{get('primary').url}?wait_replicas=1",
-            "sentinel": lambda get: f"sentinel://{HOST}:{get('sentinel').port}/0?master_name={GROUP}&wait_replicas=1",
-        }[request.param](request.getfixturevalue)
+        fixture, form = self.WAYS[request.param]
+        self.url = form.format(server=request.getfixturevalue(fixture))
         with opened(self.url) as store:
             yield store
 
@@ -195,9 +198,10 @@ def test_key_of_another_program_is_left_alone(store: RedisStore, client: Any) ->
     client.set(redis_key(text), "theirs")
     client.hset(redis_key(other), mapping={"name": "Ada"})
     for record, word in ((text, "prefix"), (other, "no record")):
-        for ask in (lambda record=record: store.swap(record, None), lambda record=record: store.get(record.key)):
-            with pytest.raises(StoreMisconfigured, match=word):
-                ask()
+        with pytest.raises(StoreMisconfigured, match=word):
+            store.swap(record, None)
+        with pytest.raises(StoreMisconfigured, match=word):
+            store.get(record.key)
     assert not {text.key, other.key} & {each.key for each in store.scan()}
     assert (client.get(redis_key(text)), client.hgetall(redis_key(other))) == ("theirs", {"name": "Ada"})
     client.delete(redis_key(text), redis_key(other))
@@ -345,7 +349,12 @@ def test_only_what_is_meant_is_read(listed: RedisStore, monkeypatch: pytest.Monk
     both, unknown = _kept(listed, label="acme/7", task="mail"), _kept(listed, status=Status.UNKNOWN)
     read: list[bytes] = []
     whole = hashes._read
-    monkeypatch.setattr(hashes, "_read", lambda client, names: read.extend(names) or whole(client, names))
+
+    def noted(client: Any, names: Sequence[bytes]) -> Any:
+        read.extend(names)
+        return whole(client, names)
+
+    monkeypatch.setattr(hashes, "_read", noted)
 
     wanted: Any
     for wanted, meant in (
