@@ -20,6 +20,9 @@ from celery_idempotent.stores.sql import SQLStore
 from tests.support.asgi import AsgiShop, Client, Message, exchange, scope
 from tests.support.http_behaviour import Behaviour
 
+KEY = ("idempotency-key", "k")
+START: Message = {"type": "http.response.start", "status": 201, "headers": []}
+
 
 class TestAsgi(Behaviour):
     """The behaviour that all coats share."""
@@ -29,8 +32,13 @@ class TestAsgi(Behaviour):
         return AsgiShop()
 
 
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
 def starlette(endpoint: Callable[[Request], Awaitable[Response]], store: Any, **options: Any) -> Client:
-    """A client of a Starlette application with one route."""
+    """A client of a Starlette application with one endpoint."""
     options = {"caller": "anybody", "store": store, **options}
     routes = [
         Mount("/api", routes=[Route("/{rest:path}", endpoint)]),
@@ -40,13 +48,19 @@ def starlette(endpoint: Callable[[Request], Awaitable[Response]], store: Any, **
 
 
 async def created(request: Request) -> Response:
-    """A view."""
-    return JSONResponse({"attempt": current_attempt().number}, 201)
+    """An endpoint that answers with the body, or the number of its attempt."""
+    return Response(await request.body() or str(current_attempt().number), 201)
 
 
-def test_record_is_called_by_the_route() -> None:
+async def plain(scope: Any, receive: Any, send: Any) -> None:
+    """An application without a framework, which answers with the number of its attempt."""
+    await receive()
+    await send(START)
+    await send({"type": "http.response.body", "body": str(current_attempt().number).encode()})
+
+
+def test_record_is_called_by_the_route(store: MemoryStore) -> None:
     """So that metrics have as many names as the application has routes."""
-    store = MemoryStore()
     client = starlette(created, store)
     for path in ("/orders/1", "/orders/2", "/nowhere"):
         client.request(path=path)
@@ -55,7 +69,7 @@ def test_record_is_called_by_the_route() -> None:
 
 
 def test_other_connections_pass() -> None:
-    """Of a server's start, of WebSockets, and what ``only`` leaves out."""
+    """Of a server's start, of WebSockets, and those that ``only`` leaves out."""
     seen: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -63,7 +77,7 @@ def test_other_connections_pass() -> None:
 
     middleware = IdempotencyMiddleware(app, caller="anybody", store="memory://", only=lambda scope: False)
     asyncio.run(exchange(middleware, {"type": "lifespan"}, []))
-    asyncio.run(exchange(middleware, scope("POST", "/", [("idempotency-key", "k")]), []))
+    asyncio.run(exchange(middleware, scope("POST", "/", [KEY]), []))
     assert seen == ["lifespan", "http"]
 
 
@@ -71,121 +85,81 @@ def test_path_is_no_function_of_the_request() -> None:
     """Refused where it is written; at the first request it would be an error of the server's."""
     only: Any = "/orders"
     with pytest.raises(PolicyError, match="only"):
-        IdempotencyMiddleware(starlette_app, caller="anybody", store="memory://", only=only)
+        IdempotencyMiddleware(plain, caller="anybody", store="memory://", only=only)
 
 
-async def starlette_app(scope: Any, receive: Any, send: Any) -> None:
-    """Any application."""
-
-
-def test_body_in_parts_is_one() -> None:
+@pytest.mark.parametrize(
+    ("headers", "parts", "told"),
+    [
+        ([KEY], [b"ab", b"cd"], "201 abcd"),
+        ([KEY, ("content-length", "4")], [b"ab", b"cd"], "201 abcd"),
+        ([KEY], [b"ab", b"cde"], "413 body-too-large"),
+        ([KEY, ("content-length", "4")], [b"abc"], "400 body-malformed"),
+        ([KEY, ("content-length", "x")], [b"abc"], "400 body-malformed"),
+        ([KEY, KEY], [b"abcd"], "400 key-malformed"),
+    ],
+)
+def test_body_in_parts_is_one(store: MemoryStore, headers: Any, parts: list[bytes], told: str) -> None:
     """And it is bounded, however it comes; a declared length has to be the body's."""
-    store = MemoryStore()
-    bodies: list[bytes] = []
+    assert str(starlette(created, store, max_request=4).send_parts("POST", "/orders/1", headers, parts)) == told
+
+
+def test_response_without_content_has_no_length(store: MemoryStore) -> None:
+    """Neither the first nor the repeated one."""
 
     async def view(request: Request) -> Response:
-        bodies.append(await request.body())
         return Response(status_code=204)
 
-    client = starlette(view, store, max_request=4)
-    key = ("idempotency-key", "k")
-    assert client.send_parts("POST", "/orders/1", [key], [b"ab", b"cd"]).status == 204
-    assert "content-length" not in client.send_parts("POST", "/orders/1", [key], [b"abcd"]).headers
-    assert client.send_parts("POST", "/orders/1", [key], [b"ab", b"cde"]).problem == "body-too-large"
-    assert client.send_parts("POST", "/orders/1", [key, ("content-length", "4")], [b"abc"]).problem == "body-malformed"
-    assert client.send_parts("POST", "/orders/1", [key, ("content-length", "x")], [b"abc"]).problem == "body-malformed"
-    assert client.send_parts("POST", "/orders/1", [key, key], [b"abcd"]).problem == "key-malformed"
-    assert bodies == [b"abcd"]
+    client = starlette(view, store)
+    assert ["content-length" in client.request(path="/orders/1").headers for _ in range(2)] == [False] * 2
 
 
 @pytest.mark.parametrize("caller", ["authorization", lambda scope: None])
 def test_nothing_is_read_of_a_stranger(caller: Any) -> None:
     """Hundreds of half-sent bodies would otherwise stay in memory, of whom nobody has let in."""
-    asked: list[Any] = []
+    sent: list[Any] = []
 
     async def receive() -> Any:
         raise AssertionError("read")
 
     async def send(message: Any) -> None:
-        asked.append(message)
+        sent.append(message)
 
-    app = IdempotencyMiddleware(starlette_app, store=MemoryStore(), caller=caller)
-    asyncio.run(app(scope("POST", "/orders/1", [("idempotency-key", "k")]), receive, send))
+    app = IdempotencyMiddleware(plain, store=MemoryStore(), caller=caller)
+    asyncio.run(app(scope("POST", "/orders/1", [KEY]), receive, send))
 
-    assert asked[0]["status"] == 403
+    assert sent[0]["status"] == 403
 
 
-def test_body_that_is_too_large_is_observed_as_it_comes() -> None:
+def test_body_that_is_too_large_is_observed_as_it_comes(store: MemoryStore) -> None:
     """Part of it was read; the application gets all."""
-    bodies: list[bytes] = []
-
-    async def view(request: Request) -> Response:
-        bodies.append(await request.body())
-        return Response()
-
-    client = starlette(view, MemoryStore(), max_request=4, policy=Policy(mode="observe"))
-    assert client.send_parts("POST", "/orders/1", [("idempotency-key", "k")], [b"abc", b"de", b"f"]).status == 200
-    assert bodies == [b"abcdef"]
+    client = starlette(created, store, max_request=4, policy=Policy(mode="observe"))
+    assert client.send_parts("POST", "/orders/1", [KEY], [b"abc", b"de", b"f"]).body == b"abcdef"
 
 
-def test_coat_in_a_coat_is_one() -> None:
-    """The inner one meets its own operation, and would wait for itself."""
-    store = MemoryStore()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        assert (await receive())["body"] == b"{}"
-        await send({"type": "http.response.start", "status": 201, "headers": []})
-        await send({"type": "http.response.body", "body": b"once"})
-
-    inner = IdempotencyMiddleware(app, caller="anybody", store=store)
-    client = Client(IdempotencyMiddleware(inner, caller="anybody", store=store))
-    assert [client.request().body for _ in range(2)] == [b"once"] * 2
+@pytest.mark.parametrize("inner", [{}, {"methods": ("PATCH",)}])
+def test_coat_in_a_coat_is_one(store: MemoryStore, inner: Any) -> None:
+    """The inner one meets its own operation, or does not care, and leaves the attempt around it."""
+    within = IdempotencyMiddleware(plain, caller="anybody", store=store, **inner)
+    client = Client(IdempotencyMiddleware(within, caller="anybody", store=store))
+    assert [str(client.request()) for _ in range(2)] == ["201 1", "201 1 replayed"]
 
 
-def test_without_a_caller_the_authorization_tells_who_calls_and_a_warning_is_given() -> None:
-    """Requests that have one keep to themselves; those without are of one caller, which an author has to hear."""
-    store = MemoryStore()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 201, "headers": []})
-        await send({"type": "http.response.body", "body": b"once"})
-
+def test_who_does_not_name_callers_is_warned(store: MemoryStore) -> None:
+    """Requests without an authorization are of one caller."""
     with pytest.warns(IdempotencyWarning, match="caller is not given"):
-        client = Client(IdempotencyMiddleware(app, store=store))
-    for authorization in ("Bearer ann", "Bearer bob"):
-        client.request(authorization=authorization)
-    client.request()
-    client.request()
-
-    assert len(list(store.scan())) == 3
+        IdempotencyMiddleware(plain, store=store)
 
 
-def test_coat_that_does_not_care_leaves_the_attempt_around_it() -> None:
-    """As of an application that is mounted in another."""
-    store = MemoryStore()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 201, "headers": []})
-        await send({"type": "http.response.body", "body": str(current_attempt().number).encode()})
-
-    inner = IdempotencyMiddleware(app, caller="anybody", store=store, methods=("PATCH",))
-    client = Client(IdempotencyMiddleware(inner, caller="anybody", store=store))
-    assert client.request().body == b"1"
-
-
-def test_client_that_leaves_within_his_request_asked_for_nothing() -> None:
+def test_client_that_leaves_within_his_request_asked_for_nothing(store: MemoryStore) -> None:
     """Half a body is none."""
-    store = MemoryStore()
-    client = starlette(created, store)
     parts: list[Message] = [{"type": "http.request", "body": b"ab", "more_body": True}]
-    asked = scope("POST", "/orders/1", [("idempotency-key", "k")])
-    assert asyncio.run(exchange(client.app, asked, parts)) == []
+    assert asyncio.run(exchange(starlette(created, store).app, scope("POST", "/orders/1", [KEY]), parts)) == []
     assert not list(store.scan())
 
 
-def test_client_that_leaves_later_does_not_stop_the_application() -> None:
+def test_client_that_leaves_later_does_not_stop_the_application(store: MemoryStore) -> None:
     """Its stream is read to the end, and recorded for his repetition."""
-    store = MemoryStore()
 
     async def stream(request: Request) -> Response:
         async def parts() -> Any:
@@ -196,65 +170,57 @@ def test_client_that_leaves_later_does_not_stop_the_application() -> None:
         return StreamingResponse(parts())
 
     client = starlette(stream, store)
-    assert client.request(path="/orders/1").body == b"ab"
-    assert client.request(path="/orders/1").headers["idempotent-replayed"] == "true"
+    assert [str(client.request(path="/orders/1")) for _ in range(2)] == ["200 ab", "200 ab replayed"]
 
 
-def test_background_task_is_part_of_the_operation() -> None:
+@pytest.mark.parametrize(("divisor", "status"), [(1, Status.COMPLETED), (0, Status.RELEASED)])
+def test_background_task_is_part_of_the_operation(store: MemoryStore, divisor: int, status: Status) -> None:
     """It is over when the response is sent; if it fails, the claim is given back."""
-    store = MemoryStore()
-    done: list[int] = []
+    done: list[float] = []
 
     async def view(request: Request) -> Response:
-        return Response(background=BackgroundTask(done.append, 1))
+        return Response(background=BackgroundTask(lambda: done.append(1 / divisor)))
 
-    assert starlette(view, store).request(path="/orders/1").status == 200
-    assert done == [1]
-
-    async def failing(request: Request) -> Response:
-        return Response(background=BackgroundTask(lambda: 1 / 0))
-
-    with pytest.raises(ZeroDivisionError):
-        starlette(failing, store).request("k-2", path="/orders/1")
-    assert {each.status for each in store.scan()} == {Status.COMPLETED, Status.RELEASED}
+    client = starlette(view, store)
+    if divisor:
+        assert (client.request(path="/orders/1").status, done) == (200, [1])
+    else:
+        with pytest.raises(ZeroDivisionError):
+            client.request(path="/orders/1")
+    assert [each.status for each in store.scan()] == [status]
 
 
-@pytest.mark.parametrize("messages", [[], [{"type": "http.response.start", "status": 200}]])
-def test_incomplete_response_is_none(messages: list[Message]) -> None:
+@pytest.mark.parametrize("messages", [[], [START]])
+def test_incomplete_response_is_none(store: MemoryStore, messages: list[Message]) -> None:
     """The application has failed."""
-    store = MemoryStore()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         for each in messages:
             await send(each)
 
-    client = Client(IdempotencyMiddleware(app, caller="anybody", store=store))
-    with pytest.raises(RuntimeError, match="without a complete response"):
-        client.request()
+    with pytest.raises(RuntimeError, match="complete"):
+        Client(IdempotencyMiddleware(app, caller="anybody", store=store)).request()
     assert [each.status for each in store.scan()] == [Status.RELEASED]
 
 
-def test_application_learns_that_the_client_is_gone_at_the_end() -> None:
-    """What waits for that ends then; what is sent later, or is no part of a response, is dropped."""
+def test_application_learns_that_the_client_is_gone_at_the_end(store: MemoryStore) -> None:
+    """Who waits for that ends then; later parts, or those of no response, are dropped."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert scope["extensions"] == {}
         await receive()
         waiting = asyncio.ensure_future(receive())
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(START)
         assert not waiting.done()
-        await send({"type": "http.response.debug"})
-        await send({"type": "http.response.body", "body": b"x"})
-        await send({"type": "http.response.body", "body": b"y"})
+        for kind, body in (("debug", b""), ("body", b"x"), ("body", b"y")):
+            await send({"type": f"http.response.{kind}", "body": body})
         assert (await waiting)["type"] == "http.disconnect"
 
-    client = Client(IdempotencyMiddleware(app, caller="anybody", store="memory://"))
-    assert client.request(path="/gone").body == b"x"
+    assert Client(IdempotencyMiddleware(app, caller="anybody", store=store)).request().body == b"x"
 
 
-def test_cancelled_application_gives_the_claim_back() -> None:
+def test_cancelled_application_gives_the_claim_back(store: MemoryStore) -> None:
     """As a server cancels it that has to stop."""
-    store = MemoryStore()
 
     async def run() -> None:
         begun = asyncio.Event()
@@ -264,9 +230,8 @@ def test_cancelled_application_gives_the_claim_back() -> None:
             await asyncio.Event().wait()
 
         middleware = IdempotencyMiddleware(app, caller="anybody", store=store)
-        asked = scope("POST", "/", [("idempotency-key", "k")])
         waiting: list[Message] = [{"type": "http.request", "body": b""}]
-        task = asyncio.ensure_future(exchange(middleware, asked, waiting))
+        task = asyncio.ensure_future(exchange(middleware, scope("POST", "/", [KEY]), waiting))
         await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -276,17 +241,18 @@ def test_cancelled_application_gives_the_claim_back() -> None:
     assert [each.status for each in store.scan()] == [Status.RELEASED]
 
 
-def test_caller_may_be_awaited() -> None:
+def test_caller_may_be_awaited(store: MemoryStore) -> None:
     """As a session of a database is."""
 
     async def caller(scope: Any) -> str:
         return "tenant"
 
-    assert starlette(created, MemoryStore(), caller=caller).request(path="/orders/1").status == 201
+    assert starlette(created, store, caller=caller).request(path="/orders/1").status == 201
 
 
-def test_what_a_view_commits_is_the_answer(tmp_path: Any) -> None:
-    """Of the first request, too, whatever the view returns, or raises, after it."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_answer_that_a_view_commits_counts(tmp_path: Any, fails: bool) -> None:
+    """For the first request as for the others, whatever the view returns or raises after it."""
     store = SQLStore.from_url(f"sqlite:///{tmp_path}/shop.sqlite3")
     store.provision()
 
@@ -296,15 +262,11 @@ def test_what_a_view_commits_is_the_answer(tmp_path: Any) -> None:
                 tx.done(answer(201, {"booked": 5}))
 
         await asyncio.to_thread(book)
-        if request.path_params["id"] == "raise":
+        if fails:
             raise ZeroDivisionError
         return JSONResponse({"other": 1}, 500)
 
     client = starlette(view, store)
-    for path in ("/orders/return", "/orders/raise"):
-        first, again = client.request(path=path), client.request(path=path)
-        assert first.status == again.status == 201
-        assert first.body == again.body == b'{"booked": 5}'
-        assert "idempotent-replayed" not in first.headers
-        assert again.headers["idempotent-replayed"] == "true"
+    answers = [str(client.request(path="/orders/1")) for _ in range(2)]
+    assert answers == ['201 {"booked": 5}', '201 {"booked": 5} replayed']
     store.close()

@@ -37,6 +37,14 @@ def quoted(key: str) -> str:
     return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+def facts(path: str = "/", body: bytes = b"", route: str | None = None) -> RequestFacts:
+    return RequestFacts("POST", path, "", "", body, "k", "", route)
+
+
+def rules(**options: Any) -> HttpRules:
+    return HttpRules(**{"caller": "anybody", **options})
+
+
 @given(PRINTABLE)
 def test_structured_string_is_its_value(key: str) -> None:
     """Whatever printable characters it holds; blanks around it do not count."""
@@ -62,14 +70,19 @@ def test_every_other_line_is_refused(line: str) -> None:
     ["", '""', "a,b", '"a", "b"', '"a";b=1', "a;b", '"a\\b"', '"a', 'a"', '"é"', "é", "a b", "a\n", '"a\n"', "x" * 256],
 )
 def test_malformed_key_is_refused(line: str) -> None:
-    """Lists, parameters, what is not ASCII, and what is too long or empty."""
+    """Lists, parameters, text that is not ASCII, and keys that are too long or empty."""
     assert key_of([line]) is Problem.KEY_MALFORMED
 
 
 def test_one_line_is_all_that_is_allowed() -> None:
     """Two are refused even if they are equal (section 2.1); none is a key that is missing."""
-    assert key_of(["a", "a"]) is Problem.KEY_MALFORMED
-    assert key_of([]) is Problem.KEY_MISSING
+    assert (key_of(["a", "a"]), key_of([])) == (Problem.KEY_MALFORMED, Problem.KEY_MISSING)
+
+
+@pytest.mark.parametrize(("length", "fits"), [(1, True), (LONGEST_KEY, True), (LONGEST_KEY + 1, False)])
+def test_key_has_up_to_255_characters(length: int, fits: bool) -> None:
+    """As Stripe's; quotes and escapes are not counted."""
+    assert key_of([quoted('"' * length)]) == ('"' * length if fits else Problem.KEY_MALFORMED)
 
 
 @given(
@@ -84,24 +97,33 @@ def test_record_gives_the_response_back(status: int, headers: list[tuple[str, st
 
 
 @pytest.mark.parametrize("name", ["Set-Cookie", "Date", "Server", "Connection", "Transfer-Encoding", "Content-Length"])
-def test_what_is_about_one_message_is_not_recorded(name: str) -> None:
+def test_headers_about_one_message_are_not_recorded(name: str) -> None:
     """Cookies are one client's, and the rest is one connection's."""
     assert answer_of(record_of(HttpAnswer(200, ((name, "x"), ("ETag", "1"))))).headers == (("ETag", "1"),)
 
 
-def test_answers_for_a_commit_are_built() -> None:
+ORDER = UUID(int=1)
+
+
+@pytest.mark.parametrize(
+    ("given_answer", "headers", "body"),
+    [
+        (
+            answer(201, {"order": ORDER}, {"Location": "/1"}),
+            {"content-type": "application/json", "Location": "/1"},
+            None,
+        ),
+        (answer(200, "é"), {"content-type": "text/plain; charset=utf-8"}, "é".encode()),
+        (answer(200, b"\xff", {"Content-Type": "x/y"}), {"Content-Type": "x/y"}, b"\xff"),
+        (answer(200, b"x"), {"content-type": "application/octet-stream"}, b"x"),
+        (answer(204), {}, b""),
+    ],
+)
+def test_answers_for_a_commit_are_built(given_answer: Any, headers: dict[str, str], body: bytes | None) -> None:
     """JSON, text, bytes or nothing; a header of the author's counts."""
-    json_answer = answer_of(answer(201, {"order": UUID(int=1)}, {"Location": "/1"}))
-    assert json_answer.headers == (("content-type", "application/json"), ("Location", "/1"))
-    assert json.loads(json_answer.body) == {"order": str(UUID(int=1))}
-    assert answer_of(answer(200, "é")) == HttpAnswer(
-        200, (("content-type", "text/plain; charset=utf-8"),), "é".encode()
-    )
-    assert answer_of(answer(200, b"\xff", {"Content-Type": "x/y"})) == HttpAnswer(
-        200, (("Content-Type", "x/y"),), b"\xff"
-    )
-    assert answer_of(answer(200, b"x")).headers == (("content-type", "application/octet-stream"),)
-    assert answer_of(answer(204)) == HttpAnswer(204)
+    found = answer_of(given_answer)
+    assert dict(found.headers) == headers
+    assert found.body == body if body is not None else json.loads(found.body) == {"order": str(ORDER)}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +153,7 @@ def test_answer_that_no_server_can_send_is_refused_before_it_is_committed(
 
 
 def test_result_that_is_no_response_is_sent_as_json() -> None:
-    """What a view has committed, or a person has said."""
+    """As a view has committed it, or a person has said."""
     assert answer_of({"booked": 5}) == HttpAnswer(200, (("content-type", "application/json"),), b'{"booked": 5}')
     assert answer_of(None) == HttpAnswer(204)
 
@@ -141,16 +163,14 @@ def test_result_that_is_no_response_is_sent_as_json() -> None:
     [
         *((None, Problem.CALLER_UNKNOWN), ("", Problem.CALLER_UNKNOWN), ("a", "a"), (7, "7")),
         (UUID(int=7), "00000000-0000-0000-0000-000000000007"),
+        *((value, None) for value in (True, 1.5, b"a", object())),
     ],
 )
-def test_caller_is_text(value: Any, caller: str | Problem) -> None:
-    """An id of a database or of a token; nothing names nobody."""
-    assert caller_of(value) == caller
-
-
-@pytest.mark.parametrize("value", [True, 1.5, b"a", object()])
-def test_caller_of_no_certain_text_is_refused(value: Any) -> None:
-    """Two of them could be written alike."""
+def test_caller_is_text(value: Any, caller: str | Problem | None) -> None:
+    """An id of a database or of a token; nothing names nobody, and two callers must not be written alike."""
+    if caller is not None:
+        assert caller_of(value) == caller
+        return
     with pytest.raises(PolicyError, match="caller"):
         caller_of(value)
 
@@ -164,84 +184,78 @@ def test_authorization_is_hashed() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("option", "values"),
     [
-        {"caller": "cookie"},
-        {"required": 1},
-        {"outcomes": 200},
-        {"max_request": 0},
-        {"max_response": True},
-        {"documentation": "shop.example/api"},
-        {"documentation": "https://shop.example/api#top"},
-        {"documentation": "https://shop.example/\u30d8\u30eb\u30d7"},
-        {"documentation": "https://shop.example/\0"},
-        {"methods": ()},
-        {"methods": "POST"},
-        {"methods": 5},
-        {"methods": ("GET", "POST")},
-        {"headers": (1,)},
-        {"headers": ("Set-Cookie",)},
-        {"policy": "order_id"},
-        {"policy": Policy("body.order")},
-        {"policy": Policy(label="order")},
-        {"policy": Policy(publish="once")},
-        {"policy": Policy(on_conflict="skip")},
+        ("caller", ["cookie"]),
+        ("required", [1]),
+        ("outcomes", [200]),
+        ("max_request", [0]),
+        ("max_response", [True]),
+        ("documentation", ["shop.example/api", "https://a.example/b#c", "https://a.example/\u30d8", "https://a.b/\0"]),
+        ("methods", [(), "POST", 5, ("GET", "POST")]),
+        ("headers", [(1,), ("Set-Cookie",)]),
+        ("policy", ["order_id", Policy("body.order"), Policy(label="order"), Policy(publish="once")]),
+        ("policy", [Policy(on_conflict="skip")]),
     ],
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+def test_options_that_cannot_work_are_refused(option: str, values: list[Any]) -> None:
     """Where they are written."""
-    with pytest.raises(PolicyError):
-        HttpRules(**{"caller": "anybody", **options})
+    for value in values:
+        with pytest.raises(PolicyError):
+            rules(**{option: value})
 
 
 @pytest.mark.parametrize(
     ("declared", "problem"),
     [
-        (None, None),
-        ("", None),
-        ("0", None),
-        ("0010", None),
-        ("11", Problem.BODY_TOO_LARGE),
-        ("9" * 5000, Problem.BODY_TOO_LARGE),
-        ("-1", Problem.BODY_MALFORMED),
-        ("ten", Problem.BODY_MALFORMED),
-        ("²", Problem.BODY_MALFORMED),
+        *((declared, None) for declared in (None, "", "0", "0010")),
+        *((declared, Problem.BODY_TOO_LARGE) for declared in ("11", "9" * 5000)),
+        *((declared, Problem.BODY_MALFORMED) for declared in ("-1", "ten", "²")),
     ],
 )
 def test_declared_length_is_checked(declared: str | None, problem: Problem | None) -> None:
     """Before anything is read."""
-    assert HttpRules(caller="anybody", max_request=10).problem_of_length(declared) is problem
+    assert rules(max_request=10).problem_of_length(declared) is problem
 
 
 def test_name_of_a_request_is_bounded() -> None:
     """The route is what people know; a path may be as long as a client likes."""
-    facts = RequestFacts("POST", "/orders/7", "", "", b"", "k", "", "/orders/{id}")
-    assert facts.name == "POST /orders/{id}"
-    odd = RequestFacts("POST", "/a\0b/\ud800 é", "", "", b"", "k", "", None)
-    assert odd.name == "POST /a%00b/%5Cud800%20%C3%A9"
-    long = RequestFacts("POST", "/" + "x" * 5000, "", "", b"", "k", "", None)
-    assert 10 < len(long.name) < 1000
+    assert facts("/orders/7", route="/orders/{id}").name == "POST /orders/{id}"
+    assert facts("/a\0b/\ud800 é").name == "POST /a%00b/%5Cud800%20%C3%A9"
+    assert 10 < len(facts("/" + "x" * 5000).name) < 1000
 
 
 def test_keys_do_not_depend_on_how_routes_are_called() -> None:
     """A route that is written in another way is the same operation; a policy may still have a scope of its own."""
-    assert HttpRules(caller="anybody").policy.scope == "http"
-    assert HttpRules(caller="anybody", policy=Policy(scope="shop")).policy.scope == "shop"
+    assert [rules(policy=Policy(scope=each)).policy.scope for each in (None, "shop")] == ["http", "shop"]
 
 
-def test_response_of_the_largest_size_is_kept() -> None:
-    """Only what is larger is not."""
-    rules = HttpRules(caller="anybody", max_response=2)
-    assert Response(None, 200, [], b"ok").value(rules)["text"] == "ok"
-    assert Response(None, 200, [], Buffer(2).fill([b"o", b"k"])).value(rules)["text"] == "ok"
-    assert isinstance(Response(None, 200, [], b"ok!").value(rules), _Unkept)
-    assert isinstance(Response(None, 200, [], Buffer(2).fill([b"o", b"k!"])).value(rules), _Unkept)
+@pytest.mark.parametrize(("chunks", "is_kept"), [([b"o", b"k"], True), ([b"o", b"k!"], False)])
+def test_response_of_the_largest_size_is_kept(chunks: list[bytes], is_kept: bool) -> None:
+    """Whether it comes at once or in parts."""
+    for body in (b"".join(chunks), Buffer(2).fill(chunks)):
+        value = Response(None, 200, [], body).value(rules(max_response=2))
+        assert value["text"] == "ok" if is_kept else isinstance(value, _Unkept)
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
+def test_no_serialiser_keeps_a_response_that_is_too_large(serializer: str) -> None:
+    """And the record says why."""
+    kept = Codec(serializer, frozenset({"application/json"})).keep(_Unkept(20, 10))
+    assert kept.encoded is None
+    assert "20 bytes, over max_response=10" in str(kept.lost)
+
+
+def test_buffer_is_read_as_often_as_needed() -> None:
+    """Small ones as a whole; large ones in parts, from a file."""
+    small, large = Buffer(10).fill([b"a", b"b"]), Buffer(10).fill([b"x" * 70_000])
+    assert bytes(small) == bytes(small) == b"ab"
+    assert (len(large), [len(each) for each in large.chunks()]) == (70_000, [65_536, 4_464])
 
 
 def test_body_that_is_no_json_is_text() -> None:
     """For labels and fingerprints."""
-    facts = RequestFacts("POST", "/", "", "", b"[" * 100_000, "k", "", None)
-    assert facts.arguments()["body"] == "[" * 100_000
+    assert facts(body=b"[" * 100_000).arguments()["body"] == "[" * 100_000
 
 
 @pytest.mark.parametrize(
@@ -256,50 +270,26 @@ def test_body_that_is_no_json_is_text() -> None:
 )
 def test_error_about_the_request_is_told_and_one_about_another_operation_is_not(error: Exception, status: int) -> None:
     """What the application asks of others is its own business."""
-    rules = HttpRules(caller="anybody")
-    refusal = rules.refusal_of(error, "k", has_run=True)
+    refusal = rules().refusal_of(error, "k", has_run=True)
     assert refusal is not None
     assert refusal.status == status
-    assert rules.refusal_of(error, "other", has_run=True) is None
+    assert rules().refusal_of(error, "other", has_run=True) is None
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0, "1"), (0.2, "1"), (1, "1"), (1.2, "2")])
 def test_retry_after_is_whole_seconds_and_never_too_early(seconds: float, told: str) -> None:
     """Zero would have a client ask without a pause."""
-    refusal = HttpRules(caller="anybody").refusal(Problem.IN_FLIGHT, seconds)
-    assert ("retry-after", told) in refusal.headers
-
-
-@pytest.mark.parametrize(("length", "fits"), [(1, True), (LONGEST_KEY, True), (LONGEST_KEY + 1, False)])
-def test_key_has_up_to_255_characters(length: int, fits: bool) -> None:
-    """As Stripe's; quotes and escapes are not counted."""
-    key = '"' * length
-    quoted = key.replace('"', '\\"')
-    assert key_of([f'"{quoted}"']) == (key if fits else Problem.KEY_MALFORMED)
-
-
-@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
-def test_no_serialiser_keeps_what_is_too_large(serializer: str) -> None:
-    """And the record says why."""
-    kept = Codec(serializer, frozenset({"application/json"})).keep(_Unkept(20, 10))
-    assert kept.encoded is None
-    assert "20 bytes, over max_response=10" in str(kept.lost)
-
-
-def test_buffer_is_read_as_often_as_needed() -> None:
-    """Small ones as a whole; large ones in parts, from a file."""
-    small, large = Buffer(10).fill([b"a", b"b"]), Buffer(10).fill([b"x" * 70_000])
-    assert bytes(small) == bytes(small) == b"ab"
-    assert len(large) == 70_000
-    assert [len(each) for each in large.chunks()] == [65_536, 4_464]
+    assert ("retry-after", told) in rules().refusal(Problem.IN_FLIGHT, seconds).headers
 
 
 @pytest.mark.parametrize("problem", Problem)
 def test_type_of_a_problem_leads_to_its_entry(problem: Problem) -> None:
     """On the site of this library, or on the page that the application names."""
-    own = HttpRules(caller="anybody", documentation="https://shop.example/api")
-    types = [json.loads(each.refusal(problem).body)["type"] for each in (HttpRules(caller="anybody"), own)]
+    ours, theirs = rules().refusal(problem), rules(documentation="https://shop.example/api").refusal(problem)
+    types = [json.loads(each.body)["type"] for each in (ours, theirs)]
     assert types == [link(f"http#{problem.value[0]}"), f"https://shop.example/api#{problem.value[0]}"]
+    assert dict(theirs.headers)["link"] == '<https://shop.example/api>; rel="describedby"; type="text/html"'
+    assert "link" not in dict(ours.headers)
 
 
 def test_request_that_waits_without_an_event_loop_is_refused() -> None:
