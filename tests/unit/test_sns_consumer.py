@@ -25,15 +25,16 @@ from tests.support.deliveries import an_app, published
 from tests.support.waiting import wait_until
 
 TOPIC = "arn:aws:sns:eu-west-1:123456789012:orders"
+URL = "https://sqs.eu-west-1.amazonaws.com/1/orders"
 
 
-def _notification(message: Any, **fields: str) -> str:
-    text = message if isinstance(message, str) else json.dumps(message)
-    return json.dumps({"Type": "Notification", "MessageId": uuid4().hex, "TopicArn": TOPIC, "Message": text, **fields})
+def a_notification(message: Any = None) -> str:
+    text = message if isinstance(message, str) else json.dumps(message or {"order_id": "o-1"})
+    return json.dumps({"Type": "Notification", "MessageId": uuid4().hex, "TopicArn": TOPIC, "Message": text})
 
 
 class Queue:
-    """SQS, of one queue: whoever asks gets everything that is visible, and what was asked of it is noted."""
+    """SQS, of one queue: whoever asks gets everything that is visible, and all that was asked of it is noted."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -48,6 +49,9 @@ class Queue:
             name = f"m-{len(self.messages)}"
             attributes = {"ApproximateReceiveCount": "1", **({"MessageGroupId": group} if group else {})}
             self.messages.append({"MessageId": name, "ReceiptHandle": name, "Body": body, "Attributes": attributes})
+
+    def put_orders(self, number: int) -> None:
+        self.put(*(a_notification({"order_id": f"o-{each}"}) for each in range(number)))
 
     def get_queue_url(self, QueueName: str) -> dict[str, str]:  # noqa: N803
         self.names.append(QueueName)
@@ -70,6 +74,11 @@ class Queue:
         assert {each["VisibilityTimeout"] for each in Entries} == {0}
         self.given_back += [each["ReceiptHandle"] for each in Entries]
 
+    @property
+    def done(self) -> tuple[list[str], list[str]]:
+        """What was deleted, and what was given back."""
+        return self.deleted, self.given_back
+
 
 @pytest.fixture
 def queue() -> Queue:
@@ -80,21 +89,16 @@ def queue() -> Queue:
 def app() -> Celery:
     app = an_app()
 
-    @app.task(base=IdempotentTask, shared=False, name="charge", idempotent=Policy(key="order_id"))
     def charge(order_id: str, cents: int = 0) -> None: ...
 
-    @app.task(base=IdempotentTask, shared=False, name="secret", idempotent=Policy(private=True))
-    def secret(order_id: str) -> None: ...
-
-    @app.task(shared=False, name="plain")
-    def plain(order_id: str) -> None: ...
-
-    @app.task(base=IdempotentTask, shared=False, name="observe", idempotent=Policy(mode="observe"))
-    def observe(order_id: str) -> None: ...
-
-    @app.task(base=IdempotentTask, shared=False, name="off", idempotent=Policy(mode="off"))
-    def off(order_id: str) -> None: ...
-
+    for name, policy in {
+        "charge": Policy(key="order_id"),
+        "secret": Policy(private=True),
+        "observe": Policy(mode="observe"),
+        "off": Policy(mode="off"),
+    }.items():
+        app.task(base=IdempotentTask, shared=False, name=name, idempotent=policy)(charge)
+    app.task(shared=False, name="plain")(charge)
     return app
 
 
@@ -103,49 +107,68 @@ Consumer = Callable[..., Subscriber]
 
 @pytest.fixture
 def consumer(app: Celery, queue: Queue) -> Consumer:
-    def make(**route: Any) -> Subscriber:
+    def make(*tasks: str, **route: Any) -> Subscriber:
         sqs: Any = queue
-        return Subscriber(app, [Route(**{"queue": "orders", "task": "charge", **route})], sqs, threading.Event())
+        routes = [Route(**{"queue": "orders", "task": task, **route}) for task in tasks or ("charge",)]
+        return Subscriber(app, routes, sqs, threading.Event())
 
     return make
 
 
+Publishing = Callable[[Callable[[dict[str, Any]], Any]], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def publishing(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Publishing:
+    """Let something happen before a call is published; the options of all that were."""
+    publish, calls = app.tasks["charge"].apply_async, list[dict[str, Any]]()
+
+    def before(act: Callable[[dict[str, Any]], Any]) -> list[dict[str, Any]]:
+        def asked(**options: Any) -> Any:
+            act(options)
+            calls.append(options)
+            return publish(**options)
+
+        monkeypatch.setattr(app.tasks["charge"], "apply_async", asked)
+        return calls
+
+    return before
+
+
+def away(*_: Any, **__: Any) -> Any:
+    raise OperationalError("connection refused")
+
+
 def test_queue_is_asked_by_its_url(consumer: Consumer, queue: Queue) -> None:
     """Which a name is turned into once, and a URL is already."""
-    by_name, by_url = consumer(), consumer(queue="https://sqs.eu-west-1.amazonaws.com/1/orders")
+    by_name, by_url = consumer(), consumer(queue=URL)
     for each in (by_name, by_name, by_url):
         each.look()
 
     assert queue.names == ["orders"]
-    assert {each["QueueUrl"] for each in queue.asked} == {"https://sqs.eu-west-1.amazonaws.com/1/orders"}
-    assert {(each["VisibilityTimeout"], each["WaitTimeSeconds"]) for each in queue.asked} == {(60, 10)}
+    asked = {(each["QueueUrl"], each["VisibilityTimeout"], each["WaitTimeSeconds"]) for each in queue.asked}
+    assert asked == {(URL, 60, 10)}
 
 
 def test_call_has_the_options_of_its_route(app: Celery, consumer: Consumer, queue: Queue) -> None:
     """A queue of its own among them."""
-    queue.put(_notification({"order_id": "o-1"}))
+    queue.put_orders(1)
     name = uuid4().hex
 
     consumer(options={"queue": name, "headers": {"tenant": "acme"}}).look()
 
     (message,) = published(app, name)
-    assert message.headers["tenant"] == "acme"
-    assert queue.deleted == ["m-0"]
+    assert (message.headers["tenant"], queue.deleted) == ("acme", ["m-0"])
 
 
-def test_a_fork_waits_for_what_is_published_and_not_for_a_poll(
-    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch
+def test_a_fork_waits_for_publishing_and_not_for_a_poll(
+    consumer: Consumer, queue: Queue, publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child would inherit the locks of a publisher; a poll takes seconds, and a pool process that died waits."""
-    queue.put(_notification({"order_id": "o-1"}))
-    held: list[bool] = []
-    receive, publish = queue.receive_message, app.tasks["charge"].apply_async
+    queue.put_orders(1)
+    held, receive = list[bool](), queue.receive_message
     monkeypatch.setattr(queue, "receive_message", lambda **each: held.append(looking.locked()) or receive(**each))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(
-        app.tasks["charge"],
-        "apply_async",
-        lambda **each: held.append(looking.locked()) or publish(**each),  # type: ignore[func-returns-value]
-    )
+    publishing(lambda options: held.append(looking.locked()))
 
     consumer().look()
 
@@ -167,16 +190,10 @@ def test_a_fork_waits_for_what_is_published_and_not_for_a_poll(
     ],
 )
 def test_notification_of_which_no_call_can_be_made_stays(
-    app: Celery,
-    consumer: Consumer,
-    queue: Queue,
-    caplog: pytest.LogCaptureFixture,
-    message: Any,
-    route: Any,
-    told: str,
+    consumer: Consumer, queue: Queue, caplog: pytest.LogCaptureFixture, message: Any, route: Any, told: str
 ) -> None:
     """It is neither deleted nor given back, so it comes again later; others are published."""
-    queue.put(_notification(message), _notification({"order_id": "o-2"}))
+    queue.put(a_notification(message), a_notification({"order_id": "o-2"}))
 
     consumer(**route).look()
 
@@ -187,26 +204,15 @@ def test_notification_of_which_no_call_can_be_made_stays(
     assert "deliveries=1" in line.getMessage()
 
 
-def test_reason_keeps_what_a_task_redacts(consumer: Consumer, queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
-    """Only the type of the error, as its text can quote a message."""
-    queue.put(_notification({"order_id": "o-1"}))
-
-    consumer(task="secret", key=lambda each: {}[each.text]).look()
-
-    assert "reason=PolicyError" in caplog.text
-    assert "o-1" not in caplog.text
-
-
-def test_reason_keeps_what_one_of_several_tasks_redacts(
-    app: Celery, queue: Queue, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("tasks", [["secret"], ["charge", "secret"]])
+def test_reason_keeps_the_secrets_of_a_task(
+    consumer: Consumer, queue: Queue, caplog: pytest.LogCaptureFixture, tasks: list[str]
 ) -> None:
-    """Nobody knows whose message it was."""
-    queue.put(_notification({"order_id": "o-1"}))
+    """Only the type of the error, as its text can quote a message; of several tasks nobody knows whose it was."""
+    queue.put(a_notification({"order_id": "o-1"}))
     broken: Any = lambda each: {}[each.text]  # noqa: E731
-    routes = [Route(queue="orders", task="charge", when=broken), Route(queue="orders", task="secret")]
-    sqs: Any = queue
 
-    Subscriber(app, routes, sqs, threading.Event()).look()
+    consumer(*tasks, when=broken).look()
 
     assert "reason=KeyError" in caplog.text
     assert "o-1" not in caplog.text
@@ -216,7 +222,7 @@ def test_notification_that_is_not_deleted_is_told(
     consumer: Consumer, queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It comes again, as the same operation."""
-    queue.put(_notification({"order_id": "o-1"}))
+    queue.put_orders(1)
     queue.messages[0]["ReceiptHandle"] = "m-lost"
 
     consumer().look()
@@ -225,62 +231,49 @@ def test_notification_that_is_not_deleted_is_told(
     assert "ReceiptHandleIsInvalid" in caplog.text
 
 
-def test_fifo_queue_is_read_one_by_one_while_one_stays(consumer: Consumer, queue: Queue) -> None:
-    """Those behind it would use up deliveries on their own way to the dead letter queue."""
-    queue.put("no JSON", _notification({"order_id": "o-1"}), group="g")
-    queue.put(_notification({"order_id": "o-2"}), group="h")
-    ordered = consumer(queue="orders.fifo")
+@pytest.mark.parametrize(
+    ("name", "deleted", "sizes"), [("orders.fifo", ["m-2"], [10, 1]), ("orders", ["m-1", "m-2"], [10, 10])]
+)
+def test_group_of_a_fifo_queue_waits_for_its_first(
+    consumer: Consumer, queue: Queue, name: str, deleted: list[str], sizes: list[int]
+) -> None:
+    """Others would use up deliveries, so it is read one by one; groups of a standard queue have no order."""
+    queue.put("no JSON", a_notification(), group="g")
+    queue.put(a_notification(), group="h")
+    subject = consumer(queue=name)
 
-    ordered.look()
-    ordered.look()
+    subject.look()
+    subject.look()
 
-    assert queue.deleted == ["m-2"]
-    assert [each["MaxNumberOfMessages"] for each in queue.asked] == [10, 1]
-
-
-def test_groups_of_a_standard_queue_wait_for_nobody(consumer: Consumer, queue: Queue) -> None:
-    """They share the queue fairly, and have no order."""
-    queue.put("no JSON", _notification({"order_id": "o-1"}), group="g")
-
-    consumer().look()
-
-    assert queue.deleted == ["m-1"]
+    assert queue.deleted == deleted
+    assert [each["MaxNumberOfMessages"] for each in queue.asked] == sizes
 
 
 @pytest.mark.parametrize("given", [{}, {"MessageGroupId": "own"}])
 def test_call_keeps_its_group_on_a_broker_of_sqs(
-    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+    consumer: Consumer,
+    queue: Queue,
+    publishing: Publishing,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
 ) -> None:
     """Unless the route names one. Other brokers know no groups."""
-    calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(app.tasks["charge"], "apply_async", lambda **options: calls.append(options))
+    calls = publishing(lambda options: None)
     for is_sqs in (False, True):
-        monkeypatch.setattr(module, "runtime_of", lambda _, is_sqs=is_sqs: _Runtime(is_sqs))
-        queue.put(_notification({"order_id": "o-1"}), group="g")
+        runtime = SimpleNamespace(broker=SimpleNamespace(is_sqs=is_sqs))
+        monkeypatch.setattr(module, "runtime_of", lambda _, runtime=runtime: runtime)
+        queue.put(a_notification(), group="g")
         consumer(queue="orders.fifo", options=given).look()
 
     assert [each.get("MessageGroupId") for each in calls] == [given.get("MessageGroupId"), "own" if given else "g"]
-
-
-class _Runtime:
-    def __init__(self, is_sqs: bool) -> None:
-        self.broker = self
-        self.is_sqs = is_sqs
-
-
-# -- the broker
-
-
-def _away(*_: Any, **__: Any) -> Any:
-    raise OperationalError("connection refused")
 
 
 def test_nothing_is_taken_while_the_broker_is_away(
     app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each delivery would count on a notification's way to the dead letter queue."""
-    queue.put(_notification({"order_id": "o-1"}))
-    monkeypatch.setattr(app, "connection_for_write", _away)
+    queue.put_orders(1)
+    monkeypatch.setattr(app, "connection_for_write", away)
 
     with pytest.raises(OperationalError):
         consumer().look()
@@ -288,68 +281,55 @@ def test_nothing_is_taken_while_the_broker_is_away(
     assert queue.asked == []
 
 
-def test_what_was_taken_is_given_back_when_the_broker_goes(
-    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch
+def test_batch_is_given_back_when_the_broker_goes(
+    app: Celery, consumer: Consumer, queue: Queue, publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what was published before is deleted."""
-    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(3)))
-    publish, sent = app.tasks["charge"].apply_async, list[str]()
+    """And what was published before is deleted; while the broker is away, nothing more is taken."""
+    queue.put_orders(3)
+    subject, pauses = consumer(), list[float]()
 
-    def once(**options: Any) -> Any:
-        if sent:
-            monkeypatch.setattr(app, "connection_for_write", _away)
-            _away()
-        sent.append("")
-        return publish(**options)
+    def goes(options: Any) -> None:
+        if calls:
+            monkeypatch.setattr(app, "connection_for_write", away)
+            away()
 
-    monkeypatch.setattr(app.tasks["charge"], "apply_async", once)
+    def wait(pause: float) -> bool:
+        pauses.append(pause)
+        return len(pauses) == 3
 
-    with pytest.raises(OperationalError):
-        consumer().look()
+    calls = publishing(goes)
+    monkeypatch.setattr(subject._stopping, "wait", wait)
+    subject.run()
 
-    assert queue.deleted == ["m-0"]
-    assert queue.given_back == ["m-1", "m-2"]
+    assert queue.done == (["m-0"], ["m-1", "m-2"])
+    assert len(queue.asked) == 1
 
 
 def test_message_that_a_broker_refuses_stays_alone(
-    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    consumer: Consumer, queue: Queue, publishing: Publishing, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The broker is there, so it was this message's fault."""
-    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(2)))
-    publish = app.tasks["charge"].apply_async
-
-    def refuse_first(**options: Any) -> Any:
-        return _away() if options["kwargs"]["order_id"] == "o-0" else publish(**options)
-
-    monkeypatch.setattr(app.tasks["charge"], "apply_async", refuse_first)
+    queue.put_orders(2)
+    publishing(lambda options: options["kwargs"]["order_id"] == "o-0" and away())
 
     consumer().look()
 
-    assert (queue.deleted, queue.given_back) == (["m-1"], [])
+    assert queue.done == (["m-1"], [])
     assert "connection refused" in caplog.text
 
 
-# -- its life
-
-
 def test_batch_ends_with_its_visibility(
-    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    consumer: Consumer, queue: Queue, publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From then on another consumer may have the rest."""
-    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(2)))
+    queue.put_orders(2)
     now = [0.0]
     monkeypatch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: now[0]))
-    publish = app.tasks["charge"].apply_async
-
-    def slowly(**options: Any) -> Any:
-        now[0] += 60
-        return publish(**options)
-
-    monkeypatch.setattr(app.tasks["charge"], "apply_async", slowly)
+    publishing(lambda options: now.__setitem__(0, now[0] + 60))
 
     consumer().look()
 
-    assert (queue.deleted, queue.given_back) == (["m-0"], ["m-1"])
+    assert queue.done == (["m-0"], ["m-1"])
 
 
 def test_it_goes_on_whatever_fails_with_growing_pauses(
@@ -361,8 +341,7 @@ def test_it_goes_on_whatever_fails_with_growing_pauses(
 
     def wait(pause: float) -> bool:
         pauses.append(pause)
-        queue.fails = None if len(pauses) == 9 else queue.fails
-        queue.fails = ConnectionError("again") if len(pauses) == 10 else queue.fails
+        queue.fails = {9: None, 10: ConnectionError("again")}.get(len(pauses), queue.fails)
         return len(pauses) == 12
 
     monkeypatch.setattr(subject._stopping, "wait", wait)
@@ -373,50 +352,19 @@ def test_it_goes_on_whatever_fails_with_growing_pauses(
     assert "no route to host" in caplog.text
 
 
-def test_broker_is_asked_again_after_a_failure(
-    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it had room for before says nothing; while it is away, nothing more is taken."""
-    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(2)))
-    subject, pauses = consumer(), list[float]()
-    subject.look()
-    queue.put(_notification({"order_id": "o-3"}))
-    monkeypatch.setattr(app, "connection_for_write", _away)
-    monkeypatch.setattr(app.tasks["charge"], "apply_async", _away)
-
-    def wait(pause: float) -> bool:
-        pauses.append(pause)
-        return len(pauses) == 3
-
-    monkeypatch.setattr(subject._stopping, "wait", wait)
-    subject.run()
-
-    assert len(queue.asked) == 2
-
-
-def test_it_stops_after_the_call_at_hand(
-    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_stops_after_the_call_at_hand(app: Celery, consumer: Consumer, queue: Queue, publishing: Publishing) -> None:
     """What it did not try is there for others at once."""
-    queue.put(*(_notification({"order_id": f"o-{number}"}) for number in range(3)))
-    subject, publish = consumer(), app.tasks["charge"].apply_async
-
-    def last(**options: Any) -> Any:
-        subject._stopping.set()
-        return publish(**options)
-
-    monkeypatch.setattr(app.tasks["charge"], "apply_async", last)
+    queue.put_orders(3)
+    subject = consumer()
+    publishing(lambda options: subject._stopping.set())
 
     subject.run()
 
     assert len(published(app)) == 1
-    assert (queue.deleted, queue.given_back) == (["m-0"], ["m-1", "m-2"])
+    assert queue.done == (["m-0"], ["m-1", "m-2"])
 
 
-# -- in a worker
-
-
-def _step(app: Celery) -> Subscribers:
+def step_of(app: Celery) -> Subscribers:
     subject = Subscribers(SimpleNamespace(app=app))
     subject.create(SimpleNamespace(app=app))
     return subject
@@ -424,28 +372,26 @@ def _step(app: Celery) -> Subscribers:
 
 @pytest.mark.parametrize("task", ["plain", "observe", "off", "celery.ping", "none"])
 def test_worker_does_not_start_for_a_task_that_would_run_twice(app: Celery, task: str) -> None:
-    """It says which one, and what to write."""
+    """It says which one."""
     consume(app, Route(queue="orders", task=task))
 
-    with pytest.raises(click.ClickException, match=f"task='{task}': (it is not idempotent|the app has no such task)"):
-        _step(app)
+    with pytest.raises(click.ClickException, match=f"task='{task}'"):
+        step_of(app)
 
 
 def test_consumers_begin_and_end_with_the_worker(app: Celery, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread and a client for each queue, however many routes it has; a task or its name. A poll is waited for."""
-    asked: list[str] = []
+    asked, made = list[str](), list[Queue]()
     monkeypatch.setattr(queue, "receive_message", lambda **each: asked.append(each["QueueUrl"]) or {})  # type: ignore[func-returns-value]
-    made = list[Queue]()
 
     def client() -> Any:
         made.append(queue)
         return queue
 
-    url = "https://sqs.eu-west-1.amazonaws.com/1/orders"
-    tasks = {url: ["charge", app.tasks["secret"]], f"{url}-2": ["charge"]}
+    tasks = {URL: ["charge", app.tasks["secret"]], f"{URL}-2": ["charge"]}
     consume(app, *(Route(queue=each, task=task) for each in tasks for task in tasks[each]), client=client)
-    consume(app, Route(queue=url, task="charge", when=lambda each: each.subject))
-    subject = _step(app)
+    consume(app, Route(queue=URL, task="charge", when=lambda each: each.subject))
+    subject = step_of(app)
 
     subject.start(SimpleNamespace(app=app))
     wait_until(lambda: set(asked) == set(tasks), "both queues are asked")
@@ -465,7 +411,7 @@ def test_store_is_opened_before_forks_wait(app: Celery, monkeypatch: pytest.Monk
     monkeypatch.setattr(Subscriber, "run", lambda _: None)
     consume(app, Route(queue="orders", task="charge"), client=Queue)  # type: ignore[arg-type]
 
-    _step(app).start(SimpleNamespace(app=app))
+    step_of(app).start(SimpleNamespace(app=app))
 
     assert done == ["store", "forks"]
 
@@ -473,7 +419,7 @@ def test_store_is_opened_before_forks_wait(app: Celery, monkeypatch: pytest.Monk
 def test_worker_that_is_terminated_waits_for_nothing(app: Celery) -> None:
     """What a poll brings then comes again."""
     consume(app, Route(queue="orders", task="charge"))
-    subject = _step(app)
+    subject = step_of(app)
     subject._threads.append(threading.Thread())  # it cannot be joined
 
     subject.terminate(SimpleNamespace(app=app))
@@ -491,8 +437,8 @@ def test_worker_that_lacks_the_extra_does_not_start(app: Celery, monkeypatch: py
     """Unless the client is the author's own affair."""
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     consume(app, Route(queue="orders", task="charge"), client=Queue)  # type: ignore[arg-type]
-    _step(app)
+    step_of(app)
     consume(app, Route(queue="returns", task="charge"))
 
-    with pytest.raises(click.ClickException, match=r"celery-idempotent\[sns\]\"; see .*errors\.html#package-missing"):
-        _step(app)
+    with pytest.raises(click.ClickException, match=r"celery-idempotent\[sns\].*errors\.html#package-missing"):
+        step_of(app)
