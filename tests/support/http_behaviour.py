@@ -289,7 +289,7 @@ class Behaviour:
 
         def respond() -> Reply:
             (record,) = store.scan()
-            about = {"revision": "r", "owner": "o", "content_type": "application/json"}
+            about: dict[str, Any] = {"revision": "r", "owner": "o", "content_type": "application/json"}
             other = replace(record, fencing_token=record.fencing_token + 1, **about, **change)
             assert store.swap(other, record.revision) == other
             return Reply()
