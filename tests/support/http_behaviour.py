@@ -117,7 +117,13 @@ JSON, LARGE = "application/json", b"x" * 11
 ANN, BOB = ({"authorization": f"Bearer {name}"} for name in ("ann", "bob"))
 REFUSE, ORDER = Policy(on_takeover="refuse"), Policy(label=("caller", "body.order"), fingerprint="body.order")
 AT: tuple[dict[str, Any], ...] = ({"body": b'{"order": "o-7", "at": 1}'}, {"body": b'{"at": 2, "order": "o-7"}'})
-ODD = ({"key": None, "body": LARGE}, {"key": "a,b", "body": LARGE}, {"body": LARGE}, {"cookie": "s=1"}, *TWICE)
+ODD: tuple[dict[str, Any], ...] = (
+    {"key": None, "body": LARGE},
+    {"key": "a,b", "body": LARGE},
+    {"body": LARGE},
+    {"cookie": "s=1"},
+    *TWICE,
+)
 SIX = tuple(f"201 {number}" for number in range(1, 7))
 STRICT = {"required": True, "max_request": 10, "caller": None}
 
