@@ -1,735 +1,435 @@
-"""The claim: asked for, renewed and ended over a store that loses requests and replies."""
+"""The claim: its lease, its renewals and its end, where another delivery, a clock or a signal comes between."""
 
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from celery_idempotent.engine.claim import Claim, claim, effect_key, new_nonce
-from celery_idempotent.errors import LeaseLost, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.engine.delivery import Outcome
+from celery_idempotent.errors import LeaseLost, StoreUnavailable
 from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.operation import (
-    Lost,
-    Operation,
-    Replay,
-    Run,
-    Superseded,
-    Unknown,
-    Wait,
-    Written,
-    ended,
-    released,
-)
+from celery_idempotent.protocol.operation import Lost, Run, Superseded, Wait, Written
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Finished
-from celery_idempotent.protocol.store import RecordTooLarge
-from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing import FakeClock, FaultyStore
 from celery_idempotent.testing.contract import a_record
-from celery_idempotent.testing.stores import Fault
 from tests.support.links import unlinked
-from tests.support.scene import an_operation
+from tests.support.scene import Scene, Swap, an_operation
 
-LEASE = 60_000
-RETAIN = 600_000
-ONE = Encoded("1", "application/json")
+LEASE, RETAIN = 60_000, 600_000
+ONE, TWO = Encoded("1", "application/json"), Encoded("2", "application/json")
+UNSEEN = ("reply lost", "request lost")
+"""A write that landed, of which nobody has heard."""
+
+Act = Callable[[Claim], object]
+
+ENDS: list[Act] = [
+    lambda claim: claim.complete(ONE),
+    lambda claim: claim.fail(None, "boom"),
+    lambda claim: claim.release(),
+    lambda claim: claim.give_up("why"),
+]
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def scene() -> Scene:
+    return Scene()
 
 
-@pytest.fixture
-def store(clock: FakeClock) -> FaultyStore:
-    return FaultyStore(MemoryStore(clock.now))
-
-
-def _operation(on_takeover: str = "rerun") -> Operation:
-    return an_operation(lease=LEASE / 1000, on_takeover=on_takeover)
-
-
-def _claimed(store: FaultyStore, clock: FakeClock, lease: int = LEASE) -> Claim:
-    claimed_at = clock.monotonic()
-    decision = claim(store, _operation())
+def claimed(scene: Scene, lease: int = LEASE, **options: Any) -> Claim:
+    """A claim that was granted just now."""
+    claimed_at = scene.clock.monotonic()
+    decision = claim(scene.store, an_operation(lease=lease / 1000, retain=2 * lease / 1000))
     assert isinstance(decision, Run)
-    return Claim(store, decision.record, lease=lease, retain=RETAIN, claimed_at=claimed_at, clock=clock)
+    given = {"lease": lease, "retain": RETAIN, "claimed_at": claimed_at, "clock": scene.clock, **options}
+    return Claim(scene.store, decision.record, **given)
+
+
+def taken_over(scene: Scene) -> Claim:
+    """A successor, after the lease."""
+    scene.clock.advance(LEASE + 1_000)
+    return claimed(scene)
+
+
+def left(scene: Scene) -> int:
+    """Milliseconds of the stored lease."""
+    return scene.record.lease_until - scene.store.now()
+
+
+class TestAsking:
+    """Claims that meet other claims."""
+
+    def test_lost_race_is_a_conflict_with_the_winner(self, scene: Scene) -> None:
+        """Both met a released record, and one wrote first."""
+        claimed(scene).release()
+        rival = replace(an_operation(), worker="rival")
+
+        def race(swap: Swap) -> Record | None:
+            assert isinstance(claim(scene.store.store, rival), Run)
+            return swap()
+
+        scene.plan("claim", "none", race)
+        decision = claim(scene.store, an_operation())
+        assert isinstance(decision, Wait)
+        assert decision.record.worker == "rival"
+
+    def test_record_that_vanishes_meanwhile_is_claimed_anew(self, scene: Scene) -> None:
+        """The swap that expected it writes nothing."""
+        claimed(scene).complete(ONE)
+        scene.clock.advance(RETAIN + 1_000)
+        scene.store.swaps.clear()
+
+        def vanish(swap: Swap) -> Record | None:
+            assert scene.store.delete("k", scene.record.revision)
+            return swap()
+
+        scene.plan("claim", "none", vanish)
+        decision = claim(scene.store, an_operation())
+        assert isinstance(decision, Run)
+        assert (decision.expected, len(scene.store.swaps)) == (None, 3)
+
+    def test_store_that_always_moves_ends_in_an_error(self, scene: Scene) -> None:
+        """Neither a claim nor the write of an owner loops for ever."""
+        mine = claimed(scene)
+        scene.store.swap = lambda new, expected: replace(a_record(), status=Status.RELEASED, revision=new_nonce())  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable, match="races"):
+            claim(scene.store, an_operation())
+        scene.store.swap = lambda new, expected: mine._record.but(revision=new_nonce())  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable, match="races"):
+            mine.release()
+
+    def test_takeover_heals_a_lost_reply_and_stays_a_takeover(self, scene: Scene) -> None:
+        """Whether it took over is in the record it wrote, whichever reply arrived."""
+        first = claimed(scene)
+        scene.plan("claim", "none", "reply lost")
+        second = taken_over(scene)
+
+        assert [(each.key, each.number, each.is_takeover) for each in (first, second)] == [
+            ("k", 1, False),
+            ("k", 2, True),
+        ]
+        assert second.fencing_token > first.fencing_token
+
+    def test_late_claim_of_a_dead_sender_is_harmless(self, scene: Scene) -> None:
+        """One that lands after its sender gave up cannot replace what was stored meanwhile."""
+        scene.plan("claim", "request lost", "request lost")
+        with pytest.raises(StoreUnavailable):
+            claimed(scene)
+        claimed(scene).complete(ONE)
+        before = scene.record
+
+        scene.store.store.swap(scene.store.swaps[0], None)
+        assert scene.record == before
+
+    def test_effect_key_fits_payment_apis(self) -> None:
+        """The same for an operation and a name, whatever text that is; 64 plain characters."""
+        keys = {effect_key("k", name) for name in ("charge", "charge", "mail", "half of a pair: \ud83d")}
+        assert len(keys) == 3
+        assert all(re.fullmatch("[0-9a-f]{64}", each) for each in keys)
+
+
+class TestLease:
+    """Until when an attempt may go on."""
+
+    @pytest.mark.parametrize(("behind", "rest"), [(0, 60_000), (29_000, 31_000), (31_000, 60_000), (3_600_000, 60_000)])
+    def test_half_over_is_renewed_before_the_body(self, scene: Scene, behind: int, rest: int) -> None:
+        """The heartbeat comes after a third; and a clock that fell behind may write a claim that is born expired."""
+        scene.reply_takes(behind)
+        assert scene.run(lambda attempt: left(scene)).value == rest
+
+    @pytest.mark.parametrize("is_renewed", [False, True])
+    def test_counts_from_the_request_and_not_from_its_reply(self, scene: Scene, is_renewed: bool) -> None:
+        """An attempt that believes in 20 s more than it has would go on beside its successor."""
+
+        def body(attempt: Claim | None) -> None:
+            assert attempt is not None
+            if is_renewed:
+                scene.clock.advance(60_000)
+                scene.reply_takes(20_000)
+                attempt.ensure_owned()
+            scene.steal(after=41_000)
+            with pytest.raises(LeaseLost):
+                attempt.ensure_owned()
+
+        if not is_renewed:
+            scene.reply_takes(20_000)
+        assert scene.run(body) == Outcome("theirs")
+
+    def test_costs_no_request_while_it_runs(self, scene: Scene) -> None:
+        """After it the store is asked, and renews what nobody took over."""
+        attempt = claimed(scene)
+        scene.store.swaps.clear()
+        attempt.ensure_owned()
+        assert scene.store.swaps == []
+
+        scene.clock.advance(5 * LEASE)
+        attempt.ensure_owned()
+        assert (left(scene), attempt.is_over) == (LEASE, False)
+
+    def test_late_reply_extends_no_lease(self, scene: Scene) -> None:
+        """A step's end landed, and its reply came a lease later: who took over owns the key, and the body is told."""
+        attempt = claimed(scene)
+        scene.plan("finish", *UNSEEN)
+        scene.clock.on_sleep = lambda seconds: scene.clock.advance(LEASE + 1_000)
+        attempt.finish_step("charge", Finished(ONE))
+        successor = claimed(scene)
 
-
-def _stored(store: FaultyStore) -> Record:
-    record = store.get("k")
-    assert record is not None
-    return record
-
-
-def test_claim_of_a_new_key_is_one_swap(store: FaultyStore) -> None:
-    """The optimistic claim needs no read before it."""
-    decision = claim(store, _operation())
-
-    assert isinstance(decision, Run)
-    assert store.swaps == [decision.record]
-    assert _stored(store) == decision.record
-
-
-def test_claim_of_a_running_key_is_one_swap(store: FaultyStore, clock: FakeClock) -> None:
-    """A conflict is read out of the failed swap."""
-    _claimed(store, clock)
-    store.swaps.clear()
-
-    assert isinstance(claim(store, _operation()), Wait)
-    assert len(store.swaps) == 1
-
-
-@pytest.mark.parametrize("faults", [("reply lost",), ("request lost",)])
-def test_claim_heals_one_lost_message(store: FaultyStore, faults: tuple[Fault, ...]) -> None:
-    """A lost request or reply costs a second swap, no attempt, and no waiting for the lease."""
-    store.faults.extend(faults)
-
-    decision = claim(store, _operation())
-
-    assert isinstance(decision, Run)
-    assert decision.record.attempts == 1
-    assert _stored(store) == decision.record
-
-
-def test_takeover_heals_a_lost_reply_and_stays_a_takeover(store: FaultyStore, clock: FakeClock) -> None:
-    """Whether it took over is in the record it wrote, whichever reply arrived."""
-    _claimed(store, clock)
-    clock.advance(LEASE + 1_000)
-    store.faults.extend(["none", "reply lost"])
-
-    decision = claim(store, _operation())
-
-    assert isinstance(decision, Run)
-    assert decision.record.takeovers == 1
-    assert decision.record.attempts == 2
-
-
-def test_claim_without_any_answer_is_an_outage(store: FaultyStore) -> None:
-    """Without a certain answer nothing may run."""
-    store.faults.extend(["reply lost", "request lost"])
-
-    with pytest.raises(StoreUnavailable):
-        claim(store, _operation())
-
-
-def test_misconfigured_store_is_not_asked_twice(store: FaultyStore) -> None:
-    """What needs a person does not get better by asking again."""
-
-    def refuse(record: Record) -> None:
-        raise StoreMisconfigured("store", "swap", "no table")
-
-    store.before_swap = refuse
-
-    with pytest.raises(StoreMisconfigured):
-        claim(store, _operation())
-    assert len(store.swaps) == 1
-
-
-def test_lost_race_asks_the_table_again(store: FaultyStore, clock: FakeClock) -> None:
-    """A claim that loses the race for a released key meets the winner and conflicts with it."""
-    attempt = _claimed(store, clock)
-    attempt.release()
-    rival = iter([None, None])
-
-    def interfere(record: Record) -> None:
-        if store.swaps[-1].attempts == 2 and next(rival, "done") is None:
-            store.before_swap = lambda record: None
-            assert isinstance(claim(store.store, replace(_operation(), worker="rival")), Run)
-
-    store.before_swap = interfere
-
-    decision = claim(store, _operation())
-
-    assert isinstance(decision, Wait)
-    assert decision.record.worker == "rival"
-
-
-def test_record_that_vanishes_during_a_claim_is_claimed_anew(store: FaultyStore, clock: FakeClock) -> None:
-    """A record deleted between two swaps counts as absent; the swap that expected it writes nothing."""
-    _claimed(store, clock).complete(ONE)
-    clock.advance(RETAIN + 1_000)
-    store.swaps.clear()
-
-    def collect(record: Record) -> None:
-        if len(store.swaps) == 2:
-            assert store.delete("k", _stored(store).revision)
-
-    store.before_swap = collect
-
-    decision = claim(store, _operation())
-
-    assert isinstance(decision, Run)
-    assert decision.expected is None
-    assert len(store.swaps) == 3
-
-
-def test_broken_store_does_not_loop_for_ever(store: FaultyStore) -> None:
-    """A store that never lets anybody win ends in an error, not in a hot loop."""
-    flip = [a_record(), replace(a_record(), status=Status.RELEASED)]
-
-    class Liar(FaultyStore):
-        def swap(self, new: Record, expected: str | None) -> Record | None:
-            flip.reverse()
-            return replace(flip[0], status=Status.RELEASED, fingerprint=None)
-
-    with pytest.raises(StoreUnavailable, match="races"):
-        claim(Liar(MemoryStore()), _operation())
-
-
-def test_refused_takeover_becomes_unknown_for_everybody(store: FaultyStore, clock: FakeClock) -> None:
-    """The first to find the dead attempt marks it; it and all later ones are told."""
-    _claimed(store, clock)
-    clock.advance(LEASE + 1_000)
-
-    for _ in range(2):
-        assert isinstance(claim(store, _operation("refuse")), Unknown)
-    assert _stored(store).status is Status.UNKNOWN
-    assert isinstance(claim(store, _operation("rerun")), Unknown)
-
-
-def test_handle_tells_what_the_record_says(store: FaultyStore, clock: FakeClock) -> None:
-    """Key, token, number and takeover flag are those of the claim that was stored."""
-    first = _claimed(store, clock)
-    clock.advance(LEASE + 1_000)
-    second = _claimed(store, clock)
-
-    assert (first.key, first.number, first.is_takeover) == ("k", 1, False)
-    assert (second.key, second.number, second.is_takeover) == ("k", 2, True)
-    assert second.fencing_token > first.fencing_token
-
-
-def test_effect_key_is_stable_over_attempts_and_fits_payment_apis(store: FaultyStore, clock: FakeClock) -> None:
-    """Every attempt of an operation derives the same key, another per name, of 64 plain characters."""
-    first = _claimed(store, clock)
-    clock.advance(LEASE + 1_000)
-    second = _claimed(store, clock)
-
-    assert effect_key(first.key, "charge") == effect_key(second.key, "charge")
-    assert effect_key(first.key, "charge") != effect_key(first.key, "mail")
-    assert len(effect_key(first.key, "charge")) == 64
-    assert effect_key(first.key, "charge").isalnum()
-    assert len(effect_key("k", "half of a pair: \ud83d")) == 64
-
-
-@pytest.mark.parametrize("fault", ["none", "reply lost", "request lost"])
-def test_completion_is_recorded_through_one_lost_message(store: FaultyStore, clock: FakeClock, fault: Fault) -> None:
-    """A lost request or reply of the completion is healed, and costs no attempt."""
-    attempt = _claimed(store, clock)
-    store.faults.append(fault)
-
-    assert attempt.complete(ONE) == Written()
-    stored = _stored(store)
-    assert (stored.status, stored.result, stored.attempts) == (Status.COMPLETED, "1", 1)
-    assert attempt.is_over
-
-
-def test_completion_is_tried_until_the_store_is_back(store: FaultyStore, clock: FakeClock) -> None:
-    """An outage after the effect is waited out; the record of the first confirmed try counts."""
-    attempt = _claimed(store, clock)
-    store.faults.extend(["request lost"] * 20)
-
-    assert attempt.complete(ONE) == Written()
-    assert _stored(store).status is Status.COMPLETED
-
-
-def test_log_says_that_a_result_waits_and_when_it_was_recorded(
-    store: FaultyStore, clock: FakeClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Once each, however often the store is asked; and nothing where the second request of a try is answered."""
-    attempt = _claimed(store, clock)
-    store.faults.append("request lost")
-    attempt.finish_step("charge", Finished(ONE))
-    assert caplog.messages == []
-
-    store.faults.extend(["request lost"] * 20)
-    attempt.complete(ONE)
-
-    waits, recorded = caplog.records
-    assert (waits.levelname, recorded.levelname) == ("WARNING", "WARNING")
-    assert waits.getMessage().startswith("event=idempotency.result_waits key=k seconds=600.0 reason=")
-    assert re.fullmatch(r"event=idempotency.result_recorded key=k seconds=1\d\.\d", unlinked(recorded.getMessage()))
-
-
-def test_limit_that_strikes_while_the_log_is_written_does_not_lose_the_result(
-    store: FaultyStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The effect has happened; the limit is raised once that is recorded."""
-    attempt = _claimed(store, clock)
-    store.faults.extend(["request lost"] * 4)
-    strikes = [TimeoutError(), TimeoutError()]
-
-    def strike(text: str, *_: object, **__: object) -> None:
-        if len(strikes) == ("waits" in text) + 1:
-            raise strikes.pop()
-
-    monkeypatch.setattr("celery_idempotent.engine.claim.logger.warning", strike)
-
-    assert attempt.complete(ONE) == Written()
-    assert (_stored(store).status, strikes) == (Status.COMPLETED, [])
-    with pytest.raises(TimeoutError):
-        attempt.raise_interruption()
-
-
-@pytest.mark.parametrize("completes", [False, True])
-def test_log_does_not_say_that_a_lost_result_was_recorded(
-    store: FaultyStore, clock: FakeClock, caplog: pytest.LogCaptureFixture, completes: bool
-) -> None:
-    """Somebody took over in the outage, and perhaps has a result, which counts instead."""
-    attempt = _claimed(store, clock)
-    store.faults.extend(["request lost"] * 2)
-
-    def take_over(seconds: float) -> None:
-        clock.on_sleep = lambda seconds: None
-        clock.advance(LEASE + 1_000)
-        successor = _claimed(store, clock)
-        if completes:
-            successor.complete(ONE)
-
-    clock.on_sleep = take_over
-    if completes:
-        assert isinstance(attempt.complete(ONE), Superseded)
-    else:
         with pytest.raises(LeaseLost):
-            attempt.complete(ONE)
-
-    assert [each.partition(" ")[0] for each in caplog.messages] == ["event=idempotency.result_waits"]
-
-
-def test_heartbeat_keeps_the_lease_while_a_completion_waits(store: FaultyStore, clock: FakeClock) -> None:
-    """Between two tries the lease can be renewed, and the completion then builds on the renewal."""
-    attempt = _claimed(store, clock)
-    store.faults.extend(["request lost", "request lost"])
-
-    def beat(seconds: float) -> None:
-        clock.on_sleep = lambda seconds: None
-        attempt.renew()
-        assert _stored(store).status is Status.IN_PROGRESS
-
-    clock.on_sleep = beat
-
-    assert attempt.complete(ONE) == Written()
-    assert _stored(store).status is Status.COMPLETED
-
-
-@pytest.mark.parametrize(("lease", "patience"), [(LEASE, 600), (3_600_000, 3_600)])
-def test_unconfirmed_completion_is_not_reported(
-    store: FaultyStore, clock: FakeClock, lease: int, patience: int
-) -> None:
-    """When the store stays away for ten minutes, or a longer lease, it raises instead of claiming success."""
-    attempt = _claimed(store, clock, lease)
-    began = clock.monotonic()
-    store.faults.extend(["request lost"] * 10_000)
-
-    with pytest.raises(StoreUnavailable):
-        attempt.complete(ONE)
-
-    assert patience <= clock.monotonic() - began < patience + 10
-    assert _stored(store).status is Status.IN_PROGRESS
-
-
-def test_wait_for_the_store_ends_when_the_time_of_the_worker_is_over(store: FaultyStore, clock: FakeClock) -> None:
-    """Its process is about to be killed anyway; its message goes back before."""
-    decision = claim(store, _operation())
-    assert isinstance(decision, Run)
-    began = clock.monotonic()
-    given = {"lease": LEASE, "retain": RETAIN, "claimed_at": began, "clock": clock}
-    attempt = Claim(store, decision.record, is_stopped=lambda: clock.monotonic() >= began + 30, **given)  # type: ignore[arg-type]
-    store.faults.extend(["request lost"] * 10_000)
-    with pytest.raises(StoreUnavailable):
-        attempt.complete(ONE)
-    assert 30 <= clock.monotonic() - began < 33
-    assert _stored(store).status is Status.IN_PROGRESS
-
-
-def test_misconfiguration_at_completion_is_raised_at_once(store: FaultyStore, clock: FakeClock) -> None:
-    """A table deleted under a running task does not hold its worker for ten minutes."""
-    attempt = _claimed(store, clock)
-
-    def refuse(record: Record) -> None:
-        raise StoreMisconfigured("store", "swap", "no table")
-
-    store.before_swap = refuse
-    with pytest.raises(StoreMisconfigured):
-        attempt.complete(ONE)
-
-
-def test_renewal_whose_reply_was_lost_does_not_block_the_completion(store: FaultyStore, clock: FakeClock) -> None:
-    """A renewal that landed unseen is recognised as our own write, and written over."""
-    attempt = _claimed(store, clock)
-    store.faults.extend(["reply lost", "request lost"])
-    with pytest.raises(StoreUnavailable):
-        attempt.renew()
-
-    assert attempt.complete(ONE) == Written()
-    assert _stored(store).status is Status.COMPLETED
-
-
-def test_what_landed_unseen_is_built_upon(store: FaultyStore, clock: FakeClock) -> None:
-    """The next write keeps what the one before has recorded, though nobody heard of it: here, that a step has begun."""
-    attempt = _claimed(store, clock)
-    store.faults.extend(["reply lost", "request lost"])
-    with pytest.raises(StoreUnavailable):
-        attempt.begin_step("sms")
-
-    attempt.begin_step("mail")
-
-    assert set(_stored(store).steps) == {"sms", "mail"}
-
-
-def test_renewal_extends_the_lease(store: FaultyStore, clock: FakeClock) -> None:
-    """The stored lease runs from the time of the renewal."""
-    attempt = _claimed(store, clock)
-    clock.advance(LEASE // 3)
-
-    attempt.renew()
-
-    assert _stored(store).lease_until == clock.now() + LEASE
-    assert not attempt.is_over
-
-
-def test_renewal_after_the_lease_is_good_while_nobody_took_over(store: FaultyStore, clock: FakeClock) -> None:
-    """The end of a lease permits a takeover; only the takeover ends the ownership."""
-    attempt = _claimed(store, clock)
-    clock.advance(LEASE * 5)
-
-    attempt.ensure_owned()
-
-    assert _stored(store).lease_until == clock.now() + LEASE
-    assert attempt.complete(ONE) == Written()
-
-
-def test_renewal_finds_its_own_unseen_completion(store: FaultyStore, clock: FakeClock) -> None:
-    """A heartbeat that meets our own completion stops, and does not cry wolf."""
-    attempt = _claimed(store, clock)
-    store.faults.extend(["reply lost", "request lost"])
-
-    def beat(seconds: float) -> None:
-        clock.on_sleep = lambda seconds: None
-        attempt.renew()
-        assert attempt.is_over
-        attempt.ensure_owned()
-
-    clock.on_sleep = beat
-
-    assert attempt.complete(ONE) == Written()
-
-
-@pytest.fixture
-def zombie(store: FaultyStore, clock: FakeClock) -> tuple[Claim, Claim]:
-    """An attempt that slept through its lease, and its successor."""
-    stale = _claimed(store, clock)
-    clock.advance(LEASE + 1_000)
-    return stale, _claimed(store, clock)
-
-
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda attempt: attempt.complete(ONE),
-        lambda attempt: attempt.fail(ONE, "boom"),
-    ],
-)
-def test_zombie_reports_nothing_of_its_own(
-    zombie: tuple[Claim, Claim], store: FaultyStore, act: Callable[[Claim], object]
-) -> None:
-    """While its successor runs, a zombie's outcome is refused and the record stays the successor's."""
-    stale, successor = zombie
-    before = _stored(store)
-
-    with pytest.raises(LeaseLost):
-        act(stale)
-
-    assert _stored(store) == before
-    assert successor.complete(ONE) == Written()
-
-
-def test_zombie_neither_releases_nor_gives_up_nor_renews(zombie: tuple[Claim, Claim], store: FaultyStore) -> None:
-    """No write of a zombie touches its successor's record."""
-    stale, _ = zombie
-    before = _stored(store)
-
-    assert stale.release() == Lost()
-    assert stale.give_up("why") == Lost()
-    stale.renew()
-
-    assert _stored(store) == before
-
-
-def test_zombie_gets_its_successors_result(zombie: tuple[Claim, Claim], store: FaultyStore) -> None:
-    """Once the successor completed, the zombie's delivery has the successor's result."""
-    stale, successor = zombie
-    successor.complete(Encoded('"theirs"', "application/json"))
-
-    settlement = stale.complete(ONE)
-
-    assert isinstance(settlement, Superseded)
-    assert settlement.record.result == '"theirs"'
-    assert _stored(store).result == '"theirs"'
-
-
-def test_zombie_is_told_when_it_asks(zombie: tuple[Claim, Claim]) -> None:
-    """A body can find out before its effect that it no longer owns the key."""
-    stale, successor = zombie
-
-    with pytest.raises(LeaseLost):
-        stale.ensure_owned()
-    assert stale.is_over
-    with pytest.raises(LeaseLost):
-        stale.ensure_owned()
-    successor.ensure_owned()
-
-
-def test_completed_successor_is_a_lost_lease_for_the_heartbeat(zombie: tuple[Claim, Claim], clock: FakeClock) -> None:
-    """The heartbeat of a zombie stops at its successor's completion."""
-    stale, successor = zombie
-    successor.complete(ONE)
-
-    stale.renew()
-
-    assert stale.is_over
-
-
-def test_attempt_that_knows_of_its_loss_asks_no_more(zombie: tuple[Claim, Claim], store: FaultyStore) -> None:
-    """A loss is for ever, whatever becomes of the successor."""
-    stale, _ = zombie
-    stale.renew()
-    store.swaps.clear()
-
-    stale.renew()
-    with pytest.raises(LeaseLost):
-        stale.begin_step("charge")
-
-    assert store.swaps == []
-
-
-def test_late_reply_extends_no_lease(store: FaultyStore, clock: FakeClock) -> None:
-    """A step's end landed, and its reply came a lease later: who took over owns the key, and the body is told."""
-    attempt = _claimed(store, clock)
-    store.faults.extend(["reply lost", "request lost"])
-    clock.on_sleep = lambda seconds: clock.advance(LEASE + 1_000)
-
-    attempt.finish_step("charge", Finished(ONE))
-
-    successor = _claimed(store, clock)
-    with pytest.raises(LeaseLost):
-        attempt.ensure_owned()
-    successor.ensure_owned()
-
-
-def test_late_reply_leaves_what_is_left_of_the_lease(store: FaultyStore, clock: FakeClock) -> None:
-    """Within the lease that the first try has stored nobody is asked; once it is over, it is renewed."""
-    attempt = _claimed(store, clock)
-    clock.advance(LEASE // 2)
-    store.faults.extend(["reply lost", "request lost"])
-    clock.on_sleep = lambda seconds: clock.advance(LEASE // 2 - round(seconds * 1000))
-    attempt.finish_step("charge", Finished(ONE))
-    store.swaps.clear()
-
-    clock.advance(LEASE // 2 - 1)
-    attempt.ensure_owned()
-    assert store.swaps == []
-    clock.advance(1)
-    attempt.ensure_owned()
-
-    assert _stored(store).lease_until == clock.now() + LEASE
-
-
-def test_ensuring_ownership_costs_nothing_within_the_lease(store: FaultyStore, clock: FakeClock) -> None:
-    """While the lease runs by the local clock, nobody is asked."""
-    attempt = _claimed(store, clock)
-    store.swaps.clear()
-
-    attempt.ensure_owned()
-
-    assert store.swaps == []
-
-
-@pytest.mark.parametrize("write", ["complete", "ensure_owned", "release", "finish_step"])
-def test_vanished_record_is_written_again_by_its_living_owner(store: FaultyStore, clock: FakeClock, write: str) -> None:
-    """A store that forgot, as in a fail-over, costs the attempt nothing: it writes the record as for the first time."""
-    writes: dict[str, Callable[[Claim], object]] = {
-        "complete": lambda attempt: attempt.complete(ONE),
-        "ensure_owned": lambda attempt: attempt.ensure_owned(),
-        "release": lambda attempt: attempt.release(),
-        "finish_step": lambda attempt: attempt.finish_step("charge", Finished(ONE)),
-    }
-    attempt = _claimed(store, clock)
-    store.delete("k", _stored(store).revision)
-    clock.advance(LEASE)
-
-    writes[write](attempt)
-
-    assert _stored(store).owner == attempt._record.owner
-    assert _stored(store).fencing_token == attempt.fencing_token
-
-
-def test_heartbeat_leaves_a_vanished_record_to_the_body(store: FaultyStore, clock: FakeClock) -> None:
-    """It may be invisible from another connection only; that it was not renewed is no loss."""
-    attempt = _claimed(store, clock)
-    store.delete("k", _stored(store).revision)
-
-    attempt.renew()
-
-    assert store.get("k") is None
-    assert not attempt.is_over
-    attempt.ensure_owned()
-    assert attempt.complete(ONE) == Written()
-
-
-def test_vanished_record_that_somebody_claimed_since_is_theirs(store: FaultyStore, clock: FakeClock) -> None:
-    """Writing again is a compare-and-swap as every write: whoever claimed meanwhile wins."""
-    attempt = _claimed(store, clock)
-    store.delete("k", _stored(store).revision)
-    other = _claimed(store, clock)
-
-    with pytest.raises(LeaseLost):
-        attempt.complete(ONE)
-    assert other.complete(ONE) == Written()
-
-
-@pytest.mark.parametrize("end", [lambda attempt: attempt.complete(ONE), lambda attempt: attempt.release()])
-def test_attempt_ends_once(store: FaultyStore, clock: FakeClock, end: Callable[[Claim], object]) -> None:
-    """What an attempt recorded is final for itself, too: nothing it does afterwards is written."""
-    attempt = _claimed(store, clock)
-    end(attempt)
-    before = _stored(store)
-
-    with pytest.raises(LeaseLost):
-        attempt.complete(Encoded("2", "application/json"))
-    with pytest.raises(LeaseLost):
-        attempt.fail(None, "boom")
-    assert attempt.abandon() == attempt.give_up("why") == Lost()
-
-    assert _stored(store) == before
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        lambda attempt: attempt.complete(ONE),
-        lambda attempt: attempt.fail(None, "boom"),
-        lambda attempt: attempt.release(),
-        lambda attempt: attempt.give_up("why"),
-    ],
-)
-def test_end_that_is_made_again_is_the_same_end(
-    store: FaultyStore, clock: FakeClock, end: Callable[[Claim], object]
-) -> None:
-    """Something struck after it, and it is made once more, later: no lost lease, also beside the proof of a verdict."""
-    judged = {"action": "rerun", "kept_until": clock.now() + 10 * RETAIN}
-    store.swap(replace(a_record(), key="k", fingerprint=None, status=Status.RELEASED, verdict=judged), None)
-    attempt = _claimed(store, clock)
-    assert end(attempt) == Written()
-    before = _stored(store)
-
-    clock.advance(5_000)
-
-    assert end(attempt) == Written()
-    assert _stored(store) == before
-
-
-def test_settled_attempt_is_not_renewed(store: FaultyStore, clock: FakeClock) -> None:
-    """A late heartbeat does not write over an outcome."""
-    attempt = _claimed(store, clock)
-    attempt.complete(ONE)
-    before = _stored(store)
-
-    attempt.renew()
-
-    assert _stored(store) == before
-
-
-def test_oversized_result_is_refused_and_can_be_dropped(store: FaultyStore, clock: FakeClock) -> None:
-    """A result too large for the store is completed without it, still by the same claim."""
-    attempt = _claimed(store, clock)
-
-    def limit(record: Record) -> None:
-        if record.result is not None:
-            raise RecordTooLarge("too large")
-
-    store.before_swap = limit
-
-    with pytest.raises(RecordTooLarge):
-        attempt.complete(ONE)
-    assert attempt.complete(None, "too large") == Written()
-    stored = _stored(store)
-    assert (stored.status, stored.result, stored.error) == (Status.COMPLETED, None, "too large")
-
-
-def test_release_lets_the_next_run_at_once(store: FaultyStore, clock: FakeClock) -> None:
-    """After a release nobody waits, and the next token is larger."""
-    first = _claimed(store, clock)
-    assert first.release() == Written()
-
-    second = _claimed(store, clock)
-
-    assert second.fencing_token > first.fencing_token
-    assert not second.is_takeover
-
-
-def test_given_up_attempt_stays_unknown(store: FaultyStore, clock: FakeClock) -> None:
-    """An outcome that is unknown has no expiry and says why."""
-    attempt = _claimed(store, clock)
-
-    assert attempt.give_up("killed") == Written()
-
-    stored = _stored(store)
-    assert (stored.status, stored.error, stored.expires_at) == (Status.UNKNOWN, "killed", None)
-
-
-def test_late_claim_of_a_dead_sender_is_harmless(store: FaultyStore, clock: FakeClock) -> None:
-    """A claim that lands after its sender gave up cannot replace what was stored meanwhile."""
-    store.faults.extend(["request lost", "request lost"])
-    with pytest.raises(StoreUnavailable):
-        claim(store, _operation())
-    late = store.swaps[0]
-    _claimed(store, clock).complete(ONE)
-
-    store.store.swap(late, None)
-
-    assert isinstance(claim(store, _operation()), Replay)
-
-
-def test_write_gives_up_on_a_store_that_always_moves(clock: FakeClock) -> None:
-    """A store that shows another revision of our own record every time ends in an error."""
-    honest = FaultyStore(MemoryStore(clock.now))
-    attempt = _claimed(honest, clock)
-    mine = attempt._record
-
-    class Liar(MemoryStore):
-        def swap(self, new: Record, expected: str | None) -> Record | None:
-            return replace(mine, revision=new_nonce())
-
-    attempt.store = Liar(clock.now)
-
-    with pytest.raises(StoreUnavailable, match="races"):
-        attempt.release()
-
-
-def test_released_by_another_is_lost(store: FaultyStore, clock: FakeClock) -> None:
-    """A record released by a successor is not ours to complete."""
-    attempt = _claimed(store, clock)
-    stored = _stored(store)
-    store.store.swap(released(replace(stored, owner="other"), clock.now(), "r"), stored.revision)
-
-    with pytest.raises(LeaseLost):
-        attempt.complete(ONE)
-
-
-def test_completion_by_another_with_our_revision_unseen(store: FaultyStore, clock: FakeClock) -> None:
-    """Somebody else's completion is returned, not overwritten, even before our first try."""
-    attempt = _claimed(store, clock)
-    stored = _stored(store)
-    theirs = ended(
-        replace(stored, owner="other"),
-        Status.COMPLETED,
-        clock.now(),
-        RETAIN,
-        "r",
-        Encoded('"theirs"', "application/json"),
+            attempt.ensure_owned()
+        successor.ensure_owned()
+
+    def test_late_reply_leaves_what_is_left_of_the_lease(self, scene: Scene) -> None:
+        """Within the lease that the first try has stored nobody is asked; once it is over, it is renewed."""
+        attempt = claimed(scene)
+        scene.clock.advance(LEASE // 2)
+        scene.plan("finish", *UNSEEN)
+        scene.clock.on_sleep = lambda seconds: scene.clock.advance(LEASE // 2 - round(seconds * 1000))
+        attempt.finish_step("charge", Finished(ONE))
+        scene.store.swaps.clear()
+
+        for more, asked in ((LEASE // 2 - 1, 0), (1, 1)):
+            scene.clock.advance(more)
+            attempt.ensure_owned()
+            assert len(scene.store.swaps) == asked
+
+    def test_lost_before_the_body_asks_who_took_over(self, scene: Scene) -> None:
+        """A worker that stalls between its claim and its body runs nothing, and gets its successor's outcome."""
+
+        def stall(swap: Swap) -> Record | None:
+            stored = swap()
+            scene.steal()
+            return stored
+
+        scene.plan("claim", stall)
+        assert scene.run(lambda attempt: "ours") == Outcome("theirs")
+        assert scene.runs == 0
+
+    @pytest.mark.parametrize(
+        ("on_outage", "fault", "answer"),
+        [("retry", "none", StoreUnavailable), ("run", "none", None), ("run", "exit", SystemExit)],
     )
-    store.store.swap(theirs, stored.revision)
+    def test_that_nobody_can_renew_is_an_outage(
+        self, scene: Scene, on_outage: str, fault: str, answer: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The claim is given back at once, and the policy for outages decides; an exit meanwhile stays one."""
 
-    assert attempt.complete(ONE) == Superseded(theirs)
+        def refuse(attempt: Claim) -> None:
+            raise StoreUnavailable("memory", "heartbeat", "can't start new thread")
+
+        monkeypatch.setattr(scene.heartbeat, "start", refuse)
+        scene.plan("RELEASED", fault)
+
+        assert scene.answer(lambda: scene.run(lambda attempt: attempt, on_outage=on_outage)) == answer
+        assert (scene.runs, scene.status) == (answer is None, Status.RELEASED)
+
+    @pytest.mark.parametrize(
+        ("ends_after", "rests"), [(90, [60_000, 50_000, 5_000, 5_000]), (10, [60_000, 40_000, 20_000, 20_000])]
+    )
+    def test_ends_with_its_process(self, scene: Scene, ends_after: int, rests: list[int]) -> None:
+        """Neither a renewal nor a step extends it beyond that, nor shortens what the claim was granted for."""
+        scene.until = scene.clock.monotonic() + ends_after
+
+        def body(attempt: Claim | None) -> list[int]:
+            assert attempt is not None
+            rests = []
+            for passed in (20, 20, 45) if ends_after == 90 else (0, 20, 20):
+                scene.clock.advance(passed * 1000)
+                attempt.renew()
+                rests.append(left(scene))
+            attempt.begin_step("sms")
+            return [*rests, left(scene)]
+
+        assert scene.run(body, lease=60).value == rests
+
+    def test_is_known_to_end_with_its_process(self, scene: Scene) -> None:
+        """By the local clock, too, it ends then, and the store is asked."""
+        scene.until = scene.clock.monotonic() + 70
+
+        def body(attempt: Claim | None) -> None:
+            assert attempt is not None
+            scene.clock.advance(20_000)
+            attempt.renew()
+            scene.steal(after=52_000)
+            with pytest.raises(LeaseLost):
+                attempt.ensure_owned()
+
+        assert scene.run(body, lease=60) == Outcome("theirs")
+
+
+class TestWriting:
+    """What an owner writes after its claim."""
+
+    @pytest.mark.parametrize("moment", ["renewal", "begin"])
+    def test_what_landed_unseen_is_built_upon(self, scene: Scene, moment: str) -> None:
+        """The next write keeps what the one before has recorded, though nobody heard of it."""
+        attempt = claimed(scene)
+        scene.plan(moment, *UNSEEN)
+        with pytest.raises(StoreUnavailable):
+            attempt.renew() if moment == "renewal" else attempt.begin_step("sms")
+
+        attempt.begin_step("mail")
+        assert set(scene.record.steps) == {"sms", "mail"} - ({"sms"} if moment == "renewal" else set())
+        assert attempt.complete(ONE) == Written()
+
+    @pytest.mark.parametrize("faults", [("request lost", "request lost"), UNSEEN])
+    def test_heartbeat_beside_a_completion_that_waits(self, scene: Scene, faults: Any) -> None:
+        """It keeps the lease; or it finds the completion that nobody heard of, stops, and does not cry wolf."""
+        attempt = claimed(scene)
+        scene.plan("COMPLETED", *faults)
+
+        def beat(seconds: float) -> None:
+            scene.clock.on_sleep = lambda seconds: None
+            attempt.renew()
+            attempt.ensure_owned()
+            assert (scene.status, attempt.is_over) == (
+                (Status.COMPLETED, True) if faults == UNSEEN else (Status.IN_PROGRESS, False)
+            )
+
+        scene.clock.on_sleep = beat
+        assert attempt.complete(ONE) == Written()
+        assert scene.status is Status.COMPLETED
+
+    @pytest.mark.parametrize(
+        ("lease", "options", "patience"),
+        [
+            (LEASE, lambda began: {}, 600),
+            (3_600_000, lambda began: {}, 3_600),
+            (LEASE, lambda began: {"until": began + 30}, 30),
+        ],
+    )
+    def test_unconfirmed_outcome_is_not_reported(self, scene: Scene, lease: int, options: Any, patience: int) -> None:
+        """It is tried for ten minutes, or a longer lease, or until the process ends; then it raises."""
+        began = scene.clock.monotonic()
+        attempt = claimed(scene, lease, **options(began))
+        scene.plan("COMPLETED", "away")
+        with pytest.raises(StoreUnavailable):
+            attempt.complete(ONE)
+        assert patience <= scene.clock.monotonic() - began < patience + 3
+        assert scene.status is Status.IN_PROGRESS
+
+    def test_wait_for_the_store_ends_when_the_worker_is_stopped(self, scene: Scene) -> None:
+        """Its process is about to be killed anyway; its message goes back before."""
+        began = scene.clock.monotonic()
+        attempt = claimed(scene, is_stopped=lambda: scene.clock.monotonic() >= began + 30)
+        scene.plan("COMPLETED", "away")
+        with pytest.raises(StoreUnavailable):
+            attempt.complete(ONE)
+        assert 30 <= scene.clock.monotonic() - began < 33
+
+    @pytest.mark.parametrize("successor", ["running", "completed"])
+    def test_log_says_that_a_result_waits_and_when_it_was_recorded(
+        self, scene: Scene, caplog: pytest.LogCaptureFixture, successor: str
+    ) -> None:
+        """Once each, however often the store is asked; not where it answers at once, nor of a result that is lost."""
+        attempt = claimed(scene)
+        scene.plan("finish", "request lost")
+        attempt.finish_step("charge", Finished(ONE))
+        assert caplog.messages == []
+
+        scene.plan("COMPLETED", *["request lost"] * 20)
+        attempt.complete(ONE)
+        waits, recorded = caplog.records
+        assert (waits.levelname, recorded.levelname) == ("WARNING", "WARNING")
+        assert waits.getMessage().startswith("event=idempotency.result_waits key=k seconds=600.0 reason=")
+        assert re.fullmatch(r"event=idempotency.result_recorded key=k seconds=1\d\.\d", unlinked(recorded.getMessage()))
+
+        scene.clock.advance(RETAIN + 1_000)
+        late = claimed(scene)
+        scene.plan("COMPLETED", "request lost", "request lost")
+
+        def take_over(seconds: float) -> None:
+            scene.clock.on_sleep = lambda seconds: None
+            theirs = taken_over(scene)
+            if successor == "completed":
+                theirs.complete(TWO)
+
+        scene.clock.on_sleep = take_over
+        caplog.clear()
+        assert scene.answer(lambda: late.complete(ONE)) is {"running": LeaseLost, "completed": Superseded}[successor]
+        assert [each.partition(" ")[0] for each in caplog.messages] == ["event=idempotency.result_waits"]
+
+    @pytest.mark.parametrize(
+        ("act", "told"),
+        [
+            (lambda claim: claim.complete(ONE), LeaseLost),
+            (lambda claim: claim.fail(ONE, "boom"), LeaseLost),
+            (lambda claim: claim.ensure_owned(), LeaseLost),
+            (lambda claim: claim.begin_step("charge"), LeaseLost),
+            (lambda claim: claim.finish_step("charge", Finished(ONE)), LeaseLost),
+            (lambda claim: claim.release(), Lost),
+            (lambda claim: claim.give_up("why"), Lost),
+            (lambda claim: claim.abandon(), Lost),
+            (lambda claim: claim.renew(), type(None)),
+        ],
+    )
+    def test_zombie_writes_nothing(self, scene: Scene, act: Act, told: type) -> None:
+        """The record stays its successor's, who completes it."""
+        stale, successor = claimed(scene), taken_over(scene)
+        before = scene.record
+
+        assert scene.answer(lambda: act(stale)) is told
+        assert (scene.record, stale.is_over) == (before, True)
+        assert successor.complete(TWO) == Written()
+
+    @pytest.mark.parametrize("is_completed", [False, True])
+    def test_zombie_that_knows_of_its_loss_asks_no_more(self, scene: Scene, is_completed: bool) -> None:
+        """Its heartbeat has met its successor, or that one's completion, which is then its own outcome."""
+        stale, successor = claimed(scene), taken_over(scene)
+        if is_completed:
+            successor.complete(TWO)
+        stale.renew()
+        scene.store.swaps.clear()
+
+        stale.renew()
+        for ask in (stale.ensure_owned, lambda: stale.begin_step("sms")):
+            with pytest.raises(LeaseLost):
+                ask()
+        assert (scene.store.swaps, stale.is_over) == ([], True)
+        if is_completed:
+            assert stale.complete(ONE) == Superseded(scene.record)
+
+    @pytest.mark.parametrize(
+        "write",
+        [
+            lambda claim: claim.complete(ONE),
+            lambda claim: claim.ensure_owned(),
+            lambda claim: claim.release(),
+            lambda claim: claim.finish_step("charge", Finished(ONE)),
+        ],
+    )
+    def test_vanished_record_is_written_again_by_its_living_owner(self, scene: Scene, write: Act) -> None:
+        """But not by the heartbeat: it may be invisible from another connection only, which is no loss."""
+        attempt = claimed(scene)
+        attempt.begin_step("sms")
+        written = scene.record
+        scene.store.delete("k", written.revision)
+        attempt.renew()
+        assert (scene.status, attempt.is_over) == (None, False)
+        scene.clock.advance(LEASE)
+
+        write(attempt)
+        assert (scene.record.owner, scene.record.fencing_token) == (written.owner, written.fencing_token)
+        assert "sms" in scene.record.steps or scene.status is Status.COMPLETED
+
+    @pytest.mark.parametrize("end", ENDS)
+    def test_attempt_ends_once(self, scene: Scene, end: Act) -> None:
+        """What struck after the end may have it made again; nothing else is written, also by a late heartbeat."""
+        judged = {"action": "rerun", "kept_until": scene.clock.now() + 10 * RETAIN}  # which an outcome outlasts
+        scene.store.swap(
+            replace(a_record(), key="k", fingerprint=None, status=Status.RELEASED, verdict=judged, lease_until=0), None
+        )
+        attempt = claimed(scene)
+        assert end(attempt) == Written()
+        before = scene.record
+
+        scene.clock.advance(5_000)
+        assert end(attempt) == Written()
+        attempt.renew()
+        assert attempt.abandon() == Lost()
+        with pytest.raises(LeaseLost):
+            attempt.complete(TWO)
+        with pytest.raises(LeaseLost):
+            attempt.fail(None, "another")
+        assert scene.record == before
