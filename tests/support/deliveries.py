@@ -156,8 +156,10 @@ class Shop:
             self.runs.append(order_id)
             return self.does(order_id, cents)
 
+        body = body or charge
+        body.__name__ = body.__name__.replace("<lambda>", name)  # Celery takes no lambda
         usual = {"base": IdempotentTask, "shared": False, "lazy": False}
-        return self.app.task(name=name, **{**usual, "idempotent": policy or Policy(), **options})(body or charge)
+        return self.app.task(name=name, **{**usual, "idempotent": policy or Policy(), **options})(body)
 
     def deliver(self, *args: Any, **kwargs: Any) -> Ended:
         """Deliver a message of ``charge``."""

@@ -440,7 +440,9 @@ def test_deep_values_have_a_form_as_long_as_they_can_be_read() -> None:
         ((7,), {"currency": "EUR"}),
     ],
 )
-@pytest.mark.parametrize("key", [WHOLE_CALL, "order_id", ("order_id", "cents"), lambda order_id, cents, currency: order_id])
+@pytest.mark.parametrize(
+    "key", [WHOLE_CALL, "order_id", ("order_id", "cents"), lambda order_id, cents, currency: order_id]
+)
 def test_calling_style_does_not_matter(args: Any, kwargs: Any, key: Spec) -> None:
     """Positional, keyword, defaulted: the same call has the same key and fingerprint."""
     assert _identity(key, *args, kwargs=kwargs) == _identity(key, 7)
