@@ -1,0 +1,240 @@
+"""What an app's settings mean, and what a worker does about them when it starts."""
+
+import gc
+import logging
+import threading
+import weakref
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+from celery import Celery, _state
+
+from celery_idempotent import (
+    IdempotencyWarning,
+    IdempotentTask,
+    Policy,
+    Status,
+    StoreMisconfigured,
+    StoreUnavailable,
+)
+from celery_idempotent.integration.operating.worker import StoreCheck
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.printable import one_line
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing.contract import a_record
+from celery_idempotent.testing.stores import StoreWrapper
+from tests.support import commands
+from tests.support.deliveries import Shop, an_app, deliver
+
+
+def test_store_is_opened_once_by_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two stores in memory neither would know what the other has run."""
+    app, opened = an_app(idempotency_store="memory://"), []
+    arrived = threading.Barrier(4)
+
+    class Crowded:
+        """A lock that nobody gets before everybody wants it."""
+
+        lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            arrived.wait(10)
+            self.lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            self.lock.release()
+
+    runtime = runtime_of(app)
+    monkeypatch.setattr(runtime, "_opening", Crowded())
+    threads = [threading.Thread(target=lambda: opened.append(runtime.store)) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+    assert opened == [opened[0]] * 4
+
+
+def test_changed_setting_is_seen_and_its_store_closed_by_whoever_opened_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store or its URL; a URL is opened once, and yours is yours."""
+    closed: list[MemoryStore] = []
+    monkeypatch.setattr(MemoryStore, "close", lambda self: closed.append(self))
+    app, given = an_app(idempotency_store="memory://"), MemoryStore()
+    runtime = runtime_of(app)
+    opened = runtime.store
+
+    assert isinstance(opened, MemoryStore)
+    assert runtime.store is opened
+    app.conf.idempotency_store = given
+    assert (runtime.store, closed) == (given, [opened])
+    app.conf.idempotency_store = "memory://other"
+    assert runtime.store not in (given, opened)
+    assert closed == [opened]
+
+
+class Equal(MemoryStore):
+    """A store that is its table."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("made", [lambda: "".join(("mem", "ory://")), Equal])
+def test_store_that_a_computed_setting_names_again_is_the_same(made: Any) -> None:
+    """Each delivery would open one of its own; in memory, each duplicate would run."""
+    settings = {"broker_url": "memory://", "task_acks_late": True, "task_reject_on_worker_lost": True}
+    computed = type("Computed", (), {**settings, "idempotency_store": property(lambda self: made())})()
+    app, runs = Celery("computed", set_as_current=False), []
+    app.config_from_object(computed)
+
+    @app.task(base=IdempotentTask, shared=False)
+    def charge(order: str) -> int:
+        runs.append(order)
+        return len(runs)
+
+    assert computed.idempotency_store is not computed.idempotency_store
+    assert [deliver(charge, "o-1").value for _ in range(3)] == [1, 1, 1]
+    assert runtime_of(app).store is runtime_of(app).store
+
+
+@pytest.mark.parametrize(
+    ("settings", "accepted"),
+    [
+        ({"result_serializer": "yaml", "accept_content": ["json", "yaml", "pickle"]}, {"application/x-yaml"}),
+        ({"result_serializer": "pickle", "result_accept_content": ["pickle"]}, {"application/x-python-serialize"}),
+        ({}, set()),
+    ],
+)
+def test_only_the_serializer_of_results_and_json_are_decoded(settings: Any, accepted: set[str]) -> None:
+    """Outcomes from before another serialiser stay readable; what a message may be is another matter."""
+    app = an_app(**settings)
+    codec = runtime_of(app).codec
+    assert codec.accept == {"application/json"} | accepted
+    assert codec.serializer == settings.get("result_serializer", "json")
+
+
+def test_runtime_does_not_keep_its_app_alive() -> None:
+    """Apps of tests and scripts are collected with their runtime."""
+    app = Celery("short-lived", set_as_current=False)
+    runtime_of(app)
+    gone = weakref.ref(app)
+    app.close()
+    _state._apps.discard(app)
+    del app
+    gc.collect()
+
+    assert gone() is None
+
+
+# -- the start of a worker
+
+
+class Checked(StoreWrapper):
+    """A store in memory that other processes could see, and that says what is wrong with it."""
+
+    def __init__(self, error: StoreUnavailable | None = None) -> None:
+        super().__init__(MemoryStore())
+        self.error = error
+
+    def verify(self) -> None:
+        if self.error:
+            raise self.error
+
+
+def _start(app: Celery, pool: str = "prefork") -> None:
+    StoreCheck(None).create(
+        SimpleNamespace(app=app, pool_cls=type("TaskPool", (), {"__module__": f"celery.concurrency.{pool}"}))
+    )
+
+
+@pytest.mark.parametrize("store", [Checked(StoreMisconfigured("s", "PutItem", "run: provision")), None, "nosuch://x"])
+def test_worker_with_a_store_that_cannot_work_does_not_start(store: Any) -> None:
+    """A missing table, permission or setting stops the worker with a readable message."""
+    with pytest.raises(click.ClickException, match="celery-idempotent: "):
+        _start(an_app(idempotency_store=store))
+
+
+@pytest.mark.parametrize("error", [None, StoreUnavailable("s", "PutItem", "timed out")])
+def test_worker_says_what_it_protects_also_in_an_outage(
+    error: StoreUnavailable | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line: its store, its tasks that are protected, and those that are not; without Celery's own."""
+    shop = Shop(idempotency_store=Checked(error))
+    shop.task(Policy(mode="observe"), name="watch")
+
+    @shop.app.task(name="report", shared=False, lazy=False)
+    def report() -> None: ...
+
+    caplog.set_level(logging.INFO, "celery_idempotent")
+
+    _start(shop.app)
+
+    (line,) = [each for each in caplog.records if each.getMessage().startswith("event=idempotency.started ")]
+    assert line.levelno == logging.INFO
+    told, unprotected = line.getMessage().split(" unprotected=")
+    assert told == f'event=idempotency.started store="{one_line(shop.app.conf.idempotency_store)}" protected=charge'
+    # Plugins of pytest have shared tasks, which every app gets.
+    assert {"report", "watch"} == {each for each in unprotected.split(",") if "pytest" not in each}
+    assert ("idempotency.store_unavailable" in caplog.text) is (error is not None)
+
+
+def test_memory_store_under_several_processes_is_warned_about() -> None:
+    """Pool processes do not share memory; threads and solo do."""
+    app = an_app()
+    with pytest.warns(IdempotencyWarning) as warned:
+        _start(app)
+    assert [each.message.option for each in warned] == ["idempotency_store"]  # type: ignore[union-attr]
+    _start(app, "thread")
+    _start(app, "solo")
+
+
+def test_binding_a_task_puts_the_check_into_the_worker() -> None:
+    """An app with an idempotent task checks its store; one without does not."""
+    assert StoreCheck not in an_app().steps["worker"]
+    assert StoreCheck in Shop().app.steps["worker"]
+
+
+# -- what the commands tell of an app that has nothing wrong
+
+
+def test_commands_find_a_call_and_judge_it() -> None:
+    """By its arguments; a person sees what is recorded, without its result, and gives a verdict on it."""
+    shop = Shop(Policy("order_id"), idempotency_store=(store := MemoryStore()))
+    key = shop.charge.idempotency_key_for(7)
+    deliver(shop.charge, 7, task_id="the-id")
+
+    def told(*arguments: str) -> str:
+        ended = commands.run(shop.app, *arguments)
+        return str(ended.stdout + ended.stderr)
+
+    assert told("key", "charge", "--args", "[7]") == told("key", "charge", "--kwargs", '{"order_id": 7}') == f"{key}\n"
+    assert "no idempotency key" in told("key", "charge", "--args", "[null]")
+    shown = told("show", key)
+    assert ("COMPLETED" in shown, "the-id" in shown, "charged 1" in shown) == (True, True, False)
+    for rest in (("--rerun",), ("--completed", '{"id": "ch_1"}')):
+        judged = replace(a_record(), status=Status.UNKNOWN, key=f"judged {rest[0]}", error="killed")
+        store.swap(judged, None)
+        assert judged.key in told("list", "--status", "UNKNOWN")
+        told("resolve", judged.key, *rest, "--yes")
+    assert {each.key: (each.status, each.result) for each in store.scan() if each.key != key} == {
+        "judged --rerun": ("RELEASED", None),
+        judged.key: ("COMPLETED", '{"id": "ch_1"}'),
+    }
+
+
+@pytest.mark.parametrize(("left", "told"), [(60_000, "RELEASED, queued"), (0, "RELEASED, message in doubt")])
+def test_commands_tell_what_a_publisher_recorded(left: int, told: str) -> None:
+    """Its message is on its way, or nobody can tell; what an attempt gave back is neither."""
+    shop = Shop()
+    released = replace(a_record(), status=Status.RELEASED, lease_until=shop.clock.now() + left)
+    for each in (released, replace(released, key="announced", owner="", attempts=0)):
+        shop.memory.swap(each, None)
+
+    assert f"status  {told}\n" in commands.run(shop.app, "show", "announced").stdout
+    assert "status  RELEASED\n" in commands.run(shop.app, "show", released.key).stdout
+    assert commands.run(shop.app, "list").stdout.count(f"\n{told}  ") == 1
