@@ -119,7 +119,8 @@ _scalars = (
     | st.text()
     | st.binary()
     | st.decimals(allow_nan=False)
-    | st.datetimes(datetime(2, 1, 1), timezones=st.none() | st.just(UTC) | st.just(HOUR_EAST))
+    | st.datetimes(datetime(2, 1, 1), timezones=st.sampled_from([UTC, HOUR_EAST]))
+    | st.datetimes()
     | st.dates()
     | st.timedeltas()
 )
@@ -142,7 +143,7 @@ def test_forms_are_equal_exactly_when_values_are(one: Any, other: Any) -> None:
 def test_lookalikes_are_told_apart() -> None:
     """Nothing is rounded, normalised or joined into a collision, at the top, in a list or as a key of a dict."""
     like_one: list[Any] = [1, "1", 1.0, True, b"1", Decimal(1), [1], {1: 1}, {"1": 1}, [[1]]]
-    like_none = [None, "None", "", [], {}, set(), [None]]
+    like_none: list[Any] = [None, "None", "", [], {}, set(), [None]]
     texts = [["a", "b"], ["a,s1:b"], {"a": "b", "c": "d"}, {"a": "b,s1:c=s1:d"}, [1, [2]], [[1], 2], "é", "e\u0301"]
     days = [datetime(2026, 1, 1), datetime(2026, 1, 1, tzinfo=UTC), date(2026, 1, 1), timedelta(1), timedelta(1, 0, 1)]
     decimals = [Decimal("0.1234567890123456789012345678901"), Decimal("0.1234567890123456789012345678902")]
@@ -451,7 +452,6 @@ def test_calling_style_does_not_matter(args: Any, kwargs: Any, key: Spec) -> Non
 def test_what_makes_another_key_and_what_another_fingerprint() -> None:
     """The selected argument makes the key, the others the fingerprint; explicit keys and occurrences have their own."""
     base = _identity("order_id", 7)
-    kind = Enum("kind", {"CARD": "card"}, type=str)["CARD"]
     explicit = _identity("order_id", 7, explicit="card")
     ticks = [_identity(WHOLE_CALL, 7, **each) for each in ({}, {"occurrence": "a"}, {"occurrence": "b"}, {"tick": "a"})]
 
@@ -461,7 +461,9 @@ def test_what_makes_another_key_and_what_another_fingerprint() -> None:
     assert _identity("order_id", 7, fingerprint="cents").fingerprint != base.fingerprint == explicit.fingerprint
     assert _identity("order_id", 7, fingerprint=None).fingerprint is None
     assert explicit.key == _identity("order_id", 8, explicit="card").key != _identity("order_id", 7, explicit="x").key
-    assert explicit == _identity("order_id", 7, explicit=kind), "a text counts as what travels, not as what it prints"
+    assert explicit == _identity("order_id", 7, explicit=Masked("card")), (
+        "a text counts as what travels, not as what it prints"
+    )
     assert (len({each.key for each in ticks}), len({each.fingerprint for each in ticks})) == (4, 1)
 
 
@@ -578,7 +580,7 @@ def _raises(error: Exception) -> Callable[[Any], Any]:
         ("order.ids.id", {"ids": Orders([Order(id=7)])}, "t: a path cannot choose 'id' of a list"),
         ("order.total", Broken(), "t: it raised LookupError for these arguments: no rates today"),
         (lambda order: order["id"], {}, "t: it raised KeyError for these arguments: 'id'"),
-        (_raises(ValueError(10**5000)), 7, "t: it raised ValueError for these arguments"),  # its text cannot be had
+        (_raises(ValueError(10**5000)), 7, "t: it raised ValueError for these arguments$"),  # its text cannot be had
     ],
 )
 @pytest.mark.parametrize(("option", "nulls"), [("key", False), ("fingerprint", True)])
@@ -589,7 +591,7 @@ def test_what_cannot_be_selected_is_told_with_task_option_and_cause(
     with pytest.raises(PolicyError) as raised:
         _select(spec, order, option, nulls=nulls)
     assert (raised.value.option, raised.value.value) == (option, repr(spec))
-    assert raised.value.remedy.startswith(why)
+    assert re.match(why, raised.value.remedy)
 
 
 @pytest.mark.parametrize("error", [KeyMissing("t", "mine"), PolicyError("mine", "1", "no")])

@@ -172,7 +172,7 @@ def _class(*bases: type) -> type:
         (lambda: _bound(idempotent=Policy(label="ordre")), "label", "no argument 'ordre'"),
         (lambda: _bound(name="x" * 2000).idempotency_key_for("o"), "scope", "set a shorter scope"),
         (lambda: _bound(idempotent=Policy(remember=(ValueError, Retry))), "remember", "Retry says that running again"),
-        (lambda: _bound(idempotent=Policy(remember=(_class(Retry),))), "remember", "Charge says that running again"),  # type: ignore[arg-type]
+        (lambda: _bound(idempotent=Policy(remember=(_class(Retry),))), "remember", "Charge says that running again"),
         (lambda: _bound(idempotent=Policy(remember=(Ignore,))), "remember", "Ignore ends a delivery"),
         (lambda: _bound(idempotent=Policy(remember=(Reject,))), "remember", "Reject ends a delivery"),
         (lambda: _bound(idempotant=Policy()), "idempotant", "the option is called idempotent"),
@@ -471,7 +471,7 @@ def test_what_cannot_be_protected_is_refused_where_it_is_written(function: Any, 
         (lambda: idempotent(len), "policy"),  # type: ignore[arg-type]
         (lambda: idempotent(wait=-1), "wait"),
         (lambda: idempotent(store="memory://", app=Celery(set_as_current=False)), "store"),
-        (lambda: idempotent(app="shop"), "app"),  # type: ignore[arg-type]
+        (lambda: idempotent(app="shop"), "app"),
         (lambda: _protected(Policy("order", publish="once")), "publish"),
         (lambda: _protected(Policy("order", on_conflict="skip")), "on_conflict"),
         (lambda: _protected(Policy("no_such")), "key"),
